@@ -44,7 +44,7 @@ def environment() -> dict[str, Any]:
         run it, on a CPU) and `reason` (why it can't run; None if it can). Triton is imported only if there is a GPU or
         its interpreter is enabled.
     """
-    kernel = load.state()
+    kernel = load.kernel_state()
     triton = gpu.state()
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},

@@ -23,7 +23,7 @@ from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats import RowStats
-from sqrtdk.stats._partial import FIELDS
+from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxRequest
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ def _measured(call: Call) -> RowStats:
     if has_values(call.query, call.key) or not spans:
         for start, stop in spans:
             block = block_stats(call, start, stop)
-            for name in FIELDS:
+            for name in ROW_STATS_FIELDS:
                 getattr(found, name)[..., start:stop] = getattr(block, name)
         return found
     blocks = [block_stats(call, start, stop) for start, stop in spans]
-    return RowStats(*(torch.cat([getattr(block, name) for block in blocks], -1) for name in FIELDS))
+    return RowStats(*(torch.cat([getattr(block, name) for block in blocks], -1) for name in ROW_STATS_FIELDS))
 
 
 def _chosen(rows: int | Int[Tensor, " R"], length: int, device: torch.device) -> Int[Tensor, " R"]:

@@ -24,7 +24,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """What "auto" does on a machine that has no compiled kernel."""
     monkeypatch.setattr("sqrtdk.impl.choice.loaded", lambda: False)
-    monkeypatch.setattr("sqrtdk.impl.choice.unavailable", lambda: "there is no C++ compiler")
+    monkeypatch.setattr("sqrtdk.impl.choice.why_not_loaded", lambda: "there is no C++ compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ SOON = 80  # small cases, in which most errors are found, before the long ones
 def main() -> int:
     """Judge all cases; the exit code."""
     if sys.argv[1:] == ["avx512"]:
-        libraries._features = lambda: frozenset(libraries.NEEDED)  # type: ignore[assignment]
+        libraries._features = lambda: frozenset(libraries.NEEDED_CPU_FEATURES)  # type: ignore[assignment]
     torch.set_num_threads(2)
     small = [case for case in CASES if case.cpu_can]
     for case in [*small[:SOON], *LONG_CASES, *small[SOON:]]:

@@ -31,7 +31,7 @@ def main() -> None:
         with torch.no_grad():
             sqrtdk.attention(**case.given(leaves), impl="cpu")
         ran += 1
-    print(ran, load.state().path)
+    print(ran, load.kernel_state().path)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_the_mean_of_rows_is_finite_where_it_is(name: str, dtype: torch.dtype, m
     left, right = row_stats(logits[:, :7].contiguous()), row_stats(logits[:, 7:].contiguous())
     check_mean(left.merge(right).mean, logits)
     assert bool((left.merge(right).variance == rows.variance).all())
-    monkeypatch.setattr("sqrtdk.stats._sweep.WIDTH", 1024)
+    monkeypatch.setattr("sqrtdk.stats._sweep.MOST_TILE_KEYS", 1024)
     monkeypatch.setattr("sqrtdk.stats._sweep.TILE", 2**21)
     check_mean(row_stats(logits).mean, logits)
 

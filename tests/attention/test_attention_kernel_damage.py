@@ -90,7 +90,7 @@ for name in json.loads(sys.argv[1]):
         named = "runs"
     except NotImplementedError as error:
         named = f"{error} | {error.hint}"
-    print(json.dumps([name, load.state().built, explained.impl, explained.reason, named]), flush=True)
+    print(json.dumps([name, load.kernel_state().built, explained.impl, explained.reason, named]), flush=True)
 """
 
 

@@ -76,10 +76,10 @@ def test_a_cache_that_can_t_be_examined_breaks_nothing(cache: str, why: str, war
 def test_a_missing_source_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_reason", "not yet")
     monkeypatch.setattr(load, "_path", None)
-    monkeypatch.setattr(libraries, "sources", lambda: [tmp_path / "attention.cpp"])
+    monkeypatch.setattr(libraries, "cpp_sources", lambda: [tmp_path / "attention.cpp"])
     libraries._digest.cache_clear()
     load.load_if_built()
-    found = load.state()
+    found = load.kernel_state()
     monkeypatch.undo()
     libraries._digest.cache_clear()
     assert (found.path, found.built, found.loaded) == (None, False, False)
@@ -116,7 +116,7 @@ def test_a_library_that_others_can_write_is_not_loaded(
         other = os.stat_result((mode, 0, 0, 1, 4242, 0, 0, 0, 0, 0))
         monkeypatch.setattr(Path, "stat", lambda path, **more: other if path == bad else real(path, **more))
     with pytest.raises(UnsupportedError, match=f"is not loaded: .*{how}"):
-        load.load()
+        load.load_kernel()
     assert not load.loaded()
     monkeypatch.setenv("CXX", "/bin/false")
     refused = "the compiler failed" if what == "file" else f"can't be kept safely: .*{how}"
@@ -177,7 +177,7 @@ from pathlib import Path
 from sqrtdk.impl.kernel import build, libraries, load
 load.PREBUILT = libraries.PREBUILT = Path(sys.argv[1])
 try:
-    print(build.build() if sys.argv[2] == "build" else load.load() or load.library())
+    print(build.build() if sys.argv[2] == "build" else load.load_kernel() or load.library())
 except NotImplementedError as error:
     print(error)
 """
@@ -230,8 +230,8 @@ def test_the_library_s_name_follows_source_torch_and_cpu(monkeypatch: pytest.Mon
     names.add(libraries.stem("avx512"))
     monkeypatch.undo()
     copy = tmp_path / "attention.cpp"
-    copy.write_text(libraries.sources()[0].read_text() + "\n// changed\n")
-    monkeypatch.setattr(libraries, "sources", lambda: [copy])
+    copy.write_text(libraries.cpp_sources()[0].read_text() + "\n// changed\n")
+    monkeypatch.setattr(libraries, "cpp_sources", lambda: [copy])
     libraries._digest.cache_clear()
     names.add(libraries.stem("avx512"))
     monkeypatch.undo()

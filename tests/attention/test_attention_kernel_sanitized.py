@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.impl.kernel.compiler import command
-from sqrtdk.impl.kernel.libraries import HOME
+from sqrtdk.impl.kernel.libraries import KERNEL_FOLDER
 from tests.attention.cases import CASES, LONG_CASES
 from tests.attention.planted_copy import planted_copy
 from tests.planting.changes import Change, plant
@@ -38,7 +38,7 @@ def run(cache: Path, package: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_battery_runs_clean(tmp_path: Path) -> None:
-    done = run(tmp_path, HOME.parents[2])
+    done = run(tmp_path, KERNEL_FOLDER.parents[2])
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
     assert done.stdout.startswith(f"{len(LONG_CASES) + sum(case.cpu_can for case in CASES)} ")
     assert "ERROR" not in done.stderr

@@ -167,7 +167,7 @@ def kernel(taken: bool) -> Iterator[None]:
         patched.setattr(choice, "SMALLEST_COMPILED", dict.fromkeys(choice.SMALLEST_COMPILED, 0))
         if not taken:
             patched.setattr(choice, "loaded", lambda: False)
-            patched.setattr(choice, "unavailable", lambda: "left out")
+            patched.setattr(choice, "why_not_loaded", lambda: "left out")
         yield
 
 

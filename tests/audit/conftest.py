@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sqrtdk.stats.heads import HeadStats, Histogram
-from sqrtdk.tracing.records import AttentionCall, Factor, Scale, Stage
+from sqrtdk.tracing.records import AttentionCall, EffectiveScale, Factor, Stage
 
 
 def build_call(effective: float | None = 0.25, **changes: Any) -> AttentionCall:
@@ -19,7 +19,7 @@ def build_call(effective: float | None = 0.25, **changes: Any) -> AttentionCall:
     if given is None:
         given = () if effective is None else (effective,)
     factors = tuple(f if isinstance(f, Factor) else Factor(f, "logits", "number") for f in given)
-    scale = Scale(
+    scale = EffectiveScale(
         effective=effective,
         ratio=None if effective is None else effective * head_dim**0.5,
         symbolic=effective,

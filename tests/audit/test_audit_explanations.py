@@ -9,7 +9,7 @@ from torch import nn
 
 from sqrtdk.audit import explanations
 from sqrtdk.audit.explanations import EXPLANATIONS, judge
-from sqrtdk.tracing.records import BLOCKS, DATA, Factor, Stage
+from sqrtdk.tracing.records import BY_BLOCK, FROM_DATA, Factor, Stage
 from tests.audit.stranger_modules import module
 
 GAIN = Factor(3.0, "logits", "parameter gain", learned=True)
@@ -25,9 +25,9 @@ class Proportional(nn.Module):
 
 # What the call is, besides: its effective scale and its factors; what is declared; the verdict and the mistake.
 ROWS = {
-    "unlike_blocks": (None, {"factors": (Factor(None, "logits", BLOCKS),)}, {}, ("unexplained", None)),
+    "unlike_blocks": (None, {"factors": (Factor(None, "logits", BY_BLOCK),)}, {}, ("unexplained", None)),
     "no_dimensions": (0.25, {"head_dim": 0}, {}, ("unmeasured", None)),
-    "factor_of_the_data": (0.5, {"factors": (Factor(2.0, "logits", DATA), Factor(0.25, "op", "number"))}, {},
+    "factor_of_the_data": (0.5, {"factors": (Factor(2.0, "logits", FROM_DATA), Factor(0.25, "op", "number"))}, {},
                            ("declared", None)),
     "learned_gain_without_a_value": (None, {"factors": (replace(GAIN, value=None),)}, {}, ("declared", None)),
     "not_read": (None, {}, {}, ("unmeasured", None)),

@@ -19,7 +19,7 @@ from sqrtdk.audit.explanations import judge
 from sqrtdk.audit.families import FAMILIES
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all, layer_of
-from sqrtdk.tracing.records import AttentionCall, Factor, Mask, Scale
+from sqrtdk.tracing.records import AttentionCall, EffectiveScale, Factor, Mask
 from tests.attentions.each import each
 from tests.audit.stranger_modules import Attention, module, told
 
@@ -68,7 +68,7 @@ def test_no_family_divides_by_nothing(make_call, name):
 
 OPTIONAL = [
     (kind, name)
-    for kind in (AttentionCall, Scale, Mask)
+    for kind in (AttentionCall, EffectiveScale, Mask)
     for name, hint in typing.get_type_hints(kind).items()
     if isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
 ]
@@ -90,7 +90,7 @@ def full(make_call, make_stats):
 def without(call, kind, name):
     if kind is AttentionCall:
         return dataclasses.replace(call, **{name: None})
-    part = "scale" if kind is Scale else "mask"
+    part = "scale" if kind is EffectiveScale else "mask"
     return dataclasses.replace(call, **{part: dataclasses.replace(getattr(call, part), **{name: None})})
 
 

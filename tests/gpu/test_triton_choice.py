@@ -21,7 +21,7 @@ from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.impl import choice
 from sqrtdk.impl.choice import IMPLEMENTATIONS, Choice
 from sqrtdk.impl.gpu import load, look
-from sqrtdk.stats._partial import FIELDS
+from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from tests.tolerances import allowed
 
 B, HQ, H, L, S, E = 2, 4, 2, 9, 13, 16
@@ -55,7 +55,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "GPUS", ("cpu",))
     monkeypatch.setattr(choice, "interpreted", lambda: False)
     monkeypatch.setattr(choice, "loaded", lambda: False)
-    monkeypatch.setattr(choice, "unavailable", lambda: "it is a GPU")
+    monkeypatch.setattr(choice, "why_not_loaded", lambda: "it is a GPU")
     monkeypatch.setattr(_measure, "GPUS", ("cpu",))
 
 
@@ -335,7 +335,7 @@ def test_measure(name: str, which: str | None, request: pytest.FixtureRequest, m
     found = sqrtdk.measure(q, k, enable_gqa=True, rows=rows, **options)
     assert len(ran) == 1
     room = allowed(torch.float32, length=max(S, E), logit=float(without.max.abs().max()), magnitude=1.0)
-    for field in FIELDS:
+    for field in ROW_STATS_FIELDS:
         one, two = getattr(without, field), getattr(found, field)
         assert two.shape == (B, HQ, {None: L, "spread": 4, "named": 3}[which])
         size = max(1.0, float(one.abs().max()))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sqrtdk.graphs.graph import read_graph, to_tensor
 from sqrtdk.graphs.onnx_ops import operate
-from sqrtdk.graphs.onnx_step import Step
+from sqrtdk.graphs.onnx_step import OnnxStep
 from sqrtdk.graphs.quantised import without_quantisation
 from tests.support.optional import optional
 
@@ -25,7 +25,7 @@ def ours(model: Any, given: dict[str, Array]) -> dict[str, Tensor]:
     known |= {name: to_tensor(graph.array(name)) for name in graph.initializers}
     for node in graph.nodes:
         inputs = tuple(known[name] if name else None for name in node.inputs)
-        known |= operate(Step(node, graph, inputs, known, "cpu", set()))
+        known |= operate(OnnxStep(node, graph, inputs, known, "cpu", set()))
     return known
 
 

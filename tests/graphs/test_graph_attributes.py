@@ -1,4 +1,4 @@
-"""No attribute of an operator is ignored in silence: each is followed by the result, is refused, or is in `IDLE`."""
+"""No attribute of an operator is ignored in silence: the result follows it, it is refused or in `IDLE_ATTRIBUTES`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.graphs.graph import Graph, Node, read_graph
-from sqrtdk.graphs.onnx_ops import OPERATIONS, operate
-from sqrtdk.graphs.onnx_step import IDLE, Step
-from sqrtdk.graphs.quantised import _REWRITES, _ROWS, without_quantisation
+from sqrtdk.graphs.graph import Graph, GraphNode, read_graph
+from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
+from sqrtdk.graphs.onnx_step import IDLE_ATTRIBUTES, OnnxStep
+from sqrtdk.graphs.quantised import _QLINEAR_ROWS, _REWRITES, without_quantisation
 from tests.graphs.files import MICROSOFT, model_of, onnx
 from tests.support.optional import optional
 
@@ -110,21 +110,21 @@ def made(domain: str, op: str, **attributes: Any) -> list[Tensor]:
     tensors = [None if array is None else torch.as_tensor(np.asarray(array)) for array in arrays]
     names = ["" if tensor is None else f"in{i}" for i, tensor in enumerate(tensors)]
     outputs = ("y", "z") if op == "Split" else ("y",)
-    node = Node(0, op, domain, "", tuple(names), outputs, base | attributes, None)
+    node = GraphNode(0, op, domain, "", tuple(names), outputs, base | attributes, None)
     known = {name: tensor for name, tensor in zip(names, tensors, strict=True) if tensor is not None}
     graph = Graph((node,), {}, model_of([], [], {}), (), Path(), onnx.defs.onnx_opset_version())
-    return [*operate(Step(node, graph, tuple(tensors), known, "cpu", set(known))).values()]
+    return [*operate(OnnxStep(node, graph, tuple(tensors), known, "cpu", set(known))).values()]
 
 
-@pytest.mark.parametrize(("domain", "op"), OPERATIONS)
+@pytest.mark.parametrize(("domain", "op"), ONNX_OPERATIONS)
 def test_an_operator_runs_with_its_defaults(domain: str, op: str) -> None:
     if op not in ("Constant", "Rounded"):
         assert made(domain, op)
 
 
-@pytest.mark.parametrize(("domain", "op", "name", "kind"), every_attribute(OPERATIONS))
+@pytest.mark.parametrize(("domain", "op", "name", "kind"), every_attribute(ONNX_OPERATIONS))
 def test_an_attribute_is_read_or_refused(domain: str, op: str, name: str, kind: str) -> None:
-    if (name in IDLE and (name, "Pool" in op) != ("kernel_shape", True)) or kind == "SPARSE_TENSOR":
+    if (name in IDLE_ATTRIBUTES and (name, "Pool" in op) != ("kernel_shape", True)) or kind == "SPARSE_TENSOR":
         return
     more = {"mode": "nearest"} if name == "nearest_mode" else {}
     plain = [] if op == "Constant" else made(domain, op, **more)
@@ -149,12 +149,12 @@ READ = {
 
 @pytest.mark.parametrize(("domain", "op", "name", "kind"), every_attribute(_REWRITES))
 def test_an_attribute_of_an_operator_on_integers(domain: str, op: str, name: str, kind: str) -> None:
-    if name in IDLE | READ.get(op, set()):
+    if name in IDLE_ATTRIBUTES | READ.get(op, set()):
         return
     numbers = {"whole": np.zeros((4, 4), np.int8), "scale": np.float32(1), "zero": np.int8(0)}
     inputs = [("whole", "scale", "zero")[index % 3] for index in range(18)]
-    if op in _ROWS:  # three inputs of each operand, in any order
-        for operand in (operand for operand in _ROWS[op].operands if not isinstance(operand, int)):
+    if op in _QLINEAR_ROWS:  # three inputs of each operand, in any order
+        for operand in (operand for operand in _QLINEAR_ROWS[op].operands if not isinstance(operand, int)):
             for index, kind_of in zip(operand, numbers, strict=True):
                 inputs[index] = kind_of
     node = onnx.helper.make_node(op, inputs, ["y"], domain=domain, **{name: TRIED[kind][0]})

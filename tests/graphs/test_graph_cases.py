@@ -13,13 +13,13 @@ import torch
 
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.graph import Graph, read_graph, to_tensor
-from sqrtdk.graphs.onnx_ops import OPERATIONS
+from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS
 from sqrtdk.graphs.onnx_walk import Walk, walkable
 from sqrtdk.graphs.places import GraphRoot
 from tests.graphs.files import onnx
 
 node_cases = importlib.import_module("onnx.backend.test.case.node")
-OPERATORS = {op.lower() for domain, op in OPERATIONS if not domain}
+OPERATORS = {op.lower() for domain, op in ONNX_OPERATIONS if not domain}
 MODULES = [
     module.name
     for module in pkgutil.iter_modules(node_cases.__path__)
@@ -46,7 +46,7 @@ def test_the_cases_of_an_operator(module: str) -> None:
     count = len(node_cases._NodeTestCases)
     importlib.import_module(f"{node_cases.__name__}.{module}")
     for case in node_cases._NodeTestCases[count:]:
-        model, known = case.model, {(node.domain, node.op_type) for node in case.model.graph.node} <= {*OPERATIONS}
+        model, known = case.model, {(node.domain, node.op_type) for node in case.model.graph.node} <= {*ONNX_OPERATIONS}
         if not known or any(word in case.name for word in OTHERWISE):
             continue
         inputs, outputs = case.data_sets[0]

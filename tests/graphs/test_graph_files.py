@@ -124,9 +124,9 @@ def test_an_attention_in_a_branch_is_told(tmp_path: Path) -> None:
 def test_a_walk_that_gives_other_outputs_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator of ours that is off by a thousandth, and then one that is left out."""
     path = write(attention_model(), tmp_path / "m.onnx")
-    softmax = onnx_ops.OPERATIONS["", "Softmax"]
+    softmax = onnx_ops.ONNX_OPERATIONS["", "Softmax"]
     for wrong in (lambda step: softmax(step) * 1.001, lambda step: step.tensor(0)):
-        monkeypatch.setitem(onnx_ops.OPERATIONS, ("", "Softmax"), wrong)
+        monkeypatch.setitem(onnx_ops.ONNX_OPERATIONS, ("", "Softmax"), wrong)
         run = read_onnx(path, X)
         assert run.calls == ()
         assert "the walk gives other outputs than onnxruntime" in run.missing[0].reason

@@ -9,7 +9,7 @@ from torch import nn
 import sqrtdk.nn as modules
 from sqrtdk import AuxRequest, positions, scores
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.impl.rows import BLOCK
+from sqrtdk.impl.rows import BLOCK_PAIRS
 from sqrtdk.nn import CosineAttention, MultiHeadAttention, RelativeAttention, ScaledDotProductAttention
 from sqrtdk.nn import TransformerBlock as Block
 from tests.nn.nn_cases import CASES, HEADS, INNER, LENGTH, MODEL, WIDTH, Case, multi_head
@@ -251,7 +251,7 @@ def test_a_tensor_as_scale_moves_with_the_module() -> None:
 def test_weights_of_many_rows_come_in_blocks() -> None:
     module, q = CosineAttention(2, norm="rms"), torch.randn(1, 2, 1100, 8, dtype=torch.float64)
     output, weights = module(q, q, q, is_causal=True, need_weights=True)
-    assert weights.numel() > BLOCK
+    assert weights.numel() > BLOCK_PAIRS
     assert complaint(output, module(q, q, q, is_causal=True), torch.float64, length=1100, logit=30.0) is None
     assert complaint(weights @ q, output, torch.float64, length=1100, logit=30.0) is None
 

@@ -20,7 +20,7 @@ from sqrtdk.audit.records import (
 )
 from sqrtdk.messages import Message
 from sqrtdk.stats.heads import HeadStats, Histogram
-from sqrtdk.tracing.records import AttentionCall, Factor, Mask, NotAttention, NotMeasured, Scale, Stage
+from sqrtdk.tracing.records import AttentionCall, EffectiveScale, Factor, Mask, NotAttention, NotMeasured, Stage
 
 NAN = math.nan
 EVIL = "<script>document.title='owned'</script></script>\"'`&\u202etxt\u2028\n\x1b[31m[red]{{7*7}}"
@@ -137,7 +137,9 @@ def judged(
         device="cpu",
         stages=stages,
         formula=formula or f"softmax({shown}rope(q).rope(k) + causal)",
-        scale=Scale(effective, ratio, effective, effective, None if ratio is None else 0.999999, factors, agree=True),
+        scale=EffectiveScale(
+            effective, ratio, effective, effective, None if ratio is None else 0.999999, factors, agree=True
+        ),
         rope=True,
         mask=Mask("causal", "implicit", 0, 0, 0.0),
         future_weight=0.0,

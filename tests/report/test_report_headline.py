@@ -11,7 +11,7 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.messages import Message, said
 from sqrtdk.report.headline import consequences, headline
-from sqrtdk.tracing.records import BLOCKS, Factor
+from sqrtdk.tracing.records import BY_BLOCK, Factor
 from tests.report.sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
 
 
@@ -54,7 +54,9 @@ def test_a_broken_declaration_and_unlike_blocks() -> None:
     told = headline(report(declared))
     assert told.en == "The scale is 5 times too large in 1 of 1 attention: it is not what was declared"
     call = wrong("h.0", None, None).call
-    blocks = dataclasses.replace(call, scale=dataclasses.replace(call.scale, factors=(Factor(0.5, "logits", BLOCKS),)))
+    blocks = dataclasses.replace(
+        call, scale=dataclasses.replace(call.scale, factors=(Factor(0.5, "logits", BY_BLOCK),))
+    )
     assert (
         headline(report(dataclasses.replace(wrong("h.0"), call=blocks))).en
         == "Blocks of keys have unlike scales in 1 of 1 attention"

@@ -11,7 +11,7 @@ from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.places import places, places_text
 from sqrtdk.report.terminal import to_text
-from sqrtdk.tracing.records import Factor, Scale
+from sqrtdk.tracing.records import EffectiveScale, Factor
 from tests.report.html_page import HtmlPage
 from tests.report.sample_report import healthy, judged
 from tests.support.optional import jsonschema
@@ -48,7 +48,7 @@ def test_the_parts_of_a_call() -> None:
         judged("a").call,
         product_at="a.py:1",
         softmax_at="a.py:1",
-        scale=Scale(0.1, 0.8, 0.1, None, None, (Factor(0.1, "op", "sdpa scale", at="a.py:1"),)),
+        scale=EffectiveScale(0.1, 0.8, 0.1, None, None, (Factor(0.1, "op", "sdpa scale", at="a.py:1"),)),
     )
     assert places_text(fused) == "q.k, 0.1 by the kernel, softmax at a.py:1"
     assert places_text(judged("a").call) == ""

@@ -33,7 +33,7 @@ _KEPT: list[torch.library.Library] = []  # operators go with their library
 def every_path() -> Iterator[tuple[str, Run]]:
     """Names and calls; tiny ones are several blocks."""
     rows.block_rows = lambda call: 5
-    _sweep.TILE, _sweep.WIDTH = 120, 6
+    _sweep.TILE, _sweep.MOST_TILE_KEYS = 120, 6
     tiles.SCATTER_COST = 0.0
     if unable():
         stand_in()

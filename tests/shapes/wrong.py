@@ -67,7 +67,7 @@ class Plant:
 
 PLANTS = [
     Plant(
-        "sqrtdk.impl.rows.logits",
+        "sqrtdk.impl.rows.row_logits",
         "return",
         'Float[Tensor, "*B H S L"] | Float[Tensor, "S L"]',
         lambda module: module.attend(call(heads(), heads(length=6), heads(length=6)), 0, 5),

@@ -50,7 +50,7 @@ def assert_matches(result: AttentionRows, product: Tensor, logits: Tensor, visib
 def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tile, width = request.param
     monkeypatch.setattr(_sweep, "TILE", tile)
-    monkeypatch.setattr(_sweep, "WIDTH", width)
+    monkeypatch.setattr(_sweep, "MOST_TILE_KEYS", width)
 
 
 pytestmark = pytest.mark.usefixtures("_tile")

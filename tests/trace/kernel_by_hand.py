@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sqrtdk.stats.heads import HeadStats
-from sqrtdk.tracing import AttentionCall, Scale
+from sqrtdk.tracing import AttentionCall, EffectiveScale
 from tests.attentions.compiled import CASES, E, L, only, traced, without_fit
 from tests.tolerances import allowed
 
@@ -36,7 +36,7 @@ def check_same(dense: AttentionCall, kernel: AttentionCall, *, fit: bool = True)
     check_scale(dense.scale, kernel.scale, fit=fit)
 
 
-def check_scale(dense: Scale, kernel: Scale, *, fit: bool) -> None:
+def check_scale(dense: EffectiveScale, kernel: EffectiveScale, *, fit: bool) -> None:
     assert (kernel.agree, without_fit(kernel.reason)) == (dense.agree, without_fit(dense.reason))
     room = allowed(torch.float32, length=E, logit=10.0, magnitude=1.0)
     single = allowed(torch.float32, length=4, logit=0.0, magnitude=1.0)  # factors

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.probe.rotation import Rotation, RotationFit, fit_rotation
-from sqrtdk.tracing.probe.tables import LOOSE_LAW, Law, frequencies, law_of
+from sqrtdk.tracing.probe.tables import LOOSE_FREQUENCY_TOLERANCE, Law, frequencies, law_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -37,7 +37,7 @@ def recover(x: Tensor, y: Tensor) -> RotationFit:
 
 
 def law_loosely(rotation: Rotation) -> Law | None:
-    return law_of(frequencies(rotation.table), rotation.table.shape[1], LOOSE_LAW)
+    return law_of(frequencies(rotation.table), rotation.table.shape[1], LOOSE_FREQUENCY_TOLERANCE)
 
 
 def row(length: int, start: int = 0) -> Tensor:

@@ -268,7 +268,7 @@ def test_fake_tensors_are_not_measured_and_not_an_error() -> None:
 def test_a_window_too_large_to_hold_is_named_and_not_measured(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "LARGEST", 20)
+    monkeypatch.setattr(masks, "MOST_MASK_ELEMENTS", 20)
     one = CASES[name]
     call = only(traced(one.model("cpu"), *one.inputs()))
     assert call.formula == f"softmax({PLAIN} + {kind})"

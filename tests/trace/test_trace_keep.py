@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import sqrtdk
 from sqrtdk.messages import Message
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.tell.keep import NATIVE
+from sqrtdk.tracing.tell.keep import NATIVE_MASKS
 from sqrtdk.tracing.tell.terms import proven
 from tests.attentions.blocks import WAYS
 from tests.attentions.cases import CASES
@@ -51,7 +51,7 @@ def test_every_style(name: str) -> None:
     assert [fault for call in calls for fault in unlike(call)] == []
     fast = any(word in name for word in FAST) and "slow" not in name
     for call in calls:
-        assert call.missing == (Message(NATIVE) if fast else UNREAD.get(name))
+        assert call.missing == (Message(NATIVE_MASKS) if fast else UNREAD.get(name))
         if call.missing is None:
             assert known(call)["key"] == IN_PARTS.get(name, "projection")
 

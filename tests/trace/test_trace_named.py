@@ -14,7 +14,7 @@ from torch.nn import functional
 import sqrtdk
 from sqrtdk.messages import id_of
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.records import APART, ONE_PROJECTION
+from sqrtdk.tracing.records import FACTORS_APART, ONE_PROJECTION
 from tests.attentions.each import each
 
 B, H, L, E = 2, 4, 6, 8
@@ -140,7 +140,7 @@ def test_softmaxes_of_q_and_k_apart_are_no_poolings(context_first: bool) -> None
 
     run = run_of(attend)
     assert (len(run.calls), run.not_measured) == (1, ())
-    assert [(other.site, id_of(other.reason)) for other in run.not_attention] == [("odd", APART)] * 2
+    assert [(other.site, id_of(other.reason)) for other in run.not_attention] == [("odd", FACTORS_APART)] * 2
 
 
 def test_a_pooling_of_what_a_pooling_gave_is_a_pooling() -> None:

@@ -157,7 +157,7 @@ def test_two_attentions_of_one_module_stay_two() -> None:
 
 
 def test_logits_of_many_blocks_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqrtdk.tracing.lower.online.LARGEST", B * H * L * BLOCK)
+    monkeypatch.setattr("sqrtdk.tracing.lower.online.MOST_HELD_LOGITS", B * H * L * BLOCK)
     call = only(online("running", ONE, hide=True))
     assert call.scale.effective == pytest.approx(ROOT)
     assert (call.formula, call.stats) == ("softmax(0.25 * q.k + mask)", None)

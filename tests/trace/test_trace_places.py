@@ -256,29 +256,29 @@ def test_a_module_of_ours_is_told_where_it_is_called() -> None:
 
 def test_a_script_is_named_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "examples" / "mine.py"
-    place = eval(compile("here()", str(script), "eval"), {"here": places.here})
+    place = eval(compile("here()", str(script), "eval"), {"here": places.current_place})
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(script.parent))  # as Python does for a script
-    assert places.text(place) == "mine.py:1"
+    assert places.place_text(place) == "mine.py:1"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-    assert places.text(place) == "examples/mine.py:1"
+    assert places.place_text(place) == "examples/mine.py:1"
 
 
 def test_the_line_is_the_one_that_runs(tmp_path: Path) -> None:
     def noted(work: Callable[[], places.Place | None]) -> tuple[str | None, int]:
         place, line = work(), inspect.currentframe().f_lineno  # type: ignore[union-attr]
-        return places.text(place), line
+        return places.place_text(place), line
 
-    told, line = noted(lambda: places.here())
+    told, line = noted(lambda: places.current_place())
     assert str(told).endswith(f"test_trace_places.py:{line + 3}")
-    assert places.text(None) is None
+    assert places.place_text(None) is None
 
 
 def test_a_path_is_absolute_only_where_nothing_leads_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code = compile("here()", str(tmp_path / "lonely.py"), "eval")
-    place = eval(code, {"here": places.here})
-    assert places.text(place) == f"{tmp_path}/lonely.py:1"
+    place = eval(code, {"here": places.current_place})
+    assert places.place_text(place) == f"{tmp_path}/lonely.py:1"
     monkeypatch.chdir(tmp_path)
-    assert places.text(place) == "lonely.py:1"
+    assert places.place_text(place) == "lonely.py:1"
     monkeypatch.syspath_prepend(str(tmp_path.parent))
-    assert places.text(place) == f"{tmp_path.name}/lonely.py:1"
+    assert places.place_text(place) == f"{tmp_path.name}/lonely.py:1"

@@ -298,7 +298,7 @@ def test_sequences_of_one_length() -> None:
 @pytest.mark.parametrize("name", ["torch window", "flash alibi", "torch causal"])
 def test_masks_too_large_to_hold(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is seen by name is told, the statistics are not measured, and the reason is."""
-    monkeypatch.setattr(masks, "LARGEST", 8)
+    monkeypatch.setattr(masks, "MOST_MASK_ELEMENTS", 8)
     attend, formula, _ = CASES[name]
     call, _ = trace_of(Packed(attend, sum(LENGTHS)), sum(LENGTHS))
     assert (call.formula, call.scale.agree) == (formula, True)

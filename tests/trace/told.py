@@ -12,13 +12,13 @@ from torch import Tensor
 
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.graphs import GraphRun
-from sqrtdk.tracing import AttentionCall, Mask, NotAttention, NotMeasured, Scale, Stage, Trace
+from sqrtdk.tracing import AttentionCall, EffectiveScale, Mask, NotAttention, NotMeasured, Stage, Trace
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
 
 # What is measured, and not read off the code: it differs in the last digits from CPU to CPU.
 _MEASURED = {
     AttentionCall: {"stats", "future_weight", "max_product", "output_rms", "index", "site", "module_class"},
-    Scale: {"numeric", "r_squared", "ratio"},
+    EffectiveScale: {"numeric", "r_squared", "ratio"},
     Mask: {"masked_weight"},
 }
 _PLACES = {"at", "product_at", "softmax_at"}  # files and lines, which change with every edit

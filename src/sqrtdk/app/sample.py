@@ -23,7 +23,7 @@ from sqrtdk.theory import (
     logit_distribution,
     range_forecast,
 )
-from sqrtdk.theory.ranges import DTYPES
+from sqrtdk.theory.ranges import RANGE_DTYPES
 
 SETS, QUERIES = 4, 32  # sets of keys, and queries for each set
 VALUE_DIM = 64  # the same at every d_k, so that gradients through the values do not grow with d_k
@@ -78,7 +78,7 @@ def expected(keys: int, std: float) -> tuple[float, float, float]:
 def drawn(settings: Settings, d_k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Draw query (sets, 1, queries, d_k), key (sets, 1, keys, d_k) and value (sets, 1, keys, E_v) in the dtype."""
     rng = torch.Generator().manual_seed(settings.seed)
-    dtype = DTYPES[settings.dtype]
+    dtype = RANGE_DTYPES[settings.dtype]
     draw = COMPONENTS[settings.components]
     sides = ((QUERIES, settings.query_variance), (settings.keys, settings.key_variance))
     query, key = (

@@ -14,7 +14,7 @@ from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttri
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
 from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.records import DATA, ROWS, AttentionCall, Factor, Scale
+from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall, EffectiveScale, Factor
 
 # Classes of released code whose tensor factor is tau, wherever it is computed (Time-Series-Library, PyPOTS).
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
@@ -108,7 +108,7 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None
 
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:
     tensor = factor.where == "logits" and factor.source in ("tensor", "0-d tensor")
-    return factor.source in (DATA, ROWS) or (tensor and call.module_class in DE_STATIONARY)
+    return factor.source in (FROM_DATA, BY_ROW) or (tensor and call.module_class in DE_STATIONARY)
 
 
 def gained_by_inputs(call: AttentionCall) -> bool:
@@ -118,7 +118,7 @@ def gained_by_inputs(call: AttentionCall) -> bool:
 
 def gained_by_rows(call: AttentionCall) -> bool:
     """Return whether all factors of the data are the model's own, one number for each row."""
-    return all(factor.source == ROWS for factor in call.scale.factors if _from_inputs(call, factor))
+    return all(factor.source == BY_ROW for factor in call.scale.factors if _from_inputs(call, factor))
 
 
 def without_input_gains(call: AttentionCall) -> AttentionCall | None:
@@ -132,9 +132,9 @@ def without_input_gains(call: AttentionCall) -> AttentionCall | None:
     same = math.prod(factor.value for factor in factors if factor.per_head is None and factor.value is not None)
     per_head = tuple(same * math.prod(each[h % len(each)] for each in several) for h in range(call.heads))
     if effective is None:
-        return replace(call, scale=Scale(None, None, None, None, None, factors, reason=call.scale.reason))
+        return replace(call, scale=EffectiveScale(None, None, None, None, None, factors, reason=call.scale.reason))
     ratio = effective * math.sqrt(call.head_dim)
-    scale = Scale(effective, ratio, effective, None, None, factors, per_head=per_head if several else None)
+    scale = EffectiveScale(effective, ratio, effective, None, None, factors, per_head=per_head if several else None)
     return replace(call, scale=scale)
 
 

@@ -17,7 +17,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.graphs.gguf import Value, read_metadata
 from sqrtdk.graphs.opening import config_beside
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.records import AttentionCall, Factor, NotMeasured, Scale
+from sqrtdk.tracing.records import AttentionCall, EffectiveScale, Factor, NotMeasured
 
 _SITE = "blk.*.attn"
 _MOST_SIZE = 2**24
@@ -88,7 +88,7 @@ def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[At
         site=_SITE, index=0, module_class="", kind="kernel", op="gguf", score="dot", batch=1, heads=heads,
         kv_heads=shared, head_dim=key, padded_head_dim=key, value_dim=value, model_dim=width, query_len=1, key_len=1,
         self_attention=True, dtype="", logits_dtype="", device="", stages=(), formula=formula,
-        scale=Scale(scale, scale * math.sqrt(key), scale, None, None, (factor,)), softcap=cap,
+        scale=EffectiveScale(scale, scale * math.sqrt(key), scale, None, None, (factor,)), softcap=cap,
         stats_reason=Message("rules.gguf.metadata_alone"),
     )  # fmt: skip
     return call, said

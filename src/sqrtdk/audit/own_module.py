@@ -19,7 +19,7 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.models.signature import forward_arguments
-from sqrtdk.tracing.tape.graph import LARGEST
+from sqrtdk.tracing.tape.graph import MOST_CONSTANT_ELEMENTS
 
 _HIDES = -1e3  # an additive mask hides a key by a number below this
 
@@ -121,7 +121,7 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
     def is_mask(value: Any) -> bool:
         if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or value.is_meta or value.is_nested:
             return False
-        if value.dim() < 2 or min(value.shape[-2:]) < 2 or value.numel() > LARGEST or value.is_complex():
+        if value.dim() < 2 or min(value.shape[-2:]) < 2 or value.numel() > MOST_CONSTANT_ELEMENTS or value.is_complex():
             return False
         return value.dtype is torch.bool or bool(((value == 0) | (value == 1) | (value <= _HIDES)).all())
 

@@ -46,10 +46,10 @@ def build(
         try:
             with working(Message("progress.compiling")):
                 from sqrtdk.impl.kernel import build as kernel
-                from sqrtdk.impl.kernel.load import load
+                from sqrtdk.impl.kernel.load import load_kernel
 
                 path = kernel.build(force)
-                load()  # a library that can't be loaded counts as not built
+                load_kernel()  # a library that can't be loaded counts as not built
         except UnsupportedError as error:
             if not if_possible:
                 raise

@@ -108,7 +108,7 @@ class Listener:
         """Listens to every module during the block; edits of the model stay afterwards."""
         for edit in self._patch.edits:
             edit(model)
-        self._outside = places.here()
+        self._outside = places.current_place()
         handles: list[Any] = []
         try:
             for path, module in model.named_modules():
@@ -126,7 +126,7 @@ class Listener:
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch.no_grad(), unseen():
                 takes = tuple(map(self._kept, _tensors((args, kwargs))))
-            called = places.here()
+            called = places.current_place()
             if called is not None:
                 code = called[0]  # a `__call__` that wraps torch's is not the calling line of the model
                 if called == self._outside or code.co_filename == __file__ or code.co_name == "__call__":
@@ -240,7 +240,7 @@ def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | 
         behind: last inner call that agrees; None: start of forward.
         before: first inner call whose input differs; None: end of forward.
     """
-    first, last = (places.text(None if step is None else step.called) for step in (behind, before))
+    first, last = (places.place_text(None if step is None else step.called) for step in (behind, before))
     code = _forward_of(module)
     if code is not None:
         begin = places.first_line(code)
@@ -256,7 +256,7 @@ def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | 
 def line_of(module: nn.Module, call: ModuleStep) -> str | None:
     """Returns where a module's forward is written; for modules of torch like `nn.GELU`, the line that calls it."""
     code = _forward_of(module)
-    return places.text(call.called) if code is None else places.first_line(code)
+    return places.place_text(call.called) if code is None else places.first_line(code)
 
 
 def _forward_of(module: nn.Module) -> CodeType | None:

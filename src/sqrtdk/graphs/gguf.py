@@ -12,16 +12,16 @@ from typing import BinaryIO
 from sqrtdk.errors import ModelError, short_text
 from sqrtdk.models.limits import check_file
 
-MAX_BYTES = 2**44
-MAX_ENTRIES = 2**16
-MAX_TEXT = 2**20  # bytes of one string; a chat template has about ten thousand
+MAX_GGUF_BYTES = 2**44
+MAX_METADATA_ENTRIES = 2**16
+MAX_STRING_BYTES = 2**20  # bytes of one string; a chat template has about ten thousand
 MAX_KEPT = 2**22  # bytes of all names and strings together: they stay in memory
 MAX_ARRAY = 2**24  # elements of one array
 MAX_PASSED = 2**21  # strings and nested arrays skipped one by one, in the whole file; a vocabulary has 2^18
 MAX_NESTED = 4  # levels of arrays inside arrays
 MAX_METADATA = 2**30  # bytes skipped in the whole file
 VERSIONS = (2, 3)
-_FIXED = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_NUMBER_FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
 Value = str | int | float | bool
 
@@ -34,7 +34,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Value]:
     """
     shown = str(path)[:200]
     try:
-        check_file(os.fspath(path), f"the file {shown!r}", MAX_BYTES)
+        check_file(os.fspath(path), f"the file {shown!r}", MAX_GGUF_BYTES)
         with open(path, "rb") as file:
             return _Reader(file).entries()
     except _LimitError as error:
@@ -77,8 +77,8 @@ class _Reader:
             raise _OddError(f"version {version}")
         self._number("<Q")  # the number of tensors, not needed
         count = int(self._number("<Q"))
-        if count > MAX_ENTRIES:
-            raise _LimitError(f"{count} entries, at most {MAX_ENTRIES} are read")
+        if count > MAX_METADATA_ENTRIES:
+            raise _LimitError(f"{count} entries, at most {MAX_METADATA_ENTRIES} are read")
         found: dict[str, Value] = {}
         for _ in range(count):
             name = self._text()
@@ -87,8 +87,8 @@ class _Reader:
                 self._pass_over(0)
             elif kind == _TEXT:
                 found[name] = self._text()
-            elif kind in _FIXED:
-                found[name] = self._number(_FIXED[kind])
+            elif kind in _NUMBER_FORMATS:
+                found[name] = self._number(_NUMBER_FORMATS[kind])
             else:
                 raise _OddError(f"a value of kind {kind}")
         return found
@@ -104,7 +104,7 @@ class _Reader:
         return length
 
     def _text(self) -> str:
-        length = self._length(MAX_TEXT)
+        length = self._length(MAX_STRING_BYTES)
         self._kept += length
         if self._kept > MAX_KEPT:
             raise _LimitError(f"{self._kept} bytes of names and texts, at most {MAX_KEPT} are read")
@@ -117,15 +117,17 @@ class _Reader:
         kind, count = int(self._number("<I")), self._length(MAX_ARRAY)
         if depth > MAX_NESTED or self._file.tell() > MAX_METADATA:
             raise _OddError("arrays that are nested too deep, or too long")
-        if kind in _FIXED:  # skipped at once; strings and arrays have lengths of their own and are skipped one by one
-            self._file.seek(count * struct.calcsize(_FIXED[kind]), os.SEEK_CUR)
+        if (
+            kind in _NUMBER_FORMATS
+        ):  # skipped at once; strings and arrays have lengths of their own and are skipped one by one
+            self._file.seek(count * struct.calcsize(_NUMBER_FORMATS[kind]), os.SEEK_CUR)
             return
         self._passed += count
         if self._passed > MAX_PASSED:
             raise _LimitError(f"{self._passed} texts and arrays in arrays, at most {MAX_PASSED} are passed over")
         for _ in range(count):
             if kind == _TEXT:
-                self._file.seek(self._length(MAX_TEXT), os.SEEK_CUR)
+                self._file.seek(self._length(MAX_STRING_BYTES), os.SEEK_CUR)
             elif kind == _ARRAY:
                 self._pass_over(depth + 1)
             else:

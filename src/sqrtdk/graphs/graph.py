@@ -16,18 +16,18 @@ from torch import Tensor
 
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.graphs.model_file import EXTRA, folder_of, graphs_of, load_file
+from sqrtdk.graphs.model_file import ONNX_EXTRA, folder_of, graphs_of, load_file
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
-_FIRST = 64  # nodes searched for the class of the model
+_NODES_SEARCHED_FOR_CLASS = 64  # nodes searched for the class of the model
 _STACK = "pkg.torch.onnx.stack_trace"
 _MAX_SCOPE = 2**14  # longest text that is parsed, in characters
 MOST_NODES = 2**15  # largest number of operations: each takes about 10 ms over all walks and the trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class GraphNode:
     """One operation."""
 
     number: int  # index in the graph, whose nodes are in an order that can be executed
@@ -64,7 +64,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class UnreadAttention:
     """An attention, written as a softmax or as one operator, that could not be read."""
 
     site: str  # module path, or name of the node
@@ -75,15 +75,15 @@ class Missing:
 class Graph:
     """A graph whose nodes are in an order that can be executed; no tensor is produced by two of them."""
 
-    nodes: tuple[Node, ...]  # in order of execution
+    nodes: tuple[GraphNode, ...]  # in order of execution
     initializers: dict[str, Any]  # constants of the file, by name
     model: Any  # the `onnx.ModelProto`
     inputs: tuple[Any, ...]  # inputs that the caller supplies, as `ValueInfoProto`s
     folder: Path  # folder of the external tensor files
     opset: int  # version of ONNX's own operators
     root_class: str = ""  # class of the whole model, or "" if the exporter wrote none
-    made_by: dict[str, Node] = field(init=False)  # the node that produces each tensor
-    taken_by: dict[str, list[Node]] = field(init=False)  # the nodes that consume each tensor, in order
+    made_by: dict[str, GraphNode] = field(init=False)  # the node that produces each tensor
+    taken_by: dict[str, list[GraphNode]] = field(init=False)  # the nodes that consume each tensor, in order
 
     def __post_init__(self) -> None:
         self.made_by, self.taken_by = {}, defaultdict(list)
@@ -133,7 +133,7 @@ def read_graph(model: Any, folder: Path) -> Graph:
         inputs=tuple(value for value in model.graph.input if value.name not in initializers),
         folder=folder,
         opset=max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1),
-        root_class=next(filter(None, map(_root_class, model.graph.node[:_FIRST])), ""),
+        root_class=next(filter(None, map(_root_class, model.graph.node[:_NODES_SEARCHED_FOR_CLASS])), ""),
     )
 
 
@@ -151,7 +151,7 @@ def _root_class(proto: Any) -> str:
     return "" if len(classes) < 2 or classes[0].startswith("_") else classes[0]
 
 
-def _node(number: int, proto: Any, folder: Path) -> Node:
+def _node(number: int, proto: Any, folder: Path) -> GraphNode:
     attributes = {
         attribute.name: _value(attribute, folder)
         for attribute in proto.attribute
@@ -159,7 +159,7 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
     }
     inner = [graph for attribute in proto.attribute if attribute.HasField("g") for graph in graphs_of(attribute.g)]
     properties = {prop.key: prop.value for prop in proto.metadata_props}
-    return Node(
+    return GraphNode(
         number, proto.op_type, "" if proto.domain == "ai.onnx" else proto.domain, proto.name, (*proto.input,),
         (*proto.output,), attributes, _scope(properties, proto.name),
         kind=next(iter(_listed(properties.get(_CLASSES, ""))[-2:-1]), ""), stack=properties.get(_STACK, ""),
@@ -170,12 +170,12 @@ def _node(number: int, proto: Any, folder: Path) -> Node:
 def _value(attribute: Any, folder: Path) -> Any:
     if attribute.HasField("t"):
         return _to_array(attribute.t, folder)
-    value = _extras.load("onnx", EXTRA).helper.get_attribute_value(attribute)
+    value = _extras.load("onnx", ONNX_EXTRA).helper.get_attribute_value(attribute)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
-    helper = _extras.load("onnx.numpy_helper", EXTRA)
+    helper = _extras.load("onnx.numpy_helper", ONNX_EXTRA)
     try:
         array: np.ndarray[Any, Any] = helper.to_array(tensor, str(folder))
     except INTERRUPTS:

@@ -18,9 +18,9 @@ MOST_GUARDS = 2**12
 _MOST_TEXT = 2**12  # characters of one condition
 _MOST_TRIES = 2**11  # combinations of sizes to try
 _MOST_WORK = 2**17  # syntax nodes evaluated over all tries: the file chooses how long its conditions are
-_FURTHEST = 2**7  # largest distance of a tried size from the wanted one
-_LEAST = 2  # torch.export specialises a size of 1, so that it is another program
-_LARGEST = 2**62
+_MOST_SIZE_DISTANCE = 2**7  # largest distance of a tried size from the wanted one
+_SMALLEST_FREE_SIZE = 2  # torch.export specialises a size of 1, so that it is another program
+_LARGEST_INTEGER = 2**62
 
 Shapes = Mapping[str, Sequence[int]]
 Bounds = tuple[int | None, int | None]
@@ -28,7 +28,7 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }  # fmt: skip
-_COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
@@ -108,7 +108,7 @@ def meet(
 def _near(wanted: Mapping[str, int], limits: Mapping[str, Bounds]) -> Iterator[dict[str, int]]:
     """Yields the wanted sizes, then sizes at growing distance from them."""
     yield dict(wanted)
-    for beyond in range(1, _FURTHEST):
+    for beyond in range(1, _MOST_SIZE_DISTANCE):
         steps = [_steps(number, beyond, limits[name]) for name, number in wanted.items()]
         for numbers in itertools.islice(itertools.product(*steps), 1, None):  # the first combination is the wanted one
             yield dict(zip(wanted, numbers, strict=True))
@@ -116,7 +116,7 @@ def _near(wanted: Mapping[str, int], limits: Mapping[str, Bounds]) -> Iterator[d
 
 def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
     low, high = limits
-    least = _LEAST if low is None else max(low, _LEAST)
+    least = _SMALLEST_FREE_SIZE if low is None else max(low, _SMALLEST_FREE_SIZE)
     above = number + beyond if high is None else min(number + beyond, high)
     return [*dict.fromkeys((number, above, max(number - beyond, min(number, least))))]
 
@@ -135,7 +135,7 @@ def _condition(tree: ast.expr) -> Condition:
             slice=ast.Constant(value=int(axis)),
         ):
             return lambda shapes: _size(shapes, name, axis)
-        case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
+        case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST_INTEGER:
             return lambda _: value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _applied(_BINARY[type(op)], [left, right])
@@ -144,8 +144,8 @@ def _condition(tree: ast.expr) -> Condition:
         case ast.BoolOp(op=op, values=values):
             join, parts = all if isinstance(op, ast.And) else any, [*map(_condition, values)]
             return lambda shapes: join(part(shapes) for part in parts)
-        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARED for op in ops):
-            tests = [_COMPARED[type(op)] for op in ops]
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
+            tests = [_COMPARISONS[type(op)] for op in ops]
             return _applied(lambda *n: all(t(*pair) for t, pair in zip(tests, itertools.pairwise(n), strict=True)),
                             [left, *others])  # fmt: skip
         case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as args, keywords=[]) if name in _CALLED:
@@ -158,7 +158,7 @@ def _applied(function: Callable[..., int], operands: Sequence[ast.expr]) -> Cond
 
     def run(shapes: Shapes) -> int:
         made = function(*(part(shapes) for part in parts))
-        if abs(made) > _LARGEST:
+        if abs(made) > _LARGEST_INTEGER:
             raise _Unread
         return made
 

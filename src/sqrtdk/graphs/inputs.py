@@ -14,15 +14,15 @@ from torch import Tensor
 from sqrtdk import _extras
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs.graph import Graph, load_graph
-from sqrtdk.graphs.model_file import EXTRA
-from sqrtdk.graphs.onnx_step import dtype_of
+from sqrtdk.graphs.model_file import ONNX_EXTRA
+from sqrtdk.graphs.onnx_step import torch_dtype
 from sqrtdk.messages import Message
 
-MASK = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # names of padding masks
+PADDING_MASK_NAME = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # names of padding masks
 MOST_INPUT = 2**28  # largest invented input, in elements
-_SHOWN = 12  # names listed in a message
+_MOST_NAMES_LISTED = 12  # names listed in a message
 _MOST_TERMS = 8  # terms of a sum of sizes, such as "past + tokens"
-_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
+_ONNX_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 # -- the caller's ------------------------------------------------------------------------------------------------------
@@ -60,15 +60,15 @@ def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...])
         ModelError: an input is missing, or has another shape or kind of number.
     """
     names = [value.name for value in inputs]
-    listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_SHOWN])
+    listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_MOST_NAMES_LISTED])
     hint = f"The graph takes {listed or 'nothing'}. Export it again for other inputs, or give these."
     given = {name: value for name, value in by_name("graph", names, tensors, hint).items() if value is not None}
     given |= _empty_caches(inputs, given)
-    extra = [str(name)[:100] for name in given if name not in names][:_SHOWN]
+    extra = [str(name)[:100] for name in given if name not in names][:_MOST_NAMES_LISTED]
     missing = [name[:100] for name in names if name not in given]
     if missing:
         but = f", and got {', '.join(extra)}, which it does not take" if extra else ""
-        raise ModelError(f"the graph lacks its inputs {', '.join(missing[:_SHOWN])}{but}", hint=hint)
+        raise ModelError(f"the graph lacks its inputs {', '.join(missing[:_MOST_NAMES_LISTED])}{but}", hint=hint)
     if extra:
         raise ModelError(f"the graph takes no input {', '.join(extra)}: what they say was not exported", hint=hint)
     return {value.name: _fit(value, given[value.name]) for value in inputs}
@@ -137,7 +137,7 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
             f"the input {name!r} is {shape}, and the graph was exported for {_shown(wanted)}",
             hint="Give inputs of that size (--batch, --seq-len), or export with dynamic_shapes.",
         )
-    helper = _extras.load("onnx.helper", EXTRA)
+    helper = _extras.load("onnx.helper", ONNX_EXTRA)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     tensor = tensor.detach().cpu()
     # numpy has no bfloat16.
@@ -174,7 +174,7 @@ def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
     return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
 
 
-def shape_of(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
+def onnx_input_shape(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
     """Returns the shape of an ONNX input, a `ValueInfoProto`, with numbers chosen for free sizes."""
     return [
         int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, larger)
@@ -217,7 +217,7 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
         name, kind = value.name, value.type.tensor_type
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
             raise ModelError(f"no value can be made up for the input {name[:100]!r}", hint="Give it with --input FILE.")
-        shape, dtype = shape_of(value, sizes), dtype_of(int(kind.elem_type))
+        shape, dtype = onnx_input_shape(value, sizes), torch_dtype(int(kind.elem_type))
         if torch.Size(shape).numel() > MOST_INPUT:
             raise ModelError(f"the input {name[:100]!r} has the shape {shape[:8]}", hint="Give it with --input.")
         if dtype is torch.bool or "mask" in name:
@@ -252,7 +252,7 @@ def _vocabulary(graph: Graph, name: str) -> int:
             table = graph.initializers.get(node.input(0)) if node.op == "Gather" else None
             if table is not None and len(table.dims) == 2 and node.input(1) in seen:
                 return max(int(table.dims[0]), 1)
-            if node.op in _VIEWS and node.outputs[0] not in seen:
+            if node.op in _ONNX_VIEWS and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])
                 pending.append(node.outputs[0])
     return 2

@@ -17,14 +17,14 @@ from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, kind_and_te
 from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.links import homes_of
 
-EXTRA = "onnx"
-MAX_BYTES = 2**31 - 1  # size limit of a protocol buffer
+ONNX_EXTRA = "onnx"
+MAX_ONNX_BYTES = 2**31 - 1  # size limit of a protocol buffer
 MAX_BESIDE = 2**40  # bytes of one external tensor file
 MAX_NODES = 2**20
-MAX_DEPTH = 16  # levels of graphs inside graphs
-MAX_CALLS = 64  # levels of functions that call functions
+MAX_GRAPH_DEPTH = 16  # levels of graphs inside graphs
+MAX_FUNCTION_DEPTH = 64  # levels of functions that call functions
 # Domains whose operators onnxruntime has itself; "ai.onnx" is another name of "".
-DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
+ONNXRUNTIME_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
@@ -35,10 +35,10 @@ def load_file(path: str | os.PathLike[str]) -> Any:
         ModelError: The file can't be read, is too large, is no ONNX file, names a file outside its folder, or needs
             operators that onnxruntime does not have.
     """
-    proto = _extras.load("onnx", EXTRA)
+    proto = _extras.load("onnx", ONNX_EXTRA)
     shown = str(path)[:200]
     try:
-        content = read_bytes(os.fspath(path), f"the graph {shown!r}", MAX_BYTES)
+        content = read_bytes(os.fspath(path), f"the graph {shown!r}", MAX_ONNX_BYTES)
     except OSError as error:
         raise ModelError(f"can't read the graph {shown!r}: {short_text(error)}", hint="Check the path.") from error
     try:
@@ -54,7 +54,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     if model.functions:  # inlined, because an attention may be hidden in one
         _refuse_many_calls(model)
         try:
-            model = _extras.load("onnx.inliner", EXTRA).inline_local_functions(model)
+            model = _extras.load("onnx.inliner", ONNX_EXTRA).inline_local_functions(model)
         except (*INTERRUPTS, MissingExtraError):
             raise
         except Exception as error:  # raised for functions that call themselves or each other
@@ -83,10 +83,10 @@ def _refuse_many_calls(model: Any) -> None:
     sizes: dict[tuple[str, str], int] = {}
 
     def size(graph: Any, depth: int) -> int:
-        if depth > MAX_CALLS:
+        if depth > MAX_FUNCTION_DEPTH:
             raise ModelError(
                 f"functions of the graph call each other {depth} deep, or themselves",
-                hint=f"At most {MAX_CALLS} are read: export it again, or inline them with onnx.inliner.",
+                hint=f"At most {MAX_FUNCTION_DEPTH} are read: export it again, or inline them with onnx.inliner.",
             )
         # Counted before anything is inlined: 60 functions that call the next one twice expand to 2^60 nodes.
         total = 0
@@ -108,8 +108,10 @@ def _refuse_many_calls(model: Any) -> None:
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
     """Yields a graph and the graphs inside its nodes, which are branches and loop bodies."""
-    if depth > MAX_DEPTH:
-        raise ModelError(f"graphs are nested {depth} deep; at most {MAX_DEPTH} are read", hint="Flatten the graph.")
+    if depth > MAX_GRAPH_DEPTH:
+        raise ModelError(
+            f"graphs are nested {depth} deep; at most {MAX_GRAPH_DEPTH} are read", hint="Flatten the graph."
+        )
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -125,7 +127,9 @@ def _refuse_strange_operators(model: Any) -> None:
     count = 0
     for graph in graphs_of(model.graph):
         count += len(graph.node)
-        strange |= {f"{node.domain}::{node.op_type}"[:100] for node in graph.node if node.domain not in DOMAINS}
+        strange |= {
+            f"{node.domain}::{node.op_type}"[:100] for node in graph.node if node.domain not in ONNXRUNTIME_DOMAINS
+        }
     if count > MAX_NODES:
         raise ModelError(f"the graph has {count} nodes; at most {MAX_NODES} are read", hint="Export a smaller part.")
     if strange:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
-from sqrtdk.graphs.graph import Graph, Missing, load_graph, to_tensor
+from sqrtdk.graphs.graph import Graph, UnreadAttention, load_graph, to_tensor
 from sqrtdk.graphs.inputs import feeds
-from sqrtdk.graphs.model_file import EXTRA
+from sqrtdk.graphs.model_file import ONNX_EXTRA
 from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
 from sqrtdk.graphs.places import GraphRoot, class_of
 from sqrtdk.messages import Message
@@ -29,7 +29,7 @@ from sqrtdk.tracing.trace import Trace
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _FOLDER = "session.model_external_initializers_file_folder_path"
-_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
+_ONNX_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 _MOST_LINKS = 48  # tensors between a softmax and the product with values
 _OTHER_ORDER = 16.0  # factor by which rounding may grow when the same sums are taken in another order
 _LAST_DIGITS = 8.0  # units of eps times the largest element: needed where our own rounding is small by chance
@@ -41,7 +41,7 @@ class GraphRun:
 
     calls: tuple[CallTensors, ...]  # the attentions, in the order of the graph
     outputs: Mapping[str, Tensor]  # outputs of the graph by name, as onnxruntime computed them
-    missing: tuple[Missing, ...] = ()  # attentions that could not be read
+    missing: tuple[UnreadAttention, ...] = ()  # attentions that could not be read
     producer: str = ""  # program that wrote the file, such as "pytorch 2.13.0"
     # version of each operator set by domain; ONNX's own is "ai.onnx"
     opset: Mapping[str, int] = field(default_factory=dict)
@@ -75,12 +75,12 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
     ran = _run_exposed(file, given, [*dict.fromkeys((*own, *(name for name in ends if name in file.made_by)))])
     walk = Walk(graph, values={name: to_tensor(array) for name, array in given.items()}, wanted={*own, *ends})
     trace = _traced(walk)
-    missing = [*walk.missing, *(Missing(entry.site, entry.reason) for entry in trace.not_measured)]
+    missing = [*walk.missing, *(UnreadAttention(entry.site, entry.reason) for entry in trace.not_measured)]
     calls = tuple(_named(call, graph) for call in trace.tensors)
     off = _difference(walk, ran, (*ends, *own))
     if off is not None:
         sites = [call.site for call in calls] or ([] if walk.missing else [""])
-        missing = [*(Missing(site, off) for site in sites), *missing]
+        missing = [*(UnreadAttention(site, off) for site in sites), *missing]
         calls = ()
     return GraphRun(
         calls=calls,
@@ -89,7 +89,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         producer=f"{model.producer_name} {model.producer_version}".strip()[:100],
         opset={entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import},
         ir_version=int(model.ir_version),
-        versions={name: str(_extras.load(name, EXTRA).__version__) for name in ("onnxruntime", "onnx")},
+        versions={name: str(_extras.load(name, ONNX_EXTRA).__version__) for name in ("onnxruntime", "onnx")},
         forwards=3,
     )
 
@@ -136,7 +136,7 @@ def _product_after(graph: Graph, name: str) -> list[str]:
     pending, seen = [name], {name}
     while pending and len(seen) < _MOST_LINKS:
         for node in graph.taken_by.get(pending.pop(0), ()):
-            if node.op in _PRODUCTS:
+            if node.op in _ONNX_PRODUCTS:
                 return [node.outputs[0]]
             pending += [made for made in node.outputs if made and made not in seen]
             seen.update(node.outputs)
@@ -151,7 +151,7 @@ def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
 
     An optimisation may fuse an attention into one operator, and the tensors inside it would not exist.
     """
-    proto, runtime = _extras.load("onnx", EXTRA), _extras.load("onnxruntime", EXTRA)
+    proto, runtime = _extras.load("onnx", ONNX_EXTRA), _extras.load("onnxruntime", ONNX_EXTRA)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()

@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.onnx_layers import conv, product
-from sqrtdk.graphs.onnx_step import Operation, Result, Step, of_torch
+from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, of_torch
 
 MICROSOFT = "com.microsoft"
-_INPUTS = {  # names of the inputs of each attention, in order
+_INPUT_NAMES = {  # names of the inputs of each attention, in order
     ("", "Attention"): "q k v added past_k past_v nonpad_kv_seqlen",
     (MICROSOFT, "MultiHeadAttention"): "q k v bias padding added past_k past_v past_length cache_indirection",
     (MICROSOFT, "GroupQueryAttention"): (
@@ -27,7 +27,14 @@ _INPUTS = {  # names of the inputs of each attention, in order
     ),
     (MICROSOFT, "Attention"): "x weight bias padding past added past_sequence_length",
 }
-_REFUSED = ("nonpad_kv_seqlen", "cache_indirection", "position_ids", "k_scale", "v_scale", "past_sequence_length")
+_REFUSED_INPUTS = (
+    "nonpad_kv_seqlen",
+    "cache_indirection",
+    "position_ids",
+    "k_scale",
+    "v_scale",
+    "past_sequence_length",
+)
 Inputs = Mapping[str, Tensor]
 
 
@@ -36,10 +43,10 @@ def _heads(x: Tensor, heads: int) -> Tensor:
     return x if x.dim() == 4 else x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def _attention(step: Step) -> Result:
-    node, names = step.node, _INPUTS[step.node.domain, step.node.op].split()
+def _attention(step: OnnxStep) -> Result:
+    node, names = step.node, _INPUT_NAMES[step.node.domain, step.node.op].split()
     given = {name: x for index, name in enumerate(names) if (x := step.optional(index)) is not None}
-    if odd := [name for name in given if name in _REFUSED]:
+    if odd := [name for name in given if name in _REFUSED_INPUTS]:
         raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
     projects = "weight" in names  # com.microsoft's Attention applies the projections itself
     if projects and "past" in given and given["past"].shape[-2]:
@@ -84,7 +91,7 @@ def _attention(step: Step) -> Result:
     return made, *results
 
 
-def _projected(step: Step) -> list[Tensor]:
+def _projected(step: OnnxStep) -> list[Tensor]:
     """Returns q, k and v of an operator that applies the projections itself."""
     made = step.tensor(0) @ step.tensor(1)
     made = made + step.tensor(2) if step.given(2) else made
@@ -92,7 +99,7 @@ def _projected(step: Step) -> list[Tensor]:
     return [_heads(part, step.attribute("num_heads", 0)) for part in torch.split(made, sizes, -1)]
 
 
-def _operands(step: Step, given: Inputs) -> list[Tensor]:
+def _operands(step: OnnxStep, given: Inputs) -> list[Tensor]:
     """Returns q, k and v from separate or packed inputs, plus the operator's bias."""
     heads = step.attribute("q_num_heads", step.attribute("num_heads", 0))
     key_heads = step.attribute("kv_num_heads", 0) or heads
@@ -165,7 +172,7 @@ def _weights(given: Inputs, logits: Tensor) -> Tensor:
     return torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
 
 
-def _rotary(step: Step) -> Tensor:
+def _rotary(step: OnnxStep) -> Tensor:
     """Returns the result of RotaryEmbedding, ONNX's or onnxruntime's, with tables of cosines and sines."""
     x, heads = step.tensor(0), step.attribute("num_heads", 0)
     if step.attribute("scale", 1.0) not in (0.0, 1.0):
@@ -200,7 +207,7 @@ def _skip_rms_norm(x: Tensor, skip: Tensor, gain: Tensor, bias: Tensor | None, e
     return functional.rms_norm(total, total.shape[-1:], gain, eps), total[..., 0], total[..., 0], total
 
 
-def _embed_norm(step: Step) -> Result:
+def _embed_norm(step: OnnxStep) -> Result:
     """Returns the layer norm of the summed embeddings, the number of tokens in each row, and the sum.
 
     Inputs: ids, segment ids, tables of tokens, positions and segments, gain, shift, mask, position ids.
@@ -217,7 +224,7 @@ def _embed_norm(step: Step) -> Result:
     return made, lengths.to(torch.int32), total
 
 
-_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+_FUSED_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "": lambda x: x,
     "Relu": torch.relu,
     "Tanh": torch.tanh,
@@ -231,13 +238,13 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 def _activated(of: Operation) -> Operation:
     """Returns the operation followed by the activation that the node names."""
 
-    def run(step: Step) -> Tensor:
+    def run(step: OnnxStep) -> Tensor:
         made, name = of(step), step.attribute("activation", "")
         parts = [step.attribute(f"activation_{part}", None) for part in ("alpha", "beta", "gamma")]
         numbers = step.attribute("activation_params", [part for part in parts if part is not None])
-        if name not in _ACTIVATIONS:
+        if name not in _FUSED_ACTIVATIONS:
             raise UnsupportedError(f"{step.node.op} with the activation {name[:40]}")
-        return _ACTIVATIONS[name](made, *numbers)
+        return _FUSED_ACTIVATIONS[name](made, *numbers)
 
     return run
 
@@ -254,8 +261,8 @@ def _gelu(approximate: str) -> Operation:
     return of_torch(lambda x, bias: functional.gelu(x if bias is None else x + bias, approximate=approximate), 2)
 
 
-ATTENTIONS: dict[tuple[str, str], Operation] = dict.fromkeys(_INPUTS, _attention)
-FUSED: dict[tuple[str, str], Operation] = {
+ATTENTION_OPERATIONS: dict[tuple[str, str], Operation] = dict.fromkeys(_INPUT_NAMES, _attention)
+FUSED_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("", "RotaryEmbedding"): _rotary,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
     (MICROSOFT, "BiasGelu"): _gelu("none"),

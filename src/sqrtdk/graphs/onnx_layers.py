@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_step import Operation, Step, of_torch
+from sqrtdk.graphs.onnx_step import OnnxStep, Operation, of_torch
 from sqrtdk.tracing.tape.recorder import unseen
 
 _MAX_PADS = 2**20
 _CONVOLVE: Any = (functional.conv1d, functional.conv2d, functional.conv3d)
 _SPREAD: Any = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-_LARGEST: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+_MAX_POOLS: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 _RESIZED = {("linear", 3): "linear", ("linear", 4): "bilinear", ("linear", 5): "trilinear", ("cubic", 4): "bicubic"}
 # Coordinates in the input axis of length n for the elements `at` of the output axis of length m = n factor.
-_PLACES: dict[str, Callable[[Tensor, float, int, int], Tensor]] = {
+_RESIZE_COORDINATES: dict[str, Callable[[Tensor, float, int, int], Tensor]] = {
     "half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5,
     "half_pixel_symmetric": lambda at, factor, n, m: n / 2 * (1 - m / (n * factor)) + (at + 0.5) / factor - 0.5,
     "pytorch_half_pixel": lambda at, factor, n, m: (at + 0.5) / factor - 0.5 if m > 1 else 0 * at,
@@ -40,7 +40,7 @@ _NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def product(step: Step) -> Tensor:
+def product(step: OnnxStep) -> Tensor:
     """Returns `alpha A B + beta C` with optional transposes: MatMul, Gemm, and onnxruntime's fused variants."""
     sides = []
     for index, side in enumerate("AB"):
@@ -62,14 +62,14 @@ def _group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, epsilon: fl
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def _listed(step: Step, name: str, rank: int, default: int) -> tuple[int, ...]:
+def _listed(step: OnnxStep, name: str, rank: int, default: int) -> tuple[int, ...]:
     found = tuple(step.attribute(name, [default] * rank))
     if len(found) != rank:
         raise UnsupportedError(f"{step.node.op} with {name} of {len(found)} numbers on {rank} axes")
     return found
 
 
-def _pads(step: Step, rank: int) -> tuple[str, list[int]]:
+def _pads(step: OnnxStep, rank: int) -> tuple[str, list[int]]:
     """Returns the mode `auto_pad` and the explicit padding, which is all zeros in the automatic modes."""
     auto, pads = step.attribute("auto_pad", "NOTSET") or "NOTSET", [*step.attribute("pads", [0] * 2 * rank)]
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
@@ -78,7 +78,7 @@ def _pads(step: Step, rank: int) -> tuple[str, list[int]]:
 
 
 def _padded(
-    step: Step, x: Tensor, size: tuple[int, ...], value: float, beyond: float | None = None
+    step: OnnxStep, x: Tensor, size: tuple[int, ...], value: float, beyond: float | None = None
 ) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
     """Returns the padded tensor, with `auto_pad` resolved, and the stride and dilation of the window.
 
@@ -112,7 +112,7 @@ def _padded(
     return x, {"stride": strides, "dilation": dilations}
 
 
-def conv(step: Step) -> Tensor:
+def conv(step: OnnxStep) -> Tensor:
     """Returns a convolution over one to three axes, plus the fourth input of onnxruntime's FusedConv."""
     kernel = step.tensor(1)
     x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
@@ -120,7 +120,7 @@ def conv(step: Step) -> Tensor:
     return made + step.tensor(3) if step.given(3) else made
 
 
-def _conv_transpose(step: Step) -> Tensor:
+def _conv_transpose(step: OnnxStep) -> Tensor:
     """Returns a transposed convolution, cropped or padded at the ends by ONNX's rules."""
     x, kernel = step.tensor(0), step.tensor(1)
     rank = x.dim() - 2
@@ -147,14 +147,14 @@ def _conv_transpose(step: Step) -> Tensor:
     return made + step.tensor(2).reshape(-1, *[1] * rank) if step.given(2) else made
 
 
-def _max_pool(step: Step) -> Tensor:
+def _max_pool(step: OnnxStep) -> Tensor:
     x, size = step.tensor(0), tuple(step.attribute("kernel_shape", []))
     x, moves = _padded(step, x, size, -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min)
-    made: Tensor = _LARGEST[x.dim() - 3](x, size, **moves)
+    made: Tensor = _MAX_POOLS[x.dim() - 3](x, size, **moves)
     return made
 
 
-def _summed(step: Step, x: Tensor, value: float = 0.0) -> Tensor:
+def _summed(step: OnnxStep, x: Tensor, value: float = 0.0) -> Tensor:
     """Returns the sum of each window of a tensor whose padding has the value `value`."""
     size = tuple(step.attribute("kernel_shape", []))
     padded, moves = _padded(step, x, size, value, beyond=0.0)
@@ -164,20 +164,20 @@ def _summed(step: Step, x: Tensor, value: float = 0.0) -> Tensor:
     return made.reshape(*x.shape[:2], *made.shape[2:])
 
 
-def _average_pool(step: Step) -> Tensor:
+def _average_pool(step: OnnxStep) -> Tensor:
     """Returns the average of each window, over the tensor alone or with its padding (`count_include_pad`)."""
     x = step.tensor(0)
     # The denominator counts elements: the same sum over a tensor of ones, whose padding is 1 if it counts.
     return _summed(step, x) / _summed(step, torch.ones_like(x[:1, :1]), float(step.attribute("count_include_pad", 0)))
 
 
-def _lp_pool(step: Step) -> Tensor:
+def _lp_pool(step: OnnxStep) -> Tensor:
     p = step.attribute("p", 2)
     made: Tensor = _summed(step, step.tensor(0).abs() ** p) ** (1 / p)
     return made
 
 
-def _resize(step: Step) -> Tensor:
+def _resize(step: OnnxStep) -> Tensor:
     """Returns a resized tensor: nearest in all of ONNX's modes, interpolation in the modes that torch has."""
     x, sizes, old = step.tensor(0), [*step.tensor(0).shape], step.graph.opset < 11 or step.node.op == "Upsample"
     mode, rounding = step.attribute("mode", "nearest"), step.attribute("nearest_mode", "round_prefer_floor")
@@ -197,10 +197,10 @@ def _resize(step: Step) -> Tensor:
         sizes[axis] = size
     if step.device == "meta":  # a shape does not depend on the mode
         return torch.empty(sizes, dtype=x.dtype, device=x.device) * x.mean()
-    if mode == "nearest" and place in _PLACES and rounding in _NEAREST and not odd:
+    if mode == "nearest" and place in _RESIZE_COORDINATES and rounding in _NEAREST and not odd:
         for axis, factor in zip(axes, factors, strict=True):
             n, m = x.shape[axis], sizes[axis]
-            at = _PLACES[place](torch.arange(m, dtype=torch.float32), factor, n, m)
+            at = _RESIZE_COORDINATES[place](torch.arange(m, dtype=torch.float32), factor, n, m)
             at = _NEAREST["floor" if old else rounding](at).clamp(0, n - 1)
             x = x.index_select(axis, at.long()) if factor != 1 else x
         return x
@@ -221,7 +221,7 @@ def _resize(step: Step) -> Tensor:
 # -- integers that stand for numbers -----------------------------------------------------------------------------------
 
 
-def _dequantised(step: Step) -> Tensor:
+def _dequantised(step: OnnxStep) -> Tensor:
     """Returns dequantised inputs of the caller. Weights are dequantised before the walk."""
     x, scale, axis = step.tensor(0), step.tensor(1), step.attribute("axis", 1)
     zero = step.tensor(2) if step.given(2) else torch.zeros_like(scale)
@@ -231,7 +231,7 @@ def _dequantised(step: Step) -> Tensor:
     return (x.to(scale.dtype) - zero.to(scale.dtype)) * scale
 
 
-def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
+def fake_quantised(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
     """Returns an activation rounded as by quantising and dequantising it. The rounding is hidden from a trace.
 
     With `fixed`, scale and zero point are constants of the file. Otherwise they are those of `DynamicQuantizeLinear`:
@@ -257,12 +257,16 @@ def rounded(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
     return made
 
 
-_EPS = {"epsilon": 1e-5}
-_RMS = of_torch(lambda x, gain, axis, eps: functional.rms_norm(x, x.shape[axis:], gain, eps), 2, axis=-1, **_EPS)
-LAYERS: dict[str, Operation] = {
+_EPSILON_DEFAULT = {"epsilon": 1e-5}
+_RMS = of_torch(
+    lambda x, gain, axis, eps: functional.rms_norm(x, x.shape[axis:], gain, eps), 2, axis=-1, **_EPSILON_DEFAULT
+)
+LAYER_OPERATIONS: dict[str, Operation] = {
     "AveragePool": _average_pool,
     "BatchNormalization": of_torch(
-        lambda x, gain, shift, mean, var, eps: functional.batch_norm(x, mean, var, gain, shift, eps=eps), 5, **_EPS
+        lambda x, gain, shift, mean, var, eps: functional.batch_norm(x, mean, var, gain, shift, eps=eps),
+        5,
+        **_EPSILON_DEFAULT,
     ),
     "Conv": conv,
     "ConvTranspose": _conv_transpose,
@@ -270,12 +274,15 @@ LAYERS: dict[str, Operation] = {
     "Gemm": product,
     "GlobalAveragePool": of_torch(lambda x: x.mean((*range(2, x.dim()),), keepdim=True)),
     "GlobalMaxPool": of_torch(lambda x: x.amax((*range(2, x.dim()),), keepdim=True)),
-    "GroupNormalization": of_torch(_group_norm, 3, num_groups=1, **_EPS),
+    "GroupNormalization": of_torch(_group_norm, 3, num_groups=1, **_EPSILON_DEFAULT),
     "InstanceNormalization": of_torch(
-        lambda x, gain, shift, eps: functional.instance_norm(x, weight=gain, bias=shift, eps=eps), 3, **_EPS
+        lambda x, gain, shift, eps: functional.instance_norm(x, weight=gain, bias=shift, eps=eps), 3, **_EPSILON_DEFAULT
     ),
     "LayerNormalization": of_torch(
-        lambda x, gain, shift, axis, eps: functional.layer_norm(x, x.shape[axis:], gain, shift, eps), 3, axis=-1, **_EPS
+        lambda x, gain, shift, axis, eps: functional.layer_norm(x, x.shape[axis:], gain, shift, eps),
+        3,
+        axis=-1,
+        **_EPSILON_DEFAULT,
     ),
     "LpNormalization": of_torch(functional.normalize, p=2, axis=-1),
     "LpPool": _lp_pool,

@@ -1,6 +1,6 @@
-"""ONNX's operators in torch: the table `OPERATIONS` by domain and name, and the short operators.
+"""ONNX's operators in torch: the table `ONNX_OPERATIONS` by domain and name, and the short operators.
 
-An operator that is missing from `OPERATIONS` is reported as not read, and so is everything computed from its outputs.
+An operator that the table lacks is reported as not read, and so is everything computed from its outputs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.graph import to_tensor
-from sqrtdk.graphs.onnx_attention import ATTENTIONS, FUSED
-from sqrtdk.graphs.onnx_layers import LAYERS, rounded
+from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS, FUSED_OPERATIONS
+from sqrtdk.graphs.onnx_layers import LAYER_OPERATIONS, fake_quantised
 from sqrtdk.graphs.onnx_shapes import SHAPES
-from sqrtdk.graphs.onnx_step import Operation, Result, Step, binary, dtype_of, of_torch
-from sqrtdk.graphs.rewriting import ROUNDED
+from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, binary, of_torch, torch_dtype
+from sqrtdk.graphs.rewriting import ROUNDED_OPERATOR
 
 
 def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
-    def run(step: Step) -> Tensor:
+    def run(step: OnnxStep) -> Tensor:
         # Sum, Max and Min take any number of operands.
         result: Any = step.operand(0)
         for index in range(1, len(step.node.inputs)):
@@ -34,7 +34,7 @@ def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
 
 
 def _reduce(function: Callable[..., Tensor]) -> Operation:
-    def run(step: Step) -> Tensor:
+    def run(step: OnnxStep) -> Tensor:
         x, axes, keeps = step.tensor(0), step.listed(1, "axes"), bool(step.attribute("keepdims", 1))
         if step.attribute("noop_with_empty_axes", 0) and not axes:
             return x
@@ -44,7 +44,7 @@ def _reduce(function: Callable[..., Tensor]) -> Operation:
 
 
 def _softmax(function: Callable[[Tensor, int], Tensor]) -> Operation:
-    def run(step: Step) -> Tensor:
+    def run(step: OnnxStep) -> Tensor:
         x = step.tensor(0)
         opset = step.attribute("opset", step.graph.opset)  # QLinearSoftmax names its opset itself
         axis = step.attribute("axis", -1 if opset >= 13 else 1)
@@ -61,7 +61,7 @@ def _divide(left: Any, right: Any) -> Tensor:
     return torch.div(left, right, rounding_mode="trunc" if whole else None)
 
 
-def _where(step: Step) -> Tensor:
+def _where(step: OnnxStep) -> Tensor:
     condition, kept, other = step.tensor(0), step.operand(1), step.operand(2)
     tested = step.graph.made_by.get(step.node.inputs[0])
     cleans = tested is not None and tested.op == "IsNaN" and tested.inputs[0] == step.node.inputs[2] and kept == 0
@@ -76,24 +76,24 @@ def _where(step: Step) -> Tensor:
     return torch.where(condition, kept, other)
 
 
-def _clip(step: Step) -> Tensor:
+def _clip(step: OnnxStep) -> Tensor:
     bounds: list[Any] = [
         step.operand(i) if step.given(i) else step.attribute(name, None) for i, name in ((1, "min"), (2, "max"))
     ]
     return step.tensor(0) if bounds == [None, None] else torch.clamp(step.tensor(0), *bounds)
 
 
-def _range(step: Step) -> Tensor:
+def _range(step: OnnxStep) -> Tensor:
     first, last, by = (step.numbers(i)[0] for i in range(3))
     return torch.arange(first, last, by, dtype=step.tensor(0).dtype, device=step.device)
 
 
-def _filled(step: Step) -> Tensor:
+def _filled(step: OnnxStep) -> Tensor:
     value = to_tensor(step.attribute("value", np.float32(0.0)))
     return torch.full(step.numbers(0), value.flatten()[0].item(), dtype=value.dtype, device=step.device)
 
 
-def _constant(step: Step) -> Tensor:
+def _constant(step: OnnxStep) -> Tensor:
     kinds = ("value", "value_float", "value_floats", "value_int", "value_ints")
     value = next((value for kind in kinds if (value := step.attribute(kind, None)) is not None), None)
     if value is None:
@@ -101,7 +101,7 @@ def _constant(step: Step) -> Tensor:
     return to_tensor(value).to(step.device)
 
 
-def _dropout(step: Step) -> Result:
+def _dropout(step: OnnxStep) -> Result:
     x, rates = step.tensor(0), step.given(1)
     trains = step.given(2) and step.device != "meta" and any(step.numbers(2))
     if trains and any(step.numbers(1) if rates else [0.5]):
@@ -141,10 +141,10 @@ _OVER_AXES: dict[str, Callable[..., Tensor]] = {
     "ReduceSum": torch.sum,
     "ReduceSumSquare": lambda x, axes, keepdim: torch.sum(x * x, axes, keepdim),
 }
-_OTHERS: dict[str, Operation] = {
+_WITH_ATTRIBUTES: dict[str, Operation] = {
     "ArgMax": of_torch(lambda x, axis, keep: x.argmax(axis, bool(keep)), axis=0, keepdims=1),
     "ArgMin": of_torch(lambda x, axis, keep: x.argmin(axis, bool(keep)), axis=0, keepdims=1),
-    "Cast": of_torch(lambda x, to: x.to(dtype_of(to)), to=1),
+    "Cast": of_torch(lambda x, to: x.to(torch_dtype(to)), to=1),
     "CastLike": of_torch(lambda x, like: x.to(like.dtype), 2),
     "Celu": of_torch(functional.celu, alpha=1.0),
     "Clip": _clip,
@@ -176,18 +176,18 @@ _OTHERS: dict[str, Operation] = {
     "ThresholdedRelu": of_torch(lambda x, alpha: torch.where(x > alpha, x, 0.0), alpha=1.0),
     "Where": _where,
 }  # fmt: skip
-OPERATIONS: dict[tuple[str, str], Operation] = {
+ONNX_OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("", name): of_torch(function) for name, function in _OF_ONE.items()},
     **{("", name): _pairs(function) for name, function in _OF_TWO.items()},
     **{("", name): _reduce(function) for name, function in _OVER_AXES.items()},
-    **{("", name): operation for name, operation in (_OTHERS | SHAPES | LAYERS).items()},
-    **FUSED,
-    **ATTENTIONS,
-    ROUNDED: of_torch(rounded, scale=None, zero=None, fixed=False),
+    **{("", name): operation for name, operation in (_WITH_ATTRIBUTES | SHAPES | LAYER_OPERATIONS).items()},
+    **FUSED_OPERATIONS,
+    **ATTENTION_OPERATIONS,
+    ROUNDED_OPERATOR: of_torch(fake_quantised, scale=None, zero=None, fixed=False),
 }
 
 
-def operate(step: Step) -> dict[str, Tensor]:
+def operate(step: OnnxStep) -> dict[str, Tensor]:
     """Returns the outputs of an operation by name.
 
     Raises:
@@ -195,7 +195,7 @@ def operate(step: Step) -> dict[str, Tensor]:
             output that it does not compute. Ignoring an attribute would give wrong numbers silently.
     """
     node = step.node
-    result = OPERATIONS[node.domain, node.op](step)
+    result = ONNX_OPERATIONS[node.domain, node.op](step)
     made = result if isinstance(result, tuple) else (result,)
     lacks = [f"its output {node.outputs.index(n)}" for n in node.outputs[len(made) :] if n in step.graph.taken_by]
     if odd := [*step.unread(), *lacks]:

@@ -9,25 +9,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_step import Operation, Result, Step, of_torch
+from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, of_torch
 
 _PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
-_REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+_SCATTER_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-def _reshape(step: Step) -> Tensor:
+def _reshape(step: OnnxStep) -> Tensor:
     x, sizes = step.tensor(0), step.listed(1, "shape", [])
     if not step.attribute("allowzero", 0):  # a size of 0 then keeps the input's size
         sizes = [x.shape[i] if size == 0 and i < x.dim() else size for i, size in enumerate(sizes)]
     return x.reshape(sizes)
 
 
-def _squeeze(step: Step) -> Tensor:
+def _squeeze(step: OnnxStep) -> Tensor:
     axes = step.listed(1, "axes")
     return step.tensor(0).squeeze() if axes is None else step.tensor(0).squeeze(tuple(axes))
 
 
-def _unsqueeze(step: Step) -> Tensor:
+def _unsqueeze(step: OnnxStep) -> Tensor:
     x, axes = step.tensor(0), step.listed(1, "axes", [])
     rank = x.dim() + len(axes)
     for axis in sorted(axis % rank for axis in axes):  # ascending, because axes count in the result
@@ -35,20 +35,20 @@ def _unsqueeze(step: Step) -> Tensor:
     return x
 
 
-def _concat(step: Step) -> Tensor:
+def _concat(step: OnnxStep) -> Tensor:
     axis, parts = step.attribute("axis", 0), step.tensors()
     full = [part for part in parts if part.shape[axis]]  # an empty cache is left out: cat([past, k]) is then k itself
     return torch.cat(full, axis) if len(full) > 1 else (full or parts)[0]
 
 
-def _split(step: Step) -> Result:
+def _split(step: OnnxStep) -> Result:
     x, axis, count = step.tensor(0), step.attribute("axis", 0), len(step.node.outputs)
     most = -(-x.shape[axis] // count)  # without sizes the pieces are equal, and the last may be smaller
     equal = [min(most, x.shape[axis] - most * i) for i in range(count)]
     return torch.split(x, step.listed(1, "split", equal), axis)
 
 
-def _slice(step: Step) -> Tensor:
+def _slice(step: OnnxStep) -> Tensor:
     x, starts, ends = step.tensor(0), step.listed(1, "starts", []), step.listed(2, "ends", [])
     axes = step.listed(3, "axes", range(len(starts)))
     strides = step.numbers(4) if step.given(4) else [1] * len(starts)
@@ -83,7 +83,7 @@ def _swapped(x: Tensor, first: int, second: int) -> Tensor:
     return x.reshape(x.shape[0], first, second, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 
-def _pad(step: Step) -> Tensor:
+def _pad(step: OnnxStep) -> Tensor:
     x, pads = step.tensor(0), step.listed(1, "pads", [])
     axes = [axis % x.dim() for axis in step.numbers(3)] if step.given(3) else [*range(x.dim())]
     value = step.numbers(2)[0] if step.given(2) else step.attribute("value", 0.0)
@@ -105,7 +105,7 @@ def _pad(step: Step) -> Tensor:
 # -- picked or written by number ---------------------------------------------------------------------------------------
 
 
-def _gather(step: Step) -> Tensor:
+def _gather(step: OnnxStep) -> Tensor:
     data, indices = step.tensor(0), step.tensor(1)
     axis = step.attribute("axis", 0) % max(data.dim(), 1)
     # A known index becomes a view (x[:, 3]), which a trace follows; a lookup of computed indices is opaque.
@@ -128,9 +128,9 @@ def _scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: int, how: str) -
     indices = _from_start(indices, x.shape[axis])
     if how == "none":
         return x.scatter(axis, indices, updates)
-    if how not in _REDUCED:
+    if how not in _SCATTER_REDUCTIONS:
         raise UnsupportedError(f"ScatterElements with reduction = {how[:40]}")
-    return x.scatter_reduce(axis, indices, updates, _REDUCED[how])
+    return x.scatter_reduce(axis, indices, updates, _SCATTER_REDUCTIONS[how])
 
 
 def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, how: str) -> Tensor:
@@ -139,13 +139,13 @@ def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, how: str) -> Tensor
     return x.index_put(tuple(indices.long().unbind(-1)), updates, accumulate=how == "add")
 
 
-def _top_k(step: Step) -> Result:
+def _top_k(step: OnnxStep) -> Result:
     axis, largest = step.attribute("axis", -1), bool(step.attribute("largest", 1))
     values, indices = step.tensor(0).topk(step.numbers(1)[0], axis, largest)
     return values, indices
 
 
-def _one_hot(step: Step) -> Tensor:
+def _one_hot(step: OnnxStep) -> Tensor:
     depth, axis, at = int(step.numbers(1)[0]), step.attribute("axis", -1), step.tensor(0)
     rows = _from_start(at, depth)[..., None] == torch.arange(depth, device=at.device)
     rows = (rows if axis == -1 else rows.movedim(-1, axis)).to(step.tensor(2).dtype)
@@ -153,18 +153,18 @@ def _one_hot(step: Step) -> Tensor:
     return rows if (off, on) == (0, 1) else rows * (on - off) + off
 
 
-def _trilu(step: Step) -> Tensor:
+def _trilu(step: OnnxStep) -> Tensor:
     diagonal = step.numbers(1)[0] if step.given(1) else 0
     return step.tensor(0).triu(diagonal) if step.attribute("upper", 1) else step.tensor(0).tril(diagonal)
 
 
-def _cumsum(step: Step) -> Tensor:
+def _cumsum(step: OnnxStep) -> Tensor:
     x, axis = step.tensor(0), step.numbers(1)[0]
     made = x.flip(axis).cumsum(axis).flip(axis) if step.attribute("reverse", 0) else x.cumsum(axis)
     return (made - x if step.attribute("exclusive", 0) else made).to(x.dtype)
 
 
-def _shape(step: Step) -> Tensor:
+def _shape(step: OnnxStep) -> Tensor:
     shape = step.tensor(0).shape[step.attribute("start", 0) : step.attribute("end", None)]
     return torch.tensor(shape, dtype=torch.int64, device=step.device)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.graph import Graph, Node
+from sqrtdk.graphs.graph import Graph, GraphNode
 
 Result = Tensor | tuple[Tensor, ...]
-Operation = Callable[["Step"], Result]
-DTYPES = {
+Operation = Callable[["OnnxStep"], Result]
+ONNX_DTYPES = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
     10: torch.float16, 11: torch.float64, 16: torch.bfloat16,
 }  # fmt: skip
@@ -23,7 +23,7 @@ _ONLY_TENSORS = (torch.maximum, torch.minimum, torch.logical_and, torch.logical_
 # Attributes that change no result here: hints on memory and precision, settings of training (a graph is read for
 # inference), the conversion to float8 (not supported), facts that also follow from the shapes of inputs or the number
 # of outputs, and settings of inputs or outputs that are refused anyway.
-IDLE = frozenset((
+IDLE_ATTRIBUTES = frozenset((
     "consumed_inputs", "past_present_share_buffer", "stash_type", "softmax_precision", "momentum", "is_test", "ratio",
     "seed", "saturate", "round_mode", "broadcast", "is_inner_broadcast", "kernel_shape", "num_outputs",
     "rotary_embedding_dim", "mask_index_type", "storage_order", "sorted", "q_norm_epsilon", "k_norm_epsilon",
@@ -31,18 +31,18 @@ IDLE = frozenset((
 ))  # fmt: skip
 
 
-def dtype_of(number: int) -> torch.dtype:
-    """Returns the torch dtype of ONNX's dtype number. Raises `UnsupportedError` if there is none in `DTYPES`."""
-    if number not in DTYPES:
+def torch_dtype(number: int) -> torch.dtype:
+    """Returns the torch dtype of ONNX's dtype number. Raises `UnsupportedError` if there is none in `ONNX_DTYPES`."""
+    if number not in ONNX_DTYPES:
         raise UnsupportedError(f"tensors of ONNX's type {number}")
-    return DTYPES[number]
+    return ONNX_DTYPES[number]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OnnxStep:
     """An operation and its inputs. Asking for a missing input or value raises an `UnsupportedError`."""
 
-    node: Node
+    node: GraphNode
     graph: Graph  # graph of the node
     inputs: tuple[Tensor | None, ...]  # in order; None for an omitted input
     numbers_of: Mapping[str, Tensor]  # values of small constants, by name
@@ -108,7 +108,7 @@ class Step:
         """Yields the inputs and attributes that were not read and may change the result."""
         from onnx import defs, helper
 
-        node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE)
+        node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE_ATTRIBUTES)
         schema = defs.get_schema(node.op, opset) if names and not node.domain and defs.has(node.op, opset) else None
         for name in names:
             # An attribute with its default value changes nothing.
@@ -128,7 +128,7 @@ def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any
     The values of `attributes` are the defaults.
     """
 
-    def run(step: Step) -> Result:
+    def run(step: OnnxStep) -> Result:
         tensors = (step.tensor(0), *(step.optional(index) for index in range(1, inputs)))
         return function(*tensors, *(step.attribute(name, default) for name, default in attributes.items()))
 

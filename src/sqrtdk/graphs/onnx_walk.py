@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, UnsupportedError, kind_and_text
 from sqrtdk.graphs import places
-from sqrtdk.graphs.graph import Graph, Missing, Node, load_graph, refuse_many
-from sqrtdk.graphs.inputs import MASK, shape_of, shown_sizes
-from sqrtdk.graphs.onnx_attention import ATTENTIONS
-from sqrtdk.graphs.onnx_ops import OPERATIONS, operate
-from sqrtdk.graphs.onnx_step import DTYPES, Step, dtype_of
+from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention, load_graph, refuse_many
+from sqrtdk.graphs.inputs import PADDING_MASK_NAME, onnx_input_shape, shown_sizes
+from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS
+from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
+from sqrtdk.graphs.onnx_step import ONNX_DTYPES, OnnxStep, torch_dtype
 from sqrtdk.graphs.onnx_weights import find_weights
 from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.messages import Message
@@ -88,7 +88,7 @@ class Walk:
     inputs: Tensors = field(default_factory=dict)  # inputs of the graph, and constants that are queries
     masks: Tensors = field(default_factory=dict)  # padding masks, assumed to be ones; on the meta device
     sizes: dict[str, int] = field(default_factory=dict)  # numbers chosen for free sizes
-    missing: list[Missing] = field(default_factory=list)  # attentions that are not read
+    missing: list[UnreadAttention] = field(default_factory=list)  # attentions that are not read
     unread: set[str] = field(default_factory=set)  # operators that are not read
     learned: set[str] = field(default_factory=set)  # names of constants that are weights
     folded: set[str] = field(default_factory=set)  # names of constants that are queries
@@ -99,7 +99,7 @@ class Walk:
     _constants: Tensors = field(default_factory=dict)  # tensors that the model's modules hold
     _lost: dict[str, str] = field(default_factory=dict)  # unreadable tensors, each with the reason
     _modules: dict[str, nn.Module] = field(default_factory=dict)
-    _readable: list[Node] = field(default_factory=list)
+    _readable: list[GraphNode] = field(default_factory=list)
 
     # -- the first walk ------------------------------------------------------------------------------------------------
 
@@ -134,12 +134,12 @@ class Walk:
 
         Returns None, and notes the tensor as lost, if torch has no such dtype.
         """
-        if data_type not in DTYPES:
+        if data_type not in ONNX_DTYPES:
             self._lost[name] = Message("graphs.input_type", type=data_type)
             return None
         if math.prod(shape) > MOST_ELEMENTS or any(size < 0 for size in shape):
             raise ModelError(f"the {what} {name[:100]!r} has the shape {shape[:8]}", hint="Export it again.")
-        return torch.empty(shape, dtype=DTYPES[data_type], device="meta")
+        return torch.empty(shape, dtype=ONNX_DTYPES[data_type], device="meta")
 
     def _input(self, value: Any) -> None:
         name, kind = value.name, value.type.tensor_type
@@ -149,13 +149,15 @@ class Walk:
         if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
             self._lost[name] = Message("graphs.input_shape")
             return
-        tensor = self._declared("input", name, shape_of(value, self.sizes, self.larger), int(kind.elem_type))
+        tensor = self._declared("input", name, onnx_input_shape(value, self.sizes, self.larger), int(kind.elem_type))
         if tensor is not None:
-            (self.masks if MASK.search(name) and tensor.dim() == 2 else self.inputs)[name] = self._env[name] = tensor
+            (self.masks if PADDING_MASK_NAME.search(name) and tensor.dim() == 2 else self.inputs)[name] = self._env[
+                name
+            ] = tensor
 
-    def _sized(self, node: Node) -> str | None:
+    def _sized(self, node: GraphNode) -> str | None:
         """Adds the outputs of an operation to `_env`. Returns the reason if it is not read, else None."""
-        if (node.domain, node.op) not in OPERATIONS or node.inner:
+        if (node.domain, node.op) not in ONNX_OPERATIONS or node.inner:
             self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
             return node.op
         try:
@@ -170,20 +172,20 @@ class Walk:
         self.exact |= {name: tensor for name, tensor in made.items() if name in self.wanted}
         return None
 
-    def _lose(self, node: Node, why: str) -> None:
+    def _lose(self, node: GraphNode, why: str) -> None:
         self._lost |= dict.fromkeys(filter(None, node.outputs), why)
         inner = next((op for domain, op in node.inner if attends(domain, op)), None)
         if inner is not None:
-            self.missing.append(Missing(node.site, Message("graphs.inside", name=inner, other=node.op)))
+            self.missing.append(UnreadAttention(node.site, Message("graphs.inside", name=inner, other=node.op)))
         elif attends(node.domain, node.op):
-            self.missing.append(Missing(node.site, Message("graphs.after_unread", name=node.op, what=why)))
+            self.missing.append(UnreadAttention(node.site, Message("graphs.after_unread", name=node.op, what=why)))
 
-    def _fold(self, node: Node) -> None:
+    def _fold(self, node: GraphNode) -> None:
         """Adds the outputs of an operation to `_known` if it has only known inputs, or reads only a shape."""
         # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
         constant = node.op in ("Shape", "Size") or all(name in self._known for name in node.inputs if name)
         large = any(self._env[name].numel() > MOST_FOLDED for name in node.outputs if name in self._env)
-        if not constant or large or node.op.startswith("Random") or (node.domain, node.op) in ATTENTIONS:
+        if not constant or large or node.op.startswith("Random") or (node.domain, node.op) in ATTENTION_OPERATIONS:
             return
         try:
             self._known |= self._made(node, self._known, folds=True)
@@ -254,7 +256,7 @@ class Walk:
         return {}
 
     def _made(
-        self, node: Node, sources: Mapping[str, Tensor], *, folds: bool = False, wide: bool = False
+        self, node: GraphNode, sources: Mapping[str, Tensor], *, folds: bool = False, wide: bool = False
     ) -> dict[str, Tensor]:
         """Returns the outputs of an operation by name.
 
@@ -263,13 +265,13 @@ class Walk:
         given = tuple(sources[n] if n in sources else self._tensor(n) if n else None for n in node.inputs)
         first = given[0] if given else None
         # In the float64 walk, a Cast between floating-point dtypes would round: it is left out.
-        rounds = wide and node.op == "Cast" and dtype_of(node.attributes["to"]).is_floating_point
+        rounds = wide and node.op == "Cast" and torch_dtype(node.attributes["to"]).is_floating_point
         if rounds and first is not None and first.is_floating_point():
             return {node.outputs[0]: first}
         if wide and node.op != "Gather":  # a lookup takes a few rows, so the whole table is not widened
             given = tuple(None if tensor is None else _wide(tensor) for tensor in given)
         device = "cpu" if folds or self.values is not None else "meta"
-        step = Step(node, self.graph, given, self._known, device, self.learned, as_numbers=not folds)
+        step = OnnxStep(node, self.graph, given, self._known, device, self.learned, as_numbers=not folds)
         made = operate(step)
         return {name: _wide(tensor) for name, tensor in made.items()} if wide else made
 
@@ -288,13 +290,13 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def attends(domain: str, op: str) -> bool:
     """Returns whether an operator is a softmax or a fused attention."""
-    return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTIONS or op.endswith("Attention")
+    return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTION_OPERATIONS or op.endswith("Attention")
 
 
-def _last_uses(nodes: Sequence[Node]) -> dict[Node, list[str]]:
+def _last_uses(nodes: Sequence[GraphNode]) -> dict[GraphNode, list[str]]:
     """Returns for each node the tensors that no later node uses, which can be freed after it."""
     last = {name: node for node in nodes for name in (*node.inputs, *node.outputs) if name}
-    left: dict[Node, list[str]] = {}
+    left: dict[GraphNode, list[str]] = {}
     for name, node in last.items():
         left.setdefault(node, []).append(name)
     return left

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from sqrtdk.graphs.graph import Graph
-from sqrtdk.graphs.places import fits
+from sqrtdk.graphs.places import is_module_path
 
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
@@ -27,7 +27,7 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
     The last result maps a name in the file to a parameter's: "onnx::MatMul_31" to "attn.q_proj.weight".
     """
     initializers = graph.initializers
-    named = {name: proto for name, proto in initializers.items() if "." in name and fits(name)}
+    named = {name: proto for name, proto in initializers.items() if "." in name and is_module_path(name)}
     floating = {name: math.prod(proto.dims) for name, proto in named.items() if int(proto.data_type) in _FLOATING}
     places = _places(graph, floating)
     learned = {name for name, size in floating.items() if size != 1 or _is_learned_number(graph, name, places)}
@@ -37,7 +37,7 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
             source = _source(graph, node.input(index))
             if source in initializers and len(initializers[source].dims) > (node.op == "Gather"):
                 learned.add(source)
-                if "." not in source and node.scope and fits(node.scope):
+                if "." not in source and node.scope and is_module_path(node.scope):
                     names.setdefault(source, f"{node.scope}.weight")
     constant = _constants(graph)
     # MatMul(q, k.T) with a constant on the left and a computed tensor on the right: q does not depend on the inputs.

@@ -15,16 +15,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sqrtdk.graphs.graph import Missing
+from sqrtdk.graphs.graph import UnreadAttention
 from sqrtdk.models.records import LoadedModel
-from sqrtdk.tracing.tape.graph import LARGEST
+from sqrtdk.tracing.tape.graph import MOST_CONSTANT_ELEMENTS
 
 MOST_LEARNED = 2**12  # largest weight whose values are read, in elements: gains, temperatures
-MAX_DEPTH = 32  # names in a module path
-MAX_NAME = 200  # characters of one name
+MAX_PATH_NAMES = 32  # names in a module path
+MAX_MODULE_NAME = 200  # characters of one name
 _MOST_STACK = 2**14  # characters of a traceback that are searched
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,6}), in')
-_LIBRARIES = ("site-packages", "dist-packages", "/torch/")
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages", "/torch/")
 _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
@@ -33,7 +33,7 @@ class Walked:
     """A graph as a model whose forward walks it on the meta device."""
 
     loaded: LoadedModel  # the model, its inputs on the meta device, and values of its constants
-    missing: tuple[Missing, ...] = ()  # attentions that are not read
+    missing: tuple[UnreadAttention, ...] = ()  # attentions that are not read
     # numbers chosen for the sizes that the graph leaves free
     sizes: Mapping[str, int] = field(default_factory=dict)
     # attention operators of an ONNX graph by site, in order: "Softmax", or the name of a fused attention
@@ -42,7 +42,7 @@ class Walked:
     sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
 
 
-class Place(nn.Module):
+class NamedModule(nn.Module):
     """A module of the graph's model."""
 
     def forward(self, run: Callable[..., Any], *args: Any) -> Any:
@@ -64,13 +64,13 @@ class GraphRoot(nn.Module):
         return self._walk[0](*inputs)
 
 
-def class_of(name: str, base: type[nn.Module] = Place) -> type[nn.Module]:
+def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
     """Returns an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
 
 
-def fits(path: str) -> bool:
+def is_module_path(path: str) -> bool:
     """Returns whether a path is a valid module path.
 
     Example:
@@ -78,17 +78,17 @@ def fits(path: str) -> bool:
         (True, True, False, False)
     """
     parts = path.split(".") if path else []
-    return len(parts) <= MAX_DEPTH and all(part and len(part) <= MAX_NAME for part in parts)
+    return len(parts) <= MAX_PATH_NAMES and all(part and len(part) <= MAX_MODULE_NAME for part in parts)
 
 
 def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
     """Returns the modules by path after adding one at each path of `classes` and at all of its parents.
 
-    `classes` maps paths to class names, with "" for an unknown one. The root's path is "". Paths that `fits` refuses
-    are left out.
+    `classes` maps paths to class names, with "" for an unknown one. The root's path is "". Paths that
+    `is_module_path` refuses are left out.
     """
     made: dict[str, nn.Module] = {"": root}
-    for path in sorted(filter(fits, classes), key=lambda path: path.count(".")):
+    for path in sorted(filter(is_module_path, classes), key=lambda path: path.count(".")):
         parts = path.split(".") if path else []
         for depth in range(1, len(parts) + 1):
             here = ".".join(parts[:depth])
@@ -105,9 +105,9 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
     Returns the tensor's name in the model.
     """
     path, _, last = name.rpartition(".")
-    if path not in modules or not last or hasattr(modules[path], last) or not fits(name):
+    if path not in modules or not last or hasattr(modules[path], last) or not is_module_path(name):
         number = len(modules[""]._buffers) + len(modules[""]._parameters)
-        path, last = "", f"{name.replace('.', '_')[:MAX_NAME]}#{number}"
+        path, last = "", f"{name.replace('.', '_')[:MAX_MODULE_NAME]}#{number}"
     held: Any = modules[path]._parameters if isinstance(tensor, nn.Parameter) else modules[path]._buffers
     held[last] = tensor
     return f"{path}.{last}" if path else last
@@ -115,7 +115,7 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
 
 def is_looked_at(tensor: Tensor) -> bool:
     """Returns whether the values of a constant are read: gains, temperatures, and constants that a trace may use."""
-    return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else LARGEST)
+    return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else MOST_CONSTANT_ELEMENTS)
 
 
 def _here(run: Callable[..., Any], *args: Any) -> Any:
@@ -147,7 +147,7 @@ def run_inside(
         '<node>'
     """
     frames = _FRAME.findall(stack[-_MOST_STACK:])
-    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARY_FOLDERS)]
     file, line = (own or frames or [("<node>", number)])[-1]
     call = partial(_written_at(file, int(line)), run, *args)
     place = modules.get(path, modules[""])

@@ -23,7 +23,7 @@ from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import refuse_many
 from sqrtdk.graphs.guards import Bounds, Guards, meet, read_guards
-from sqrtdk.graphs.inputs import MASK, by_name, number_for, shown_sizes
+from sqrtdk.graphs.inputs import PADDING_MASK_NAME, by_name, number_for, shown_sizes
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
@@ -31,7 +31,7 @@ from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import Inputs, LoadedModel
 
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
-_OUTPUTS = re.compile(r'type\\?": \\?"(transformers(?:\.[a-z]\w*)*\.(?:modeling_\w+|cache_utils))\.[A-Z]\w*\\?"')
+_OUTPUT_CLASS = re.compile(r'type\\?": \\?"(transformers(?:\.[a-z]\w*)*\.(?:modeling_\w+|cache_utils))\.[A-Z]\w*\\?"')
 
 
 # -- loaded, to run ----------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def _import_outputs(path: str | os.PathLike[str]) -> None:
     with zipfile.ZipFile(path) as archive:
         graphs = [name for name in archive.namelist() if name.endswith(".json") and "/models/" in name]
         texts = [archive.read(name).decode("utf-8", "replace") for name in graphs]
-    for name in sorted({name for text in texts for name in _OUTPUTS.findall(text)}):
+    for name in sorted({name for text in texts for name in _OUTPUT_CLASS.findall(text)}):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -197,7 +197,7 @@ def walk_program(
         if places.is_looked_at(twin) and tensor.layout is torch.strided:
             values[placed] = tensor.detach()
     for name, tensor in inputs.items():
-        if isinstance(tensor, Tensor) and MASK.search(name) and tensor.dim() == 2:
+        if isinstance(tensor, Tensor) and PADDING_MASK_NAME.search(name) and tensor.dim() == 2:
             values[places.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
             notes += (Message("graphs.mask_of_ones", name=name),)
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)

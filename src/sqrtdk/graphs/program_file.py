@@ -31,9 +31,9 @@ import torch
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text
 from sqrtdk.models.limits import check_file
 
-MAX_BYTES = 2**40
+MAX_PT2_BYTES = 2**40
 MAX_JSON = 2**29
-MAX_ENTRIES = 2**18
+MAX_ARCHIVE_ENTRIES = 2**18
 _TARGET = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)")
 _PLAIN_TARGETS = re.compile(
     r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|neg|pow|eq|ne|lt|le|gt|ge|and_|or_|not_)"
@@ -41,16 +41,21 @@ _PLAIN_TARGETS = re.compile(
     r"|torch\.ops\.higher_order\.(wrap_with_set_grad_enabled|wrap_with_autocast)"
 )
 _FILE_OPERATORS = ("from_file",)  # ATen operators that open files
-_NAME = re.compile(r"\w{0,1000}")
-_TEXT = re.compile(r"[\w.,:<>+\-/ ]{0,1000}")
+_IDENTIFIER = re.compile(r"\w{0,1000}")
+_HARMLESS_TEXT = re.compile(r"[\w.,:<>+\-/ ]{0,1000}")
 # Names of nodes and arguments become source code, so they are identifiers. Names of tensors may contain dots.
-_NAMES = {"name": _NAME, "forward_arg_names": _NAME, "parameter_name": _TEXT, "buffer_name": _TEXT}
+_NAME_PATTERNS = {
+    "name": _IDENTIFIER,
+    "forward_arg_names": _IDENTIFIER,
+    "parameter_name": _HARMLESS_TEXT,
+    "buffer_name": _HARMLESS_TEXT,
+}
 _FUNCTIONS = {"Symbol", "Integer", "Float", "Rational", "Mul", "Add", "Pow", "Max", "Min", "Mod", "Abs", "FloorDiv",
               "CeilDiv", "ModularIndexing", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "TruncToInt", "ToFloat",
               "IntTrueDiv", "PowByNatural", "IsNonOverlappingAndDenseIndicator", "Equality", "Unequality", "LessThan",
               "StrictLessThan", "GreaterThan", "StrictGreaterThan", "And", "Or", "Not", "Piecewise",
               "ExprCondPair", "OpaqueUnaryFn_sqrt", "Identity"}  # fmt: skip
-_VALUES = {"true", "false", "oo", "int_oo"}
+_SYMPY_CONSTANTS = {"true", "false", "oo", "int_oo"}
 _GRAMMAR = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.BinOp, ast.UnaryOp,
             ast.Compare, ast.operator, ast.unaryop, ast.cmpop)  # fmt: skip
 _PLAIN_NESTING = re.compile(r"__enum__|collections\.defaultdict")
@@ -61,7 +66,7 @@ def refuse_code(path: str | os.PathLike[str]) -> None:
     """Raises a `ModelError` if loading or running a file would execute anything but torch's operators."""
     shown = str(path)[:200]
     try:
-        check_file(os.fspath(path), f"the program {shown!r}", MAX_BYTES)
+        check_file(os.fspath(path), f"the program {shown!r}", MAX_PT2_BYTES)
         with zipfile.ZipFile(path) as archive:
             _check(archive)
     except (*INTERRUPTS, ModelError):
@@ -85,7 +90,7 @@ def _refuse(what: str) -> ModelError:
 def _check(archive: zipfile.ZipFile) -> None:
     entries = archive.infolist()
     names = [entry.filename for entry in entries]
-    if len(entries) > MAX_ENTRIES or len(set(names)) < len(names):
+    if len(entries) > MAX_ARCHIVE_ENTRIES or len(set(names)) < len(names):
         raise ModelError(f"the program has {len(names)} files, or two of one name", hint="Export it again.")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ModelError("the program is compressed, which torch.export.save does not do", hint="Export it again.")
@@ -128,7 +133,7 @@ def _check_payload(config: Any) -> None:
     for name, entry in config["config"].items():
         if entry["use_pickle"] or not re.fullmatch(r"(weight|tensor)_\d+", entry["path_name"]):
             raise _refuse(f"holds {name[:100]!r} as a pickled object")
-        if not _TEXT.fullmatch(name):
+        if not _HARMLESS_TEXT.fullmatch(name):
             raise _refuse(f"has a tensor named {name[:60]!r}")
 
 
@@ -142,9 +147,9 @@ def _check_graph(program: Any) -> None:
         elif key in ("in_spec", "out_spec"):
             if _PLAIN_NESTING.search(text):
                 raise _refuse("nests its inputs or outputs in what is imported by name")
-        elif not _OPEN_TEXT & set(path) and not _TEXT.fullmatch(text):
+        elif not _OPEN_TEXT & set(path) and not _HARMLESS_TEXT.fullmatch(text):
             raise _refuse(f"has {text[:60]!r} as its {key[:60]}")
-        elif key in _NAMES and not _NAMES[key].fullmatch(text):
+        elif key in _NAME_PATTERNS and not _NAME_PATTERNS[key].fullmatch(text):
             raise _refuse(f"names something {text[:60]!r}")
 
 
@@ -180,10 +185,10 @@ def _check_expression(text: str) -> None:
     for node in ast.walk(tree):
         known = isinstance(node, _GRAMMAR)
         if isinstance(node, ast.Name):
-            known = node.id in _FUNCTIONS | _VALUES or re.fullmatch(r"z?[a-z]{1,3}\d+", node.id) is not None
+            known = node.id in _FUNCTIONS | _SYMPY_CONSTANTS or re.fullmatch(r"z?[a-z]{1,3}\d+", node.id) is not None
         elif isinstance(node, ast.Call):
             known = isinstance(node.func, ast.Name)
         elif isinstance(node, ast.Constant):
-            known = not isinstance(node.value, str) or _NAME.fullmatch(node.value) is not None
+            known = not isinstance(node.value, str) or _IDENTIFIER.fullmatch(node.value) is not None
         if not known:
             raise _refuse(f"computes a size by {text[:80]!r}")

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqrtdk.graphs.graph import Computed, Graph, Node
-from sqrtdk.graphs.rewriting import DOMAINS, PRODUCT, Array, Rewriting, Unread, few_bits, integers
+from sqrtdk.graphs.graph import Computed, Graph, GraphNode
+from sqrtdk.graphs.rewriting import INTEGER_PRODUCT, REWRITTEN_DOMAINS, Array, Rewriting, Unread, few_bits, integers
 
 
 class _Row(NamedTuple):
@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 
 
 _ONE, _TWO = ((0, 1, 2),), ((0, 1, 2), (3, 4, 5))
-_ROWS = {
+_QLINEAR_ROWS = {
     "QLinearSigmoid": _Row("Sigmoid", _ONE, (3, 4)),
     "QLinearLeakyRelu": _Row("LeakyRelu", _ONE, (3, 4)),
     "QLinearSoftmax": _Row("Softmax", _ONE, (3, 4)),
@@ -64,7 +64,7 @@ def without_quantisation(graph: Graph) -> Graph:
     An unsupported operator stays in place under a name that no operator has, such as "QLinearAdd of integers that are
     computed", so that the walk reports it as not read.
     """
-    if not any(node.op in _REWRITES and node.domain in DOMAINS for node in graph.nodes):
+    if not any(node.op in _REWRITES and node.domain in REWRITTEN_DOMAINS for node in graph.nodes):
         return graph
     rewriting = Rewriting(graph, _REWRITES, dict(graph.initializers))
     for node in graph.nodes:
@@ -75,8 +75,8 @@ def without_quantisation(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, initializers=rewriting.initializers)
 
 
-def _by_row(to: Rewriting, node: Node) -> None:
-    row = _ROWS[node.op]
+def _by_row(to: Rewriting, node: GraphNode) -> None:
+    row = _QLINEAR_ROWS[node.op]
     axis = 0 if node.attributes.get("transB") else row.axis
     names = []
     for places in row.operands:
@@ -106,13 +106,13 @@ def _summed_bias(to: Rewriting, names: list[str], factor: float) -> str:
     return to.constant(names[0], whole.shape, 1, compute, tuple(names))
 
 
-def _quantize(to: Rewriting, node: Node) -> None:
+def _quantize(to: Rewriting, node: GraphNode) -> None:
     """Replaces `QuantizeLinear(x, scale, zero point)` by x, rounded."""
     to.rounded(node, node.inputs[0], node.inputs[1:3])
     to.carry(node, node.input(1))
 
 
-def _dynamic(to: Rewriting, node: Node) -> None:
+def _dynamic(to: Rewriting, node: GraphNode) -> None:
     """Replaces `DynamicQuantizeLinear(x)` by x, rounded, with scale 1 and zero point 0."""
     to.rounded(node, node.inputs[0])
     to.carry(node, node.outputs[1])
@@ -121,7 +121,7 @@ def _dynamic(to: Rewriting, node: Node) -> None:
         to.initializers[name] = Computed(name, (), dtype, number.copy)
 
 
-def _dequantize(to: Rewriting, node: Node) -> None:
+def _dequantize(to: Rewriting, node: GraphNode) -> None:
     """Replaces `DequantizeLinear` of a constant by a weight, and of an activation by the activation itself."""
     axis, block, kind = (
         int(node.attributes.get(*entry)) for entry in (("axis", 1), ("block_size", 0), ("output_dtype", 0))
@@ -134,7 +134,7 @@ def _dequantize(to: Rewriting, node: Node) -> None:
     to.add(node, "Cast" if kind else "Identity", names, {"to": kind} if kind else {})
 
 
-def _integer_product(to: Rewriting, node: Node) -> None:
+def _integer_product(to: Rewriting, node: GraphNode) -> None:
     """Replaces `MatMulInteger` and `ConvInteger`, whose scales multiply the product in later nodes."""
     names, zeros = node.inputs[:2], (node.input(2), node.input(3))
     # The product is later multiplied by x_scale * w_scale, of which only the scales of constants are needed.
@@ -147,23 +147,23 @@ def _integer_product(to: Rewriting, node: Node) -> None:
         for i, name in enumerate(names)
     ]
     to.add(node, op, sources)
-    to.carry(node, PRODUCT)
+    to.carry(node, INTEGER_PRODUCT)
 
 
-def _concat(to: Rewriting, node: Node) -> None:
+def _concat(to: Rewriting, node: GraphNode) -> None:
     """Replaces `QLinearConcat(y scale, y zero, X, scale, zero, ...)`."""
     to.add(node, "Concat", [to.floating(node.inputs[i : i + 3]) for i in range(2, len(node.inputs) - 2, 3)])
     to.requantised(node, node.input(0), node.input(1))
 
 
-def _dynamic_product(to: Rewriting, node: Node) -> None:
+def _dynamic_product(to: Rewriting, node: GraphNode) -> None:
     """Replaces `DynamicQuantizeMatMul(A, B, scale, zero, bias)`."""
     left, right = f"{node.outputs[0]}::rounded", to.floating((*node.inputs[1:3], node.input(3)), -1)
     to.rounded(replace(node, outputs=(left,)), node.inputs[0])
     to.add(node, "MatMul", (left, right, node.input(4)))
 
 
-def _nbits(to: Rewriting, node: Node) -> None:
+def _nbits(to: Rewriting, node: GraphNode) -> None:
     """Replaces `MatMulNBits(A, B, scales, zero points, group numbers, bias)`, whose weight has blocks along K."""
     attributes, packed = node.attributes, node.input(1)
     rows, columns = int(attributes.get("K", 0)), int(attributes.get("N", 0))
@@ -183,7 +183,7 @@ def _nbits(to: Rewriting, node: Node) -> None:
     to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), rest)
 
 
-def _gather_blocks(to: Rewriting, node: Node) -> None:
+def _gather_blocks(to: Rewriting, node: GraphNode) -> None:
     """Replaces `GatherBlockQuantized(table, indices, scales, zero points)`."""
     attributes = node.attributes
     axis, block = int(attributes.get("quantize_axis", 1)), int(attributes.get("block_size", 128))
@@ -193,7 +193,7 @@ def _gather_blocks(to: Rewriting, node: Node) -> None:
     to.add(node, "Gather", (table, node.inputs[1]), {"axis": int(attributes.get("gather_axis", 0))})
 
 
-_REWRITES: dict[str, Callable[[Rewriting, Node], None]] = {
+_REWRITES: dict[str, Callable[[Rewriting, GraphNode], None]] = {
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _dynamic,
@@ -203,5 +203,5 @@ _REWRITES: dict[str, Callable[[Rewriting, Node], None]] = {
     "QLinearConcat": _concat,
     "MatMulNBits": _nbits,
     "GatherBlockQuantized": _gather_blocks,
-    **dict.fromkeys(_ROWS, _by_row),
+    **dict.fromkeys(_QLINEAR_ROWS, _by_row),
 }

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk.graphs.graph import Computed, Graph, Node
+from sqrtdk.graphs.graph import Computed, Graph, GraphNode
 
 Array = np.ndarray[Any, Any]
-DOMAINS = ("", "com.microsoft")
-ROUNDED = ("::", "Rounded")  # domain and name of our own operator, which no file can hold
-PRODUCT = "::product"  # marks a product of integers, whose scale is applied by later nodes
+REWRITTEN_DOMAINS = ("", "com.microsoft")
+ROUNDED_OPERATOR = ("::", "Rounded")  # domain and name of our own operator, which no file can hold
+INTEGER_PRODUCT = "::product"  # marks a product of integers, whose scale is applied by later nodes
 _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Gather",
           "GatherElements", "GatherND", "Expand", "Tile", "MaxPool", "Pad", "DepthToSpace", "SpaceToDepth", "Resize",
           "ArgMax", "Shape", "Size")  # fmt: skip
@@ -29,31 +29,31 @@ class Rewriting:
     """A rewriting in progress."""
 
     graph: Graph  # the graph of the file
-    rewrites: Mapping[str, Callable[[Rewriting, Node], None]]  # adds the replacement of a node, by operator
+    rewrites: Mapping[str, Callable[[Rewriting, GraphNode], None]]  # adds the replacement of a node, by operator
     initializers: dict[str, Any]  # constants of the file, and dequantised weights
-    nodes: list[Node] = field(default_factory=list)  # nodes of the new graph
+    nodes: list[GraphNode] = field(default_factory=list)  # nodes of the new graph
     # integer tensors that hold floating-point values in the new graph, each with the name of its scale
     carried: dict[str, str] = field(default_factory=dict)
     # multiplications of a product by quantisation scales, and whether each is the last one of its product
-    dropped: dict[Node, bool] = field(default_factory=dict)
-    of_scales: set[Node] = field(default_factory=set)  # multiplications of scales with each other
+    dropped: dict[GraphNode, bool] = field(default_factory=dict)
+    of_scales: set[GraphNode] = field(default_factory=set)  # multiplications of scales with each other
     _weights: dict[tuple[str, ...], str] = field(default_factory=dict)
 
-    def take(self, node: Node) -> None:
+    def take(self, node: GraphNode) -> None:
         """Adds the replacement of a node to the new graph."""
-        rewrite = self.rewrites.get(node.op) if node.domain in DOMAINS else None
+        rewrite = self.rewrites.get(node.op) if node.domain in REWRITTEN_DOMAINS else None
         source = next((name for name in node.inputs if name in self.carried), None)
         if node in self.dropped:
-            kept = next(name for name in node.inputs if self.carried.get(name) == PRODUCT)
+            kept = next(name for name in node.inputs if self.carried.get(name) == INTEGER_PRODUCT)
             self.add(node, "Identity", (kept,), {})
             if not self.dropped[node]:
-                self.carried[node.outputs[0]] = PRODUCT
+                self.carried[node.outputs[0]] = INTEGER_PRODUCT
         elif rewrite is not None:
             try:
                 rewrite(self, node)
             except Unread as error:
                 self.nodes.append(replace(node, op=f"{node.op} {error}"))
-        elif source is not None and not (node.op == "Cast" and self.carried.get(node.inputs[0]) == PRODUCT):
+        elif source is not None and not (node.op == "Cast" and self.carried.get(node.inputs[0]) == INTEGER_PRODUCT):
             moves = node.op in _MOVES and not node.domain
             self.nodes.append(node if moves else replace(node, op=f"{node.op} of quantised integers"))
             self.carried |= {name: self.carried[source] for name in node.outputs if name and moves}
@@ -64,7 +64,7 @@ class Rewriting:
 
     # -- what the rewrites of operators are made of --------------------------------------------------------------------
 
-    def add(self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None) -> None:
+    def add(self, node: GraphNode, op: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None) -> None:
         """Adds a floating-point operator in place of a node. Omitted trailing inputs are dropped."""
         names = [*inputs]
         while names and not names[-1]:
@@ -74,7 +74,7 @@ class Rewriting:
         outputs = node.outputs[:1] if op not in ("EmbedLayerNormalization", "Attention") else node.outputs
         self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
 
-    def rounded(self, node: Node, name: str, of: Sequence[str] = ()) -> None:
+    def rounded(self, node: GraphNode, name: str, of: Sequence[str] = ()) -> None:
         """Adds a node that rounds `name` to a scale and zero point, or to the range of its own values without `of`."""
         from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -83,9 +83,9 @@ class Rewriting:
             zero = np.zeros((), tensor_dtype_to_np_dtype(int(node.attributes.get("output_dtype", 0)) or 2))
         attributes = {"scale": scale, "zero": zero, "fixed": bool(of)}
         made = replace(node, inputs=(name,), outputs=node.outputs[:1], attributes=attributes)
-        self.nodes.append(replace(made, domain=ROUNDED[0], op=ROUNDED[1]))
+        self.nodes.append(replace(made, domain=ROUNDED_OPERATOR[0], op=ROUNDED_OPERATOR[1]))
 
-    def requantised(self, node: Node, scale: str, zero: str) -> None:
+    def requantised(self, node: GraphNode, scale: str, zero: str) -> None:
         """Rounds the output of the last added operator to the scale and zero point of the quantised node."""
         exact = f"{node.outputs[0]}::exact"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(exact, *self.nodes[-1].outputs[1:]))
@@ -108,7 +108,9 @@ class Rewriting:
         def compute() -> Array:
             offset = graph.array(zero) if zero else None
             factor = graph.array(scale)
-            return blocks(integers(graph.array(name)), factor, 0 if offset is None else integers(offset), axis, block)
+            return dequantised_blocks(
+                integers(graph.array(name)), factor, 0 if offset is None else integers(offset), axis, block
+            )
 
         return self.constant(name, whole.shape, self.dtype(scale), compute, (name, scale, zero, str(axis)))
 
@@ -128,7 +130,7 @@ class Rewriting:
         proto = self.graph.initializers.get(name)
         return int(proto.data_type) if proto is not None else 1
 
-    def carry(self, node: Node, scale: str) -> None:
+    def carry(self, node: GraphNode, scale: str) -> None:
         """Notes that the first output of a node holds integers in the file and floating-point numbers here."""
         self.carried |= {name: scale for name in node.outputs[:1] if name}
 
@@ -148,7 +150,7 @@ class Rewriting:
             return self.scales_of(node.inputs[0], own)
         return None if self.graph.array(name) is None else [name]
 
-    def weight_scale(self, node: Node, own: set[str], wanted: int) -> list[str]:
+    def weight_scale(self, node: GraphNode, own: set[str], wanted: int) -> list[str]:
         """Returns the scales of the constants in a product of integers, found in the multiplications that follow it."""
         found: list[str] = []
         # Cast(MatMulInteger(x_q, w_q)) * (x_scale * w_scale), or * x_scale * w_scale in two steps.
@@ -183,7 +185,7 @@ def integers(array: Any) -> Array:
     return made
 
 
-def blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
+def dequantised_blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
     """Returns `(values - zero) * scale`, where zero has the shape of the scale or is 0.
 
     The scale is one number, or (n,) for an axis of size n, or has the weight's rank if `block` values share a scale.

@@ -13,13 +13,13 @@ from torch.nn import Parameter
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
-from sqrtdk.impl.cpu import DTYPES, cpu
+from sqrtdk.impl.cpu import CPU_DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
-from sqrtdk.impl.kernel.load import loaded, unavailable
+from sqrtdk.impl.kernel.load import loaded, why_not_loaded
 from sqrtdk.impl.rows import block_rows, dense, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
@@ -135,7 +135,7 @@ def against_compiled(call: Call) -> str | None:
     if call.term is not None and mask_elements(call) > LARGEST_MASK:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     if not loaded():
-        return unavailable()
+        return why_not_loaded()
     if call.aux is None and _is_small(call.elements, call.query, call.key, call.value) and against_fused(call) is None:
         return "the call is small"
     return None
@@ -157,7 +157,7 @@ def pays_compiled(pairs: int, query: Query, key: Key, value: Value, dropout_p: f
     return (
         loaded()
         and query.device.type == "cpu"
-        and query.dtype in DTYPES
+        and query.dtype in CPU_DTYPES
         and not dropout_p
         and _plain(query, key, value)
         and not torch.compiler.is_exporting()

@@ -15,8 +15,16 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
-from sqrtdk.impl.kernel.operators import FIELDS
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, learns_term, operands, side_by_side, spread, with_bias
+from sqrtdk.impl.kernel.operators import PLANES
+from sqrtdk.impl.operands import (
+    SMALLEST_SOFTCAP,
+    expand_heads,
+    learns_term,
+    operands,
+    side_by_side,
+    visible_band,
+    with_bias,
+)
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Output
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(call: Call) -> str | None:
@@ -34,8 +42,8 @@ def obstacle(call: Call) -> str | None:
     tensors = (call.query, call.key, call.value)
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"
-    if call.value.dtype not in DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
-        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+    if call.value.dtype not in CPU_DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
+        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in CPU_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
     if call.score is not None:
@@ -96,7 +104,7 @@ def row_statistics(call: Call) -> RowStats:
 
 
 def _rows(planes: Float[Tensor, "fields B Hq L"], shape: tuple[int, ...]) -> RowStats:
-    return RowStats(**{name: plane.reshape(shape) for name, plane in zip(FIELDS, planes.unbind(), strict=True)})
+    return RowStats(**{name: plane.reshape(shape) for name, plane in zip(PLANES, planes.unbind(), strict=True)})
 
 
 def _run(
@@ -117,19 +125,19 @@ def _run(
     # so that autograd derives the scale's gradient through q
     if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
         query, key, value = (t.float() for t in (query, key, value))
-        query, scale = query * spread(scale, (*lead, rows, 1)).float(), 1.0
+        query, scale = query * expand_heads(scale, (*lead, rows, 1)).float(), 1.0
     factor = 1.0 if isinstance(scale, Tensor) else scale
-    above, below = band(call)
+    above, below = visible_band(call)
     whole = (*lead, rows, call.keys)
     found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.sqrtdk_cpu.forward(
         query,
         key,
         value,
         factor,
-        spread(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
+        expand_heads(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
-        None if call.bias is None else spread(side_by_side(call.bias.float()), whole),
-        None if call.visible is None else spread(call.visible, whole),
+        None if call.bias is None else expand_heads(side_by_side(call.bias.float()), whole),
+        None if call.visible is None else expand_heads(call.visible, whole),
         None if call.sinks is None else call.sinks.float().expand(heads).contiguous(),
         above,
         below,

@@ -42,7 +42,7 @@ def _heads(tensor: Key | Value) -> int:
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
-def spread(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
+def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
     """Expand a tensor to (..., Hq, R, C), viewed in four dimensions."""
     tensor = tensor.expand(shape)
     if len(shape) == 2:
@@ -55,7 +55,7 @@ def side_by_side(bias: Bias) -> Bias:
     return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
 
 
-def band(call: Call) -> tuple[int | None, int | None]:
+def visible_band(call: Call) -> tuple[int | None, int | None]:
     """Return (above, below): row i sees keys i - below to i + above; None: no bound."""
     left, right = call.window
     aboves = [call.diagonal, None if right is None else right + call.shift]

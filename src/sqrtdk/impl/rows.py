@@ -1,9 +1,9 @@
 """The arithmetic of a block of rows against all keys, and the two implementations in plain torch that use it.
 
-Logits, weights, output and statistics are written once, in `attend`. Half types are widened to float32 here, so that
-only the inputs and the output are rounded to a half type. `dense` takes all rows as one block: the reference, and the
-choice for small calls. `tiled` takes blocks of rows one after the other, and again in the backward pass, so that memory
-grows with L + S, not with L S. `gradients_of_formula` gives a kernel gradients that can be differentiated again.
+Logits, weights, output and statistics are written once, in `attend_rows`. Half types are widened to float32 here, so
+that only the inputs and the output are rounded to a half type. `dense` takes all rows as one block: the reference, and
+the choice for small calls. `tiled` takes blocks of rows one after the other, and again in the backward pass, so that
+memory grows with L + S, not with L S. `gradients_of_formula` gives a kernel gradients that can be differentiated again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from sqrtdk._shapes import Factor, Logits, Output, Value, Visible
 
 
-def attend(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
+def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
     seen = call.seen(start, stop)
-    z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
+    z = (guarded_logits if call.unclean else row_logits)(call, start, stop, seen)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
     count = _count(seen, z)
@@ -40,7 +40,7 @@ def attend(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
     if call.aux is None:
         return output, AuxOutput()
     with torch.no_grad():
-        keys = row_stats(z.detach(), seen, count)
+        keys = traceable_row_stats(z.detach(), seen, count)
         whole = keys if sink is None else keys.merge(_single(sink.detach().squeeze(-1)))
     lse = entropy = None
     if call.aux.lse or call.aux.entropy:
@@ -65,11 +65,11 @@ def attend(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
     """Return RowStats (..., Hq, stop - start) of the logits at the visible keys."""
     seen = call.seen(start, stop)
-    z = logits(call, start, stop, seen)
-    return _shaped(row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
+    z = row_logits(call, start, stop, seen)
+    return _shaped(traceable_row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
 
 
-def logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
+def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
     """Return logits (..., Hq, R, S), -inf at hidden keys; `guarded` keeps gradients away from products of hidden
     keys."""
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
@@ -107,9 +107,9 @@ def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> L
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
-        raw = logits(call, start, stop, seen)
+        raw = row_logits(call, start, stop, seen)
     bad = grow(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
-    return torch.where(bad, raw, logits(clean, start, stop, seen, guarded=True))
+    return torch.where(bad, raw, row_logits(clean, start, stop, seen, guarded=True))
 
 
 def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
@@ -181,7 +181,7 @@ def _exact(
     return torch.where(apart, value - value.detach(), value) + forward.masked_fill(~apart, 0.0)
 
 
-def row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowStats:
+def traceable_row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowStats:
     """Return RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
 
     The key that holds the maximum is left out of the sums, see `RowStats`.
@@ -237,7 +237,7 @@ def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
 
 def dense(call: Call) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, L, Ev) and statistics (..., Hq, L), holding every L x S matrix."""
-    return attend(call, 0, call.length)
+    return attend_rows(call, 0, call.length)
 
 
 def gradients_of_formula(
@@ -250,7 +250,7 @@ def gradients_of_formula(
         leaves: tensors whose gradient is requested.
         given: gradients of output, lse and entropy; None: 0.
     """
-    output, aux = attend(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
+    output, aux = attend_rows(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
     results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
     outputs, gradients = zip(*results, strict=True)
     inputs = [leaf for leaf in leaves if leaf is not None]
@@ -258,12 +258,12 @@ def gradients_of_formula(
     return tuple(None if leaf is None else next(found) for leaf in leaves)
 
 
-BLOCK = 2**20  # pairs of a block, times the score's width: 4 MiB for a float32 tensor
+BLOCK_PAIRS = 2**20  # pairs of a block, times the score's width: 4 MiB for a float32 tensor
 
 
 def block_rows(call: Call) -> int:
     """Return the number of rows of a block; a row is never split."""
-    return max(1, BLOCK * call.length // max(1, call.elements))
+    return max(1, BLOCK_PAIRS * call.length // max(1, call.elements))
 
 
 def tiled(call: Call) -> tuple[Output, AuxOutput]:
@@ -274,7 +274,7 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     """
     height = block_rows(call)
     if height >= call.length:
-        return attend(call, 0, call.length)
+        return attend_rows(call, 0, call.length)
     dtype = call.value.dtype
     # Widened once, so that the gradients of the blocks are summed in float32.
     wide = {name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")}
@@ -283,9 +283,9 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, spans, dtype)
     if torch.is_grad_enabled() and not transformed():
-        blocks = [checkpoint(attend, call, start, stop, use_reentrant=False) for start, stop in spans]
+        blocks = [checkpoint(attend_rows, call, start, stop, use_reentrant=False) for start, stop in spans]
     else:
-        blocks = [attend(call, start, stop) for start, stop in spans]
+        blocks = [attend_rows(call, start, stop) for start, stop in spans]
     outputs, statistics = zip(*blocks, strict=True)
     joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True))
     return torch.cat(outputs, -2).to(dtype), AuxOutput(*joined)
@@ -301,7 +301,7 @@ def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tu
     wanted = () if call.aux is None else call.aux.wanted
     whole = {name: call.query.new_empty(*call.lead, call.length, dtype=call.dtype) for name in wanted}
     for start, stop in spans:
-        output[..., start:stop, :], found = attend(call, start, stop)
+        output[..., start:stop, :], found = attend_rows(call, start, stop)
         for name, field in whole.items():
             field[..., start:stop] = getattr(found, name)
     return output, AuxOutput(**whole)

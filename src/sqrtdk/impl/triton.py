@@ -15,10 +15,10 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
 from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, band, broadcastable, operands, with_bias
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, broadcastable, operands, visible_band, with_bias
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
-from sqrtdk.stats._partial import FIELDS
+from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxOutput
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Output
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_WIDTH = 256
-FARTHEST = 2**30  # rows and keys; the kernel's positions and bounds are 32-bit numbers
+MOST_POSITIONS = 2**30  # rows and keys; the kernel's positions and bounds are 32-bit numbers
 
 
 def obstacle(call: Call) -> str | None:
@@ -36,8 +36,8 @@ def obstacle(call: Call) -> str | None:
     reason = unavailable(call.query.device)
     if reason is not None:
         return reason
-    if call.value.dtype not in DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
-        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+    if call.value.dtype not in TRITON_DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
+        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in TRITON_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
     if call.score is not None:
@@ -79,7 +79,9 @@ def row_statistics(call: Call) -> RowStats:
     """Return RowStats (..., Hq, L) of a call without an obstacle; the value may have width 0."""
     planes = _run(call, ROWS)[3]
     shape = (*call.lead, call.length)
-    return RowStats(**{name: plane.reshape(shape) for name, plane in zip(FIELDS, planes.unbind(), strict=True)})
+    return RowStats(
+        **{name: plane.reshape(shape) for name, plane in zip(ROW_STATS_FIELDS, planes.unbind(), strict=True)}
+    )
 
 
 def _run(
@@ -98,7 +100,7 @@ def _run(
     scale, sinks = call.scale, None
     if call.sinks is not None:
         sinks = broadcastable(sink_column(call, 0, call.length, torch.float32), lead)
-    above, below = map(_near, band(call))
+    above, below = map(_near, visible_band(call))
     return forward(  # type: ignore[no-any-return]
         *operands(call, call.value.dtype),
         1.0 if isinstance(scale, Tensor) else scale,
@@ -118,4 +120,4 @@ def _near(bound: int | None) -> int | None:
     """Return a bound of the band; None if it lies beyond all keys."""
     if type(bound) is not int:  # None, or a symbolic number while compiling
         return bound
-    return None if bound >= FARTHEST else max(bound, -FARTHEST)
+    return None if bound >= MOST_POSITIONS else max(bound, -MOST_POSITIONS)

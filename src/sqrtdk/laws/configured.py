@@ -30,7 +30,7 @@ from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
 from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.rotation import RotationFit, fit_rotation
-from sqrtdk.tracing.probe.tables import LOOSE_LAW, Law, frequencies, law_of
+from sqrtdk.tracing.probe.tables import LOOSE_FREQUENCY_TOLERANCE, Law, frequencies, law_of
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 CHANNELS, FREQUENCIES = "laws.configured.about.channels", "laws.configured.about.frequencies"
@@ -61,7 +61,7 @@ class _Turning:
     @property
     def law(self) -> Law | None:
         """The base of its steps and their common factor, or None if the steps follow no base."""
-        return law_of(self.steps, self.fit.rotation.table.shape[1], LOOSE_LAW)
+        return law_of(self.steps, self.fit.rotation.table.shape[1], LOOSE_FREQUENCY_TOLERANCE)
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:

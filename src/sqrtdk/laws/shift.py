@@ -28,7 +28,7 @@ from sqrtdk.laws.padded import in_a_band, self_attentions
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
 from sqrtdk.models.signature import forward_arguments
-from sqrtdk.tracing.records import DATA, ROWS, AttentionCall
+from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall
 from sqrtdk.tracing.trace import trace
 
 LAW = "shift"
@@ -51,7 +51,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.shift.normalised_after"))
     if not all(map(in_a_band, calls)):
         raise NotAsked(Message("laws.shift.keys_of_position"))
-    if any(factor.source in (ROWS, DATA) for call in rotated for factor in call.scale.factors):
+    if any(factor.source in (BY_ROW, FROM_DATA) for call in rotated for factor in call.scale.factors):
         raise NotAsked(Message("laws.shift.scale_of_row"))
     one = named.over({**named.inputs, name: positions})
     other = named.over({**named.inputs, name: positions + SHIFT})

@@ -29,7 +29,7 @@ from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_o
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
 from sqrtdk.monitor.sums import HeadSums, SeenCall, SeenStep, head_sums, joined
 from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Sites, Trace, eager_compiler, unseen
-from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, AttentionCall
+from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
 Place = tuple[str, int]
 MOST = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
@@ -380,7 +380,7 @@ def _traits(call: AttentionCall) -> CallTraits:
         logits_dtype=call.logits_dtype,
         stored=call.kind == "eager",
         factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
-        fixed_scale=not any(factor.learned or factor.source in (ROWS, DATA, BLOCKS) for factor in factors),
+        fixed_scale=not any(factor.learned or factor.source in (BY_ROW, FROM_DATA, BY_BLOCK) for factor in factors),
         norm_size=norm_size(call),
         dtype=call.dtype,
     )

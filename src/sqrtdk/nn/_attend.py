@@ -19,7 +19,7 @@ from sqrtdk._resolve import resolve
 from sqrtdk._subclasses import as_bool_mask, check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.impl.call import Call, grow
-from sqrtdk.impl.rows import block_rows, guarded_logits, guarded_sum, logits, sink_column
+from sqrtdk.impl.rows import block_rows, guarded_logits, guarded_sum, row_logits, sink_column
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _weights(call: Call) -> Logits:
     for start in range(0, max(1, length), height):
         stop = min(length, start + height)
         seen = call.seen(start, stop)
-        z = (guarded_logits if call.unclean else logits)(call, start, stop, seen)
+        z = (guarded_logits if call.unclean else row_logits)(call, start, stop, seen)
         z = z.expand(*call.lead, stop - start, call.keys)
         sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype)
         blocks.append(_softmax(z, seen, sink))

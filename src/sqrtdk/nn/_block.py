@@ -12,7 +12,7 @@ from torch.nn import functional
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.nn._multi_head import MultiHeadAttention
 from sqrtdk.nn._single import Counted
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
@@ -79,7 +79,7 @@ class TransformerBlock(Counted):
         self.self_attn = MultiHeadAttention(
             d_model, nhead, dropout, bias, batch_first=batch_first, **where, **attention
         )
-        self.d_ff = whole(dim_feedforward, "dim_feedforward", 1)
+        self.d_ff = whole_number(dim_feedforward, "dim_feedforward", 1)
         self.linear1 = nn.Linear(d_model, self.d_ff, bias=bias, **where)
         self.linear2 = nn.Linear(self.d_ff, d_model, bias=bias, **where)
         self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **where)

@@ -14,7 +14,7 @@ from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.nn._attend import attend, merged_mask, with_extra_keys
 from sqrtdk.nn._projections import Projections, new_qk_norm, split_heads
-from sqrtdk.nn._single import keep, own_terms
+from sqrtdk.nn._single import own_terms, store_attribute
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
@@ -130,11 +130,11 @@ class MultiHeadAttention(Projections):
         self.add_zero_attn = add_zero_attn
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_norm, self.k_norm = (new_qk_norm(qk_norm, self.head_dim, where) for _ in range(2))
-        keep(self, "score", score)
-        keep(self, "scale", scale)
+        store_attribute(self, "score", score)
+        store_attribute(self, "scale", scale)
         self.position = position
         self.softcap, self.window, self.impl = softcap, window, impl
-        keep(self, "sinks", sinks)
+        store_attribute(self, "sinks", sinks)
 
     def forward(
         self,

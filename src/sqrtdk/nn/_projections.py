@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.nn._single import Counted
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 from sqrtdk.theory.parameters import Terms, multi_head_terms
 
 if TYPE_CHECKING:
@@ -60,14 +60,16 @@ class Projections(Counted):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        self.embed_dim = whole(embed_dim, "embed_dim", 1)
-        self.num_heads = whole(num_heads, "num_heads", 1)
-        self.kv_heads = self.num_heads if kv_heads is None else whole(kv_heads, "kv_heads", 1)
-        self.kdim = self.embed_dim if kdim is None else whole(kdim, "kdim", 1)
-        self.vdim = self.embed_dim if vdim is None else whole(vdim, "vdim", 1)
+        self.embed_dim = whole_number(embed_dim, "embed_dim", 1)
+        self.num_heads = whole_number(num_heads, "num_heads", 1)
+        self.kv_heads = self.num_heads if kv_heads is None else whole_number(kv_heads, "kv_heads", 1)
+        self.kdim = self.embed_dim if kdim is None else whole_number(kdim, "kdim", 1)
+        self.vdim = self.embed_dim if vdim is None else whole_number(vdim, "vdim", 1)
         self._check_heads(head_dim)
-        self.head_dim = self.embed_dim // self.num_heads if head_dim is None else whole(head_dim, "head_dim", 1)
-        self.value_head_dim = self.head_dim if value_head_dim is None else whole(value_head_dim, "value_head_dim", 1)
+        self.head_dim = self.embed_dim // self.num_heads if head_dim is None else whole_number(head_dim, "head_dim", 1)
+        self.value_head_dim = (
+            self.head_dim if value_head_dim is None else whole_number(value_head_dim, "value_head_dim", 1)
+        )
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         q, k, v = self._widths = [
             self.num_heads * self.head_dim,

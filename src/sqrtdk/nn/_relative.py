@@ -12,7 +12,7 @@ from sqrtdk.nn._attend import Attended
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import shaw
 from sqrtdk.scales import ScaleRule
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
@@ -78,7 +78,7 @@ class RelativeAttention(ScoreAttention):
         table = shaw(d_k, max_distance=max_distance, heads=heads, device=device, dtype=dtype)
         super().__init__(None, dropout, scale=scale, bias=table, enable_gqa=enable_gqa, impl=impl)
         self.max_distance = max_distance
-        rows, width = 2 * max_distance + 1, d_k if value_dim is None else whole(value_dim, "value_dim", 1)
+        rows, width = 2 * max_distance + 1, d_k if value_dim is None else whole_number(value_dim, "value_dim", 1)
         text = "(2 m + 1) d_k"
         self._terms = Terms((((text if heads is None else f"h {text}"), (heads or 1) * rows * d_k),))
         if relative_values:

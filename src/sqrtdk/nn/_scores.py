@@ -16,7 +16,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 from sqrtdk.scores import LearnedGain, cosine, fresh_additive, fresh_bilinear
 from sqrtdk.theory.parameters import Terms, additive_terms, bilinear_terms
 
@@ -68,7 +68,7 @@ class ScaledDotProductAttention(ScoreAttention):
         super().__init__(
             None, dropout, scale=scale, bias=bias, softcap=softcap, window=window, enable_gqa=enable_gqa, impl=impl
         )
-        self.d_k = whole(d_k, "d_k", 1)
+        self.d_k = whole_number(d_k, "d_k", 1)
 
     def forward(self, query: Query, *args: Any, **kwargs: Any) -> Any:
         """Attend; arguments and results are those of `ScoreAttention.forward`."""
@@ -192,7 +192,7 @@ class AdditiveAttention(ScoreAttention):
         return self._terms
 
 
-_USUAL = {"l2": 10.0, "rms": 1.0, "layer": 1.0}
+_COSINE_GAINS = {"l2": 10.0, "rms": 1.0, "layer": 1.0}
 
 
 class CosineAttention(ScoreAttention):
@@ -244,8 +244,8 @@ class CosineAttention(ScoreAttention):
         dtype: torch.dtype | None = None,
         impl: str = "auto",
     ) -> None:
-        start = _USUAL.get(norm, 1.0) if gain is None else gain
-        whole(heads, "heads", 1)
+        start = _COSINE_GAINS.get(norm, 1.0) if gain is None else gain
+        whole_number(heads, "heads", 1)
         found = LearnedGain(heads, start, maximum, device=device, dtype=dtype) if learned else start
         super().__init__(cosine(norm, found), dropout, scale=scale, bias=bias, enable_gqa=enable_gqa, impl=impl)
         self._terms = Terms((("h", heads),)) if learned else Terms()

@@ -42,7 +42,7 @@ class Counted(nn.Module):
         return self.parameter_terms().formula
 
 
-def keep(module: nn.Module, name: str, value: object) -> None:
+def store_attribute(module: nn.Module, name: str, value: object) -> None:
     """Store a value as an attribute; a plain tensor becomes a buffer, so that it moves with the module."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         module.register_buffer(name, value)
@@ -92,7 +92,7 @@ class ScoreAttention(Counted):
         super().__init__()
         self.score = score
         self.dropout = probability(dropout)
-        keep(self, "scale", scale)
+        store_attribute(self, "scale", scale)
         self.bias = bias
         self.softcap = softcap
         self.window = window

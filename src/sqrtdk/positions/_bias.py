@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._term import INIT_STD, check_block, offsets, wide_dtype
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -80,7 +80,7 @@ def alibi_slopes(heads: int) -> list[float]:
     Reference:
         Press, Smith, Lewis: Train Short, Test Long, 2021, and the code published with it.
     """
-    whole(heads, "heads", 1)
+    whole_number(heads, "heads", 1)
     below = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * h / below) for h in range(1, below + 1)]
     return slopes + [2.0 ** (-4.0 * h / below) for h in range(1, 2 * (heads - below), 2)]
@@ -178,8 +178,8 @@ def t5_bucket(
 
 
 def _check_buckets(bidirectional: bool, num_buckets: int, max_distance: int) -> None:
-    whole(num_buckets, "num_buckets", 4 if bidirectional else 2)
-    whole(max_distance, "max_distance", 1)
+    whole_number(num_buckets, "num_buckets", 4 if bidirectional else 2)
+    whole_number(max_distance, "max_distance", 1)
     exact = num_buckets // (4 if bidirectional else 2)
     if max_distance <= exact:
         raise InvalidValueError(
@@ -267,6 +267,6 @@ def t5_bias(
     Reference:
         Raffel et al.: Exploring the Limits of Transfer Learning, 2020, section 2.1.
     """
-    whole(heads, "heads", 1)
+    whole_number(heads, "heads", 1)
     _check_buckets(bidirectional, num_buckets, max_distance)
     return T5Bias(heads, bidirectional, num_buckets, max_distance, device, dtype)

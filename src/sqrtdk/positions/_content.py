@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.positions._term import INIT_STD, check_block, offsets, pick, wide_dtype
-from sqrtdk.scales._numbers import positive, whole
+from sqrtdk.scales._numbers import positive, whole_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -98,10 +98,10 @@ def shaw(
     Differs from:
         the paper in that it leaves the values alone (the paper adds vectors to them too, and finds no gain).
     """
-    whole(head_dim, "head_dim", 1)
-    whole(max_distance, "max_distance", 1)
+    whole_number(head_dim, "head_dim", 1)
+    whole_number(max_distance, "max_distance", 1)
     if heads is not None:
-        whole(heads, "heads", 1)
+        whole_number(heads, "heads", 1)
     return Shaw(head_dim, max_distance, heads, device, dtype)
 
 
@@ -210,10 +210,10 @@ def transformer_xl(
     Reference:
         Dai et al.: Transformer-XL, 2019, section 3.3.
     """
-    whole(heads, "heads", 1)
-    whole(head_dim, "head_dim", 1)
+    whole_number(heads, "heads", 1)
+    whole_number(head_dim, "head_dim", 1)
     width = heads * head_dim if model_dim is None else model_dim
-    whole(width, "model_dim", 1)
+    whole_number(width, "model_dim", 1)
     if width % 2:
         raise InvalidValueError(
             f"model_dim is even, half sines and half cosines; got {width}", hint="Pass an even model_dim."

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._term import INIT_STD, check_block, offsets, pick, wide_dtype
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-TERMS = ("c2p", "p2c")
+DISENTANGLED_TERMS = ("c2p", "p2c")
 
 
 def deberta_bucket(offset: Int[Tensor, "*offsets"], *, buckets: int, max_distance: int) -> Int[Tensor, "*offsets"]:
@@ -54,10 +54,10 @@ def deberta_bucket(offset: Int[Tensor, "*offsets"], *, buckets: int, max_distanc
 
 
 def _check_span(max_distance: int, buckets: int | None) -> None:
-    whole(max_distance, "max_distance", 1)
+    whole_number(max_distance, "max_distance", 1)
     if buckets is None:
         return
-    whole(buckets, "buckets", 2)
+    whole_number(buckets, "buckets", 2)
     if max_distance <= buckets // 2 + 1:
         raise InvalidValueError(
             f"max_distance is above buckets // 2 + 1 = {buckets // 2 + 1}; got {max_distance}",
@@ -140,7 +140,7 @@ def deberta(
     *,
     max_distance: int = 512,
     buckets: int | None = None,
-    terms: Sequence[str] = TERMS,
+    terms: Sequence[str] = DISENTANGLED_TERMS,
     model_dim: int | None = None,
     key_proj: nn.Module | None = None,
     query_proj: nn.Module | None = None,
@@ -190,12 +190,12 @@ def deberta(
         the paper's equation, which takes d(j, i) for p2c: the code that trained the published weights takes d(i, j),
         and so does this. Dropout or a LayerNorm on the embedding is left to the caller.
     """
-    whole(heads, "heads", 1)
-    whole(head_dim, "head_dim", 1)
+    whole_number(heads, "heads", 1)
+    whole_number(head_dim, "head_dim", 1)
     width = heads * head_dim if model_dim is None else model_dim
-    whole(width, "model_dim", 1)
+    whole_number(width, "model_dim", 1)
     _check_span(max_distance, buckets)
-    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(TERMS):
+    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(DISENTANGLED_TERMS):
         raise InvalidValueError(f"terms are c2p, p2c or both; got {list(terms)}", hint="Name each term once.")
     sizes = (width, heads * head_dim)
     key_proj = _projection("c2p", key_proj, terms, sizes, device, dtype)

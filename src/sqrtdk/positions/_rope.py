@@ -9,12 +9,12 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.positions._term import wide_dtype
-from sqrtdk.scales._numbers import positive, whole
+from sqrtdk.scales._numbers import positive, whole_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Real
 
-LAYOUTS = ("half", "interleaved")
+ROPE_LAYOUTS = ("half", "interleaved")
 
 
 def rope_frequencies(
@@ -236,7 +236,7 @@ def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
 
 def check_rotary_dim(rotary_dim: int) -> None:
     """Raise unless it is an even number of channels."""
-    whole(rotary_dim, "rotary_dim", 2)
+    whole_number(rotary_dim, "rotary_dim", 2)
     if rotary_dim % 2:
         raise InvalidValueError(
             f"rotary_dim is even, as channels turn in pairs; got {rotary_dim}",
@@ -246,8 +246,8 @@ def check_rotary_dim(rotary_dim: int) -> None:
 
 def check_layout(layout: str) -> None:
     """Raise for an unknown layout."""
-    if layout not in LAYOUTS:
-        raise InvalidValueError(f"layout is {' or '.join(LAYOUTS)}; got {layout!r}", hint="Llama's is half.")
+    if layout not in ROPE_LAYOUTS:
+        raise InvalidValueError(f"layout is {' or '.join(ROPE_LAYOUTS)}; got {layout!r}", hint="Llama's is half.")
 
 
 def _positions(

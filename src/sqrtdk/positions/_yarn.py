@@ -12,7 +12,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.positions._rope import check_rotary_dim, rotary_width, turn
 from sqrtdk.positions._term import wide_dtype
 from sqrtdk.scales import yarn_mscale
-from sqrtdk.scales._numbers import positive, whole
+from sqrtdk.scales._numbers import positive, whole_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Real
@@ -96,7 +96,7 @@ def yarn_frequencies(
         models were trained so.
     """
     check_rotary_dim(rotary_dim)
-    whole(original_length, "original_length", 1)
+    whole_number(original_length, "original_length", 1)
     for name, value in (("factor", factor), ("base", base), ("beta_fast", beta_fast), ("beta_slow", beta_slow)):
         positive(value, name)
     if base <= 1.0:

@@ -11,7 +11,7 @@ from torch import nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales._constant import sqrt_dk
-from sqrtdk.scales._numbers import finite, positive, whole
+from sqrtdk.scales._numbers import finite, positive, whole_number
 from sqrtdk.scales._rule import ScaleRule, Sizes
 
 if TYPE_CHECKING:
@@ -216,4 +216,4 @@ def learned(
             f"init of a learned scale is a scale rule; got {type(init).__name__}",
             hint="Pass a rule of sqrtdk.scales, e.g. fixed(0.1).",
         )
-    return Learned(whole(heads, "heads of a learned scale", 1), rule, dtype, device)
+    return Learned(whole_number(heads, "heads of a learned scale", 1), rule, dtype, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sqrtdk.scales._numbers import finite, positive, whole
+from sqrtdk.scales._numbers import finite, positive, whole_number
 from sqrtdk.scales._rule import Sizes
 
 
@@ -241,7 +241,7 @@ def disentangled(terms: int) -> Disentangled:
     Reference:
         He et al. 2021, "DeBERTa", arXiv:2006.03654, section 3.1.
     """
-    return Disentangled(whole(terms, "terms of disentangled", 1))
+    return Disentangled(whole_number(terms, "terms of disentangled", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,4 +279,4 @@ def layer_index(layer: int) -> LayerIndex:
     Reference:
         Karamcheti et al. 2021, "Mistral: A Journey towards Reproducible Language Model Training", Stanford CRFM.
     """
-    return LayerIndex(whole(layer, "the layer of layer_index", 0))
+    return LayerIndex(whole_number(layer, "the layer of layer_index", 0))

@@ -43,7 +43,7 @@ def positive(value: object, name: str) -> float:
     return number
 
 
-def whole(value: object, name: str, least: int) -> int:
+def whole_number(value: object, name: str, least: int) -> int:
     """Return `value` as an int if it is an integer of at least `least`.
 
     Raises:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, none
-from sqrtdk.scores._score import check_heads, check_same_features, heads_of, keep, project, widened
+from sqrtdk.scores._score import check_same_features, check_weight_heads, heads_of, project_heads, store_weight, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,13 +50,13 @@ class Additive(nn.Module):
         bias: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None,
     ) -> None:
         super().__init__()
-        keep(self, "v", v, _V, {1: "(A,)", 2: "(Hq, A)"})
-        keep(self, "query_weight", query_weight, _QUERY, {2: "(E, A)", 3: "(Hq, E, A)"})
-        keep(self, "key_weight", key_weight, _KEY, {2: "(Ek, A)", 3: "(Hkv, Ek, A)"})
+        store_weight(self, "v", v, _V, {1: "(A,)", 2: "(Hq, A)"})
+        store_weight(self, "query_weight", query_weight, _QUERY, {2: "(E, A)", 3: "(Hq, E, A)"})
+        store_weight(self, "key_weight", key_weight, _KEY, {2: "(Ek, A)", 3: "(Hkv, Ek, A)"})
         if bias is None:
             self.register_parameter("bias", None)
         else:
-            keep(self, "bias", bias, _BIAS, {1: "(A,)", 2: "(Hq, A)"})
+            store_weight(self, "bias", bias, _BIAS, {1: "(A,)", 2: "(Hq, A)"})
         hidden = [t.shape[-1] for t in (v, query_weight, key_weight, bias) if t is not None]
         if len(set(hidden)) > 1:
             raise InvalidValueError(
@@ -78,13 +78,13 @@ class Additive(nn.Module):
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
         """Return both projected, the query with the bias added."""
-        check_heads(self.v, 2, query, _V, "query")
-        projected = widened(project(query, self.query_weight, _QUERY, "query"))
+        check_weight_heads(self.v, 2, query, _V, "query")
+        projected = widened(project_heads(query, self.query_weight, _QUERY, "query"))
         if self.bias is not None:
-            check_heads(self.bias, 2, query, _BIAS, "query")
+            check_weight_heads(self.bias, 2, query, _BIAS, "query")
             bias = self.bias.to(projected.dtype)
             projected = projected + (bias.unsqueeze(-2) if query.ndim > 2 and bias.ndim == 2 else bias)
-        return projected, widened(project(key, self.key_weight, _KEY, "key"))
+        return projected, widened(project_heads(key, self.key_weight, _KEY, "key"))
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """Return v . tanh(query + key) of every pair."""
@@ -151,8 +151,8 @@ class LuongConcat(nn.Module):
         weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"],
     ) -> None:
         super().__init__()
-        keep(self, "v", v, _CONCAT_V, {1: "(A,)", 2: "(Hq, A)"})
-        keep(self, "weight", weight, _WEIGHT, {2: "(E + Ek, A)", 3: "(H, E + Ek, A)"})
+        store_weight(self, "v", v, _CONCAT_V, {1: "(A,)", 2: "(Hq, A)"})
+        store_weight(self, "weight", weight, _WEIGHT, {2: "(E + Ek, A)", 3: "(H, E + Ek, A)"})
         if v.shape[-1] != weight.shape[-1]:
             raise InvalidValueError(
                 f"v and the weight of a concat score have one hidden width; got {v.shape[-1]} and {weight.shape[-1]}",
@@ -185,9 +185,11 @@ class LuongConcat(nn.Module):
                 f"{_WEIGHT} for each head needs as many query as key heads; got {heads_of(query)} and {heads_of(key)}",
                 hint="Split it for `additive`, which has a weight for each query head and one for each key head.",
             )
-        check_heads(self.v, 2, query, _CONCAT_V, "query")
+        check_weight_heads(self.v, 2, query, _CONCAT_V, "query")
         of_query, of_key = self.weight[..., :features, :], self.weight[..., features:, :]
-        return widened(project(query, of_query, _WEIGHT, "query")), widened(project(key, of_key, _WEIGHT, "key"))
+        return widened(project_heads(query, of_query, _WEIGHT, "query")), widened(
+            project_heads(key, of_key, _WEIGHT, "key")
+        )
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
         """Return v . tanh(query + key) of every pair."""
@@ -241,7 +243,7 @@ class KerasAdditive(nn.Module):
         if v is None:
             self.register_parameter("v", None)
         else:
-            keep(self, "v", v, _KERAS_V, {1: "(E,)", 2: "(Hq, E)"})
+            store_weight(self, "v", v, _KERAS_V, {1: "(E,)", 2: "(Hq, E)"})
 
     @property
     def default_scale(self) -> ScaleRule:
@@ -259,7 +261,7 @@ class KerasAdditive(nn.Module):
         """Return both unchanged, half types as float32."""
         check_same_features(query, key, "a Keras additive score")
         if self.v is not None:
-            check_heads(self.v, 2, query, _KERAS_V, "query")
+            check_weight_heads(self.v, 2, query, _KERAS_V, "query")
             if self.v.shape[-1] != query.shape[-1]:
                 raise InvalidValueError(
                     f"{_KERAS_V} has one number for each of {query.shape[-1]} features; got {self.v.shape[-1]}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from sqrtdk.scales import ScaleRule, none, sqrt_dk
-from sqrtdk.scores._score import keep, project
+from sqrtdk.scores._score import project_heads, store_weight
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,7 +24,7 @@ class Bilinear(nn.Module):
 
     def __init__(self, weight: Float[Tensor, "E Ek"] | Float[Tensor, "Hq E Ek"], rule: ScaleRule) -> None:
         super().__init__()
-        keep(self, "weight", weight, "the weight of a bilinear score", {2: "(E, Ek)", 3: "(Hq, E, Ek)"})
+        store_weight(self, "weight", weight, "the weight of a bilinear score", {2: "(E, Ek)", 3: "(Hq, E, Ek)"})
         self._rule = rule
 
     @property
@@ -36,7 +36,7 @@ class Bilinear(nn.Module):
         self, query: Float[Tensor, "*#BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L Ek"], Float[Tensor, "*BH S Ek"]]:
         """Return the query times W, (..., Hq, L, Ek), and the key unchanged."""
-        return project(query, self.weight, "the weight of a bilinear score", "query"), key
+        return project_heads(query, self.weight, "the weight of a bilinear score", "query"), key
 
     def extra_repr(self) -> str:
         """Return shape and rule, for the module's text."""

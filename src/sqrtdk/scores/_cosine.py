@@ -20,8 +20,8 @@ from torch.nn import functional
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.scales import ScaleRule, none, sqrt_dk
-from sqrtdk.scales._numbers import finite, positive, whole
-from sqrtdk.scores._score import keep, widened
+from sqrtdk.scales._numbers import finite, positive, whole_number
+from sqrtdk.scores._score import store_weight, widened
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -49,14 +49,14 @@ def layer(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
 
 # name -> function, and the eps that users expect: that of torch's normalize, of Llama's and Qwen's RMSNorm, and of
 # torch's LayerNorm
-NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
+VECTOR_NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
     "l2": (l2, 1e-12),
     "rms": (rms, 1e-6),
     "layer": (layer, 1e-5),
 }
 
 
-_HINT = "A gain is one number, (Hq,) for each query head, or broadcastable to (Hq, L, E)."
+_GAIN_HINT = "A gain is one number, (Hq,) for each query head, or broadcastable to (Hq, L, E)."
 
 
 class LearnedGain(nn.Module):
@@ -102,7 +102,7 @@ class LearnedGain(nn.Module):
                 f"a gain starts at its maximum or below; got {start} and a maximum of {self.maximum}",
                 hint="Raise the maximum: above it there is no gradient.",
             )
-        shape = (whole(heads, "heads of a gain", 1), 1, 1)
+        shape = (whole_number(heads, "heads of a gain", 1), 1, 1)
         self.logit_scale = nn.Parameter(torch.full(shape, math.log(start), dtype=dtype, device=device))
 
     def forward(self) -> Float[Tensor, "heads 1 1"]:
@@ -120,7 +120,7 @@ def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | Non
         if isinstance(gain, Tensor):
             check_class("a gain", gain)
         if isinstance(gain, Tensor) and gain.ndim == 2:
-            raise InvalidValueError(f"a gain of two dimensions is ambiguous; got {tuple(gain.shape)}", hint=_HINT)
+            raise InvalidValueError(f"a gain of two dimensions is ambiguous; got {tuple(gain.shape)}", hint=_GAIN_HINT)
         return gain
     return finite(gain, "a gain")
 
@@ -138,14 +138,14 @@ def gain_for(
     if isinstance(found, float):
         return found
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        raise InvalidTypeError(f"a gain module gives a floating tensor; got {type(found).__name__}", hint=_HINT)
+        raise InvalidTypeError(f"a gain module gives a floating tensor; got {type(found).__name__}", hint=_GAIN_HINT)
     if found.numel() == 1:
         return found.reshape(())
     shaped = found[:, None, None] if found.ndim == 1 else found
     pairs = zip(reversed(shaped.shape), reversed(query.shape), strict=False)
     if shaped.ndim > query.ndim or any(have != 1 and have != wanted for have, wanted in pairs):
         raise InvalidValueError(
-            f"a gain of shape {tuple(found.shape)} does not fit a query of shape {tuple(query.shape)}", hint=_HINT
+            f"a gain of shape {tuple(found.shape)} does not fit a query of shape {tuple(query.shape)}", hint=_GAIN_HINT
         )
     return shaped
 
@@ -157,11 +157,11 @@ class Cosine(nn.Module):
 
     def __init__(self, norm: str, gain: object, eps: float | None) -> None:
         super().__init__()
-        self._normed, usual = NORMS[norm]
+        self._normed, usual = VECTOR_NORMS[norm]
         self.norm, self.eps = norm, usual if eps is None else positive(eps, "eps of a cosine score")
         kept = checked_gain(gain)
         if isinstance(kept, Tensor):
-            keep(self, "gain", kept, "a gain", {kept.ndim: ""})
+            store_weight(self, "gain", kept, "a gain", {kept.ndim: ""})
         else:
             self.gain = kept
 
@@ -220,6 +220,6 @@ def cosine(
         `torch.nn.functional.normalize`, which divides a vector shorter than eps by eps: here the result is 0, with
         gradient 0 instead of 1e12.
     """
-    if norm not in NORMS:
-        raise InvalidValueError(f"norm is one of {', '.join(NORMS)}; got {norm!r}", hint="Pass norm='l2'.")
+    if norm not in VECTOR_NORMS:
+        raise InvalidValueError(f"norm is one of {', '.join(VECTOR_NORMS)}; got {norm!r}", hint="Pass norm='l2'.")
     return Cosine(norm, gain, eps)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from sqrtdk.scales._numbers import whole
+from sqrtdk.scales._numbers import whole_number
 from sqrtdk.scores._additive import Additive, additive
 from sqrtdk.scores._bilinear import Bilinear, bilinear
 
@@ -93,7 +93,7 @@ def fresh_additive(
 
 
 def _size(value: object, name: str) -> int:
-    return whole(value, name, 1)
+    return whole_number(value, name, 1)
 
 
 def _lead(heads: object) -> tuple[int, ...]:

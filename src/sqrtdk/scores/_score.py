@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def keep(module: nn.Module, name: str, value: object, what: str, shapes: dict[int, str]) -> None:
+def store_weight(module: nn.Module, name: str, value: object, what: str, shapes: dict[int, str]) -> None:
     """Store a weight under `name`: a Parameter as such, a plain tensor as a buffer, through which gradients still flow.
 
     Args:
@@ -49,7 +49,7 @@ def heads_of(tensor: Float[Tensor, "... L E"]) -> int:
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
-def check_heads(
+def check_weight_heads(
     weight: Float[Tensor, "..."], dims: int, tensor: Float[Tensor, "... L E"], what: str, kind: str
 ) -> None:
     """Raise for a weight of `dims` dimensions whose heads are not the tensor's; with fewer dimensions it is shared."""
@@ -60,7 +60,7 @@ def check_heads(
         )
 
 
-def project(
+def project_heads(
     tensor: Float[Tensor, "*BH L E"],
     weight: Float[Tensor, "E A"] | Float[Tensor, "H E A"],
     what: str,
@@ -72,7 +72,7 @@ def project(
             f"{what} takes a {kind} of {weight.shape[-2]} features; got {tensor.shape[-1]}",
             hint=f"Its shape is {tuple(weight.shape)}: features in come before features out.",
         )
-    check_heads(weight, 3, tensor, what, kind)
+    check_weight_heads(weight, 3, tensor, what, kind)
     weight = weight.to(tensor.dtype)
     return tensor @ (weight[0] if tensor.ndim == 2 and weight.ndim == 3 else weight)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
 # a float mask at or below hides its key: half of float16's lowest, so that the fill value of any dtype counts
-HIDDEN = -3e4
+HIDDEN_BELOW = -3e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Masks:
         if self.visible is not None:
             mask = mask * cut(self.visible, block)
         if self.float_mask is not None:
-            mask = mask * (cut(self.float_mask, block) > HIDDEN)
+            mask = mask * (cut(self.float_mask, block) > HIDDEN_BELOW)
         if self.is_causal:
             mask = mask * torch.ones(height, stop, dtype=dtype, device=device).tril_(block.r0)
         mask = mask.expand(*mask.shape[:-1], stop)
@@ -88,7 +88,7 @@ class Masks:
         return (mask[..., start:stop] if start < stop else None), start, stop
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return float64 for float64, float32 for every other floating type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 

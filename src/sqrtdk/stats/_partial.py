@@ -215,4 +215,4 @@ def within_range(keys: int) -> float:
     return 0.5 ** (1 + keys.bit_length())
 
 
-FIELDS = tuple(field.name for field in fields(RowStats))
+ROW_STATS_FIELDS = tuple(field.name for field in fields(RowStats))

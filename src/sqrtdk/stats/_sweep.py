@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from sqrtdk.stats._block import Block, Masks, cut_keys
-from sqrtdk.stats._partial import FIELDS, RowStats
-from sqrtdk.stats._tile import exponentials, reduce_tile, settle
+from sqrtdk.stats._partial import ROW_STATS_FIELDS, RowStats
+from sqrtdk.stats._tile import exact_extremes, exponentials, reduce_tile
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 TILE = 2**21  # elements; a float32 buffer of it is 8 MiB
-WIDTH = 2**10  # keys of a tile, at most: with few rows and many keys, products spend their time on the keys
+MOST_TILE_KEYS = 2**10  # keys of a tile, at most: with few rows and many keys, products spend their time on the keys
 
 
-class Source(Protocol):
+class TileSource(Protocol):
     """A source of logits."""
 
     @property
@@ -74,7 +74,9 @@ class Weigher(Protocol):
         a key."""
 
 
-def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Float[Tensor, "B Hq L columns"] | None]:
+def sweep_tiles(
+    source: TileSource, weigher: Weigher | None = None
+) -> tuple[RowStats, Float[Tensor, "B Hq L columns"] | None]:
     """Run one pass over all tiles; return statistics (B, Hq, L), and the weigher's sums, (B, Hq, L, columns)."""
     shape, dtype, device = source.shape[:3], source.dtype, source.device
     statistics = torch.stack(_fields(RowStats.empty(shape, dtype=dtype, device=device)))
@@ -82,9 +84,11 @@ def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Flo
     if weighed is not None and 0 in source.shape:
         weighed.zero_()
     buffers: Float[Tensor, "2 elements"] | None = None
-    for block in blocks(source):
+    for block in row_blocks(source):
         if buffers is None:  # the first block is the largest
-            buffers = torch.empty(2, math.prod(block.sizes[:3]) * min(block.c1, WIDTH), dtype=dtype, device=device)
+            buffers = torch.empty(
+                2, math.prod(block.sizes[:3]) * min(block.c1, MOST_TILE_KEYS), dtype=dtype, device=device
+            )
         rows, sums = _rows(source, weigher, block, buffers)
         if rows is not None:
             statistics[:, *block.rows] = torch.stack(_fields(rows))
@@ -93,10 +97,10 @@ def sweep(source: Source, weigher: Weigher | None = None) -> tuple[RowStats, Flo
             torch.mul(sums, share, out=weighed[block.rows])
         elif weighed is not None:
             weighed[block.rows] = 0.0
-    return settle(RowStats(*statistics)), weighed
+    return exact_extremes(RowStats(*statistics)), weighed
 
 
-def blocks(source: Source) -> Iterator[Block]:
+def row_blocks(source: TileSource) -> Iterator[Block]:
     """Yield blocks of rows whose tiles have about `TILE` elements; causal calls get short ones, to skip the hidden
     triangle.
 
@@ -106,7 +110,7 @@ def blocks(source: Source) -> Iterator[Block]:
     batch, heads, length, keys = source.shape
     if 0 in source.shape:
         return
-    group, long = source.group, min(keys, WIDTH)
+    group, long = source.group, min(keys, MOST_TILE_KEYS)
     width = group * min(heads // group, torch.get_num_threads())
     height = min(length, max(8, TILE // (long * width)))
     if source.masks.is_causal or source.masks.visible is not None or source.masks.float_mask is not None:
@@ -120,15 +124,15 @@ def blocks(source: Source) -> Iterator[Block]:
 
 
 def _rows(
-    source: Source, weigher: Weigher | None, block: Block, buffers: Float[Tensor, "2 elements"]
+    source: TileSource, weigher: Weigher | None, block: Block, buffers: Float[Tensor, "2 elements"]
 ) -> tuple[RowStats | None, Float[Tensor, "B Hq R columns"] | None]:
     """Sum a block of rows over all its keys: statistics, and sums with weights e^{z-m}; None if no key is seen."""
     mask, start, stop = source.masks.window(block, source.dtype, source.device)
     moments = source.moments(block) if mask is None and stop == block.c1 else None
     parts: list[RowStats] = []
     sums = top = None
-    for c0 in range(0, stop, WIDTH):
-        tile = replace(block, c0=c0, c1=min(stop, c0 + WIDTH))
+    for c0 in range(0, stop, MOST_TILE_KEYS):
+        tile = replace(block, c0=c0, c1=min(stop, c0 + MOST_TILE_KEYS))
         a, b = (buffer[: math.prod(tile.sizes)].view(tile.sizes) for buffer in buffers)
         hidden, first = cut_keys(mask, start, tile)
         source.load(tile, a, b, hidden, first)
@@ -155,4 +159,4 @@ def _down(low: Float[Tensor, "B Hq R"], high: Float[Tensor, "B Hq R"]) -> Float[
 
 
 def _fields(rows: RowStats) -> list[Float[Tensor, "*rows"]]:
-    return [getattr(rows, name) for name in FIELDS]
+    return [getattr(rows, name) for name in ROW_STATS_FIELDS]

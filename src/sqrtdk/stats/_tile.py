@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 LOG2_E = 1.0 / math.log(2.0)
-LOWEST = {torch.float32: -120, torch.float64: -1000}  # smallest exponents whose negatives are exponents too
-SMALL = 2.0**-30  # below this total weight, relative to the peak's, squares may underflow
+SMALLEST_EXPONENTS = {torch.float32: -120, torch.float64: -1000}  # smallest exponents whose negatives are exponents too
+NEGLIGIBLE_WEIGHT = 2.0**-30  # below this total weight, relative to the peak's, squares may underflow
 FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a smaller total weight, relative to the peak's, counts as 0
 
 
@@ -95,7 +95,7 @@ def exponentials(
 
 
 def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"], found: Shifted) -> RowStats:
-    """Return the RowStats of a tile, before `settle`, from e^{z-m} in `b`; both buffers are overwritten.
+    """Return the RowStats of a tile, before `exact_extremes`, from e^{z-m} in `b`; both buffers are overwritten.
 
     The sums leave out one key that holds the maximum: each e^0 = 1 is removed before the sum, as a 1 would round the
     others away in a row near one-hot. Further keys at the maximum are counted by the difference.
@@ -104,10 +104,12 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
     ties = (found.mass - rest).round_().sub_(1.0).clamp_(min=0.0)
     rest += ties
     whole = rest
-    if not bool(rest.amin() >= SMALL):  # a power of two, which rounds nothing, lifts the squares into the dtype's range
+    if not bool(
+        rest.amin() >= NEGLIGIBLE_WEIGHT
+    ):  # a power of two, which rounds nothing, lifts the squares into the dtype's range
         whole = rest.masked_fill(rest == 0, 1.0)
-        lift = torch.ldexp(torch.ones_like(rest), -torch.frexp(whole).exponent.clamp(min=LOWEST[b.dtype]))
-        lift = torch.where(whole < SMALL, lift, 1.0)
+        lift = torch.ldexp(torch.ones_like(rest), -torch.frexp(whole).exponent.clamp(min=SMALLEST_EXPONENTS[b.dtype]))
+        lift = torch.where(whole < NEGLIGIBLE_WEIGHT, lift, 1.0)
         b.mul_(lift.unsqueeze(-1))
         whole, ties = whole * lift, ties * lift
     share2 = (torch.mul(b, b, out=scratch).sum(-1) + ties) / whole**2
@@ -125,7 +127,7 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
     )
 
 
-def settle(rows: RowStats) -> RowStats:
+def exact_extremes(rows: RowStats) -> RowStats:
     """Set the exact values of rows without a finite maximum or minimum, and of weights too small to count."""
     none = rows.rest < FLUSH[rows.rest.dtype]
     blind = rows.n == 0

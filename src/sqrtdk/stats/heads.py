@@ -15,7 +15,7 @@ from sqrtdk.stats._histogram import Histogram as Histogram
 from sqrtdk.stats._histogram import bin_counts
 from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
 from sqrtdk.stats._partial import RowStats
-from sqrtdk.stats._sweep import sweep
+from sqrtdk.stats._sweep import sweep_tiles
 from sqrtdk.stats.rows import QUANTILES, LogitSource, logit_source, row_quantiles
 from sqrtdk.stats.tiles import AttentionRows, ProductSource, product_source, sweep_product
 
@@ -135,7 +135,7 @@ def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> A
     device."""
     if isinstance(source, ProductSource):
         return sweep_product(source, future=future)
-    rows, ahead = sweep(source, Future() if future and source.shape[2] == source.shape[3] else None)
+    rows, ahead = sweep_tiles(source, Future() if future and source.shape[2] == source.shape[3] else None)
     return AttentionRows(rows, future=None if ahead is None else ahead.squeeze(-1))
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows, wide
+from sqrtdk.stats._block import Block, Masks, cut, four_dims, statistics_dtype, visible_rows
 from sqrtdk.stats._partial import RowStats as RowStats
-from sqrtdk.stats._sweep import sweep
+from sqrtdk.stats._sweep import sweep_tiles
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -125,7 +125,7 @@ class LogitSource:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the statistics."""
-        return wide(self.logits.dtype)
+        return statistics_dtype(self.logits.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -186,5 +186,5 @@ def row_stats(logits: Logits, visible: Visible | None = None) -> RowStats:
         tensor([4.])
     """
     with torch.no_grad(), named_in_errors({"logits": logits, "visible": visible}):
-        rows, _ = sweep(logit_source(logits, visible))
+        rows, _ = sweep_tiles(logit_source(logits, visible))
         return rows.map(lambda field: field.reshape(logits.shape[:-1]))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats._block import Block, Future, Masks, Values, cut, four_dims, pick_rows, visible_rows, wide
+from sqrtdk.stats._block import Block, Future, Masks, Values, cut, four_dims, pick_rows, statistics_dtype, visible_rows
 from sqrtdk.stats._partial import RowStats
-from sqrtdk.stats._sweep import Weigher, sweep
+from sqrtdk.stats._sweep import Weigher, sweep_tiles
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -65,7 +65,7 @@ class ProductSource:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the tiles and the statistics."""
-        return wide(torch.promote_types(self.query.dtype, self.key.dtype))
+        return statistics_dtype(torch.promote_types(self.query.dtype, self.key.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -208,7 +208,7 @@ def sweep_product(
     if product and not source.folds:
         largest = torch.zeros(source.shape[:3], dtype=source.dtype, device=source.device)
         source = replace(source, max_product=largest)
-    rows, weighed = sweep(source, weigher)
+    rows, weighed = sweep_tiles(source, weigher)
     output = weighed.to(value.dtype) if value is not None and weighed is not None else None
     ahead = weighed.squeeze(-1) if value is None and weighed is not None else None
     if product and source.max_product is None:

@@ -27,10 +27,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Complex
 
-STEP = 0.05
+PATH_STEP = 0.05
 LEAN = math.tan(math.radians(25.0))  # slope of the path's ends against the vertical
 BISECTIONS = 60
-DIGITS = 20.0  # the path ends where the integrand has fallen by this many decades
+PATH_DECADES = 20.0  # the path ends where the integrand has fallen by this many decades
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class PairSum:
             return math.log1p(-min(1.0, math.exp(self.mirrored().log_above(-excess))))
         c, rest = self._crossing(excess)  # rest = 1 - c
         beta = min(c, rest)
-        reach = math.sqrt(math.expm1(min(700.0, 2.0 * DIGITS * math.log(10.0) / self.dim)))
-        steps = math.ceil(math.asinh(max(1.0, reach) / beta) / STEP)
-        s = torch.arange(steps + 1, dtype=torch.float64) * STEP
+        reach = math.sqrt(math.expm1(min(700.0, 2.0 * PATH_DECADES * math.log(10.0) / self.dim)))
+        steps = math.ceil(math.asinh(max(1.0, reach) / beta) / PATH_STEP)
+        s = torch.arange(steps + 1, dtype=torch.float64) * PATH_STEP
         side = LEAN if excess + self.mean >= 0.0 else -LEAN
         offset = torch.complex(beta * side * (s.cosh() - 1.0), beta * s.sinh())
         slope = torch.complex(beta * side * s.sinh(), beta * s.cosh())
@@ -74,7 +74,7 @@ class PairSum:
         vertex = exponent[0].real
         terms = ((exponent - vertex).exp() * slope / t).imag
         terms[0] *= 0.5
-        total = float(terms.sum()) * STEP / math.pi
+        total = float(terms.sum()) * PATH_STEP / math.pi
         # Beyond about 1e18 dim the sum is lost in rounding; e^{K(c) - c y}, Chernoff's bound, is then returned.
         return min(0.0, float(vertex) + (math.log(total) if total > 0.0 else 0.0))
 

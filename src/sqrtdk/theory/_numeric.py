@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales._numbers import finite as finite
 from sqrtdk.scales._numbers import positive as positive
-from sqrtdk.scales._numbers import whole as whole
+from sqrtdk.scales._numbers import whole_number as whole_number
 
 
 def at_least(value: object, name: str, least: float = 0.0) -> float:
@@ -49,7 +49,7 @@ def extended(value: object, name: str) -> float:
     return finite(value, name)
 
 
-def probability(value: object, name: str) -> float:
+def unit_interval(value: object, name: str) -> float:
     """Return `value` as a float from 0 to 1.
 
     Example:
@@ -62,7 +62,7 @@ def probability(value: object, name: str) -> float:
     return number
 
 
-def count(value: object, name: str, least: int = 1) -> int:
+def whole_count(value: object, name: str, least: int = 1) -> int:
     """Return `value` as an int of at least `least` that a float can hold.
 
     Raises:
@@ -73,7 +73,7 @@ def count(value: object, name: str, least: int = 1) -> int:
         >>> count(64, "dim")
         64
     """
-    number = whole(value, name, least)
+    number = whole_number(value, name, least)
     finite(number, name)
     return number
 

@@ -20,7 +20,7 @@ BEYOND = {"entropy": 1.0, "effective": 1.0, "peak": 1.0, "jacobian": 0.5}
 
 
 @cache
-def load() -> dict[str, list[list[float]]]:
+def load_table() -> dict[str, list[list[float]]]:
     """Return the axes `log_n` and `sigma`, and logarithms of the ratios: a row for each n, a column for each sigma."""
     raw = json.loads(files("sqrtdk.theory").joinpath("gaussian_table.json").read_text(encoding="utf-8"))
     table: dict[str, list[list[float]]] = {"log_n": [[math.log(n) for n in raw["n"]]], "sigma": [raw["sigma"]]}
@@ -71,39 +71,39 @@ def cubic(x: Sequence[float], y: Sequence[float], d: Sequence[float], at: float)
 
 
 @cache
-def axis() -> list[float]:
+def sigma_knots() -> list[float]:
     """Return the knots in asinh(sigma)."""
-    return [math.asinh(sigma) for sigma in load()["sigma"][0]]
+    return [math.asinh(sigma) for sigma in load_table()["sigma"][0]]
 
 
 @cache
 def _along_n(quantity: str) -> list[tuple[tuple[float, ...], list[float]]]:
     """Return (values, slopes) over log n for each sigma of the table."""
-    table = load()
+    table = load_table()
     return [(values, spline(table["log_n"][0], values)) for values in zip(*table[quantity], strict=True)]
 
 
 @lru_cache(maxsize=8192)
 def column(quantity: str, n: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return (values, slopes) over asinh(sigma) for one n."""
-    logs, at = load()["log_n"][0], math.log(n)
+    logs, at = load_table()["log_n"][0], math.log(n)
     values = tuple(cubic(logs, points, slopes, at) for points, slopes in _along_n(quantity))
-    return values, tuple(spline(axis(), values, flat=quantity != "peak"))  # the others are even in sigma
+    return values, tuple(spline(sigma_knots(), values, flat=quantity != "peak"))  # the others are even in sigma
 
 
-def ratio(quantity: str, n: float, sigma: float) -> float:
+def table_ratio(quantity: str, n: float, sigma: float) -> float:
     """Return the interpolated ratio; beyond the last sigma it falls with its power of sigma."""
     values, slopes = column(quantity, n)
-    last = load()["sigma"][0][-1]
+    last = load_table()["sigma"][0][-1]
     if sigma > last:
         return math.exp(values[-1] - BEYOND[quantity] * math.log(sigma / last))
-    return math.exp(cubic(axis(), values, slopes, math.asinh(sigma)))
+    return math.exp(cubic(sigma_knots(), values, slopes, math.asinh(sigma)))
 
 
-def value(quantity: str, n: float, sigma: float) -> float:
+def table_value(quantity: str, n: float, sigma: float) -> float:
     """Return entropy, log(effective keys) or -log(peak), capped at log n despite rounding in the table; or the
     Jacobian's root mean square norm.
     """
     if quantity == "jacobian":
-        return ratio(quantity, n, sigma) * math.sqrt(n - 1.0) / n
-    return min(1.0, ratio(quantity, n, sigma)) * math.log(n)
+        return table_ratio(quantity, n, sigma) * math.sqrt(n - 1.0) / n
+    return min(1.0, table_ratio(quantity, n, sigma)) * math.log(n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.theory._numeric import at_least, count, extended, whole
+from sqrtdk.theory._numeric import at_least, extended, whole_count, whole_number
 
 
 def entropy_lower_bound_nats(n: int, radius: float) -> float:
@@ -43,7 +43,7 @@ def entropy_lower_bound_nats(n: int, radius: float) -> float:
         The paper, which writes sigma for the product of spectral norms that bounds R, and leaves out the scale.
     """
     radius = at_least(radius, "the radius")
-    others = float(count(n, "n") - 1)
+    others = float(whole_count(n, "n") - 1)
     if others == 0:
         return 0.0
     gap = radius * math.sqrt(1.0 + 1.0 / others)
@@ -106,7 +106,7 @@ def max_logit_bounds(lse: float, n: int) -> tuple[float, float]:
         e^max <= sum e^z <= n e^max.
     """
     lse = extended(lse, "lse")
-    return lse - math.log(whole(n, "n", 1)), lse
+    return lse - math.log(whole_number(n, "n", 1)), lse
 
 
 def logit_bound(scale: float, query_norm: float, key_norm: float) -> float:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.theory._numeric import whole
+from sqrtdk.theory._numeric import whole_number
 
 FLOAT32_BYTES = 4
 
 
 def _wholes(least: int = 1, **sizes: int) -> None:
     for name, size in sizes.items():
-        whole(size, name, least)
+        whole_number(size, name, least)
 
 
 def _itemsize(dtype: torch.dtype) -> int:
@@ -109,7 +109,7 @@ def attention_flops(
         T. Dao et al. 2022, arXiv:2205.14135, for the recomputation.
     """
     _wholes(batch=batch, heads=heads, head_dim=head_dim)
-    value_dim = head_dim if value_head_dim is None else whole(value_head_dim, "value_head_dim", 1)
+    value_dim = head_dim if value_head_dim is None else whole_number(value_head_dim, "value_head_dim", 1)
     if recompute and not backward:
         raise InvalidValueError(
             "recompute is a part of the backward pass; got recompute=True, backward=False", hint="Pass backward=True."
@@ -166,12 +166,12 @@ def projection_flops(
         J. Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (2 a weight and token, and twice that backward).
     """
     _wholes(batch=batch, query_len=query_len, d_model=d_model, heads=heads)
-    keys = whole(query_len if key_len is None else key_len, "key_len", 1)
-    kv = whole(heads if kv_heads is None else kv_heads, "kv_heads", 1)
-    dim = whole(d_model // heads if head_dim is None else head_dim, "head_dim", 1)
-    value_dim = whole(dim if value_head_dim is None else value_head_dim, "value_head_dim", 1)
-    from_key = whole(d_model if kdim is None else kdim, "kdim", 1)
-    from_value = whole(d_model if vdim is None else vdim, "vdim", 1)
+    keys = whole_number(query_len if key_len is None else key_len, "key_len", 1)
+    kv = whole_number(heads if kv_heads is None else kv_heads, "kv_heads", 1)
+    dim = whole_number(d_model // heads if head_dim is None else head_dim, "head_dim", 1)
+    value_dim = whole_number(dim if value_head_dim is None else value_head_dim, "value_head_dim", 1)
+    from_key = whole_number(d_model if kdim is None else kdim, "kdim", 1)
+    from_value = whole_number(d_model if vdim is None else vdim, "vdim", 1)
     each = query_len * heads * (dim + value_dim) * d_model + keys * kv * (dim * from_key + value_dim * from_value)
     return 2 * batch * each * (3 if backward else 1)
 
@@ -293,5 +293,5 @@ def kv_cache_bytes(
         N. Shazeer 2019, arXiv:1911.02150; J. Ainslie et al. 2023, arXiv:2305.13245.
     """
     _wholes(batch=batch, kv_heads=kv_heads, length=length, head_dim=head_dim, layers=layers)
-    value_dim = head_dim if value_head_dim is None else whole(value_head_dim, "value_head_dim", 1)
+    value_dim = head_dim if value_head_dim is None else whole_number(value_head_dim, "value_head_dim", 1)
     return layers * batch * kv_heads * length * (head_dim + value_dim) * _itemsize(dtype)

@@ -24,7 +24,7 @@ from typing import Any, overload
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.theory._numeric import extended
-from sqrtdk.theory._table import value
+from sqrtdk.theory._table import table_value
 
 LARGEST_N = 2**24
 _Numbers = Iterable[float]
@@ -58,7 +58,7 @@ def sigma_of(sigma: object) -> float:
     return deviation
 
 
-def listed(values: Any, name: str) -> list[Any]:
+def as_list(values: Any, name: str) -> list[Any]:
     """Return one number, or all of several, as a list.
 
     Raises:
@@ -79,15 +79,15 @@ def listed(values: Any, name: str) -> list[Any]:
 
 
 def _each(quantity: str, n: float | _Numbers, sigma: float | _Numbers) -> list[float]:
-    counts = [keys_of(count) for count in listed(n, "n")]
-    sigmas = [sigma_of(deviation) for deviation in listed(sigma, "sigma")]
+    counts = [keys_of(count) for count in as_list(n, "n")]
+    sigmas = [sigma_of(deviation) for deviation in as_list(sigma, "sigma")]
     size = max(len(counts), len(sigmas)) if counts and sigmas else 0
     if size and any(len(values) not in (1, size) for values in (counts, sigmas)):
         raise InvalidValueError(
             f"n and sigma are numbers or lists of one length; got {len(counts)} and {len(sigmas)}",
             hint="Repeat the shorter one.",
         )
-    return [value(quantity, counts[i % len(counts)], sigmas[i % len(sigmas)]) for i in range(size)]
+    return [table_value(quantity, counts[i % len(counts)], sigmas[i % len(sigmas)]) for i in range(size)]
 
 
 def _shaped(values: list[float], n: float | _Numbers, sigma: float | _Numbers) -> float | list[float]:

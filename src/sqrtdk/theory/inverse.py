@@ -15,15 +15,15 @@ from sqrtdk.scales._numbers import finite
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats.tiles import attention_row_stats
 from sqrtdk.theory._numeric import extended, falling_roots
-from sqrtdk.theory._table import value
-from sqrtdk.theory.gaussian import keys_of, listed
+from sqrtdk.theory._table import table_value
+from sqrtdk.theory.gaussian import as_list, keys_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
     from sqrtdk._shapes import Visible
 
-LARGEST = 1e30  # largest logit that the search visits
+LARGEST_LOGIT = 1e30  # largest logit that the search visits
 WIDEN = 4.0  # factor of the first bracket
 DOUBLINGS = 12  # of the logarithm of the bracket's width: beyond any scale that a float holds
 
@@ -59,12 +59,12 @@ def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float
         The inverse of `expected_entropy_nats`.
     """
     wanted = extended(entropy_nats, "entropy_nats")
-    counts = [keys_of(count) for count in listed(n, "n")]
+    counts = [keys_of(count) for count in as_list(n, "n")]
     if not counts:
         raise InvalidValueError("n holds at least one row; got an empty list", hint="Leave the head out.")
 
     def mean(sigma: float) -> float:
-        return sum(value("entropy", count, sigma) for count in counts) / len(counts)
+        return sum(table_value("entropy", count, sigma) for count in counts) / len(counts)
 
     if max(counts) <= 1:
         return math.nan
@@ -177,7 +177,7 @@ def scale_from_entropy(
     size = float(query.detach().abs().amax().double() * key.detach().abs().amax().double()) * query.shape[-1]
     if not math.isfinite(size) or any(map(math.isnan, spread)):
         raise InvalidValueError("query and key are finite; their products are not", hint="Look for NaN or infinity.")
-    top = math.log(LARGEST / size) if size > 0.0 else 0.0
+    top = math.log(LARGEST_LOGIT / size) if size > 0.0 else 0.0
     least = [over + want for over, want in zip(excess([top] * len(wanted)), wanted, strict=True)]
     for want, lowest, highest in zip(wanted, least, uniform, strict=True):
         if not lowest + enough < want < highest - enough:
@@ -200,7 +200,7 @@ def _wanted(entropy_nats: float | Sequence[float], heads: int, per_head: bool) -
     if not per_head or isinstance(entropy_nats, Real):
         return [finite(entropy_nats, "entropy_nats")] * heads
     several: Any = entropy_nats
-    listing = listed(several.tolist() if isinstance(several, Tensor) else several, "entropy_nats")
+    listing = as_list(several.tolist() if isinstance(several, Tensor) else several, "entropy_nats")
     wanted = [finite(entropy, "entropy_nats") for entropy in listing]
     if len(wanted) != heads:
         raise InvalidValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqrtdk.theory._numeric import whole
+from sqrtdk.theory._numeric import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ def multi_head_terms(
     Reference:
         Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245 for fewer key heads.
     """
-    d_model, heads = whole(d_model, "d_model", 1), whole(heads, "heads", 1)
-    kv = whole(heads if kv_heads is None else kv_heads, "kv_heads", 1)
-    d_k = whole(d_model // heads if head_dim is None else head_dim, "head_dim", 1)
-    d_v = whole(d_k if value_head_dim is None else value_head_dim, "value_head_dim", 1)
-    from_key = whole(d_model if kdim is None else kdim, "kdim", 1)
-    from_value = whole(d_model if vdim is None else vdim, "vdim", 1)
+    d_model, heads = whole_number(d_model, "d_model", 1), whole_number(heads, "heads", 1)
+    kv = whole_number(heads if kv_heads is None else kv_heads, "kv_heads", 1)
+    d_k = whole_number(d_model // heads if head_dim is None else head_dim, "head_dim", 1)
+    d_v = whole_number(d_k if value_head_dim is None else value_head_dim, "value_head_dim", 1)
+    from_key = whole_number(d_model if kdim is None else kdim, "kdim", 1)
+    from_value = whole_number(d_model if vdim is None else vdim, "vdim", 1)
     value = "d_k" if d_v == d_k else "d_v"
     if (from_key, from_value, d_v, kv) == (d_model, d_model, d_k, heads):
         parts = [("3 h d_k d_model", 3 * heads * d_k * d_model)]
@@ -142,8 +142,8 @@ def additive_terms(query_dim: int, key_dim: int, hidden: int, *, bias: bool = Fa
     Reference:
         Bahdanau et al. 2014, arXiv:1409.0473, appendix A.1.2.
     """
-    query_dim, key_dim = whole(query_dim, "query_dim", 1), whole(key_dim, "key_dim", 1)
-    hidden = whole(hidden, "hidden", 1)
+    query_dim, key_dim = whole_number(query_dim, "query_dim", 1), whole_number(key_dim, "key_dim", 1)
+    hidden = whole_number(hidden, "hidden", 1)
     parts = (("d_q A", query_dim * hidden), ("d_key A", key_dim * hidden), ("A", hidden))
     return Terms((*parts, ("A", hidden)) if bias else parts)
 
@@ -170,10 +170,10 @@ def bilinear_terms(query_dim: int, key_dim: int, *, heads: int | None = None) ->
     Reference:
         Luong et al. 2015, arXiv:1508.04025, section 3.1 (general).
     """
-    one = whole(query_dim, "query_dim", 1) * whole(key_dim, "key_dim", 1)
+    one = whole_number(query_dim, "query_dim", 1) * whole_number(key_dim, "key_dim", 1)
     if heads is None:
         return Terms((("d_q d_key", one),))
-    return Terms((("h d_q d_key", whole(heads, "heads", 1) * one),))
+    return Terms((("h d_q d_key", whole_number(heads, "heads", 1) * one),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.scales import ScaleRule, sizes, sqrt_dk
 from sqrtdk.scales._numbers import finite
 from sqrtdk.theory._inversion import PairSum, log_normal_above
-from sqrtdk.theory._numeric import at_least, count, extended, falling_roots, probability, whole
+from sqrtdk.theory._numeric import at_least, extended, falling_roots, unit_interval, whole_count, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def dot_product_moments(
 
 
 def _abc(dim: int, mq: float, vq: float, mk: float, vk: float) -> tuple[float, float, float]:
-    size = float(count(dim, "dim"))
+    size = float(whole_count(dim, "dim"))
     mq, mk = finite(mq, "query_mean"), finite(mk, "key_mean")
     vq, vk = at_least(vq, "query_variance"), at_least(vk, "key_variance")
     a, b, c = vq * vk, mq * mk, (mq * mq * vk + mk * mk * vq) / 2.0
@@ -212,7 +212,7 @@ class LogitDistribution:
             >>> round(logit_distribution(64).quantile(0.999), 3)  # 3.090 for a normal
             3.166
         """
-        p = probability(p, "p")
+        p = unit_interval(p, "p")
         if self.std == 0.0:
             return self.mean
         if p in (0.0, 1.0):
@@ -286,8 +286,10 @@ def logit_distribution(
     Reference:
         J. Gil-Pelaez 1951, Biometrika 38, 481.
     """
-    dim = count(dim, "dim")
-    factor = _factor(dim, sqrt_dk() if scale is None else scale, count(keys, "keys"), whole(heads, "heads", 1))
+    dim = whole_count(dim, "dim")
+    factor = _factor(
+        dim, sqrt_dk() if scale is None else scale, whole_count(keys, "keys"), whole_number(heads, "heads", 1)
+    )
     a, b, c = _abc(dim, query_mean, query_variance, key_mean, key_variance)
     product = _moments(dim, a, b, c)
     moments = Moments(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from sqrtdk.errors import InvalidTypeError
-from sqrtdk.theory._numeric import count, extended, falling_roots, finite
+from sqrtdk.theory._numeric import extended, falling_roots, finite, whole_count
 from sqrtdk.theory.products import LogitDistribution, logit_distribution
 
-DTYPES = {
+RANGE_DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -24,10 +24,11 @@ NODES, NODE_STEP = 40, 0.08  # of the double exponential rule, to either side
 
 
 def _info(dtype: torch.dtype | str) -> torch.finfo:
-    found = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    found = RANGE_DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise InvalidTypeError(
-            f"dtype is a floating dtype or one of {', '.join(DTYPES)}; got {dtype}", hint="Pass e.g. torch.bfloat16."
+            f"dtype is a floating dtype or one of {', '.join(RANGE_DTYPES)}; got {dtype}",
+            hint="Pass e.g. torch.bfloat16.",
         )
     return torch.finfo(found)
 
@@ -205,7 +206,7 @@ def range_forecast(
         key_mean=key_mean,
         key_variance=key_variance,
     )
-    number = count(pairs, "pairs")
+    number = whole_count(pairs, "pairs")
     largest = largest_finite(dtype)
     expected = _expected_max(logits, number)
     return RangeForecast(

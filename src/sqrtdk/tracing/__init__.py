@@ -6,11 +6,11 @@ projections, `probe` reruns parts of the tape on other values, `steps` holds the
 """
 
 from sqrtdk.tracing.records import AttentionCall as AttentionCall
+from sqrtdk.tracing.records import EffectiveScale as EffectiveScale
 from sqrtdk.tracing.records import Factor as Factor
 from sqrtdk.tracing.records import Mask as Mask
 from sqrtdk.tracing.records import NotAttention as NotAttention
 from sqrtdk.tracing.records import NotMeasured as NotMeasured
-from sqrtdk.tracing.records import Scale as Scale
 from sqrtdk.tracing.records import Stage as Stage
 from sqrtdk.tracing.tape.places import Sites as Sites
 from sqrtdk.tracing.tape.recorder import unseen as unseen

@@ -13,9 +13,9 @@ from sqrtdk.stats.heads import HeadStats
 
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
 WITHOUT_PRODUCT = ("additive", "distance")  # scores without a product of q and k, which have no scale to judge
-ROWS = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
-BLOCKS = "blocks"  # source of a factor that differs between blocks of keys
-DATA = "data"  # source of a factor on the logits that is computed from the inputs, not a constant of the model
+BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
+BY_BLOCK = "blocks"  # source of a factor that differs between blocks of keys
+FROM_DATA = "data"  # source of a factor on the logits that is computed from the inputs, not a constant of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class EffectiveScale:
     """The effective scale, which is the slope of the logits against q_proj(x) . k_proj(x), read in two ways.
 
     `symbolic` is the product of the factors along the lineage. `numeric` is the slope of a regression of the logits on
@@ -80,7 +80,7 @@ class KeyBlock:
 
     first: int  # 0-based index of the first key
     last: int  # index of the last key
-    scale: Scale
+    scale: EffectiveScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class AttentionCall(Shown):
     device: str
     stages: tuple[Stage, ...]
     formula: str
-    scale: Scale
+    scale: EffectiveScale
     terms: int = 1  # content-dependent products that were summed (3 for DeBERTa's disentangled score)
     norm: str | None = None  # "rms", "layer", "l2": normalisation of q and k after the projection
     rope: bool = False
@@ -170,19 +170,19 @@ class AttentionCall(Shown):
     @property
     def unlike_blocks(self) -> bool:
         """Whether blocks of keys have different scales, so that the call has no single scale."""
-        return any(factor.source == BLOCKS for factor in self.scale.factors)
+        return any(factor.source == BY_BLOCK for factor in self.scale.factors)
 
 
 # Why a softmax is no attention: ids of messages.
 ONE_PROJECTION = "trace.not_attention.one_projection"
 SEPARABLE = "trace.not_attention.separable"
-APART = "trace.not_attention.apart"
+FACTORS_APART = "trace.not_attention.apart"
 NEVER_USED = "trace.not_attention.never_used"  # the weights were dropped, or only reduced
 NOT_SEEN = "trace.not_attention.not_seen"  # the weights entered an operation that is not followed
 LOST_SIGHT = "trace.not_attention.lost_sight"
 LOST_ADDITIVE = "trace.not_attention.lost_additive"
 _MAYBE = (LOST_SIGHT, LOST_ADDITIVE)
-_NAMED = ("trace.without_softmax.named", "trace.without_softmax.scaled")
+_NAMED_WITHOUT_SOFTMAX = ("trace.without_softmax.named", "trace.without_softmax.scaled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +226,4 @@ class NotMeasured:
     @property
     def without_softmax(self) -> bool:
         """Whether the reason names an attention that has no softmax, such as linear attention."""
-        return id_of(self.reason) in _NAMED
+        return id_of(self.reason) in _NAMED_WITHOUT_SOFTMAX

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.lower.classifier import Classifier
-from sqrtdk.tracing.lower.online import close
+from sqrtdk.tracing.lower.online import close_partial_sums
 from sqrtdk.tracing.lower.sums import multiplies
 from sqrtdk.tracing.lower.weights import overwritten
 from sqrtdk.tracing.records import (
@@ -37,19 +37,19 @@ from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
-from sqrtdk.tracing.tape.recorder import KernelCall, Listener, Operands, Recorder, Scene, Unweighted, unseen
+from sqrtdk.tracing.tape.recorder import KernelCall, Operands, Recorder, Scene, TapeListener, Unweighted, unseen
 from sqrtdk.tracing.tape.stance import eager_compiler, hint_for
-from sqrtdk.tracing.tape.store import Asked, Store
+from sqrtdk.tracing.tape.store import Asked, NodeStore
 from sqrtdk.tracing.tell.blocks import merge, merge_rows
-from sqrtdk.tracing.tell.finish import MostRows, finish, site_in_program
+from sqrtdk.tracing.tell.finish import MostRows, call_of_reading, site_in_program
 from sqrtdk.tracing.tell.formula import Lost, tell_lost, without_softmax
-from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED, keep, projections_of, sketch_of, without
+from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED_RUN, keep_tensors, projections_of, sketch_of, without
 from sqrtdk.tracing.tell.places import Used, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 
 Roots = tuple[int | None, int | None]  # of q and of k
-_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
+_HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,9 +127,9 @@ class Trace:
         self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Trace:
-        store = Store(self.model, self._sites, self._values, overwritten)
+        store = NodeStore(self.model, self._sites, self._values, overwritten)
         store.asked = self._gradients
-        listener = Listener(
+        listener = TapeListener(
             self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
         )
         keeps, measures = self._keeps or self._projects, self._stats or self._most_rows is not None
@@ -151,7 +151,7 @@ class Trace:
         if scene.store.asked is not None:
             scene.store.asked.attach()
         self._running.__exit__(kind, error, traceback)
-        close(scene)
+        close_partial_sums(scene)
         # Softmaxes whose weights are still alive: all others ended when their weights were freed.
         for weighing in list(scene.store.weighings):
             self._end(weighing)
@@ -229,10 +229,10 @@ class Trace:
             self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call))
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
-        place = places.here()
+        place = places.current_place()
         with self._guarded(site, seen, place):
             reason, formula = without_softmax(seen)
-            self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), places.text(place)))
+            self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), places.place_text(place)))
 
     def _end(self, weighing: Weighing) -> None:
         """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
@@ -269,14 +269,14 @@ class Trace:
                 yield
         except Exception as error:
             reason = Message("trace.missed.reading_failed", error=kind_and_text(error))
-            self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(place)))
+            self._missed.append(NotMeasured(site, reason, self._formula(seen), places.place_text(place)))
 
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
-        self._missed.append(NotMeasured(site, reason, self._formula(seen), places.text(places.here())))
+        self._missed.append(NotMeasured(site, reason, self._formula(seen), places.place_text(places.current_place())))
 
     def _add(self, reading: Reading, used: Used | None = None) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))
-        call, rows = finish(
+        call, rows = call_of_reading(
             reading,
             self._sites.classes.get(reading.site, ""),
             measure_stats=self._stats and self._most_rows is None,
@@ -286,7 +286,7 @@ class Trace:
         )
         record = _Record(call, rows, _serials(reading))
         if self._keeps or self._projects:
-            kept = without(call, Message(ENLARGED)) if self._enlarge else keep(reading, used, call)
+            kept = without(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
             tensors = kept if self._keeps else sketch_of(kept)
             record = replace(record, tensors=tensors, projections=projections_of(kept))
         self._records.append(record)
@@ -313,7 +313,7 @@ class Trace:
         """Returns the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
         while True:
             module = self._modules.get(site)
-            for name in _HEADS:
+            for name in _HEAD_COUNTS:
                 with contextlib.suppress(Exception):  # a model's own __getattr__ may raise anything
                     heads = getattr(module, name, None)
                     if isinstance(heads, int) and heads > 0:
@@ -332,7 +332,7 @@ def _numbers(sites: Iterable[str]) -> Iterator[int]:
 
 
 def _where(entry: SoftmaxEntry) -> str | None:
-    return places.text(entry.lost_at if entry.told and entry.lost_at else entry.place)
+    return places.place_text(entry.lost_at if entry.told and entry.lost_at else entry.place)
 
 
 def _serials(reading: Reading) -> Roots:

@@ -19,7 +19,7 @@ from sqrtdk.compare.causes.turns import LOOSE, nearness, retold, turns_of
 from sqrtdk.compare.program import Rotation
 from sqrtdk.compare.suspect import OWN_DTYPE, Both, Difference, Edit, Words
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, unit
+from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, unit_amplitude
 
 HALF = ("bfloat16", "float16")
 ROWS = 128  # rows that suffice to find out what is rounded
@@ -35,7 +35,7 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
     """Returns the differences of the angles by the name of the cause."""
 
     def with_angles(own: Rotation) -> Rotation:
-        return own if own.width != both.b.width else replace(own, table=own.table.abs() * unit(both.b.table))
+        return own if own.width != both.b.width else replace(own, table=own.table.abs() * unit_amplitude(both.b.table))
 
     a, b = turns_of(both)
     near, tables = nearness(both, a, b), (both.a.table, both.b.table)

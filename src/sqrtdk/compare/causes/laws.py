@@ -17,8 +17,8 @@ from sqrtdk.compare.program import Rotation
 from sqrtdk.compare.suspect import Both
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
 from sqrtdk.messages import Message, id_of, joined
-from sqrtdk.tracing.probe.rotation import USUAL
-from sqrtdk.tracing.probe.tables import LAW, UNSEEN, Law, Turn
+from sqrtdk.tracing.probe.rotation import USUAL_BASES
+from sqrtdk.tracing.probe.tables import FREQUENCY_TOLERANCE, UNSEEN, Law, Turn
 
 TINY = torch.finfo(torch.float64).tiny
 KNOWN = 1e-4  # radians a position: frequencies known less precisely show no law
@@ -68,8 +68,8 @@ def _base_words(turn: Turn, tolerance: float) -> str | float:
     """Returns the base of the frequencies, a usual one if it fits within `tolerance` radians; else their range."""
     sizes, law = turn.frequencies.abs(), turn.law
     if tolerance > KNOWN * turn.span:  # half precision shows a base to two digits
-        apart = {base: float((Law(base).frequencies(len(sizes)) - sizes).abs().max()) for base in USUAL}
-        base = min(USUAL, key=lambda base: apart[base])
+        apart = {base: float((Law(base).frequencies(len(sizes)) - sizes).abs().max()) for base in USUAL_BASES}
+        base = min(USUAL_BASES, key=lambda base: apart[base])
         if apart[base] * turn.span <= tolerance:
             return base
     if law is None:
@@ -129,7 +129,7 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | 
         return next(filter(None, (_dynamic(law.base, base, pairs) for base in bases)), None)
     if tolerance > KNOWN * turn.span:
         return None
-    for usual in dict.fromkeys(map(number, (*bases, *USUAL))):
+    for usual in dict.fromkeys(map(number, (*bases, *USUAL_BASES))):
         for name, parameters in _tries(usual, turn):
             if fits(scaled_frequencies(name, usual, 2 * pairs, parameters)):
                 by = name if parameters.pop("truncate", True) else Message("causes.rope_base.not_truncated", law=name)
@@ -138,7 +138,7 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | 
     for plain in bases if law is None else ():
         # Every pair slowed down, slow pairs at least as much as fast ones: longrope, whose factors are a table.
         divided = Law(plain).frequencies(pairs) / sizes.clamp_min(TINY)
-        if bool((divided > 1 - LAW).all()) and bool((divided.diff() > -LAW).all()):
+        if bool((divided > 1 - FREQUENCY_TOLERANCE).all()) and bool((divided.diff() > -FREQUENCY_TOLERANCE).all()):
             least, most = (f"{number(float(x)):g}" for x in torch.aminmax(divided))
             return Message("causes.rope_base.longrope", base=f"{plain:g}", least=least, most=most)
     return None
@@ -146,10 +146,10 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | 
 
 def _dynamic(base: float, plain: float, pairs: int) -> Message | None:
     """Returns words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
-    if pairs < 2 or base <= plain * (1 + LAW) or number(base) == float(f"{base:.2g}"):
+    if pairs < 2 or base <= plain * (1 + FREQUENCY_TOLERANCE) or number(base) == float(f"{base:.2g}"):
         return None
     alpha = (base / plain) ** ((pairs - 1) / pairs)
-    if abs(alpha * 4 - round(alpha * 4)) > LAW * alpha:
+    if abs(alpha * 4 - round(alpha * 4)) > FREQUENCY_TOLERANCE * alpha:
         return None
     words = {"base": f"{plain:g}", "alpha": f"{round(alpha * 4) / 4:g}", "new": f"{number(base):g}"}
     return Message("causes.rope_base.dynamic", **words)
@@ -163,10 +163,10 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
     plain = Law(base).frequencies(len(turn.frequencies))
     ratio = plain / turn.frequencies.abs().clamp_min(TINY)
     factor = float(f"{float(ratio.max()):.3g}")
-    if factor <= 1 + LAW or base <= 1:
+    if factor <= 1 + FREQUENCY_TOLERANCE or base <= 1:
         return
     order = [("llama3", LOW_HIGH), ("yarn", FAST_SLOW)]
-    has_yarns = abs(float(turn.amplitude.median()) - 1 - 0.1 * math.log(factor)) < LAW
+    has_yarns = abs(float(turn.amplitude.median()) - 1 - 0.1 * math.log(factor)) < FREQUENCY_TOLERANCE
     # YaRN multiplies cos and sin by 0.1 log(factor) + 1.
     usual = [(name, each[0]) for name, each in (order[::-1] if has_yarns else order)]
     for name, (first, second) in (*usual, *((name, two) for name, each in order for two in each[1:])):

@@ -15,7 +15,7 @@ from torch import Tensor
 from sqrtdk.compare.numbers import span, told_apart
 from sqrtdk.compare.suspect import LETTERS, Both, Words, rotation, way_of
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit
+from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit_amplitude
 
 APART = 16.0  # in units of the allowed error: angles this far apart belong to different positions
 LEAST = 1e-4  # radians: the accuracy of frequencies that are known from few steps
@@ -218,7 +218,7 @@ def _axes(table: Tensor, near: float) -> list[Axis] | None:
     """
     if len(table) != 1:
         return None
-    turned = unit(table)[0]
+    turned = unit_amplitude(table)[0]
     rows_of: dict[tuple[int, ...], list[int]] = {}
     last: tuple[int, ...] | None = None
     for pair in range(turned.shape[1]):
@@ -263,7 +263,7 @@ def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Axi
 
 def _reproduces(a: Sequence[Axis], b: Sequence[Axis], target: Tensor, near: float) -> bool:
     """Returns whether A's frequencies at B's places give B's table."""
-    made = torch.empty_like(unit(target)[0])
+    made = torch.empty_like(unit_amplitude(target)[0])
     places_of = {pair: axis.places for axis in b for pair in axis.pairs}
     for axis in a:
         for pair, first, step in zip(axis.pairs, axis.first, axis.steps, strict=True):

@@ -20,7 +20,7 @@ from sqrtdk.compare.numbers import few_digits
 from sqrtdk.compare.program import Norm, Rotation, Way
 from sqrtdk.compare.suspect import QK, Both, Difference, Sides, norms, on_step, rotation, way_of
 from sqrtdk.messages import Message
-from sqrtdk.tracing.probe.tables import Turn, take_apart, unit
+from sqrtdk.tracing.probe.tables import Turn, take_apart, unit_amplitude
 
 ROTATED, NOT_ROTATED = "causes.rope_missing.rotated", "causes.rope_missing.not_rotated"
 ONE_BASE = 0.01  # relative distance of equal bases: few pairs show a base roughly
@@ -214,7 +214,7 @@ def amplitude(both: Both[Rotation]) -> Difference | None:
 
     def edit(own: Rotation) -> Rotation:
         size = wanted if wanted.shape[-1] in (1, own.table.shape[-1]) else wanted[..., :1]
-        return replace(own, table=unit(own.table) * size)
+        return replace(own, table=unit_amplitude(own.table) * size)
 
     old, new = (float(x.flatten()[:MOST].median()) for x in (mine, wanted))
     return Difference(*few_digits(old, new), edit=edit)

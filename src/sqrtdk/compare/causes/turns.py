@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sqrtdk.compare.program import Program, Rotation
 from sqrtdk.compare.suspect import QK, Both, Sides, on_step, rotation, way_of
-from sqrtdk.tracing.probe.rotation import USUAL
-from sqrtdk.tracing.probe.tables import Law, Turn, angle_gap, nearly_whole, take_apart, unit
+from sqrtdk.tracing.probe.rotation import USUAL_BASES
+from sqrtdk.tracing.probe.tables import Law, Turn, angle_gap, nearly_whole, take_apart, unit_amplitude
 
 ANGLE = 2.0**-21  # for each position: tables compute angles in float32, whatever the dtype
 NEAR = 0.03  # distance of a number of pairs from a whole number
@@ -78,7 +78,7 @@ def _turn_of(program: Program, vector: str) -> Turn | None:
     if known is not None:
         return take_apart(own.table, known.frequencies)
     few = math.prod(own.table.shape[:2]) <= FEW and own.width >= 2 * ENOUGH
-    return next(filter(None, (_by_base(own.table, base) for base in USUAL)), None) if few else None
+    return next(filter(None, (_by_base(own.table, base) for base in USUAL_BASES)), None) if few else None
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +95,7 @@ def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:
     """Returns the table with the angles of `target` if all agree within `tolerance`, so that no rounding remains."""
     if table.shape[1:] != target.shape[1:] or angle_gap(table, target) > tolerance:
         return table
-    return table.abs() * unit(target)
+    return table.abs() * unit_amplitude(target)
 
 
 def retold(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **parts: Tensor) -> Rotation:

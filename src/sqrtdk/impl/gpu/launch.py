@@ -22,7 +22,7 @@ from sqrtdk.stats import _partial
 LARGEST_PACKED = 64  # up to this many rows over all heads of a group, the heads share tiles
 SHORTEST_PART = 256  # keys of a part if keys are split
 MOST_SPLITS = 64
-FIELDS = len(_partial.FIELDS)
+FIELDS = len(_partial.ROW_STATS_FIELDS)
 
 
 def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqrtdk.stats._partial import FIELDS
+from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxOutput
 
 BITS = {name: 1 << place for place, name in enumerate(AuxOutput._fields)}
@@ -32,4 +32,4 @@ def planes_of(statistics: int) -> int:
         >>> planes_of(bits_of(["lse", "min_scores", "peak"]))
         2
     """
-    return len(FIELDS) if statistics & ROWS else (statistics & ~OWN_TENSORS).bit_count()
+    return len(ROW_STATS_FIELDS) if statistics & ROWS else (statistics & ~OWN_TENSORS).bit_count()

@@ -19,7 +19,7 @@ import torch
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.kernel import compiler, libraries
-from sqrtdk.impl.kernel.load import library, load, lock
+from sqrtdk.impl.kernel.load import library, load_kernel, lock
 
 TRIAL_S = 300.0  # to import torch and load the library, which usually takes seconds
 ABANDONED_S = 3600.0  # age at which the folder of an interrupted build is removed
@@ -37,11 +37,11 @@ def ready() -> None:
     """Build the kernel unless it is built, and load it; of several threads, one does.
 
     Raises:
-        UnsupportedError: See `build` and `load`.
+        UnsupportedError: See `build` and `load_kernel`.
     """
     with lock:
         build()
-        load()
+        load_kernel()
 
 
 def build(force: bool = False) -> Path:
@@ -59,7 +59,7 @@ def build(force: bool = False) -> Path:
     with lock:
         if not force:
             with contextlib.suppress(UnsupportedError):  # missing, or it does not load
-                load()
+                load_kernel()
                 path = library()
                 assert path is not None
                 return path
@@ -79,7 +79,7 @@ def compile_into(folder: Path, target: str) -> Path:
         UnsupportedError: There is no compiler, it fails, or its library can't be loaded; or the file can't be written,
             or others could write it.
     """
-    reason = compiler.missing()
+    reason = compiler.why_no_compiler()
     if reason is not None:
         raise libraries.unbuildable(reason)
     hint = "SQRTDK_CACHE names another directory."
@@ -112,7 +112,7 @@ def _commands(made: Path, target: str) -> Iterable[list[str]]:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = [f"-isystem{path}" for path in include_paths()]
     flags = [*libraries.COMPILE, *libraries.TARGETS[target], abi, *includes]
-    yield [*program, *flags, str(libraries.sources()[0]), "-o", whole]
+    yield [*program, *flags, str(libraries.cpp_sources()[0]), "-o", whole]
     searched = [f"-L{path}" for path in library_paths()]
     yield [*program, "-shared", whole, "-o", str(made), *searched, "-ltorch_cpu", "-lc10"]
 
@@ -125,13 +125,13 @@ def _try(made: Path) -> None:
     """
     start = "the compiler reported no error"
     if not made.exists():
-        raise UnsupportedError(f"{start} and wrote no library", hint=compiler.HINT)
+        raise UnsupportedError(f"{start} and wrote no library", hint=compiler.COMPILER_HINT)
     words = [sys.executable, "-W", "ignore", "-c", TRIAL, str(made), *sys.path]
-    code, said = compiler.run(words, TRIAL_S, "the process that tries the library", compiler.HINT)
+    code, said = compiler.run_program(words, TRIAL_S, "the process that tries the library", compiler.COMPILER_HINT)
     if code:
         why = said[-1] if said and code > 0 else compiler.ending(code)
         text = f"{start}, and its library is no good; a process tried to load it: {why}"
-        raise UnsupportedError(text, hint=compiler.HINT)
+        raise UnsupportedError(text, hint=compiler.COMPILER_HINT)
 
 
 def _sweep(keep: Path, target: str) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from sqrtdk.errors import UnsupportedError
 
 COMPILE_S = 900.0  # half a minute is usual
-HINT = "The compiler has to be GCC 11 or newer; CXX names another one."
+COMPILER_HINT = "The compiler has to be GCC 11 or newer; CXX names another one."
 ENDED_S = 10.0  # time in which a killed process must end
 _MOST_READ = 2**20  # bytes of its output
 
@@ -28,7 +28,7 @@ def command() -> list[str]:
     return next(([path, *rest] for path, rest in found if path), [])
 
 
-def missing() -> str | None:
+def why_no_compiler() -> str | None:
     """Return why there is no compiler; None if there is one."""
     if command():
         return None
@@ -44,13 +44,13 @@ def compile_by(words: list[str]) -> None:
     Raises:
         UnsupportedError: It can't be started, fails, or does not end; with its first error.
     """
-    code, said = run(words, COMPILE_S, f"the compiler {words[0]}", HINT)
+    code, said = run_program(words, COMPILE_S, f"the compiler {words[0]}", COMPILER_HINT)
     if code:
         errors = [line for line in said if "error:" in line] or said[-1:]
-        raise UnsupportedError(f"the compiler failed: {errors[0] if errors else ending(code)}", hint=HINT)
+        raise UnsupportedError(f"the compiler failed: {errors[0] if errors else ending(code)}", hint=COMPILER_HINT)
 
 
-def run(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, list[str]]:
+def run_program(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, list[str]]:
     """Run a program without input.
 
     Returns:

@@ -22,13 +22,13 @@ import torch
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.messages import Message
 
-HOME = Path(__file__).parent
-PREBUILT = HOME / "prebuilt"  # shipped in a wheel
-NEEDED = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")  # x86-64-v4
+KERNEL_FOLDER = Path(__file__).parent
+PREBUILT = KERNEL_FOLDER / "prebuilt"  # shipped in a wheel
+NEEDED_CPU_FEATURES = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")  # x86-64-v4
 # -fopenmp only at compile time: at run time torch's own OpenMP library is used, so that there is one pool of threads.
 COMPILE = ("-O3", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-c")
 TARGETS = {"avx512": ("-march=x86-64-v4",), "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16")}
-LARGEST = 2**26  # bytes of a library that is read at most; half a MiB is usual
+MAX_LIBRARY_BYTES = 2**26  # bytes of a library that is read at most; half a MiB is usual
 
 
 def unsupported() -> str | None:
@@ -40,7 +40,7 @@ def unsupported() -> str | None:
     features = _features()
     if not features:
         return Message("machine.kernel.unknown_cpu")
-    lacking = [name for name in NEEDED if name not in features]
+    lacking = [name for name in NEEDED_CPU_FEATURES if name not in features]
     return Message("machine.kernel.flags", flags=", ".join(lacking)) if lacking else None
 
 
@@ -54,9 +54,9 @@ def this_target() -> str:
     return "avx512_bf16" if "avx512_bf16" in _features() else "avx512"
 
 
-def sources() -> list[Path]:
+def cpp_sources() -> list[Path]:
     """Return the C++ files, first the one that includes the others."""
-    return [HOME / "attention.cpp", *sorted(HOME.glob("*.h"))]
+    return [KERNEL_FOLDER / "attention.cpp", *sorted(KERNEL_FOLDER.glob("*.h"))]
 
 
 def stem(target: str) -> str:
@@ -87,7 +87,7 @@ def cache_folder() -> Path:
         raise UnsupportedError(text, hint="SQRTDK_CACHE names one.") from error
 
 
-def kept(folder: Path, target: str) -> list[Path]:
+def cached_libraries(folder: Path, target: str) -> list[Path]:
     """Return all files named like a library for one of `TARGETS`, intact or not, newest first.
 
     Raises:
@@ -127,7 +127,7 @@ def refused(path: Path) -> str | None:
         if reason is not None:
             return reason
         # The loader opens the file again by name: meanwhile only the owners of the folder could change it.
-        if not 0 < status.st_size <= LARGEST or _checksum(path) != path.stem.rpartition("-")[2]:
+        if not 0 < status.st_size <= MAX_LIBRARY_BYTES or _checksum(path) != path.stem.rpartition("-")[2]:
             return f"{path} is damaged: `sqrtdk build` builds it again"
     except OSError as error:
         return f"{path} can't be read: {error.strerror or error}"
@@ -149,7 +149,7 @@ def _age(path: Path) -> float:
 @cache
 def _digest(target: str) -> str:
     try:
-        texts = [path.read_text(encoding="utf-8") for path in sources()]
+        texts = [path.read_text(encoding="utf-8") for path in cpp_sources()]
     except OSError as error:
         raise unbuildable(f"a source can't be read: {error}") from error
     whole = "\n".join([*texts, torch.__version__, *COMPILE, *TARGETS[target]])

@@ -21,7 +21,7 @@ _path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class KernelState:
     """Whether the kernel can be used here.
 
     Attributes:
@@ -37,12 +37,12 @@ class State:
     reason: str | None
 
 
-def state() -> State:
+def kernel_state() -> KernelState:
     """Return the state, building nothing."""
     paths = [path for path, _ in _candidates() if path is not None]
     built = loaded() or any(libraries.refused(path) is None for path in paths)
-    reason = None if loaded() else libraries.unsupported() or unavailable()
-    return State(_path or next(iter(paths), None), built, loaded(), reason)
+    reason = None if loaded() else libraries.unsupported() or why_not_loaded()
+    return KernelState(_path or next(iter(paths), None), built, loaded(), reason)
 
 
 def library() -> Path | None:
@@ -55,12 +55,12 @@ def loaded() -> bool:
     return _reason is None
 
 
-def unavailable() -> str | None:
+def why_not_loaded() -> str | None:
     """Return why the operators were missing at the last look; None if they existed."""
     return _reason
 
 
-def load() -> None:
+def load_kernel() -> None:
     """Load the library and register its operators with torch, once.
 
     Raises:
@@ -76,9 +76,9 @@ def load() -> None:
 
 
 def load_if_built() -> None:
-    """Load an existing library, compiling nothing; `unavailable` says why if there are no operators then."""
+    """Load an existing library, compiling nothing; `why_not_loaded` says why if there are no operators then."""
     with contextlib.suppress(UnsupportedError):
-        load()
+        load_kernel()
 
 
 def _attempt() -> tuple[Path | None, str | None]:
@@ -92,7 +92,7 @@ def _attempt() -> tuple[Path | None, str | None]:
         if reason is None:
             return path, None
         reasons.append(reason)
-    return None, reasons[0] if reasons else compiler.missing() or "it is not built: `sqrtdk build`"
+    return None, reasons[0] if reasons else compiler.why_no_compiler() or "it is not built: `sqrtdk build`"
 
 
 def _candidates() -> Iterator[tuple[Path | None, str | None]]:
@@ -100,7 +100,7 @@ def _candidates() -> Iterator[tuple[Path | None, str | None]]:
     for place in (libraries.cache_folder, lambda: PREBUILT):
         try:
             folder = place()
-            paths = libraries.kept(folder, libraries.this_target())
+            paths = libraries.cached_libraries(folder, libraries.this_target())
             reason = libraries.untrusted(folder) if paths and folder != PREBUILT else None
         except UnsupportedError as error:
             yield None, str(error)

@@ -14,7 +14,7 @@ from sqrtdk.impl.rows import gradients_of_formula
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-FIELDS = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the order of row.h
+PLANES = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the order of row.h
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -40,7 +40,7 @@ def _shapes(
     output = query.new_empty((batch, heads, length, value.shape[-1]))
     if not statistics:
         return output, rows, *(query.new_empty((0,), dtype=torch.float32) for _ in range(2))
-    planes = query.new_empty((len(FIELDS), batch, heads, length), dtype=torch.float32)
+    planes = query.new_empty((len(PLANES), batch, heads, length), dtype=torch.float32)
     return output, rows, torch.empty_like(rows), planes
 
 

@@ -15,7 +15,7 @@ from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.theory import largest_finite, spacing
-from sqrtdk.theory.ranges import DTYPES
+from sqrtdk.theory.ranges import RANGE_DTYPES
 
 WORDS = words_of(__name__)
 
@@ -43,7 +43,7 @@ PLACES: dict[str, Attend] = {"query": _on_query, "product": _on_product, "kernel
 
 def measure(run: Run) -> Measured:
     """Share of calls whose output is not finite, with and without the scale, at three places."""
-    dtype = DTYPES[run["dtype"]]
+    dtype = RANGE_DTYPES[run["dtype"]]
     query, key, value = _inputs(run, dtype)
     largest = (query.double() @ key.double().mT).abs().flatten(1).amax(-1)
     scaled = factor("sqrt_dk", D_K) * largest

@@ -14,7 +14,7 @@ from sqrtdk.lab.figures import Figures, Plot, over
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
-from sqrtdk.theory.ranges import DTYPES
+from sqrtdk.theory.ranges import RANGE_DTYPES
 
 WORDS = words_of(__name__)
 
@@ -44,7 +44,7 @@ def measure(run: Run) -> Measured:
     logits = (factor(run["scale"], D_K) * product).float()
     figures = [mean("largest_logit", logits.amax(-1))]
     for dtype in NARROW:
-        stored = logits.to(DTYPES[dtype])
+        stored = logits.to(RANGE_DTYPES[dtype])
         for softmax, function in SOFTMAX.items():
             weights, place = function(stored), {"softmax": softmax, "dtype": dtype}
             bad = int((~weights.isfinite()).any(-1).sum())
@@ -67,7 +67,7 @@ def _plot(figures: Figures) -> Plot:
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     largest = figures("largest_logit")
-    ends = {name: f"{math.log(torch.finfo(DTYPES[name]).max):.1f}" for name in NARROW}
+    ends = {name: f"{math.log(torch.finfo(RANGE_DTYPES[name]).max):.1f}" for name in NARROW}
     half, wide = (figures("rows_not_finite", softmax="as written", dtype=name) for name in ("float16", "float32"))
     safe = figures("rows_not_finite", softmax="torch", dtype="float16")
     lost, kept = (figures("weights_that_become_0", dtype=name, softmax="torch") for name in ("float16", "float32"))

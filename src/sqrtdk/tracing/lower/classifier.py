@@ -1,6 +1,6 @@
 """Classifies the output of each operation by the roles of its inputs.
 
-`_KINDS` lists the operations that can start a new role; every other operation carries its inputs' roles on.
+`_CLASSIFIERS` lists the operations that can start a new role; every other operation carries its inputs' roles on.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower import online, vectors
-from sqrtdk.tracing.lower.combine import combine
+from sqrtdk.tracing.lower.combine import combine_roles
 from sqrtdk.tracing.lower.contract import contract, is_product, squares_rows
-from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, holds_weights, mix_heads
+from sqrtdk.tracing.lower.mixing import PLAIN_CONVOLUTIONS, holds_weights, mix_heads
 from sqrtdk.tracing.lower.pairs import reads_pairs
-from sqrtdk.tracing.lower.softmax import begin, softmax_of_rows
+from sqrtdk.tracing.lower.softmax import begin_softmax, softmax_of_rows
 from sqrtdk.tracing.lower.weights import dropped
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias, ancestors
 from sqrtdk.tracing.tape.node import Node, Root, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene
-from sqrtdk.tracing.tape.store import shape_of
+from sqrtdk.tracing.tape.store import tensor_shape
 
 Kind = Callable[[Scene, Made, list[Node]], None]
-_FIRST_ONLY = frozenset({*ops.NORMS, "native_dropout", "max"})  # only their first output carries the lineage
+_FIRST_ONLY = frozenset({*ops.NORM_OPERATIONS, "native_dropout", "max"})  # only their first output carries the lineage
 
 
 class Classifier:
@@ -45,10 +45,10 @@ class Classifier:
             store.constant(args[0])
         node_args = tuple(self._nodes(arg) for arg in args)
         numbers = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
-        site, place = sites.here(), places.here()
+        site, place = sites.here(), places.current_place()
         for i, tensor in _outputs(output, name):
             node = Node(
-                name, shape_of(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
+                name, tensor_shape(tensor), func=func, args=node_args, kwargs=numbers, out=i, site=site, place=place
             )
             if i in turned:
                 node.op, node.args = vectors.ROTATION, (node_args[turned[i]],)
@@ -84,8 +84,8 @@ class Classifier:
         node = self.scene.store.node
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
         first = output[0] if isinstance(output, (tuple, list)) and output else output
-        shape = shape_of(first) if isinstance(first, Tensor) else ()
-        return vectors.may_attend(name, [shape_of(x) for x in tensors], shape)
+        shape = tensor_shape(first) if isinstance(first, Tensor) else ()
+        return vectors.may_attend(name, [tensor_shape(x) for x in tensors], shape)
 
     def _classify(self, made: Made) -> None:
         node, tensor = made.node, made.tensor
@@ -106,7 +106,7 @@ class Classifier:
         elif any(p.act for p in parents):
             node.act = True
             node.learned = all(p.learned for p in parents if p.act)
-            if any(p.partial is not None for p in parents) and online.carry(self.scene, made, parents):
+            if any(p.partial is not None for p in parents) and online.carry_partial_sums(self.scene, made, parents):
                 return
             _kind(node)(self.scene, made, parents)
             if self.scene.keep and not node.products and node.weights is None and node.partial is None:
@@ -122,7 +122,7 @@ class Classifier:
 
 def _kind(node: Node) -> Kind:
     """Returns the function that sets the role of a node."""
-    return _KINDS.get(node.op) or (_project if vectors.projects(node) else combine)
+    return _CLASSIFIERS.get(node.op) or (_project if vectors.projects(node) else combine_roles)
 
 
 def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
@@ -157,7 +157,7 @@ def _embed(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
     if squares_rows(made.node):
-        combine(scene, made, parents)
+        combine_roles(scene, made, parents)
     else:
         contract(scene, made)
 
@@ -167,7 +167,7 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
     if online.is_sum(parents[0]):
         made.node.products = parents[0].products
         return
-    begin(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
+    begin_softmax(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
 
 
 def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
@@ -177,18 +177,18 @@ def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
 
 def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
     if holds_weights(parents[0]):
-        combine(scene, made, parents)
+        combine_roles(scene, made, parents)
         return
     scene.store.cut(made.node, made.tensor, source=parents[0])
 
 
 def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
-    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # nn.Conv2d over (B, H, L, S) logits
+    if node.op in PLAIN_CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # nn.Conv2d over (B, H, L, S) logits
         if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
             return
         if parents[0].products or (holds_weights(parents[0]) and parents[0].shape == node.shape):
-            combine(scene, made, parents)
+            combine_roles(scene, made, parents)
             return
     vectors.keep_channels(node, parents[0])
     width = parents[1].shape[1] if len(parents) > 1 and len(parents[1].shape) > 1 else None
@@ -204,8 +204,8 @@ def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
     node = made.node
     node.act = any(p.act for p in parents)
     node.roots = frozenset[Node]().union(*(p.roots for p in parents))
-    if node.op in ops.SOFTMAX:
-        begin(scene, made, made.tensors[0], int(node.args[1]))
+    if node.op in ops.SOFTMAX_OPERATIONS:
+        begin_softmax(scene, made, made.tensors[0], int(node.args[1]))
     elif node.op in ops.PASSING:
         node.weights = parents[0].weights
         if node.weights is not None:
@@ -229,9 +229,9 @@ def _multiplied(scene: Scene, made: Made) -> None:
     made.node.operands = {i: alias(tensor) for i, tensor in made.tensors.items()}
 
 
-_KINDS: dict[str, Kind] = {
+_CLASSIFIERS: dict[str, Kind] = {
     **dict.fromkeys(ops.CONTRACTIONS, _contract),
-    **dict.fromkeys(ops.SOFTMAX, _softmax),
+    **dict.fromkeys(ops.SOFTMAX_OPERATIONS, _softmax),
     "_sparse_softmax": _sparse_softmax,
     "softmax_csr": softmax_of_rows,
     **dict.fromkeys(ops.AFFINE, _affine),

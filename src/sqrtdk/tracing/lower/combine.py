@@ -8,27 +8,29 @@ from sqrtdk.tracing.lower.contract import is_scored, sum_values
 from sqrtdk.tracing.lower.mixing import combine_weights
 from sqrtdk.tracing.lower.pairs import is_additive, note_pairs
 from sqrtdk.tracing.lower.softmax import by_hand, is_maximum, may_be_numerator, sums_values
-from sqrtdk.tracing.lower.sums import note_sum, settle
+from sqrtdk.tracing.lower.sums import note_sum, sums_to_products
 from sqrtdk.tracing.lower.vectors import put_to_size, set_beside, summands
-from sqrtdk.tracing.lower.weights import carry, dropped, join
+from sqrtdk.tracing.lower.weights import carry_weights, dropped, join_weights
 from sqrtdk.tracing.probe.norms import may_normalise
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import Node, Weights
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
-_KEPT = frozenset({"exp", "exp2", "_log_softmax"})  # keep their input: it is the logits if they end in a softmax
-_INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
+_KEEPING_INPUT = frozenset(
+    {"exp", "exp2", "_log_softmax"}
+)  # keep their input: it is the logits if they end in a softmax
+_MATRIX_INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
 
 
-def combine(scene: Scene, made: Made, parents: list[Node]) -> None:
+def combine_roles(scene: Scene, made: Made, parents: list[Node]) -> None:
     """Sets the role of a node from its operands: it carries logits, weights, or q, k and v."""
     node = made.node
     if node.op in ops.CACHE_WRITES and _written_to_cache(node):
         return
     active = [p for p in parents if p.act]
-    if node.op in _KEPT:
-        settle(active[0], edges=True)
+    if node.op in _KEEPING_INPUT:
+        sums_to_products(active[0], edges=True)
     node.products = frozenset[Node]().union(*(p.products for p in active))
     if by_hand(scene, made):
         return
@@ -56,7 +58,7 @@ def _written_to_cache(node: Node) -> bool:
 def _carry_logits(made: Made) -> None:
     node = made.node
     main = node.main()
-    kept = node.op in _KEPT
+    kept = node.op in _KEEPING_INPUT
     node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or node.args[i] is not main}
 
 
@@ -73,8 +75,8 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         return
     weighing = before.weighing
     others = [p for p in active if p.weighing is not weighing]
-    joined = join(node, source, weighing, before.carried) if others and not before.weighted else None
-    carried = before.carried if others else carry(node, made.tensor, tensors, source, weighing)
+    joined = join_weights(node, source, weighing, before.carried) if others and not before.weighted else None
+    carried = before.carried if others else carry_weights(node, made.tensor, tensors, source, weighing)
     node.weights = replace(before, carried=carried)
     drop = dropped(node)
     weighing.dropout = weighing.dropout or (drop[0] if drop is not None else 0.0)
@@ -100,7 +102,7 @@ def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
     node = made.node
     if before.weighted and (node.op == "sum" or sums_values(node)):
         sum_values(scene, made, source)
-    elif node.op in _INVERSES:
+    elif node.op in _MATRIX_INVERSES:
         weighing = before.weighing
         if not weighing.entry.attention:
             weighing.entry.attention = True

@@ -18,13 +18,13 @@ from torch.autograd import forward_ad
 
 from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.lower.mixing import axes_along, complete, mix_heads
-from sqrtdk.tracing.lower.online import finished, weigh
+from sqrtdk.tracing.lower.online import finished, weigh_values
 from sqrtdk.tracing.lower.pairs import is_additive, list_of, pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.lower.softmax import INDEX, group_fault
-from sqrtdk.tracing.lower.sums import as_matrix, largest, note_weighted_sum
+from sqrtdk.tracing.lower.sums import as_matrix, largest_product, note_weighted_sum
 from sqrtdk.tracing.lower.vectors import holds_angles, keep_rotation
-from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE
-from sqrtdk.tracing.records import APART, ONE_PROJECTION
+from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE_ROW_TOLERANCE
+from sqrtdk.tracing.records import FACTORS_APART, ONE_PROJECTION
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, capacity, replay_all
 from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, back, origin
@@ -57,12 +57,12 @@ def contract(scene: Scene, made: Made) -> None:
     elif is_product(a, b) and not _is_adapted_weight(node.op, b):
         node.learned = a.learned or b.learned
         node.operands = {i: alias(x) for i, x in made.tensors.items() if i not in (left, right)}
-        product = Product(made.tensor.dtype, largest(scene, made))
+        product = Product(made.tensor.dtype, largest_product(scene, made))
         if node.op == "mv":
             as_matrix(node, product)
         else:
             node.product = product
-    elif not weigh(scene, made, a, b):
+    elif not weigh_values(scene, made, a, b):
         _project(scene, made, a, b)
 
 
@@ -153,10 +153,14 @@ def _name_apart(weighing: Weighing, value: Node) -> None:
     """
     start, entry = origin(value), weighing.entry
     first = None if start.root is None else start.root.pooled
-    if first is None or first is entry or not {id_of(first.reason), id_of(entry.reason)} <= {ONE_PROJECTION, APART}:
+    if (
+        first is None
+        or first is entry
+        or not {id_of(first.reason), id_of(entry.reason)} <= {ONE_PROJECTION, FACTORS_APART}
+    ):
         return
     if not any(start.serial in root.root.lineage for root in weighing.node.roots if root.root is not None):
-        first.reason = entry.reason = Message(APART)
+        first.reason = entry.reason = Message(FACTORS_APART)
 
 
 def _is_tangent(scene: Scene, site: str) -> bool:
@@ -254,7 +258,7 @@ def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> 
     if not carried.has(OTHER_SUM) or tensor is None or tensor.is_meta or not tensor.numel():
         return carried
     sums = tensor.detach().to(torch.float32).sum(contracted)
-    if not bool(((sums - 1).abs() < WHOLE).all()):
+    if not bool(((sums - 1).abs() < WHOLE_ROW_TOLERANCE).all()):
         return carried
     return carried.without(OTHER_SUM).over_sum()
 
@@ -276,9 +280,9 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
     if tensor is not None and not tensor.is_meta and tensor.numel():
         matrix = tensor.detach().reshape(-1, *tensor.shape[-2:])[0].to(torch.float32)
         over, across = ((matrix.sum(axis) - 1).abs() for axis in (contracted, other))
-        if bool((over < WHOLE).all()):
+        if bool((over < WHOLE_ROW_TOLERANCE).all()):
             return None
-        if min(tensor.shape[-2:]) > 1 and bool((across < WHOLE).all()) and bool((over > _PARTIAL).any()):
+        if min(tensor.shape[-2:]) > 1 and bool((across < WHOLE_ROW_TOLERANCE).all()) and bool((over > _PARTIAL).any()):
             return Message(OVER_QUERIES)
     axes = _axes(weights, weighing)
     if not axes or contracted in axes:
@@ -311,7 +315,7 @@ def _axes(weights: Node, weighing: Weighing) -> set[int]:
             return set()
         if weights.op in ops.VIEWS:
             way.insert(0, weights)
-        elif weights.op not in ops.SAME and weights.shape != parent.shape:
+        elif weights.op not in ops.COPIES and weights.shape != parent.shape:
             return set()
         weights = parent
     if weights.shape != shape:

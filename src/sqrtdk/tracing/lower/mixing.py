@@ -24,10 +24,10 @@ from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weig
 
 OVER_HEADS = "over the heads"
 HEADS_BY_DATA = "trace.step.heads_by_data"
-CONVOLUTIONS = frozenset({"convolution", "_convolution"})
-_LARGEST = 256  # a square matrix up to this size is taken to mix heads if the axes can't be followed
-_NORMS = {**ops.NORMS, **dict.fromkeys(ops.AFFINE, "batch")}
-_REDUCED = frozenset({"mean", "sum"})
+PLAIN_CONVOLUTIONS = frozenset({"convolution", "_convolution"})
+_LARGEST_HEAD_MATRIX = 256  # a square matrix up to this size is taken to mix heads if the axes can't be followed
+_NORM_KINDS = {**ops.NORM_OPERATIONS, **dict.fromkeys(ops.AFFINE, "batch")}
+_SUMS_AND_MEANS = frozenset({"mean", "sum"})
 POSITIONAL = "trace.not_attention.positional"
 _COMBINED = {
     "add": "trace.combined.added",
@@ -39,7 +39,7 @@ _COMBINED = {
     "cat": "trace.combined.beside",
     "stack": "trace.combined.beside",
 }
-_PARTS = frozenset(
+_SLICES = frozenset(
     {"select", "slice", "split", "split_with_sizes", "chunk", "unbind", "narrow", "index", "index_select"}
 )
 _SIDE_BY_SIDE = frozenset({"cat", "stack"})
@@ -63,7 +63,7 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
 
 def mixing_operands(node: Node) -> tuple[int, int] | None:
     """Returns the positions of the logits (or weights) and of the matrix that mixes their heads, or None."""
-    if node.op in CONVOLUTIONS:
+    if node.op in PLAIN_CONVOLUTIONS:
         return (0, 1) if _carries(node.args[0]) and _leaves_pairs(node) else None
     left, right = ops.CONTRACTIONS[node.op]
     for mixed, matrix, contracted in ((left, right, -1), (right, left, -2)):
@@ -85,7 +85,7 @@ def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
     if axes is not None:
         return contracted % len(mixed.shape) not in axes
     square = matrix.shape[:1] == (1,) and len(matrix.shape) == 3 and matrix.shape[1] == matrix.shape[2]
-    return square and not matrix.act and matrix.shape[1] <= _LARGEST
+    return square and not matrix.act and matrix.shape[1] <= _LARGEST_HEAD_MATRIX
 
 
 def _lengths(node: Node) -> tuple[int, ...]:
@@ -117,13 +117,13 @@ def over_heads(node: Node, weights: Node, before: Carried) -> Carried | None:
     """
     if node.op == "add" and len(node.args) > 1 and is_bias_of_mixing(node, 1):
         return before
-    if node.op not in _REDUCED and node.op not in _NORMS:
+    if node.op not in _SUMS_AND_MEANS and node.op not in _NORM_KINDS:
         return None
     pairs, axes = paired_axes(weights), _axes(node, len(weights.shape))
     if pairs is None or not axes or pairs & axes:
         return None
-    if node.op in _NORMS:
-        return before.then("norm", f"{_NORMS[node.op]} {OVER_HEADS}")
+    if node.op in _NORM_KINDS:
+        return before.then("norm", f"{_NORM_KINDS[node.op]} {OVER_HEADS}")
     after, several = before.then(node.op, OVER_HEADS), math.prod(weights.shape[axis] for axis in axes)
     return after if node.op == "mean" else after.times(several, node.op)
 
@@ -133,7 +133,7 @@ def _axes(node: Node, dims: int) -> frozenset[int]:
     if node.op in ops.AFFINE:
         return frozenset({1})
     given: Any = node.args[1] if len(node.args) > 1 else None
-    if node.op in ops.NORMS:
+    if node.op in ops.NORM_OPERATIONS:
         return frozenset(range(dims - len(given), dims)) if isinstance(given, (list, tuple)) else frozenset()
     axes = [given] if isinstance(given, int) else given or ()
     return frozenset(axis % dims for axis in axes)
@@ -234,16 +234,16 @@ def holds_weights(node: Node) -> bool:
 
 def _is_part(node: Node) -> bool:
     """Whether weights were sliced out of the weights of more heads."""
-    while node.op not in _PARTS and (parent := node.main()) is not None:
+    while node.op not in _SLICES and (parent := node.main()) is not None:
         node = parent
-    return node.op in _PARTS and bool(node.args)
+    return node.op in _SLICES and bool(node.args)
 
 
 def _is_weights(constant: Node) -> bool:
     """Whether a tensor made of constants is a softmax, or a part of one."""
     passed = ops.PASSING | {"mul", "div"}
     made = (p for p in constant.parents() if p.op not in ("parameter", "buffer", "constant"))
-    return constant.op in ops.SOFTMAX or (constant.op in passed and any(map(_is_weights, made)))
+    return constant.op in ops.SOFTMAX_OPERATIONS or (constant.op in passed and any(map(_is_weights, made)))
 
 
 # -- axes --------------------------------------------------------------------------------------------------------------

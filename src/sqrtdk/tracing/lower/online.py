@@ -21,19 +21,19 @@ from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partia
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
 Part = Exponential | Finished
-LARGEST = 2**26  # logits held by one trace, 256 MB in float32
+MOST_HELD_LOGITS = 2**26  # logits held by one trace, 256 MB in float32
 _POWERS = {"exp": math.e, "exp2": 2.0}
 _WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # may stand between an exp and the value product
-_SUMS = frozenset({"sum", "logsumexp", "logaddexp"})
-_MAXIMA = frozenset({"amax", "max", "maximum"})
-_INVERSES = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
-_ADDING = frozenset({"baddbmm", "addmm", "addbmm"})  # add a product to their first argument
+_SUM_OPERATIONS = frozenset({"sum", "logsumexp", "logaddexp"})
+_MAXIMUM_OPERATIONS = frozenset({"amax", "max", "maximum"})
+_OF_THE_SUM = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
+_ACCUMULATING_PRODUCTS = frozenset({"baddbmm", "addmm", "addbmm"})  # add a product to their first argument
 _ADDS = frozenset({"add", "sub", "rsub", "cat", "stack", "sum", "copy", "where", "masked_fill", "lerp", "addcmul"})
 _SUMMED = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul"})
 _CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
 
 
-def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
+def weigh_values(scene: Scene, made: Made, a: Node, b: Node) -> bool:
     """Whether a contraction multiplies exp of logits with values; the result is then a partial sum."""
     for weights, value, contracted in ((a, b, -1), (b, a, -2)):
         way = _way(weights)
@@ -44,7 +44,7 @@ def weigh(scene: Scene, made: Made, a: Node, b: Node) -> bool:
         exponential = _exponential(scene, made.node, power, way[1:], tensors[0], contracted)
         alone: frozenset[Part] = frozenset({exponential})
         partial = Partial(alone, frozenset() if _sums(power.args[0]) else alone)
-        before = made.node.args[0].partial if made.node.op in _ADDING else None
+        before = made.node.args[0].partial if made.node.op in _ACCUMULATING_PRODUCTS else None
         made.node.partial = partial if before is None else _added([before, partial])
         made.node.args = ()
         if not made.node.partial.open:
@@ -68,7 +68,7 @@ def _way(node: Node) -> list[Node] | None:
 
 
 def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
-    inner = origin(power.args[0], ops.SAME)
+    inner = origin(power.args[0], ops.COPIES)
     logits, offset, maximum = power.args[0], None, None
     dim = _axis_of_keys(power, way, contracted)
     if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
@@ -79,7 +79,7 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
     entry = SoftmaxEntry(site, power.shape, reason, place=power.place)
     scene.exponentials.append(entry)
     entered = power.operands.get(0)
-    held = entered is not None and scene.held + size <= LARGEST
+    held = entered is not None and scene.held + size <= MOST_HELD_LOGITS
     if held:
         scene.held += size
     else:
@@ -154,10 +154,14 @@ def _identity(node: Node) -> object:
     return node.serial
 
 
-def carry(scene: Scene, made: Made, parents: list[Node]) -> bool:
+def carry_partial_sums(scene: Scene, made: Made, parents: list[Node]) -> bool:
     """Whether a node carries on the partial sums of its operands; complete sums that end here go to the listener."""
     node = made.node
-    if node.op in _ADDING and parents[0].partial is not None and sum(p.partial is not None for p in parents) == 1:
+    if (
+        node.op in _ACCUMULATING_PRODUCTS
+        and parents[0].partial is not None
+        and sum(p.partial is not None for p in parents) == 1
+    ):
         return False
     sources = [p for p in parents if p.partial is not None]
     partials = [p.partial for p in sources if p.partial is not None]
@@ -232,18 +236,18 @@ def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
 
 def _above(node: Node) -> Iterator[Node]:
     """Yields the node and its ancestors that carry logits, up to products and maxima, each once."""
-    return (above for above in ancestors(node, closed=_MAXIMA | ops.CONTRACTIONS.keys()) if above.products)
+    return (above for above in ancestors(node, closed=_MAXIMUM_OPERATIONS | ops.CONTRACTIONS.keys()) if above.products)
 
 
 def _sums(node: object) -> bool:
     """Whether a node is computed from a sum of exponentials, or its logarithm."""
-    return isinstance(node, Node) and any(n.op in _SUMS for n in _above(node))
+    return isinstance(node, Node) and any(n.op in _SUM_OPERATIONS for n in _above(node))
 
 
 def _divides(node: Node) -> bool:
     """Whether a factor holds the inverse of a sum of exponentials."""
     return any(
-        (n.op == "div" and len(n.args) > 1 and _sums(n.args[1])) or (n.op in _INVERSES and _sums(n.args[0]))
+        (n.op == "div" and len(n.args) > 1 and _sums(n.args[1])) or (n.op in _OF_THE_SUM and _sums(n.args[0]))
         for n in _above(node)
     )
 
@@ -298,7 +302,7 @@ def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:
     return []
 
 
-def close(scene: Scene) -> None:
+def close_partial_sums(scene: Scene) -> None:
     """Ends the trace: complete runs go to the listener, and exponentials never divided are reported as missed."""
     ready, scene.online = scene.online, []
     for site in dict.fromkeys(run.parts[0].entry.site for run in ready):

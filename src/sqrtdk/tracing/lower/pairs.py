@@ -19,14 +19,14 @@ from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Pairs, back
 
 DISTANCES = frozenset({"_cdist_forward", "_euclidean_dist"})
-LENGTHS = frozenset({"linalg_vector_norm", "norm"})
-_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | LENGTHS
+VECTOR_LENGTHS = frozenset({"linalg_vector_norm", "norm"})
+_FEATURE_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | VECTOR_LENGTHS
 _PAIRING = frozenset({"mul", "add", "sub", "addcmul"}) | DISTANCES
-_GROWING = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
-_SPREADS = frozenset({"expand", "repeat"})
-_ELEMENTWISE = _SPREADS | LENGTHS | ops.SAME | ops.CLAMPS | {"mul", "div"}
+_ROW_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
+_EXPANSIONS = frozenset({"expand", "repeat"})
+_ELEMENTWISE = _EXPANSIONS | VECTOR_LENGTHS | ops.COPIES | ops.CLAMPS | {"mul", "div"}
 _PASSED = ops.PASSING
-CURVES = frozenset(
+NONLINEARITIES = frozenset(
     {
         "tanh",
         "relu",
@@ -47,8 +47,10 @@ CURVES = frozenset(
     }
 )
 # Operations that may stand between the score and the softmax: masks, factors, and a curve that comes last.
-_AFTER = _PASSED | CURVES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
-_DEEPEST = 8  # operations searched backwards; a normalisation written out has fewer
+_AFTER = (
+    _PASSED | NONLINEARITIES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
+)
+_MOST_NORM_OPERATIONS = 8  # operations searched backwards; a normalisation written out has fewer
 
 
 def note_pairs(node: Node) -> None:
@@ -98,7 +100,7 @@ def _is_length(node: Node) -> bool:
         main = node.main()
         if main is None:
             return False
-        if node.op in _REDUCTIONS and 1 not in main.shape[-2:]:
+        if node.op in _FEATURE_REDUCTIONS and 1 not in main.shape[-2:]:
             return True
         node = main
     return False
@@ -119,23 +121,25 @@ def _note_side_by_side(node: Node) -> None:
 def _is_grown(node: Node) -> bool:
     """Whether an activation was repeated before this node."""
     steps = itertools.pairwise(back(node, _PASSED))
-    return any(later.op in _GROWING and math.prod(later.shape) > math.prod(before.shape) for later, before in steps)
+    return any(later.op in _ROW_REPEATS and math.prod(later.shape) > math.prod(before.shape) for later, before in steps)
 
 
 def _unspread(node: Node) -> Node:
     """Returns the node before it was broadcast over axes of size 1."""
     source = node
-    for before in back(node, _SPREADS | ops.SAME):
+    for before in back(node, _EXPANSIONS | ops.COPIES):
         sizes = (1,) * (len(source.shape) - len(before.shape)) + before.shape
         if any(size not in (1, spread) for size, spread in zip(sizes, source.shape, strict=True)):
             break
         source = before
     if source.is_root:
         return source
-    for axis in _constant(source, _DEEPEST):  # F.normalize(q.expand(...)): broadcast first, normalised later
+    for axis in _constant(
+        source, _MOST_NORM_OPERATIONS
+    ):  # F.normalize(q.expand(...)): broadcast first, normalised later
         if source.shape[axis] > 1:
             sizes = tuple(1 if d == axis else n for d, n in enumerate(source.shape))
-            source = step("slice", torch.ops.aten.slice.Tensor, sizes, source, axis, 0, 1)
+            source = unrun_node("slice", torch.ops.aten.slice.Tensor, sizes, source, axis, 0, 1)
     return source
 
 
@@ -161,7 +165,7 @@ def facing(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[in
     return zip(*sizes, strict=True)
 
 
-def step(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
+def unrun_node(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
     """Returns a node for an operation that never ran, used to rewrite a sum over pairs as a matrix product."""
     main = next(arg for arg in args if is_act(arg))
     node = Node(op, shape, func=func, args=args, act=True, site=main.site)
@@ -183,7 +187,7 @@ def reads_pairs(node: Node) -> bool | None:
 def pairs_queries_and_keys(node: Node) -> bool:
     """Whether `node` is a curve over pairs of queries and keys, `tanh(q + k)`; the curve of a pooling is not."""
     curve = behind(node, _PASSED)
-    inside = _within(node) if curve is not None and curve.op in CURVES else None
+    inside = _within(node) if curve is not None and curve.op in NONLINEARITIES else None
     if curve is None or inside is None or _pairs(inside) is not None:
         return inside is not None
     added = inside.op == "add" and (inside.is_root or sum(p.act for p in inside.parents()) > 1)
@@ -193,7 +197,7 @@ def pairs_queries_and_keys(node: Node) -> bool:
 def _within(node: Node) -> Node | None:
     """Returns the argument of a curve, or without a curve the node, before views and biases."""
     source = behind(node, _PASSED)
-    if source is None or source.op not in CURVES:
+    if source is None or source.op not in NONLINEARITIES:
         return source
     main = source.main()
     return None if main is None else behind(main, _PASSED)

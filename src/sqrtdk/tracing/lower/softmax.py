@@ -16,12 +16,12 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.online import is_sum
 from sqrtdk.tracing.lower.pairs import behind, is_additive
-from sqrtdk.tracing.lower.sums import settle
+from sqrtdk.tracing.lower.sums import sums_to_products
 from sqrtdk.tracing.lower.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
-from sqrtdk.tracing.tape.node import EXTREMES, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
+from sqrtdk.tracing.tape.node import ROW_MAXIMA, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
 # Positions of the reduced tensor, of the axis (None: a keyword), and of the kind of reduction, or the kind itself.
@@ -43,7 +43,7 @@ _TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
 GUARD = 1e-2  # e / (s + 1e-6): an addend up to this is an epsilon, a larger one an extra weight (a sink of 1)
 
 
-def begin(
+def begin_softmax(
     scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False, edges: EdgeGroups | None = None
 ) -> Weighing:
     """Makes a node the weights of a softmax, and returns the softmax.
@@ -58,7 +58,7 @@ def begin(
     """
     node = made.node
     parent = node.args[0]
-    settle(parent, edges=edges is not None)
+    sums_to_products(parent, edges=edges is not None)
     behind_it = parent if parent.products else parent.lost_logits
     origin_product = None if behind_it is None else next(iter(behind_it.products))
     site = node.site if origin_product is None else origin_product.site
@@ -91,7 +91,7 @@ def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
     args = made.node.args
     axis = int(args[2]) if len(args) > 2 else 0
     groups = EdgeGroups(axis, max(math.prod(parents[1].shape) - 1, 0))
-    begin(scene, made, made.tensors[0], axis, edges=groups)
+    begin_softmax(scene, made, made.tensors[0], axis, edges=groups)
 
 
 def by_hand(scene: Scene, made: Made) -> bool:
@@ -108,7 +108,7 @@ def by_hand(scene: Scene, made: Made) -> bool:
     if (grouped := reduction(total)) is not None:
         if top.op != "exp" or origin(grouped.reduced) is not top:
             return _summed_before(scene, made, top, total)
-    elif (summed := total.main()) is None or origin(summed, ops.SAME) is not origin(above, ops.SAME):
+    elif (summed := total.main()) is None or origin(summed, ops.COPIES) is not origin(above, ops.COPIES):
         return False  # casts are skipped on both sides, because JAX ports sum in float32 between bfloat16 steps
     if top.op != "exp" or 0 not in top.operands:
         return False  # exp of something that is no score: its input was not kept
@@ -118,11 +118,11 @@ def by_hand(scene: Scene, made: Made) -> bool:
     node.args = (inner,)
     if grouped is None:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
-        weighing = begin(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
+        weighing = begin_softmax(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
         if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
             node.weights = Weights(weighing, Carried(changes=(Message("trace.step.several_axes"),)))
     else:
-        begin(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
+        begin_softmax(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
 
 
@@ -134,7 +134,7 @@ def _fraction(node: Node) -> tuple[Node | None, Node | None]:
     if node.op == "div":
         return pair[0], pair[1]
     for above, inverse in (pair, pair[::-1]):
-        share = origin(inverse, ops.SAME)
+        share = origin(inverse, ops.COPIES)
         share = share.args[0] if share.op == "mul" and share.number(1) == 1.0 else share  # 1 / s is s.reciprocal() * 1
         if share.op == "reciprocal":
             return above, share.main()
@@ -154,7 +154,7 @@ def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
         return False
     logits, groups = bottom.operands[0], groups_of(total)
     node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
-    weighing = begin(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
+    weighing = begin_softmax(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
     weighing.entry.attention = True
     weighing.fault = group_fault(weighing, top.operands.get(INDEX))
     scene.listener.eager(weighing, alias(values), made.tensor)
@@ -177,13 +177,13 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
     if total is not None:  # exp(z - log(sums)[index]): a softmax over the edges of a graph
         groups = groups_of(total)
         node.args = (inner,)
-        begin(scene, made, made.tensors[0], groups.axis, edges=groups)
+        begin_softmax(scene, made, made.tensors[0], groups.axis, edges=groups)
         return True
     if not node.products:
         return False
     if inner.op == "_log_softmax":
         node.args = (inner.args[0],)
-        begin(scene, made, inner.operands[0], int(inner.args[1]))
+        begin_softmax(scene, made, inner.operands[0], int(inner.args[1]))
         return True
     if inner.op == "sub" and is_sum(inner.args[0]):
         return False
@@ -191,7 +191,7 @@ def _from_logarithm(scene: Scene, made: Made) -> bool:
     if axes is None:
         return False
     node.args = (inner,)
-    weighing = begin(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
+    weighing = begin_softmax(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
     if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
         node.weights = Weights(weighing, Carried(changes=(Message(SINKHORN),)))
     return True
@@ -218,7 +218,7 @@ def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
 def is_maximum(node: Node) -> bool:
     """Whether a node is the maximum of a row, with hidden entries replaced or not: z.masked_fill(m, 0).amax(-1)."""
     largest = behind(node, _TO_MAXIMUM)
-    return largest is not None and (largest.op in EXTREMES or is_of_groups(largest))
+    return largest is not None and (largest.op in ROW_MAXIMA or is_of_groups(largest))
 
 
 def _total(bottom: Node) -> tuple[Node | None, bool]:

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sqrtdk.tracing.lower.pairs import DISTANCES, LENGTHS, facing, is_act, step
+from sqrtdk.tracing.lower.pairs import DISTANCES, VECTOR_LENGTHS, facing, is_act, unrun_node
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors
 from sqrtdk.tracing.tape.node import Node, Pairs, Product, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
 _aten = torch.ops.aten
-_SUMS = frozenset({"sum", "mean"})
+_SUM_AND_MEAN = frozenset({"sum", "mean"})
 
 
 # -- while the model runs ----------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ def note_sum(scene: Scene, made: Made) -> None:
     """Marks a sum over the features of pairs."""
     way = _way(made.node)
     if way is not None:
-        measured = largest(scene, made) if way.distance is None else None
+        measured = largest_product(scene, made) if way.distance is None else None
         made.node.summed = Product(made.tensor.dtype, measured, way.distance)
 
 
@@ -46,23 +46,23 @@ def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> N
     left, vector = source.pairs.left, alias(made.tensors[position]).flatten()
     if vector.shape != left.shape[-1:]:
         return
-    gained = step("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
+    gained = unrun_node("mul", _aten.mul.Tensor, left.shape, left, Node(weight.op, vector.shape), operands={1: vector})
     made.node.pairs = Pairs(gained, source.pairs.right, source.pairs.both)
-    made.node.summed = Product(made.tensor.dtype, largest(scene, made))
+    made.node.summed = Product(made.tensor.dtype, largest_product(scene, made))
 
 
 def _moves(node: Node) -> bool:
     return list(node.args[1]) != sorted(node.args[1])
 
 
-_ADDING = frozenset({"addmm", "baddbmm"})  # add their first argument to the product
+_BIASED_PRODUCTS = frozenset({"addmm", "baddbmm"})  # add their first argument to the product
 
 
-def largest(scene: Scene, made: Made) -> torch.Tensor | None:
+def largest_product(scene: Scene, made: Made) -> torch.Tensor | None:
     """Returns the largest |product| as stored, without entries hidden by a mask that baddbmm or addmm adds."""
     if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
         return None
-    stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _ADDING else None
+    stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _BIASED_PRODUCTS else None
     if addend is not None and addend.is_floating_point() and made.node.kwargs.get("beta", 1) != 0:
         stored = stored.masked_fill(addend.detach() <= torch.finfo(addend.dtype).min / 2, 0.0)
     low, high = torch.aminmax(stored)
@@ -105,15 +105,15 @@ def _way(node: Node) -> _Way | None:
         left, right = node.pairs.left, node.pairs.right
         dims = max(len(left.shape), len(right.shape))
         shape = tuple(max(sizes) for sizes in facing(left, right, (0,) * dims))
-        return _summed(_Way(node.pairs, shape, _NONE), -1)
+        return _summed(_Way(node.pairs, shape, _NO_AXES), -1)
     if node.pairs is not None and node.op in DISTANCES:
         if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
             return None
         left, right = _spread(node.pairs.left, -2), _spread(node.pairs.right, -3)
-        return _summed(_Way(Pairs(left, right, both=True), (*node.shape, left.shape[-1]), _NONE, distance=1), -1)
-    if node.op not in _SUMS | LENGTHS or not isinstance(inner := node.args[0], Node):
+        return _summed(_Way(Pairs(left, right, both=True), (*node.shape, left.shape[-1]), _NO_AXES, distance=1), -1)
+    if node.op not in _SUM_AND_MEAN | VECTOR_LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
-    distance = 1 if node.op in LENGTHS else None
+    distance = 1 if node.op in VECTOR_LENGTHS else None
     if distance and node.number(1) != 2:
         return None
     factors: list[Node] = []
@@ -125,23 +125,23 @@ def _way(node: Node) -> _Way | None:
             distance = 2
         elif _by_number(inner):
             factors.append(inner)
-        elif inner.op not in ops.SAME:
+        elif inner.op not in ops.COPIES:
             return None
         inner = main
     if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
         return None
-    place = 2 if node.op in LENGTHS else 1
+    place = 2 if node.op in VECTOR_LENGTHS else 1
     over = node.args[place] if len(node.args) > place else None
-    return _summed(_Way(inner.pairs, inner.shape, _NONE, tuple(factors), distance), over)
+    return _summed(_Way(inner.pairs, inner.shape, _NO_AXES, tuple(factors), distance), over)
 
 
-_NONE = _Axes([], [], [], [])
+_NO_AXES = _Axes([], [], [], [])
 
 
 def _spread(node: Node, axis: int) -> Node:
     shape = [*node.shape]
     shape.insert(len(shape) + 1 + axis, 1)
-    return step("unsqueeze", _aten.unsqueeze.default, tuple(shape), node, axis)
+    return unrun_node("unsqueeze", _aten.unsqueeze.default, tuple(shape), node, axis)
 
 
 def _is_square(node: Node) -> bool:
@@ -173,7 +173,7 @@ def _summed(way: _Way, dims: Any) -> _Way | None:
     return way._replace(axes=axes) if axes.features else None
 
 
-def settle(logits: Node, *, edges: bool = False) -> None:
+def sums_to_products(logits: Node, *, edges: bool = False) -> None:
     """Turns sums over pairs into products of queries and keys, once logits made of them enter a softmax.
 
     Sums over rows that were gathered for the edges of a graph become products only if `edges` is True.
@@ -193,7 +193,7 @@ def settle(logits: Node, *, edges: bool = False) -> None:
 
 def multiplies(logits: Node) -> bool:
     """Whether logits hold sums of products of two activations without an axis that tells queries from keys."""
-    summed = (origin(node.args[0]) for node in ancestors(logits) if node.op in _SUMS and is_act(node.args[0]))
+    summed = (origin(node.args[0]) for node in ancestors(logits) if node.op in _SUM_AND_MEAN and is_act(node.args[0]))
     return any(inner.op == "mul" and inner.is_root for inner in summed)
 
 
@@ -207,13 +207,13 @@ def _become_product(node: Node, way: _Way) -> None:
     product = _product("bmm", _aten.bmm.default, left, right, node)
     order = [*batch, *rows, *columns]
     sizes = [way.shape[axis] for axis in order]
-    out = step("view", _aten.view.default, tuple(sizes), product, sizes)
+    out = unrun_node("view", _aten.view.default, tuple(sizes), product, sizes)
     out = _rearranged(out, len(order), [order.index(axis) for axis in sorted(order)], None)
     for factor in reversed(way.factors):
         args = tuple(out if is_act(arg) else arg for arg in factor.args)
-        out = step(factor.op, factor.func, out.shape, *args, operands=factor.operands)
+        out = unrun_node(factor.op, factor.func, out.shape, *args, operands=factor.operands)
     if node.op == "mean":  # (q * k).mean(-1) is the product divided by E
-        out = step("div", _aten.div.Tensor, out.shape, out, e)
+        out = unrun_node("div", _aten.div.Tensor, out.shape, out, e)
     node.stand_for("view", _aten.view.default, out)
     node.products = frozenset({product})
 
@@ -234,8 +234,8 @@ def real_part(node: Node, views: tuple[Node, ...]) -> tuple[Node, tuple[Node, ..
     if part is None or node.op not in ("bmm", "mm") or part.args[1:] not in ((-1, 0), (len(part.shape), 0)):
         return None
     q, k = node.args
-    left = step("view_as_real", _as_channels, (*q.shape[:-1], 2 * q.shape[-1]), q)
-    right = step("view_as_real", _conjugate, (*k.shape[:-2], 2 * k.shape[-2], k.shape[-1]), k)
+    left = unrun_node("view_as_real", _as_channels, (*q.shape[:-1], 2 * q.shape[-1]), q)
+    right = unrun_node("view_as_real", _conjugate, (*k.shape[:-2], 2 * k.shape[-2], k.shape[-1]), k)
     real = _product(node.op, node.func, left, right, node)
     real.place = node.place
     real.product = None if node.product is None else replace(node.product, dtype=node.product.dtype.to_real())
@@ -261,7 +261,7 @@ def _rearranged(node: Node, dims: int, order: list[int], shape: tuple[int, ...] 
     """Returns a node padded with leading axes of size 1 to `dims`, its axes permuted to `order`, then reshaped."""
     padded = (1,) * (dims - len(node.shape)) + node.shape
     turned = tuple(padded[axis] for axis in order)
-    return step("movedim", _rearrange, shape or turned, node, padded, tuple(order), shape or turned)
+    return unrun_node("movedim", _rearrange, shape or turned, node, padded, tuple(order), shape or turned)
 
 
 def _rearrange(value: torch.Tensor, padded: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...]) -> Any:

@@ -20,13 +20,13 @@ from sqrtdk.tracing.tape.node import Node, origin
 from sqrtdk.tracing.tape.recorder import Made, Scene
 
 ROTATION = "rotation"
-_KEPT = 1e-3  # relative change of a vector's length that counts as rounding
-_PRODUCT = re.compile(r"(?<![a-z])(?:linear|gemm|gemv|matmul|mm)(?![a-z])")
-_NAMES = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
-_ANGLES = frozenset({"cos", "sin", "polar"})  # their arguments may be any positions, also computed from the data
+_LENGTH_TOLERANCE = 1e-3  # relative change of a vector's length that counts as rounding
+_PRODUCT_NAME = re.compile(r"(?<![a-z])(?:linear|gemm|gemv|matmul|mm)(?![a-z])")
+_ATTENTION_NAME = re.compile(r"attn|attention|flash|(?<![a-z])(?:mha|mla)(?![a-z])")
+_OF_ANGLES = frozenset({"cos", "sin", "polar"})  # their arguments may be any positions, also computed from the data
 _TO_TABLE = ops.PASSING | {"cat", "stack", "complex", "mul", "div", "neg"}
-_WIDEST = 256  # a rotation's matrix spans one head: a wider matrix is a projection
-_DEEPEST = 2  # nested sums whose branches are kept; a recurrence nests without end and would never be released
+_WIDEST_ROTATION = 256  # a rotation's matrix spans one head: a wider matrix is a projection
+_MOST_NESTED_SUMS = 2  # nested sums whose branches are kept; a recurrence nests without end and would never be released
 Shape = tuple[int, ...]
 
 
@@ -40,7 +40,7 @@ def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
     """
     if not operands:
         return False
-    if _NAMES.search(name.lower()) or sum(len(shape) >= 2 for shape in operands) >= 3:
+    if _ATTENTION_NAME.search(name.lower()) or sum(len(shape) >= 2 for shape in operands) >= 3:
         return True
     if any(result in _without(shape, 3) for shape in operands):
         return True  # (B, L, 3, H, E): q, k and v packed in one tensor
@@ -55,7 +55,7 @@ def _without(shape: Shape, packed: int) -> list[Shape]:
 
 def projects(node: Node) -> bool:
     """Whether an operation of another library multiplies with weights of the model, by its name and operands."""
-    if node.func is None or node.func.namespace in ("aten", "prims", "prim") or not _PRODUCT.search(node.op):
+    if node.func is None or node.func.namespace in ("aten", "prims", "prim") or not _PRODUCT_NAME.search(node.op):
         return False
     return any(not parent.act and len(parent.shape) >= 2 for parent in node.parents())
 
@@ -80,7 +80,7 @@ def _keeps_lengths(before: Tensor, after: Tensor) -> bool:
     if before.data_ptr() == after.data_ptr() or torch.equal(before, after):
         return False
     old, new = (x.to(torch.float32).norm(dim=-1) for x in (before, after))
-    rounding = _KEPT + 4 * torch.finfo(after.dtype).eps
+    rounding = _LENGTH_TOLERANCE + 4 * torch.finfo(after.dtype).eps
     return bool(((new - old).abs() <= rounding * old).all()) and bool((old > 0).any())
 
 
@@ -173,7 +173,7 @@ def holds_angles(node: Node) -> bool:
             parts += [old, new] if old.act else [new]
         elif part.op == "copy":
             parts.append(part.args[1])
-        elif part.op not in _ANGLES:
+        elif part.op not in _OF_ANGLES:
             return False
     return True
 
@@ -186,9 +186,9 @@ def _is_gate(node: Node, product: Node) -> bool:
 def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> None:
     """Keeps the vector before a product with a constant square matrix as a branch: the matrix may be a rotation."""
     width = matrix.shape[-1]
-    if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST:
+    if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST_ROTATION:
         return
-    if max(map(_depth, vector.roots), default=0) >= _DEEPEST:
+    if max(map(_depth, vector.roots), default=0) >= _MOST_NESTED_SUMS:
         return
     if not holds_angles(matrix) and any(p.act or p.op == "parameter" for p in ancestors(matrix)):
         return
@@ -214,7 +214,7 @@ def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float]
     if node.op not in ("add", "sub") or not isinstance(left, Node) or not isinstance(right, Node):
         return ()
     roots = left.roots | right.roots
-    if not (left.act and right.act) or any(root in projected or _depth(root) >= _DEEPEST for root in roots):
+    if not (left.act and right.act) or any(root in projected or _depth(root) >= _MOST_NESTED_SUMS for root in roots):
         return ()
     sign = float(node.kwargs.get("alpha", 1)) * (-1.0 if node.op == "sub" else 1.0)
     return (left, 1.0), (right, sign)

@@ -22,16 +22,16 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.mixing import over_heads
-from sqrtdk.tracing.probe.replays import part_between
+from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Carried, Node, Weighing, origin
 
 OTHER_SUM = "trace.step.other_sum"
 SINKHORN = "trace.step.sinkhorn"  # divides by the sums of rows and columns in turn
-WHOLE = 1e-2  # a sum this near to 1 is that of a whole row
+WHOLE_ROW_TOLERANCE = 1e-2  # a sum this near to 1 is that of a whole row
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
-_KEPT = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
+_KEEPING_WEIGHTS = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
 _JOINED = {  # messages for another tensor
     "add": "trace.joined.added",
     "sub": "trace.joined.subtracted",
@@ -48,10 +48,10 @@ _CONSTANT = {  # messages for a constant, which neither multiplies nor averages
     "rsub": "trace.joined.constant.taken_from",
     "where": "trace.joined.constant.replaced",
 }
-_LINEAR = frozenset({"add", "sub"})
+_SUM_OR_DIFFERENCE = frozenset({"add", "sub"})
 
 
-def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
+def carry_weights(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
     """Returns the steps on weights after the operation of `node`.
 
     Args:
@@ -62,7 +62,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         weighing: the softmax of the weights.
     """
     before = _of(weights)
-    if node.op in _KEPT:
+    if node.op in _KEEPING_WEIGHTS:
         return before
     if (drop := dropped(node)) is not None:
         return before.times((1 - drop[0]) * drop[1], node.op)
@@ -70,7 +70,7 @@ def carry(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node,
         return after
     numbers = _before_and_after(node, tensor, tensors, weights, weighing) if node.shape == weights.shape else None
     after = None if numbers is None else _known_change(node, weights, weighing, numbers, torch.finfo(tensor.dtype).eps)
-    return after or join(node, weights, weighing, before) or before.changed(node.op)
+    return after or join_weights(node, weights, weighing, before) or before.changed(node.op)
 
 
 def _known_change(
@@ -162,7 +162,7 @@ def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Ten
             shape = tuple(value.shape)
             half = torch.rand(shape, generator=random) < 0.5
             node.operands[i] = half if value.dtype == torch.bool else torch.full(shape, _unknown(value))
-    part = part_between(weights, node)
+    part = subgraph_between(weights, node)
     try:
         if part is None or part.is_large:
             return None
@@ -190,7 +190,7 @@ def _factor(old: Tensor, new: Tensor, axes: tuple[int, ...], rounding: float) ->
 
 def _sums_to_one(new: Tensor, axis: int) -> bool:
     sums = new.nansum(axis)
-    return bool((((sums - 1).abs() < WHOLE) | (sums == 0)).all()) and bool((sums != 0).any())
+    return bool((((sums - 1).abs() < WHOLE_ROW_TOLERANCE) | (sums == 0)).all()) and bool((sums != 0).any())
 
 
 def _meets_their_sum(node: Node, weighing: Weighing, axis: int) -> bool:
@@ -208,7 +208,7 @@ def _is_single(node: Node, weights: Node) -> bool:
 # -- another tensor ----------------------------------------------------------------------------------------------------
 
 
-def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
+def join_weights(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
     """Returns the steps on weights after another tensor or a number joined them, or None if none did."""
     joined = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
@@ -217,7 +217,7 @@ def join(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carr
     if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
         return None
     # w - w.mean(-1, keepdim=True): one number per row may come from the weights; adding it still counts as joining.
-    rows = node.op in _LINEAR
+    rows = node.op in _SUM_OR_DIFFERENCE
     inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
     if any(_is_made_of(other, weighing) for other in inside):
         return None
@@ -232,11 +232,11 @@ def _is_made_of(node: Node, weighing: Weighing) -> bool:
 # -- dropout -----------------------------------------------------------------------------------------------------------
 
 # Dropout by hand, w * (torch.rand_like(w) > 0.1): the rate from the bound of each comparison.
-_COMPARED: dict[str, Callable[[float], float]] = {
+_DROPOUT_RATES: dict[str, Callable[[float], float]] = {
     **dict.fromkeys(("gt", "ge"), lambda bound: bound),
     **dict.fromkeys(("lt", "le"), lambda bound: 1 - bound),
 }
-_UNIFORM = frozenset({"rand", "rand_like", "uniform"})
+_UNIFORM_RANDOM = frozenset({"rand", "rand_like", "uniform"})
 
 
 def dropped(node: Node) -> tuple[float, float] | None:
@@ -268,9 +268,9 @@ def _rate(mask: Node) -> float | None:
         kept = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
         return None if kept is None else 1 - kept
     bound = number_of(mask, 1)
-    if bound is None or mask.op not in _COMPARED or mask.args[0].op not in _UNIFORM:
+    if bound is None or mask.op not in _DROPOUT_RATES or mask.args[0].op not in _UNIFORM_RANDOM:
         return None
-    return _COMPARED[mask.op](bound)
+    return _DROPOUT_RATES[mask.op](bound)
 
 
 def _probability(mask: Node) -> float | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.replays import Part, part_between
+from sqrtdk.tracing.probe.replays import Subgraph, subgraph_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, capacity, dominator, is_learned
 from sqrtdk.tracing.tape.node import Node
@@ -23,14 +23,14 @@ from sqrtdk.tracing.tape.node import Node
 # Lengths of the test rows. eps is negligible beside the long ones; a clip, x / max(|x|, 1), keeps the short ones.
 _LONG, _SHORT = 1024.0, 1 / 8
 _BROUGHT = 0.2  # least length of a normalised short row, relative to a normalised long row
-_SAME = 2.0**-8  # relative tolerance: a few float32 roundings per operation
-_ONE = 1e-4  # relative tolerance for a gain of 1
+_RELATIVE_TOLERANCE = 2.0**-8  # relative tolerance: a few float32 roundings per operation
+_UNIT_GAIN_TOLERANCE = 1e-4  # relative tolerance for a gain of 1
 _MEANS = frozenset({"mean", "var", "std"})  # means of squares: dividing by their root leaves a root mean square of 1
-_PASSED = frozenset({"mul", "add", *ops.SAME})  # operations between a norm and the vector with gain and shift
+_GAIN_AND_SHIFT = frozenset({"mul", "add", *ops.COPIES})  # operations between a norm and the vector with gain and shift
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Norm:
+class RowNorm:
     """A normalisation of the rows of `part.source`.
 
     Attributes:
@@ -42,7 +42,7 @@ class Norm:
         learned: Node and value of a learned number that is contained in `by`.
     """
 
-    part: Part
+    part: Subgraph
     kind: str
     by: float | None = 1.0
     gain: bool = False
@@ -50,21 +50,21 @@ class Norm:
     learned: tuple[Node, Tensor | None] | None = None
 
 
-def norm_at(node: Node) -> Norm | None:
+def norm_at(node: Node) -> RowNorm | None:
     """Returns the normalisation whose last operation is `node`, or None."""
     if node.is_root or not node.act or not may_normalise(node):
         return None
-    if node.op in ops.NORMS and (main := node.main()) is not None:
-        part = part_between(main, node)
-        return None if part is None else Norm(part, ops.NORMS[node.op])
+    if node.op in ops.NORM_OPERATIONS and (main := node.main()) is not None:
+        part = subgraph_between(main, node)
+        return None if part is None else RowNorm(part, ops.NORM_OPERATIONS[node.op])
     source = dominator(node)[0]
-    part = None if source is None else part_between(source, node)
+    part = None if source is None else subgraph_between(source, node)
     found = None if part is None else norm_of(part)
     if found is None or found.kind == "layer" or source is None or source.op != "sub" or source.is_root:
         return found
     # c = x - mean(x); c / c.square().mean().sqrt(): the norm begins before the sub, so the part is extended to x.
     whole = dominator(source)[0]
-    part = None if whole is None else part_between(whole, node)
+    part = None if whole is None else subgraph_between(whole, node)
     return (None if part is None else norm_of(part)) or found
 
 
@@ -74,20 +74,20 @@ def may_normalise(node: Node) -> bool:
     The smaller activation of a norm holds the lengths: `x / x.norm(dim=-1, keepdim=True)`.
     """
     if node.op not in ("mul", "div"):
-        return node.op in ops.NORMS
+        return node.op in ops.NORM_OPERATIONS
     active = {parent for parent in node.parents() if parent.act}
     return len(active) > 1 and any(capacity(parent) < math.prod(node.shape) for parent in active)
 
 
-def norm_within(node: Node) -> tuple[Norm, tuple[Node, ...]] | None:
+def norm_within(node: Node) -> tuple[RowNorm, tuple[Node, ...]] | None:
     """Returns the normalisation behind `node`, and the nodes of its gain and shift, from `node` backwards."""
     # norm(x) * weight + bias: the operations after the norm are passed one by one.
     passed = [node]
     while (norm := norm_at(node)) is None:
         parents = [parent for parent in node.parents() if parent.act]
-        if node.is_root or node.op not in _PASSED or len(parents) != 1:
+        if node.is_root or node.op not in _GAIN_AND_SHIFT or len(parents) != 1:
             return None
-        if node.op not in ops.SAME and not any(_is_gain(arg, node) for arg in node.args):
+        if node.op not in ops.COPIES and not any(_is_gain(arg, node) for arg in node.args):
             return None
         node = parents[0]
         passed.append(node)
@@ -115,7 +115,7 @@ def is_computed_gain(other: Node, node: Node) -> bool:
     return other.op not in ("parameter", "buffer")
 
 
-def norm_of(part: Part) -> Norm | None:
+def norm_of(part: Subgraph) -> RowNorm | None:
     """Returns the normalisation that a part of the graph performs on test vectors, or None."""
     if part.source.shape != part.end.shape:
         return None
@@ -126,7 +126,7 @@ def norm_of(part: Part) -> Norm | None:
     return None
 
 
-def _along(part: Part, axis: int) -> Norm | None:
+def _along(part: Subgraph, axis: int) -> RowNorm | None:
     """Returns the normalisation along an axis, tested on a few rows if the operations allow it, else on all rows."""
     for shape in (part.sampled(axis), *(() if part.is_large else (part.source.shape,))):
         for dtype in (torch.float64, torch.float32):
@@ -138,7 +138,7 @@ def _along(part: Part, axis: int) -> Norm | None:
     return None
 
 
-def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
+def _tried(part: Subgraph, axis: int, rows: Tensor) -> RowNorm | None:
     """Returns the normalisation seen in two sets of unit vectors. A gain that fits both holds for any vector."""
     # Rows of length 1024 and 2048 go in. A norm returns unit rows times one gain for both.
     units = torch.stack([rows[0], -rows[1]])
@@ -155,12 +155,12 @@ def _tried(part: Part, axis: int, rows: Tensor) -> Norm | None:
     for kind, unit in ((_kind(part), units), ("layer", centred / centred.norm(dim=axis, keepdim=True))):
         others = [d for d in range(-unit.dim(), 0) if d != axis]
         gain = (long * unit).sum(others, keepdim=True) / (unit * unit).sum(others, keepdim=True)
-        if bool(((long - gain * unit).abs() <= _SAME * size).all()):
+        if bool(((long - gain * unit).abs() <= _RELATIVE_TOLERANCE * size).all()):
             return _with_gain(part, gain.double(), axis, kind)
     return None
 
 
-def _with_gain(part: Part, gain: Tensor, axis: int, kind: str) -> Norm | None:
+def _with_gain(part: Subgraph, gain: Tensor, axis: int, kind: str) -> RowNorm | None:
     """Returns the normalisation with its gain split into the kind's own length, a learned number and a rest."""
     learned = list(_learned(part))
     single = [(arg, value) for arg, value in learned if capacity(arg) == 1]
@@ -168,34 +168,34 @@ def _with_gain(part: Part, gain: Tensor, axis: int, kind: str) -> Norm | None:
     if part.is_meta and len(single) + len(channels) < len(learned):
         return None  # a learned scale per head, whose values are unknown
     low, high = (float(number) for number in torch.aminmax(gain))
-    if channels or high - low > _SAME * max(abs(low), abs(high)):
-        return Norm(part, kind, gain=True, axis=axis)
+    if channels or high - low > _RELATIVE_TOLERANCE * max(abs(low), abs(high)):
+        return RowNorm(part, kind, gain=True, axis=axis)
     length, root = (low + high) / 2, math.sqrt(part.source.shape[axis])
     if single and part.is_meta:
-        return Norm(part, kind, None, axis=axis, learned=single[0])
+        return RowNorm(part, kind, None, axis=axis, learned=single[0])
     if single and (value := single[0][1]) is not None and float(value):
         length /= float(value)
-    if kind != "layer" and math.isclose(length, root, rel_tol=_ONE):
+    if kind != "layer" and math.isclose(length, root, rel_tol=_UNIT_GAIN_TOLERANCE):
         kind = "rms"
-    elif kind != "layer" and math.isclose(length, 1.0, rel_tol=_ONE):
+    elif kind != "layer" and math.isclose(length, 1.0, rel_tol=_UNIT_GAIN_TOLERANCE):
         kind = "l2"
     by = length if kind == "l2" else length / root
     # x / x.std() leaves a root mean square of sqrt((n - 1) / n), which counts as 1 as well.
-    by = next((1.0 for usual in (1.0, _degree(part)) if math.isclose(by, usual, rel_tol=_ONE)), by)
-    return Norm(part, kind, by, axis=axis, learned=single[0] if single else None)
+    by = next((1.0 for usual in (1.0, _degree(part)) if math.isclose(by, usual, rel_tol=_UNIT_GAIN_TOLERANCE)), by)
+    return RowNorm(part, kind, by, axis=axis, learned=single[0] if single else None)
 
 
-def _degree(part: Part) -> float:
+def _degree(part: Subgraph) -> float:
     """Returns the root mean square after dividing by `x.std()`, whose variance divides by n - 1 instead of n."""
     n = part.source.shape[-1]
     return math.sqrt((n - 1) / n) if any(node.op in ("std", "var") for node in part.order) else 1.0
 
 
-def _kind(part: Part) -> str:
+def _kind(part: Subgraph) -> str:
     return "rms" if any(node.op in _MEANS for node in part.order) else "l2"
 
 
-def _learned(part: Part) -> Iterator[tuple[Node, Tensor | None]]:
+def _learned(part: Subgraph) -> Iterator[tuple[Node, Tensor | None]]:
     """Yields the operands of the part that are computed from parameters, each with its value if known."""
     for node in part.order:
         for i, arg in enumerate(node.args):
@@ -206,7 +206,7 @@ def _learned(part: Part) -> Iterator[tuple[Node, Tensor | None]]:
 def name_of_gain(nodes: tuple[Node, ...]) -> str:
     """Returns the name of the single vector parameter that a norm or a later operation multiplies by, or ""."""
     for node in nodes:
-        if node.op in ops.NORMS or node.op == "mul":
+        if node.op in ops.NORM_OPERATIONS or node.op == "mul":
             operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]
             leaves = [leaf for leaf in ancestors(operands[0]) if leaf.op == "parameter"] if operands else []
             if len(leaves) == 1:

@@ -3,9 +3,9 @@
 This shows what unknown operations do to q, k or logits. No code of the model runs, and operations that write in place
 get copies.
 
-`moved` asks whether every element of the result is one element of the source times a common factor. Running the part on
-1, 2, 3, ... shows where each element went, and random values check the answer. This finds a `flip`, a permutation by
-any operation, a Fourier transform followed by its inverse, or a custom operator that doubles its input.
+`rearrangements` asks whether every element of the result is one element of the source times a common factor. Running
+the part on 1, 2, 3, ... shows where each element went, and random values check the answer. This finds a `flip`, a
+permutation by any operation, a Fourier transform followed by its inverse, or a custom operator that doubles its input.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from sqrtdk.tracing.tape import graph, ops
 from sqrtdk.tracing.tape.graph import decided_by, dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
-_LARGEST = 2**22  # elements of one tensor
-_MOST = 2**11  # operations of a part
+_MOST_REPLAYED_ELEMENTS = 2**22  # elements of one tensor
+_MOST_REPLAYED_OPERATIONS = 2**11  # operations of a part
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
-_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
+_RESHAPES_TO_SIZE = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
 # These address elements by position, so that a sample of the source would not do.
 _BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})
 _UNREPEATABLE = ops.RANDOM | {"native_dropout", "bernoulli", "dropout", "random"}
-_DEEPEST = 8  # dominators to try, from `node` backwards
-_ONE = 1e-4  # relative tolerance for a factor of 1
-_NEAR = 0.02  # distance from an integer that counts as rounding: indices go up to 2^22 in float64
+_MOST_DOMINATORS = 8  # dominators to try, from `node` backwards
+_UNIT_FACTOR_TOLERANCE = 1e-4  # relative tolerance for a factor of 1
+_INDEX_TOLERANCE = 0.02  # distance from an integer that counts as rounding: indices go up to 2^22 in float64
 # Relative tolerance of the check by random values: one float32 rounding if values are float64, because a kernel may
 # compute in float32 whatever its input is; sixteen if they are float32.
-_SAME = {torch.float64: 2.0**-24, torch.float32: 2.0**-20}
+_REPLAY_TOLERANCES = {torch.float64: 2.0**-24, torch.float32: 2.0**-20}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Subgraph:
     """The operations between a source node and a node computed from it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Part:
     @property
     def is_large(self) -> bool:
         """Whether a tensor of the part is too large to run it on a value of the source's full shape."""
-        return any(math.prod(node.shape) > _LARGEST for node in (self.source, *self.order))
+        return any(math.prod(node.shape) > _MOST_REPLAYED_ELEMENTS for node in (self.source, *self.order))
 
     @property
     def is_meta(self) -> bool:
@@ -115,11 +115,11 @@ class Part:
         return [taken.get(a, n) for a, n in enumerate(node.shape)]
 
 
-def inwards(node: Node) -> Iterator[Part]:
+def inwards(node: Node) -> Iterator[Subgraph]:
     """Yields parts that end in `node`, shortest first. Each begins at the next dominator, where all paths meet."""
     source, _ = dominator(node)
-    for _ in range(_DEEPEST):
-        found = None if source is None else part_between(source, node)
+    for _ in range(_MOST_DOMINATORS):
+        found = None if source is None else subgraph_between(source, node)
         if source is None or found is None:
             return
         yield found
@@ -128,7 +128,7 @@ def inwards(node: Node) -> Iterator[Part]:
         source, _ = dominator(source)
 
 
-def part_between(source: Node, end: Node) -> Part | None:
+def subgraph_between(source: Node, end: Node) -> Subgraph | None:
     """Returns the operations from `source` to `end`, or None if they can't be run again or are too many."""
     order: list[Node] = []
     device = torch.device("cpu")
@@ -138,7 +138,7 @@ def part_between(source: Node, end: Node) -> Part | None:
         if node in known:
             continue
         known.add(node)
-        if node.is_root or node.op in _UNREPEATABLE or len(order) >= _MOST:
+        if node.is_root or node.op in _UNREPEATABLE or len(order) >= _MOST_REPLAYED_OPERATIONS:
             return None
         if node.func is None and node.op != "overwrite":
             return None
@@ -150,7 +150,7 @@ def part_between(source: Node, end: Node) -> Part | None:
             fixed = _is_operand(node, parent) and not parent.products & source.products
             if not fixed if parent.act else decided_by(parent, source):
                 queue.append(parent)
-    return Part(source, end, tuple(sorted(order, key=lambda node: node.serial)), device)
+    return Subgraph(source, end, tuple(sorted(order, key=lambda node: node.serial)), device)
 
 
 def _is_operand(node: Node, parent: Node) -> bool:
@@ -167,7 +167,7 @@ def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[
     if node.op in _CASTS:  # left out, so that the test values keep their precision
         cast: Tensor = args[0]
         return cast
-    if node.op in _RESHAPES:  # a sample has other sizes than the recorded arguments
+    if node.op in _RESHAPES_TO_SIZE:  # a sample has other sizes than the recorded arguments
         whole: Tensor = args[0]
         return whole.reshape(sizes)
     if node.op == "expand":
@@ -222,7 +222,7 @@ def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
+class Rearrangement:
     """A part that permutes or selects elements of `part.source` and multiplies all of them by `by`.
 
     Attributes:
@@ -231,13 +231,17 @@ class Moved:
         order: Flat index in the source of each element of the end.
     """
 
-    part: Part
+    part: Subgraph
     by: float
     order: Tensor
 
     def factor(self, where: str) -> Factor | None:
         """Returns the factor for the record, or None if it is 1 within rounding."""
-        return None if math.isclose(self.by, 1.0, rel_tol=_ONE) else Factor(self.by, where, self.part.effect)
+        return (
+            None
+            if math.isclose(self.by, 1.0, rel_tol=_UNIT_FACTOR_TOLERANCE)
+            else Factor(self.by, where, self.part.effect)
+        )
 
     @property
     def in_place(self) -> bool:
@@ -250,14 +254,14 @@ class Moved:
         return value.reshape(-1)[self.order.to(value.device)].reshape(self.part.end.shape)
 
 
-def moved(node: Node) -> Iterator[Moved]:
+def rearrangements(node: Node) -> Iterator[Rearrangement]:
     """Yields the parts that end in `node` and only move and scale elements, shortest first."""
     for part in inwards(node):
         if part.is_large:
             return
         for dtype in (torch.float64, torch.float32):
             try:
-                found = _moved(part, dtype)
+                found = _rearrangement(part, dtype)
             except Exception:  # an operation may not accept the dtype or the numbers
                 continue
             if found is not None:
@@ -265,11 +269,11 @@ def moved(node: Node) -> Iterator[Moved]:
             break
 
 
-def _random(part: Part, dtype: torch.dtype) -> Tensor:
+def _random(part: Subgraph, dtype: torch.dtype) -> Tensor:
     return torch.randn(part.source.shape, dtype=dtype, generator=torch.Generator().manual_seed(0)).to(part.device)
 
 
-def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
+def _rearrangement(part: Subgraph, dtype: torch.dtype) -> Rearrangement | None:
     count = math.prod(part.source.shape)
     numbers = torch.arange(1.0, count + 1.0, dtype=dtype, device=part.device).reshape(part.source.shape)
     if not count or (dtype == torch.float32 and count > 2**12):  # float32 must tell the indices apart
@@ -279,14 +283,18 @@ def _moved(part: Part, dtype: torch.dtype) -> Moved | None:
     if ones.is_complex() or not ones.is_floating_point() or not ones.numel() or tuple(ones.shape) != part.end.shape:
         return None
     by = float(ones.double().mean())
-    rounding = _SAME[dtype] * abs(by)
+    rounding = _REPLAY_TOLERANCES[dtype] * abs(by)
     if not by or not math.isfinite(by):
         return None
     places = part.run(numbers).double() / by
     order = places.round()
-    if bool(((places - order).abs() > _NEAR).any()) or bool((order < 1).any()) or bool((order > count).any()):
+    if (
+        bool(((places - order).abs() > _INDEX_TOLERANCE).any())
+        or bool((order < 1).any())
+        or bool((order > count).any())
+    ):
         return None
-    found = Moved(part, by, order.long().flatten() - 1)
+    found = Rearrangement(part, by, order.long().flatten() - 1)
     other = _random(part, dtype)
     for scale in (1.0, 64.0, 2.0**20):  # a clamp acts on large values only
         gap = part.run(scale * other).double() - by * scale * found.place(other).double()

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.probe.tables import LOOSE_LAW, frequencies, law_of
+from sqrtdk.tracing.probe.tables import LOOSE_FREQUENCY_TOLERANCE, frequencies, law_of
 
-LIMIT = 12.0  # roundings: two products, their sum, two table entries, and the rounding of the amplitude
-ROWS = 64  # rows used to search for layout and width, evenly spaced
-USUAL = (1e4, 1e6, 5e5, 5e6, 1e7, 1.6e5, 1e5, 1e3, 1e2)  # usual bases, the likeliest first
-NEAR = 0.1  # relative error of a base that is read from half-precision values
-STILL = 3.0  # largest change, in roundings, of a channel that does not turn
+MOST_ROUNDINGS = 12.0  # roundings: two products, their sum, two table entries, and the rounding of the amplitude
+SEARCHED_ROWS = 64  # rows used to search for layout and width, evenly spaced
+USUAL_BASES = (1e4, 1e6, 5e5, 5e6, 1e7, 1.6e5, 1e5, 1e3, 1e2)  # usual bases, the likeliest first
+BASE_TOLERANCE = 0.1  # relative error of a base that is read from half-precision values
+STILL_ROUNDINGS = 3.0  # largest change, in roundings, of a channel that does not turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
     result, order = values.double().clone(), rotation.spread or rotation.layout
     turning = result[..., rotation.first : rotation.first + rotation.width]  # a view of `result`
     table = rotation.table.to(torch.complex128)[:, None]
-    cos, sin = (over_channels(part, order) for part in (table.real, table.imag))
+    cos, sin = (to_both_channels(part, order) for part in (table.real, table.imag))
     turning.copy_(turning * cos + _beside(turning, rotation.layout) * sin)
     return result
 
@@ -80,7 +80,7 @@ def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     return channels[..., ::2], channels[..., 1::2]
 
 
-def over_channels(pairs: Tensor, layout: str) -> Tensor:
+def to_both_channels(pairs: Tensor, layout: str) -> Tensor:
     """Returns one number per pair, (..., R / 2), repeated for both channels, (..., R)."""
     return torch.cat([pairs, pairs], -1) if layout == "half" else pairs.repeat_interleave(2, -1)
 
@@ -139,7 +139,7 @@ def fit_rotation(before: Tensor, after: Tensor, *, dtype: torch.dtype | None = N
 
 def _turning(x: Tensor, y: Tensor, u: float) -> list[int]:
     """Returns the channels that changed by more than rounding."""
-    beside = ((x - y).abs() > STILL * u * x.abs()).flatten(0, 2).any(0)
+    beside = ((x - y).abs() > STILL_ROUNDINGS * u * x.abs()).flatten(0, 2).any(0)
     return [int(i) for i in beside.nonzero()[:, 0]]
 
 
@@ -178,13 +178,13 @@ def _halves(turning: list[int], features: int) -> list[tuple[int, int]]:
 
 
 def _informative(x: Tensor, y: Tensor) -> Tensor:
-    """Returns at most `ROWS` rows: those that turned most among evenly spaced ones."""
+    """Returns at most `SEARCHED_ROWS` rows: those that turned most among evenly spaced ones."""
     length = x.shape[2]
-    if length <= ROWS:
+    if length <= SEARCHED_ROWS:
         return torch.arange(length)
-    spaced = torch.arange(0, length, max(1, length // (4 * ROWS)))
+    spaced = torch.arange(0, length, max(1, length // (4 * SEARCHED_ROWS)))
     moved = (x[:, :, spaced] - y[:, :, spaced]).square().sum((0, 1, 3))
-    return spaced[moved.argsort(descending=True)[:ROWS]].sort().values
+    return spaced[moved.argsort(descending=True)[:SEARCHED_ROWS]].sort().values
 
 
 def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
@@ -211,7 +211,7 @@ def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, sp
             table = free / free.abs().clamp(min=1e-300) * amplitude if one else free
             rotation = Rotation(table, layout, first, spread)
             residual = _residual(x, y, rotation, u)
-            if residual <= LIMIT:
+            if residual <= MOST_ROUNDINGS:
                 return RotationFit(rotation, amplitude if one else None, residual)
     return None
 
@@ -233,9 +233,9 @@ def _amplitude(table: Tensor, weight: Tensor) -> float:
 def _residual(x: Tensor, y: Tensor, rotation: Rotation, u: float) -> float:
     span = slice(rotation.first, rotation.first + rotation.width)
     length = torch.hypot(*halves(x[..., span], rotation.layout))
-    amplitude = over_channels(rotation.table.abs()[:, None], rotation.spread or rotation.layout)
+    amplitude = to_both_channels(rotation.table.abs()[:, None], rotation.spread or rotation.layout)
     sizes = x.abs()
-    sizes[..., span] = over_channels(length, rotation.layout) * amplitude
+    sizes[..., span] = to_both_channels(length, rotation.layout) * amplitude
     off = (apply_rotation(rotation, x) - y).abs()
     return float((off / (u * sizes).clamp(min=1e-300)).masked_fill(off == 0, 0.0).max())
 
@@ -250,14 +250,14 @@ def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, 
     if fit is None or layout == "half" or spread or width == rest:
         return fit
     rows = fit.rotation.table.shape[1]
-    law = law_of(frequencies(fit.rotation.table), rows, LOOSE_LAW)
-    if law is None or law.factor / law.base * (rows - 1) >= u * STILL:  # the next pair would turn visibly
+    law = law_of(frequencies(fit.rotation.table), rows, LOOSE_FREQUENCY_TOLERANCE)
+    if law is None or law.factor / law.base * (rows - 1) >= u * STILL_ROUNDINGS:  # the next pair would turn visibly
         return fit
     # Models rotate a quarter, half, three quarters or all of the head's channels.
     quarters = [q for q in (x.shape[-1] * share // 4 for share in (4, 3, 2, 1)) if q % 2 == 0 and width <= q <= rest]
-    for usual in USUAL:
+    for usual in USUAL_BASES:
         for wider in quarters:
-            if abs(law.base ** (wider / width) / usual - 1.0) < NEAR:
+            if abs(law.base ** (wider / width) / usual - 1.0) < BASE_TOLERANCE:
                 whole = _fit(x, y, u, layout, first, wider)
                 if whole is not None and (whole.amplitude is not None or fit.amplitude is None):
                     return whole

@@ -17,19 +17,19 @@ from torch import Tensor
 
 SAMPLE = 128  # steps among which the commonest is searched
 MOST_RUNS = 256  # runs of consecutive rows; a table with more has no positions
-FAR = 2**17  # largest position that is searched for
+FARTHEST_POSITION = 2**17  # largest position that is searched for
 MOST_LOST = 32  # runs that are searched for up to FAR; a table with more has no positions
-WHOLE = 2e-3  # distance from an integer within which a position is rounded to it
-FITS = 0.1  # error in radians that nine tenths of a table must stay within
+POSITION_TOLERANCE = 2e-3  # distance from an integer within which a position is rounded to it
+ANGLE_TOLERANCE = 0.1  # error in radians that nine tenths of a table must stay within
 LEAST_IN_RUNS = 0.25  # least share of rows in runs; with fewer there is no commonest step, so no frequency
-CHUNK = 2**12  # positions tried at a time
-CHANCE = 0.01  # expected number of far positions that fit by chance; with more, none is reported
-ANGLES = 1e-4  # error in radians of float32 angles at far positions
-KEPT = 16  # cached decompositions: several causes ask for the same tables
-LARGEST = 2**24  # size limit of torch.quantile, in elements
+POSITIONS_AT_A_TIME = 2**12  # positions tried at a time
+CHANCE_FITS = 0.01  # expected number of far positions that fit by chance; with more, none is reported
+FLOAT32_ANGLE_ERROR = 1e-4  # error in radians of float32 angles at far positions
+CACHED_TABLES = 16  # cached decompositions: several causes ask for the same tables
+MOST_QUANTILE_ELEMENTS = 2**24  # size limit of torch.quantile, in elements
 STANDS = 0.25  # share of the usual step; a row with a smaller step does not move
-LAW = 1e-3  # largest relative distance of a frequency from its law
-LOOSE_LAW = 0.03  # the same for frequencies read from half-precision values
+FREQUENCY_TOLERANCE = 1e-3  # largest relative distance of a frequency from its law
+LOOSE_FREQUENCY_TOLERANCE = 0.03  # the same for frequencies read from half-precision values
 UNSEEN = 0.05  # radians over all positions; a frequency that turns less is too uncertain to judge
 
 
@@ -38,7 +38,7 @@ def phase(angles: Tensor) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def unit(table: Tensor) -> Tensor:
+def unit_amplitude(table: Tensor) -> Tensor:
     """Returns the table without its amplitude in complex128, and 1 where the amplitude is 0."""
     table = table.to(torch.complex128)
     size = table.abs()
@@ -47,12 +47,12 @@ def unit(table: Tensor) -> Tensor:
 
 def angle_gap(table: Tensor, other: Tensor) -> float:
     """Returns the largest distance between the unit phases of two tables, about the angle in radians if small."""
-    return float((unit(table) - unit(other)).abs().max())
+    return float((unit_amplitude(table) - unit_amplitude(other)).abs().max())
 
 
 def nearly_whole(positions: Tensor) -> Tensor:
-    """Returns positions, rounded where they are within `WHOLE` of an integer."""
-    return torch.where((positions - positions.round()).abs() < WHOLE, positions.round(), positions)
+    """Returns positions, rounded where they are within `POSITION_TOLERANCE` of an integer."""
+    return torch.where((positions - positions.round()).abs() < POSITION_TOLERANCE, positions.round(), positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Turn:
         return self.amplitude * phase(self.positions[..., None] * self.frequencies)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_TABLES)
 def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
     """Returns positions, frequencies and amplitude of a complex table (B or 1, L, P).
 
@@ -125,12 +125,12 @@ def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
     """
     if known is None and table.shape[1] < 3:
         return None
-    turned, steps = unit(table), frequencies(table) if known is None else known
+    turned, steps = unit_amplitude(table), frequencies(table) if known is None else known
     positions = _positions(turned, steps, LEAST_IN_RUNS if known is None else 0.0) if bool(steps.any()) else None
     if positions is None:
         return None
     rest = (turned * phase(-positions[..., None] * steps)).angle()
-    if rest.numel() < LARGEST and float(rest.abs().flatten().quantile(0.9)) > FITS:
+    if rest.numel() < MOST_QUANTILE_ELEMENTS and float(rest.abs().flatten().quantile(0.9)) > ANGLE_TOLERANCE:
         return None
     # The angles that remain, fitted by least squares over the positions, correct the frequencies.
     weight = (positions**2).sum()
@@ -153,7 +153,7 @@ def frequencies(table: Tensor) -> Tensor:
         >>> [round(float(f), 5) for f in frequencies(phase(angles)[None])]
         [1.0, 0.01]
     """
-    turned = unit(table)
+    turned = unit_amplitude(table)
     if turned.shape[1] == 1:
         return turned[:, 0].angle().median(0).values
     steps = turned[:, 1:] * turned[:, :-1].conj()
@@ -173,7 +173,9 @@ def frequencies(table: Tensor) -> Tensor:
 def _commonest(steps: Tensor) -> Tensor:
     """Returns the step (P,) closest to most others, among the rows that move, or 1 if none does."""
     moves = (steps - 1).abs().mean(-1)
-    moving = steps[moves > STANDS * float(moves.quantile(0.75) if moves.numel() < LARGEST else moves.max())]
+    moving = steps[
+        moves > STANDS * float(moves.quantile(0.75) if moves.numel() < MOST_QUANTILE_ELEMENTS else moves.max())
+    ]
     if not len(moving):
         return torch.ones_like(steps[0])
     sample = moving[torch.linspace(0, len(moving) - 1, min(len(moving), SAMPLE)).round().long()]
@@ -185,7 +187,7 @@ def _near(steps: Tensor, common: Tensor) -> Tensor:
     return (steps - common).abs().mean(-1) < STANDS * (common - 1).abs().mean()
 
 
-def law_of(frequencies: Tensor, span: float, tolerance: float = LAW) -> Law | None:
+def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERANCE) -> Law | None:
     """Returns the law of the frequencies, or None if they follow none or fewer than two of them are visible.
 
     Args:
@@ -204,7 +206,7 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = LAW) -> Law | No
     mean_c, mean_log = (weight * c).sum() / weight.sum(), (weight * logs).sum() / weight.sum()
     slope = (weight * (c - mean_c) * (logs - mean_log)).sum() / (weight * (c - mean_c) ** 2).sum()
     factor = float((mean_log - slope * mean_c).exp())
-    if abs(factor - 1) < LAW:
+    if abs(factor - 1) < FREQUENCY_TOLERANCE:
         factor, slope = 1.0, (weight * c * logs).sum() / (weight * c * c).sum()
     law = Law(math.exp(float(-slope) * pairs), factor)
     off = (law.frequencies(pairs)[seen] - sizes[seen]).abs()
@@ -230,16 +232,19 @@ def _positions(turned: Tensor, steps: Tensor, least: float) -> Tensor | None:
 def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
     """Returns the position (R,) that fits the phases of each row of `turned` (R, P), and the nearest to 0 of several.
 
-    Half positions near the table are tried first, and integers up to `FAR` only for rows that none of them fits.
+    Half positions near the table are tried first, and integers up to `FARTHEST_POSITION` only for rows that none of
+    them fits.
     """
     best, fits = _best(turned, steps, torch.arange(-2 * rows - 64, 4 * rows + 64, dtype=torch.float64) / 2)
-    lost = (fits < 1 - FITS**2).nonzero()[:, 0]
+    lost = (fits < 1 - ANGLE_TOLERANCE**2).nonzero()[:, 0]
     if 0 < len(lost) <= MOST_LOST:
-        far, far_fits = _best(turned[lost], steps, torch.arange(-CHUNK, FAR, dtype=torch.float64))
+        far, far_fits = _best(
+            turned[lost], steps, torch.arange(-POSITIONS_AT_A_TIME, FARTHEST_POSITION, dtype=torch.float64)
+        )
         # Expected number of far positions that fit random angles as well. Two angles are met by some of 100,000.
-        apart = (2 * (1 - far_fits).clamp_min(0)).sqrt().clamp_min(ANGLES)
-        by_chance = FAR * (apart / math.pi) ** int((steps.abs() * FAR > math.pi).sum())
-        best[lost] = torch.where((far_fits > fits[lost]) & (by_chance < CHANCE), far, best[lost])
+        apart = (2 * (1 - far_fits).clamp_min(0)).sqrt().clamp_min(FLOAT32_ANGLE_ERROR)
+        by_chance = FARTHEST_POSITION * (apart / math.pi) ** int((steps.abs() * FARTHEST_POSITION > math.pi).sum())
+        best[lost] = torch.where((far_fits > fits[lost]) & (by_chance < CHANCE_FITS), far, best[lost])
     # Least squares on the angles that remain moves each position between the grid's points.
     for _ in range(3):
         rest = (turned * phase(-best[:, None] * steps)).angle()
@@ -251,7 +256,7 @@ def _best(turned: Tensor, steps: Tensor, places: Tensor) -> tuple[Tensor, Tensor
     """Returns the positions that fit best, (R,), and the quality of the fit, where 1 is exact."""
     sizes = turned.abs().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
     best, most = torch.zeros(len(turned), dtype=torch.float64), torch.full((len(turned),), -math.inf).double()
-    for some in torch.split(places, CHUNK):
+    for some in torch.split(places, POSITIONS_AT_A_TIME):
         # The small penalty prefers the position nearest to 0 among equal fits.
         fits = (phase(-some[:, None] * steps) @ turned.T).real / sizes - some.abs()[:, None] * 1e-9
         here, at = fits.max(0)

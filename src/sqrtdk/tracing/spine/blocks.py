@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import BLOCKS, Factor
+from sqrtdk.tracing.records import BY_BLOCK, Factor
 from sqrtdk.tracing.spine.chain import Chain, Fork, read_chain
-from sqrtdk.tracing.spine.masks import HIDDEN, bias_name
-from sqrtdk.tracing.spine.orient import Orientation, operands
+from sqrtdk.tracing.spine.masks import HIDING_LOGIT, bias_name
+from sqrtdk.tracing.spine.orient import Orientation, product_operands
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.spine.regroup import Positions, positions, sliced
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
@@ -21,10 +21,10 @@ from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape.graph import numbered
 from sqrtdk.tracing.tape.node import Node, Product, Weighing
 
-ALIKE = 0.01  # scales of two blocks count as equal up to this relative difference
+SCALE_TOLERANCE = 0.01  # scales of two blocks count as equal up to this relative difference
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")
-_ROWS = 8  # output rows that `is_attention` recomputes; a sample keeps the check cheap
-_FAR = 0.05  # allowed error, relative to the largest output; bfloat16 rounding stays well below
+_RECOMPUTED_ROWS = 8  # output rows that `is_attention` recomputes; a sample keeps the check cheap
+_OUTPUT_TOLERANCE = 0.05  # allowed error, relative to the largest output; bfloat16 rounding stays well below
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Span:
 # -- blocks side by side before one softmax ----------------------------------------------------------------------------
 
 
-def beside(fork: Fork, weighing: Weighing) -> list[Span]:
+def key_spans(fork: Fork, weighing: Weighing) -> list[Span]:
     """Returns the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
 
     Handles `torch.cat([q @ k1.mT, q @ k2.mT], -1)`, and slices written into a tensor: `z[..., :8] = q @ k1.mT`.
@@ -96,7 +96,7 @@ def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
         return None
     layout = replace(first.layout, columns=sum(cell.reading.layout.columns for cell in cells))
     whole = replace(first.operands, layout=layout, first=0)
-    return join(cells, layout, whole.arrange(weighing.logits), whole.arrange(weighing.weights))
+    return joined_cells(cells, layout, whole.arrange(weighing.logits), whole.arrange(weighing.weights))
 
 
 # -- putting together --------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
 def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
     """Returns the positions that the rows and the keys of a block were cut from."""
     assert isinstance(reading.operands, Logits)
-    left, right = operands(reading.operands.product)
+    left, right = product_operands(reading.operands.product)
     first, second = positions(left, -2), positions(right, -1)
     return (second, first) if reading.operands.axes.swapped else (first, second)
 
@@ -120,7 +120,7 @@ def aligned(reading: Reading) -> Reading:
     return replace(reading, offset=keys.first - rows.first)
 
 
-def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: Tensor | None) -> Reading:
+def joined_cells(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: Tensor | None) -> Reading:
     """Returns one reading of products that cover rows and keys without overlap; pairs that none covers are hidden.
 
     Args:
@@ -138,7 +138,7 @@ def join(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: 
     )
     # Blocks with different scales: no single number is the scale of the merged attention.
     if not _alike([_factor(cell.reading) for cell in cells]):
-        one = Scale(Factor(None, "logits", BLOCKS))
+        one = Scale(Factor(None, "logits", BY_BLOCK))
         query, key = replace(query, factors=()), replace(key, factors=())
         steps = (one, *(step for step in steps if not isinstance(step, Scale)))
     made = None
@@ -157,7 +157,10 @@ def _factor(reading: Reading) -> float | None:
 
 def _alike(factors: Sequence[float | None]) -> bool:
     first = factors[0]
-    return all((f is None) == (first is None) and abs((f or 0) - (first or 0)) <= ALIKE * abs(f or 0) for f in factors)
+    return all(
+        (f is None) == (first is None) and abs((f or 0) - (first or 0)) <= SCALE_TOLERANCE * abs(f or 0)
+        for f in factors
+    )
 
 
 def _product(cells: Sequence[Cell]) -> Node:
@@ -218,7 +221,7 @@ def _skeleton(reading: Reading) -> tuple[object, ...]:
     return (*on_logits, *sides)
 
 
-def assembled(
+def assembled_pairs(
     cells: Sequence[Cell], layout: Layout, values_of: Callable[[Cell], Tensor | None], otherwise: float | bool
 ) -> Tensor | None:
     """Returns the blocks' values as one (B, H, L, S) tensor (B and H may be 1), or None if a block's are unknown.
@@ -262,7 +265,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole
     """Returns the masks of all blocks merged into one; it has no values if `whole` is False."""
     if not whole:
         return replace(like, visible=None, name="mask", source=None)
-    visible = assembled(cells, layout, lambda cell: _values(cell, Hide, which, True), False)
+    visible = assembled_pairs(cells, layout, lambda cell: _values(cell, Hide, which, True), False)
     # Padding stays padding: rows that skipped a block say nothing about its keys, so any row that sees a key decides.
     if visible is not None and which != slice(0) and all(_same_rows(_of(cell, visible)) for cell in cells):
         visible = visible.any(-2, keepdim=True).expand_as(visible)
@@ -271,7 +274,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
     """Returns the biases that stand at the same place in each block, merged into one."""
-    whole = assembled(cells, layout, lambda cell: _values(cell, Bias, slice(place, place + 1), 0.0), 0.0)
+    whole = assembled_pairs(cells, layout, lambda cell: _values(cell, Bias, slice(place, place + 1), 0.0), 0.0)
     if whole is None:
         return replace(like, addend=None)
     named = not like.content and like.name in _NAMED_BY_VALUES and not whole.is_meta
@@ -300,10 +303,10 @@ def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: T
             return None
         part = value.reshape(batch, heads, *value.shape[-2:])[..., :width]
         whole[:, :, first : first + value.shape[-2]] = part.to(torch.float64)
-    at = torch.linspace(0, rows - 1, min(rows, _ROWS), device=logits.device).round().long()
+    at = torch.linspace(0, rows - 1, min(rows, _RECOMPUTED_ROWS), device=logits.device).round().long()
     z, out = logits[:, :, at].to(torch.float64), output.reshape(batch, heads, rows, width)[:, :, at].to(torch.float64)
     # A row whose keys are all hidden has no defined output.
-    seeing = (z.amax(-1) > HIDDEN) & (z.amax(-1) < math.inf)
+    seeing = (z.amax(-1) > HIDING_LOGIT) & (z.amax(-1) < math.inf)
     difference = (z.softmax(-1) @ whole - out).abs().amax(-1)[seeing]
     size = out.abs().amax(-1)[seeing]
-    return not difference.numel() or bool((difference <= _FAR * size.max()).all())
+    return not difference.numel() or bool((difference <= _OUTPUT_TOLERANCE * size.max()).all())

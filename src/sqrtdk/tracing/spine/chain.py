@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive, is_score
 from sqrtdk.tracing.lower.sums import real_part
-from sqrtdk.tracing.probe.replays import Moved, moved
+from sqrtdk.tracing.probe.replays import Rearrangement, rearrangements
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.spine.operations import Link as Link
-from sqrtdk.tracing.spine.orient import operands
+from sqrtdk.tracing.spine.orient import product_operands
 from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.steps import Beside, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.steps import Beside, Scale, Sinks, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
-from sqrtdk.tracing.tape.graph import block, written
+from sqrtdk.tracing.tape.graph import before_writes, written_logits
 from sqrtdk.tracing.tape.node import Node, origin
 
 
@@ -84,7 +84,7 @@ def read_chain(
             steps = (*_written_at(node, (Unknown(node.op),)), *steps)
         elif node.op in ops.VIEWS:
             views = (node, *views)
-        elif node.op not in ops.SAME:
+        elif node.op not in ops.COPIES:
             read = readers.get(node.op, unknown)(Link(node, main, views, steps))
             effect = _by_effect(node, until) if any(isinstance(step, Unknown) for step in read) else None
             if effect is not None:
@@ -109,9 +109,9 @@ def read_chain(
     return Chain(node, _fold_caps(steps), views, fork)
 
 
-def _by_effect(node: Node, until: Node | None) -> Moved | None:
+def _by_effect(node: Node, until: Node | None) -> Rearrangement | None:
     """Returns the effect of operations without readers if they only multiply each logit by one number, else None."""
-    for found in moved(node):
+    for found in rearrangements(node):
         if any(_is_product(inner) or inner is until for inner in found.part.order):
             return None  # the span reaches past the product, so its effect is not one on the logits
         if found.in_place:
@@ -131,7 +131,7 @@ def _is_product(node: Node) -> bool:
 
 def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
     """Yields the steps of an operation, innermost first, with its source line."""
-    at = places.text(node.place) if steps else None
+    at = places.place_text(node.place) if steps else None
     return (replace(step, at=step.at or at) for step in reversed(steps))
 
 
@@ -154,7 +154,7 @@ def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], t
 def _joined(link: Link) -> tuple[Step, ...]:
     """Reads `cat([z, sinks], -1)` as sinks, and `cat([z1, z2], -1)` as two products, whose scales must agree."""
     others = [p for p in link.node.parents() if p is not link.main and p.products]
-    return _side_by_side((link.main, *others)) if others else (Sink(),)
+    return _side_by_side((link.main, *others)) if others else (Sinks(),)
 
 
 def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
@@ -169,8 +169,8 @@ def _scale_of(branch: Node) -> float | None:
     chain = read_chain(branch)
     if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
         return None
-    left, right = operands(chain.product)
-    sides = paired(follow(left, "q"), follow(right, "k"))
+    left, right = product_operands(chain.product)
+    sides = paired(follow_side(left, "q"), follow_side(right, "k"))
     values = [step.factor.value for step in chain.steps if isinstance(step, Scale)]
     values += [factor.value for side in sides for factor in side.factors]
     known = [value for value in values if value is not None]
@@ -182,10 +182,10 @@ def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...],
 
     `z[:, :, :, pad] = -inf` hides keys; `full = torch.zeros(...); full[..., :n] = z` surrounds z with numbers.
     """
-    base, writes = written(node)
-    blocks = [source for write in writes if (source := block(write)) is not None]
+    base, writes = before_writes(node)
+    blocks = [source for write in writes if (source := written_logits(write)) is not None]
     if base.products:
-        own = block(writes[0])
+        own = written_logits(writes[0])
         if own is None:
             return numbers_over(node, writes, views), views, base
         put_back = _put_back(own, base, writes[0], node, views)
@@ -215,12 +215,12 @@ def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
     """Returns c and z of z * tanh(z / c), a softcap that multiplies by the logits in place of c; None for others."""
     operands = [arg for arg in node.args if isinstance(arg, Node)]
     for bent, logits in (operands, operands[::-1]) if len(operands) == 2 else ():
-        at, divisor = origin(bent, ops.SAME), 1.0
+        at, divisor = origin(bent, ops.COPIES), 1.0
         if at.op != "tanh" or not logits.products:
             continue
         inner = at.main()
-        while inner is not None and origin(inner, ops.SAME) is not origin(logits, ops.SAME):
-            inner = origin(inner, ops.SAME)
+        while inner is not None and origin(inner, ops.COPIES) is not origin(logits, ops.COPIES):
+            inner = origin(inner, ops.COPIES)
             by = inner.number(1)
             if inner.op not in ("mul", "div") or not by:
                 break

@@ -10,28 +10,28 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
-from sqrtdk.tracing.spine.blocks import Span, aligned, beside, join_beside
+from sqrtdk.tracing.spine.blocks import Span, aligned, join_beside, key_spans
 from sqrtdk.tracing.spine.chain import Chain, read_chain
-from sqrtdk.tracing.spine.lineage import follow
-from sqrtdk.tracing.spine.operations import completed
+from sqrtdk.tracing.spine.lineage import follow_side
+from sqrtdk.tracing.spine.operations import completed_distance
 from sqrtdk.tracing.spine.orient import (
     Orientation,
     coordinates,
     features,
-    followed,
+    is_over_channels,
     norm_fault,
-    operands,
     orientation,
-    over_channels,
     paired_channels,
     place_heads,
     place_rows,
+    product_operands,
+    projection_coordinate,
 )
 from sqrtdk.tracing.spine.packed import read_nested
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.spine.side import PERMUTED, Side
-from sqrtdk.tracing.steps import OF_LOGITS, Offset, Sink, Unknown
+from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
+from sqrtdk.tracing.steps import OF_LOGITS, Offset, Sinks, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing
 
@@ -53,7 +53,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     if chain.product is None or chain.product.product is None:
         return _without_product(weighing, chain, value, output)
     if chain.fork is not None:
-        spans = beside(chain.fork, weighing)
+        spans = key_spans(chain.fork, weighing)
         cells = [Cell(0, span.first, aligned(read_span(weighing, value, output, span, heads_hint))) for span in spans]
         joined = join_beside(weighing, cells) if cells else None
         if joined is not None:
@@ -66,7 +66,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     chain = span.chain
     assert chain.product is not None
     assert chain.product.product is not None
-    left, right = operands(chain.product)
+    left, right = product_operands(chain.product)
     axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
@@ -79,13 +79,13 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
     if span.size is not None:
         layout = replace(layout, columns=span.size)
-    channels = over_channels(query_node, swapped=axes.swapped)
+    channels = is_over_channels(query_node, swapped=axes.swapped)
     distance, steps = chain.product.product.distance, chain.steps
     # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
-    if distance is None and (rest := completed(steps, query.factor * key.factor)) is not None:
+    if distance is None and (rest := completed_distance(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     if weighing.sinks:
-        steps = (*steps, Sink(column=False))
+        steps = (*steps, Sinks(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
     elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
@@ -93,7 +93,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
             *steps,
             Unknown(Message(OF_LOGITS)),
         )  # an offset that differs between keys is no maximum taken off a row
-    elif span.size is None and any(isinstance(step, Sink) and step.column for step in steps):
+    elif span.size is None and any(isinstance(step, Sinks) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
         weighing,
@@ -148,9 +148,9 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     stage = Stage("logits", "score" if additive else "unknown", score)
     return of_softmax(
         weighing,
-        Side(None, None, (stage,), unknown=() if additive else (score,)),
-        Side(None, None),
-        (*chain.steps, *((Sink(column=False),) if weighing.sinks else ())) if additive else (),
+        ProductSide(None, None, (stage,), unknown=() if additive else (score,)),
+        ProductSide(None, None),
+        (*chain.steps, *((Sinks(column=False),) if weighing.sinks else ())) if additive else (),
         layout=layout,
         operands=of_score,
         dtype=value.dtype,
@@ -174,9 +174,9 @@ def start_of(node: Node) -> str | None:
     return f"unknown({node.op})"
 
 
-def _followed(node: Node, where: str, left: Node) -> Side:
+def _followed(node: Node, where: str, left: Node) -> ProductSide:
     """Returns the side of an operand; an L2 norm along an axis that is not summed over does not bound q . k."""
-    side = follow(node, where)
+    side = follow_side(node, where)
     fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
     return side if fault is None else side.lost(where, fault, norm=None)
 
@@ -195,7 +195,7 @@ def lay_out(
     product: Node,
     views: tuple[Node, ...],
     axes: Orientation,
-    query: Side,
+    query: ProductSide,
     value: Tensor,
     heads_hint: int | None,
 ) -> Layout:
@@ -223,7 +223,7 @@ def lay_out(
     return Layout(math.prod(leading) // max(heads, 1), heads, rows, columns, width, value.shape[-1], inner)
 
 
-def _by_shape(leading: tuple[int, ...], query: Side, width: int, folded: bool, heads_hint: int | None) -> int:
+def _by_shape(leading: tuple[int, ...], query: ProductSide, width: int, folded: bool, heads_hint: int | None) -> int:
     """Returns the number of heads in a usual layout: batch first, then one axis of heads, then rows and columns."""
     if len(leading) >= 2:
         # `folded`: grouped query heads lie along the product's rows, (B, H, G * L, S), so all axes after B are heads
@@ -260,7 +260,7 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
 
 def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:
     """Returns the first query feature behind each row of the logits, in the softmax's layout without the keys."""
-    numbers = followed(_query_of(product, axes), features)
+    numbers = projection_coordinate(_query_of(product, axes), features)
     if numbers is None:
         return None
     first = numbers[..., 0, :] if axes.swapped else numbers[..., 0]

@@ -13,14 +13,14 @@ from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.spine.chain import READERS, Link, read_chain
 from sqrtdk.tracing.spine.eager import start_of
 from sqrtdk.tracing.spine.factors import factor_of_edges
-from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.reading import Edges, Layout, Reading, of_softmax
-from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
 
 KIND = "edge softmax"
-_LARGEST = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
+_MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
 def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
@@ -59,8 +59,8 @@ def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Readi
     stage = Stage("logits", "score" if additive else "unknown", score)
     reading = of_softmax(
         weighing,
-        Side(None, None, (stage,), unknown=() if additive else (score,)),
-        Side(None, None),
+        ProductSide(None, None, (stage,), unknown=() if additive else (score,)),
+        ProductSide(None, None),
         (),
         layout=layout,
         operands=None,
@@ -85,12 +85,12 @@ def _fits(groups: EdgeGroups, layout: Layout) -> bool:
     if groups.index is None or not groups.index.numel():
         return False
     count = groups.index.bincount()
-    return 1 < int(count.max()) <= _LARGEST // max(len(count) * layout.batch * layout.heads, 1)
+    return 1 < int(count.max()) <= _MOST_PADDED_LOGITS // max(len(count) * layout.batch * layout.heads, 1)
 
 
-def _side(node: Node, where: str) -> Side:
+def _side(node: Node, where: str) -> ProductSide:
     """Returns the side q or k of the edges; `x[target]` takes a row several times, which is no repeat of heads."""
-    side = follow(node, where)
+    side = follow_side(node, where)
     return replace(side, growth=1, stages=tuple(stage for stage in side.stages if stage.name != "repeat"))
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.mixing import paired_axes
 from sqrtdk.tracing.probe.norms import is_computed_gain
-from sqrtdk.tracing.records import DATA, ROWS, Factor, Stage
+from sqrtdk.tracing.records import BY_ROW, FROM_DATA, Factor, Stage
 from sqrtdk.tracing.spine.rotations import amplitude_of, decayed, turned
-from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node
 
@@ -47,7 +47,7 @@ def tensor_factor(
         heads_axis: axis of the heads, negative: -3 for (B, H, L, E).
         inverse: True if the operation divides by the tensor.
     """
-    shape, several, source, learned = arg.shape, capacity(arg), source_of(arg), is_learned(arg)
+    shape, several, source, learned = arg.shape, capacity(arg), factor_source(arg), is_learned(arg)
     if several <= _MOST_HEADS and value is not None and value.is_meta:
         value = evaluate(arg)
     by_head = len(shape) >= -heads_axis and shape[heads_axis] == several and (heads_axis == -1 or shape[-1] == 1)
@@ -74,7 +74,7 @@ def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Facto
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     # Geometric mean: factors multiply.
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
-    return Factor(mean, where, source_of(arg), per_head=tuple(numbers), learned=is_learned(arg))
+    return Factor(mean, where, factor_source(arg), per_head=tuple(numbers), learned=is_learned(arg))
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
@@ -84,7 +84,7 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
     each = None
     if value is not None and not value.is_meta and value.shape[-1:] == (heads,):
         each = _one_a_head(arg, value.movedim(-1, 0).reshape(heads, -1), "logits", inverse)
-    return each or Factor(None, "logits", source_of(arg), learned=True)
+    return each or Factor(None, "logits", factor_source(arg), learned=True)
 
 
 def heads_axis(factor: object, logits: Node) -> int:
@@ -99,13 +99,13 @@ def heads_axis(factor: object, logits: Node) -> int:
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
-    """Returns the factor on the logits, marked as `DATA` if it is computed from the data and the same for all keys.
+    """Returns the factor on the logits, marked `FROM_DATA` if it is computed from the data and the same for all keys.
 
     A tensor that descends from the logits themselves (their norm, their maximum) is a step of its own, no factor.
     """
     if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
         return factor
-    return replace(factor or Factor(None, "logits", DATA), source=DATA, learned=False)
+    return replace(factor or Factor(None, "logits", FROM_DATA), source=FROM_DATA, learned=False)
 
 
 def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
@@ -122,10 +122,10 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
     value = evaluate(arg) if value is not None and value.is_meta else value
     if value is not None and bool(((value == 0) | (value == 1)).all()):
         return None
-    return Factor(None, where, ROWS, learned=is_learned(arg))
+    return Factor(None, where, BY_ROW, learned=is_learned(arg))
 
 
-def source_of(node: Node) -> str:
+def factor_source(node: Node) -> str:
     """Returns where a factor comes from: "parameter NAME" if it is computed from one, else its kind."""
     name = next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
     if name:
@@ -136,7 +136,7 @@ def source_of(node: Node) -> str:
 # -- a multiplication of q or k ----------------------------------------------------------------------------------------
 
 
-def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     """Returns the side after a multiplication or a division."""
     side = follow(main, where)
     position = 1 if node.args[0] is main else 0
@@ -145,7 +145,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
         return side.lost(where, node.op)
     # q * gate(x): `set_beside` has made the gate a constant of its own kind, with one number per vector.
     if isinstance(other, Node) and other.op == "gate":
-        gate = Factor(None, where, DATA)
+        gate = Factor(None, where, FROM_DATA)
         return side.times(gate, Stage(where, "scale", gate.text()))
     value = node.operands.get(position)
     if value is not None and value.is_complex():  # view_as_complex(q) * e^ia: a rotation of points
@@ -174,7 +174,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return side.times(factor, Stage(where, "scale", factor.text()))
 
 
-def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str) -> Side:
+def _gained(side: ProductSide, node: Node, gain: Node, value: Tensor | None, where: str) -> ProductSide:
     """Returns the side after a gain for each channel; the gain's root mean square counts as a factor."""
     known = value is not None and not value.is_meta and bool(value.numel())
     size = float(value.detach().double().square().mean().sqrt()) if known and value is not None else None
@@ -182,11 +182,11 @@ def _gained(side: Side, node: Node, gain: Node, value: Tensor | None, where: str
         size = 1 / size if size else None
     basis = _with_gain(node.op, side.basis, value) if size else None
     side = replace(side, basis=None if basis is None or not size else basis / size, norm_gain=side.norm is not None)
-    factor = Factor(size, where, source_of(gain), learned=True)
+    factor = Factor(size, where, factor_source(gain), learned=True)
     return side.times(factor, Stage(where, "scale", factor.text()))
 
 
-def _is_gain(other: Node, node: Node, side: Side) -> bool:
+def _is_gain(other: Node, node: Node, side: ProductSide) -> bool:
     """Whether a tensor with one number per channel is the gain of the normalisation before it.
 
     After a factor only a learned tensor is: a constant may be another part of the scale.

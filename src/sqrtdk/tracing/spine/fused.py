@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import ROWS, Factor
+from sqrtdk.tracing.records import BY_ROW, Factor
 from sqrtdk.tracing.spine.factors import tensor_factor
-from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.masks import as_passed, read_addend
-from sqrtdk.tracing.spine.orient import over_channels, paired_channels
-from sqrtdk.tracing.spine.packed import Pairs, Sequences
+from sqrtdk.tracing.spine.orient import is_over_channels, paired_channels
+from sqrtdk.tracing.spine.packed import PackedPair, Sequences
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.spine.side import PERMUTED, Side
-from sqrtdk.tracing.steps import Bias, Hide, Scale, Sink, Softcap, Step, Unknown
+from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
+from sqrtdk.tracing.steps import Bias, Hide, Scale, Sinks, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.graph import is_learned
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tape.recorder import KernelCall
 
 # Each argument by the names that operators give it.
-_NAMES = {
+_ARGUMENT_NAMES = {
     "query": ("query", "q"),
     "key": ("key", "k"),
     "value": ("value", "v"),
@@ -59,29 +59,31 @@ _NAMES = {
     "pages": ("block_table", "block_tables", "page_table"),
 }
 # Arguments that change results by rounding at most. An argument in neither table is reported as not read.
-_IDLE = {
+_IDLE_ARGUMENTS = {
     "results": ("out", "out_", "return_softmax", "return_debug_mask", "compute_logsumexp", "compute_log_sumexp"),
     "of ours": ("statistics", "places"),
     "schedule": ("num_splits", "use_kvsplit", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic"),
     "without their tensors": ("is_rotary_interleaved", "rotary_interleaved", "page_size", "zero_tensors"),
     "others": ("enable_gqa", "dropout_mask"),
 }
-_KNOWN = frozenset(name for table in (_NAMES, _IDLE) for names in table.values() for name in names)
+_KNOWN_ARGUMENTS = frozenset(
+    name for table in (_ARGUMENT_NAMES, _IDLE_ARGUMENTS) for names in table.values() for name in names
+)
 _LOWER_RIGHT = 2  # values of `custom_mask_type`: 0 no mask, 1 causal from the upper left, 2 from the lower right
 _RESHAPED = frozenset({"unsqueeze", "view", "_unsafe_view", "reshape", "clone"})
-_CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
+_IMPLICIT_CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The arguments of a call, looked up by the keys of `_NAMES`."""
+    """The arguments of a call, looked up by the keys of `_ARGUMENT_NAMES`."""
 
     call: KernelCall
     kernel: Kernel
 
     def name(self, what: str) -> str | None:
         """Returns the operator's own name for an argument, or None if it was not passed."""
-        return next((name for name in _NAMES[what] if self.call.arguments.get(name) is not None), None)
+        return next((name for name in _ARGUMENT_NAMES[what] if self.call.arguments.get(name) is not None), None)
 
     def __getitem__(self, what: str) -> Any:
         name = self.name(what)
@@ -104,7 +106,7 @@ class _Arguments:
     def unread(self) -> tuple[Unknown, ...]:
         """Arguments that may change results and have no reader: switched on, or switched off against the default."""
         on = [name for name, value in self.call.arguments.items() if isinstance(value, Tensor) or value]
-        names = [name for name in (*on, *sorted(self.call.turned_off)) if name not in _KNOWN]
+        names = [name for name in (*on, *sorted(self.call.turned_off)) if name not in _KNOWN_ARGUMENTS]
         return tuple(Unknown(Message("trace.step.argument", name=name)) for name in names)
 
 
@@ -114,7 +116,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     kv_heads: int | None
     nodes = arguments.node("query"), arguments.node("key")
-    query, key = paired(follow(nodes[0], "q"), follow(nodes[1], "k"))
+    query, key = paired(follow_side(nodes[0], "q"), follow_side(nodes[1], "k"))
     query = query if paired_channels(*nodes) else query.then(PERMUTED)
     if arguments.by_token:
         k, v, pairs = _sequences(arguments, q, k, v)
@@ -123,7 +125,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
         layout, kv_heads = Layout(*sizes, q.shape[-1], v.shape[-1]), int(k.shape[-2])
     else:
         layout, kv_heads = _layout(arguments, query)
-        pairs = Pairs(Sequences(layout.batch, layout.rows), Sequences(layout.batch, layout.columns), _device(q))
+        pairs = PackedPair(Sequences(layout.batch, layout.rows), Sequences(layout.batch, layout.columns), _device(q))
         if kernel.kind == "compiled" and q.shape[1] != layout.heads:
             q = q.reshape(layout.batch, layout.heads, *q.shape[-2:])
             k = k.reshape(layout.batch, -1, *k.shape[-2:])
@@ -145,7 +147,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
             *(() if softcap is None else (Softcap(softcap),)),
             *bias,
             *hide,
-            *(() if arguments["sinks"] is None else (Sink(),)),
+            *(() if arguments["sinks"] is None else (Sinks(),)),
             *unread,
         ),
         operands=pairs.vectors(q, k, scale, softcap, exact=exact)
@@ -157,7 +159,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
         output=call.output,
         kv_heads=kv_heads,
         dropout=float(arguments["dropout"] or 0.0),
-        axis="channels" if not arguments.by_token and over_channels(arguments.node("query")) else "positions",
+        axis="channels" if not arguments.by_token and is_over_channels(arguments.node("query")) else "positions",
         no_slope=unread[0].name if unread else None,
         no_stats=_not_read(unread[0].name) if unread else no_bias or no_mask or too_large,
     )
@@ -175,7 +177,7 @@ def _device(tensor: Tensor) -> torch.device:
 # -- sizes, and where the sequences lie --------------------------------------------------------------------------------
 
 
-def _layout(arguments: _Arguments, query: Side) -> tuple[Layout, int | None]:
+def _layout(arguments: _Arguments, query: ProductSide) -> tuple[Layout, int | None]:
     """Returns the sizes of (..., H, L, E) operands, and the key's heads, or None if its shape does not tell them."""
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     width, entries, heads = q.shape[-1], math.prod(q.shape[:-2]), q.shape[-3] if q.dim() > 3 else 1
@@ -200,7 +202,7 @@ def _dims_of_caller(node: Node) -> int:
     return len(node.shape)
 
 
-def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Pairs]:
+def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, PackedPair]:
     """Returns k and v, read from the pages if the cache is paged, and the places of the sequences."""
     pages, ends = arguments["pages"], arguments["key_ends"]
     if pages is not None:
@@ -209,7 +211,7 @@ def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[
     keys = Sequences.of(k, ends, arguments["key_used"], arguments["longest_key"])
     alike = ends is not None and arguments["key_used"] is None and arguments["query_ends"] is not None
     alike = alike and arguments.node("query_ends") is arguments.node("key_ends")
-    return k, v, Pairs(queries, keys, _device(q), alike)
+    return k, v, PackedPair(queries, keys, _device(q), alike)
 
 
 def _paged(pool: Tensor, pages: Tensor) -> Tensor:
@@ -219,7 +221,7 @@ def _paged(pool: Tensor, pages: Tensor) -> Tensor:
     return pool[pages.long().clamp(0, len(pool) - 1)].flatten(1, 2)
 
 
-def _by_head(side: Side, operand: Tensor, sequences: Sequences) -> Side:
+def _by_head(side: ProductSide, operand: Tensor, sequences: Sequences) -> ProductSide:
     """Returns the side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
     factors = tuple(f for f in side.factors if f.per_head is None or len(f.per_head) == operand.shape[-2])
     if len(factors) < len(side.factors):  # axis -3 holds positions in this layout, not heads
@@ -239,7 +241,7 @@ def _scale(arguments: _Arguments, layout: Layout) -> tuple[float | Tensor, Scale
         node = arguments.node("scale")
         factor = tensor_factor(node, passed, "op", heads_axis=-3)
         value = _shaped(passed, arguments.lead(layout), layout, 1)
-        return value, Scale(factor or Factor(None, "op", ROWS, learned=is_learned(node)))
+        return value, Scale(factor or Factor(None, "op", BY_ROW, learned=is_learned(node)))
     number = layout.width**-0.5 if passed is None else float(passed)
     name = "sqrtdk" if arguments.kernel.kind == "compiled" else arguments.kernel.kind
     return number, Scale(Factor(number, "op", f"{name} default 1/sqrt(E)" if passed is None else f"{name} scale"))
@@ -258,7 +260,7 @@ def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -
     return tensor
 
 
-def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
+def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
     """Returns the steps of the addend (a bias or a float mask) and of ALiBi, and the reason if they can't be read."""
     steps: tuple[Step, ...] = ()
     bias, slopes, name = arguments["bias"], arguments["slopes"], arguments.name("bias")
@@ -277,7 +279,7 @@ def _bias(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[St
     return (*steps, Bias("alibi", Placed(value, (), tuple(value.shape)))), None
 
 
-def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
+def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
     """Returns one step for mask, causal flag and window together, and the reason if it can't be measured."""
     bias, passed = arguments["bias"], arguments["visible"]
     passed = bias if bias is not None and bias.dtype == torch.bool else passed
@@ -287,7 +289,7 @@ def _mask(arguments: _Arguments, pairs: Pairs, layout: Layout) -> tuple[tuple[Hi
         return (), None
     bounded = left is not None and left < (layout.columns if lower_right else layout.rows) - 1
     if passed is None and right == 0 and not bounded and (pairs.square or not lower_right):
-        return (_CAUSAL,), None
+        return (_IMPLICIT_CAUSAL,), None
     if passed is not None and passed.is_meta:
         return (Hide(form, -math.inf),), None
     last = right == (0 if lower_right else layout.columns - layout.rows)  # the last row sees the last key

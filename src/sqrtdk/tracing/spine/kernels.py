@@ -76,11 +76,11 @@ def _four(mask: Tensor, kind: int | None, padding: tuple[int, int]) -> Tensor:
 
 _FLASH = Kernel("kernel", "BLHE", "lower right")
 KERNELS: dict[str, Kernel] = {
-    **{f"aten::{name}": Kernel() for name in ops.FUSED},
+    **{f"aten::{name}": Kernel() for name in ops.FUSED_KERNELS},
     # SDPA never sets this flag if L differs from S; `torch.nn.attention.bias.causal_lower_right` does.
     "aten::_scaled_dot_product_flash_attention": Kernel(corner="lower right"),
-    **{f"aten::{name}": Kernel("native", query=None, read=read_native) for name in ops.NATIVE},
-    **{name: Kernel("compiled") for name in ops.OWN},
+    **{f"aten::{name}": Kernel("native", query=None, read=read_native) for name in ops.NATIVE_BLOCKS},
+    **{name: Kernel("compiled") for name in ops.OWN_KERNELS},
     "aten::_flash_attention_forward": _FLASH,
     "aten::_flash_attention_forward_no_dropout_inplace": _FLASH,
     "aten::_efficient_attention_forward": _FLASH,

@@ -1,7 +1,7 @@
 """Reads a side of the product: from q (or k) at the product back to its projection.
 
-`READERS` says what each operation on the way means. Normalisations and rotations, which are several operations each,
-are looked for first.
+`SIDE_READERS` says what each operation on the way means. Normalisations and rotations, which are several operations
+each, are looked for first.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
-from sqrtdk.tracing.probe.norms import Norm, norm_at, norm_of
-from sqrtdk.tracing.probe.replays import Part, inwards, moved
+from sqrtdk.tracing.probe.norms import RowNorm, norm_at, norm_of
+from sqrtdk.tracing.probe.replays import Subgraph, inwards, rearrangements
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.spine import pieces
 from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
 from sqrtdk.tracing.spine.rotations import repeats, rotated, turned_by_matrix
-from sqrtdk.tracing.spine.side import TURNS, Follow, Side
+from sqrtdk.tracing.spine.side import ROTATION_NAMES, Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, decided_by, replay
 from sqrtdk.tracing.tape.node import Node
 
-_RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
+_RESHAPES_TO_HEADS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten"})
 # More operations without readers than this on one way is a recurrence: its effect is not probed.
-_MOST_UNKNOWN = 4
-_DEEPEST = 40  # nested calls of `_step`; a longer lineage (a recurrence) is cut and followed from farther in
+_MOST_PROBED = 4
+_MOST_NESTED_CALLS = 40  # nested calls of `_step`; a longer lineage (a recurrence) is cut and followed from farther in
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
 class _Asked(threading.local):
     now = False
     inside = 0
-    followed: dict[tuple[Node, str, bool], Side] | None = None  # results within the outermost `follow`
+    followed: dict[tuple[Node, str, bool], ProductSide] | None = None  # results within the outermost `follow_side`
 
 
 class _TooDeepError(Exception):
-    """A lineage is deeper than `_DEEPEST` nested steps; carries the step at which to start again."""
+    """A lineage is deeper than `_MOST_NESTED_CALLS` nested steps; carries the step at which to start again."""
 
     def __init__(self, node: Node, where: str, now: bool) -> None:
         self.args = (node, where, now)
@@ -50,10 +50,10 @@ class _TooDeepError(Exception):
 
 _asked = _Asked()
 # None: the operations' effect is neither a factor nor a norm. Keys are weak, so a value must not hold its own node.
-_by_effects: WeakKeyDictionary[Node, dict[str, Side | None]] = WeakKeyDictionary()
+_by_effects: WeakKeyDictionary[Node, dict[str, ProductSide | None]] = WeakKeyDictionary()
 
 
-def follow(node: Node, where: str) -> Side:
+def follow_side(node: Node, where: str) -> ProductSide:
     """Returns the side that ends at `node`, followed back to its root."""
     if _asked.followed is not None:
         return _step(node, where)
@@ -62,7 +62,7 @@ def follow(node: Node, where: str) -> Side:
         while True:  # a recurrence too deep for Python's stack: its inner steps are followed first, then reused
             try:
                 node, where, now = way[-1]
-                with unasked(now):
+                with unprobed(now):
                     side = _step(node, where)
                 _asked.followed[way.pop()] = side
                 if not way:
@@ -73,16 +73,16 @@ def follow(node: Node, where: str) -> Side:
         _asked.followed = None
 
 
-def _step(node: Node, where: str) -> Side:
+def _step(node: Node, where: str) -> ProductSide:
     assert _asked.followed is not None
     key = node, where, _asked.now
     if key in _asked.followed:
         return _asked.followed[key]
-    if _asked.inside >= _DEEPEST:
+    if _asked.inside >= _MOST_NESTED_CALLS:
         raise _TooDeepError(*key)
     before, _asked.inside = _asked.inside, _asked.inside + 1
     try:
-        side = _follow(node, where).written_at(node)
+        side = _follow_side(node, where).written_at(node)
     finally:
         _asked.inside = before
     if before:  # the outermost step probes more operations than an inner one, so its result is not shared
@@ -91,7 +91,7 @@ def _step(node: Node, where: str) -> Side:
 
 
 @contextmanager
-def unasked(now: bool = True) -> Iterator[None]:
+def unprobed(now: bool = True) -> Iterator[None]:
     """Within this block, operations without readers are not probed for their effect but recorded as unknown."""
     before, _asked.now = _asked.now, now
     try:
@@ -100,7 +100,7 @@ def unasked(now: bool = True) -> Iterator[None]:
         _asked.now = before
 
 
-def _follow(node: Node, where: str) -> Side:
+def _follow_side(node: Node, where: str) -> ProductSide:
     if node.branches:
         before = _before(node, where)
         if before is not None:
@@ -108,39 +108,41 @@ def _follow(node: Node, where: str) -> Side:
     main = node.main()
     if node.is_root or not node.act or main is None:
         return _start(node, where)
-    side = _normalised(node, where) or rotated(node, where, follow) or pieces.unstacked(node, where, follow)
+    side = _normalised(node, where) or rotated(node, where, follow_side) or pieces.unstacked(node, where, follow_side)
     if side is None:
-        side = READERS.get(node.op, _unknown)(node, main, where, follow) or _unknown(node, main, where, follow)
-    if not side.unknown or len(side.unknown) > _MOST_UNKNOWN or (_asked.inside > 1 and node.op in ops.PASSING):
+        side = SIDE_READERS.get(node.op, _unknown)(node, main, where, follow_side) or _unknown(
+            node, main, where, follow_side
+        )
+    if not side.unknown or len(side.unknown) > _MOST_PROBED or (_asked.inside > 1 and node.op in ops.PASSING):
         return side  # a view is probed only where it ends the way, as view_as_real of a complex vector does
     return _by_effect(node, where) or side
 
 
-def _by_effect(node: Node, where: str) -> Side | None:
+def _by_effect(node: Node, where: str) -> ProductSide | None:
     """Returns the side after operations without readers, by their effect on other values; None for an unknown effect.
 
     Inner operations were followed and probed first, so sources that are still unknown are not probed again.
     """
     known = _by_effects.setdefault(node, {})
     if where not in known and not _asked.now:
-        with unasked():
+        with unprobed():
             known[where] = next(_effects(node, where), None)
     return known.get(where)
 
 
-def _effects(node: Node, where: str) -> Iterator[Side]:
-    for found in moved(node):
-        side = follow(found.part.source, where)
+def _effects(node: Node, where: str) -> Iterator[ProductSide]:
+    for found in rearrangements(node):
+        side = follow_side(found.part.source, where)
         if not side.unknown:
             side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
             yield side if factor is None else side.times(factor, Stage(where, "scale", factor.text()))
     for part in inwards(node):
         norm = norm_of(part)
-        if norm is not None and not (side := follow(part.source, where)).unknown:
+        if norm is not None and not (side := follow_side(part.source, where)).unknown:
             yield _normed(side, norm, _through(side, part, part.run), where, part.effect)
 
 
-def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
+def _through(side: ProductSide, part: Subgraph, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Returns the side's values after the effect of `part`, or None if they do not fit it."""
     if side.basis is None or tuple(side.basis.shape) != part.source.shape:
         return None
@@ -150,16 +152,20 @@ def _through(side: Side, part: Part, effect: Callable[[Tensor], Tensor]) -> Tens
         return None
 
 
-def _before(node: Node, where: str) -> Side | None:
+def _before(node: Node, where: str) -> ProductSide | None:
     """Returns the side of a root that continues q or k: a sum of branches, a convolution, a rotation by matrices."""
     if len(node.branches) > 1:
-        return pieces.summed(node, where, follow)
-    return pieces.convolved(node, where, follow) if node.op == "convolution" else turned_by_matrix(node, where, follow)
+        return pieces.summed(node, where, follow_side)
+    return (
+        pieces.convolved(node, where, follow_side)
+        if node.op == "convolution"
+        else turned_by_matrix(node, where, follow_side)
+    )
 
 
-def _start(node: Node, where: str) -> Side:
+def _start(node: Node, where: str) -> ProductSide:
     detail = node.label or {"mm": "matmul", "addmm": "linear", "bmm": "einsum"}.get(node.op, node.op)
-    side = Side(node.value, node)
+    side = ProductSide(node.value, node)
     named = node.op in ops.CONTRACTIONS or node.op in ops.PROJECTIONS or node.op in ops.AFFINE
     projects = named or side.start.projects
     if side.start.additive:
@@ -172,7 +178,7 @@ def _start(node: Node, where: str) -> Side:
 # -- structures: several operations that are one step ------------------------------------------------------------------
 
 
-def _normalised(node: Node, where: str) -> Side | None:
+def _normalised(node: Node, where: str) -> ProductSide | None:
     """Returns the side of a normalised vector, or None. Its values are the new basis, so earlier steps are dropped.
 
     A rotation before the norm stays as a stage only: the normalised values already contain it.
@@ -180,12 +186,12 @@ def _normalised(node: Node, where: str) -> Side | None:
     norm = norm_at(node)
     if norm is None or node.value is None:
         return None
-    turns = [stage for stage in follow(norm.part.source, where).stages if stage.name in TURNS]
-    side = follow(min(node.roots, key=lambda n: n.serial), where).then(*turns)
+    turns = [stage for stage in follow_side(norm.part.source, where).stages if stage.name in ROTATION_NAMES]
+    side = follow_side(min(node.roots, key=lambda n: n.serial), where).then(*turns)
     return _normed(side, norm, node.value, where, "number")
 
 
-def _normed(side: Side, norm: Norm, values: Tensor | None, where: str, source: str) -> Side:
+def _normed(side: ProductSide, norm: RowNorm, values: Tensor | None, where: str, source: str) -> ProductSide:
     """Returns the side after a normalisation that gave `values`; a gain beyond unit size becomes a factor."""
     learned = None if norm.learned is None else tensor_factor(*norm.learned, where, -1)
     gains = [] if norm.by in (1.0, None) else [Factor(norm.by, where, source)]
@@ -205,13 +211,13 @@ def _normed(side: Side, norm: Norm, values: Tensor | None, where: str, source: s
 # -- one reader an operation -------------------------------------------------------------------------------------------
 
 
-def _unknown(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _unknown(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     side = follow(main, where)
     fits = side.basis is not None and tuple(side.basis.shape) == node.shape
     return side.lost(where, node.op, basis=side.basis if fits else None)
 
 
-def _same(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _same(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     return follow(main, where)
 
 
@@ -221,7 +227,7 @@ def _by_data(node: Node, main: Node) -> bool:
     return any(ancestor.act for index in indices for ancestor in ancestors(index, closed=ops.CREATIONS))
 
 
-def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _view(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     side = follow(main, where)
     if node.op in _PICKS and _by_data(node, main):
         side = side.then(Stage(where, "gather", BY_DATA))
@@ -232,7 +238,7 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
         side = side.then(Stage(where, "gather"))
     if times := repeats(node):  # GQA: k.repeat_interleave(groups, 1)
         side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
-    if node.op in _RESHAPES and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
+    if node.op in _RESHAPES_TO_HEADS and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
     if side.pads:
         side = replace(side, pads=pieces.pads_after(side.pads, main, node))
@@ -244,23 +250,23 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> Side:
         return replace(side, basis=None)
 
 
-def _negated(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _negated(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     return follow(main, where).times(Factor(-1.0, where, "number"))
 
 
-def _cached(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _cached(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     if len(node.args) > 1:  # q[q < -8] = 0 writes numbers into q, not new keys into a cache
         return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "cache"), basis=None)
 
 
-def _clamped(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _clamped(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     if sum(p.act for p in node.parents()) > 1:  # torch.minimum(x, 2 * x + 8) is a curve of x, not a bound
         return _unknown(node, main, where, follow)
     return follow(main, where).then(Stage(where, "clamp", node.op))
 
 
-def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _shifted(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     """Returns the side after a vector was added to q or k: a bias of the projection, written apart."""
     if sum(p.act for p in node.parents()) != 1:
         return _unknown(node, main, where, follow)
@@ -275,24 +281,24 @@ def _shifted(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return replace(side, basis=side.basis + sign * shift / product)
 
 
-def _by_matrix(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _by_matrix(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     return follow(main, where).lost(where, node.op, Message("trace.step.outside_matrix"), basis=None)
 
 
-def _turned(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def _turned(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     return follow(main, where).then(Stage(where, "rope", "by its effect"), rope=True)
 
 
-READERS: dict[str, Callable[[Node, Node, str, Follow], Side | None]] = {
+SIDE_READERS: dict[str, Callable[[Node, Node, str, Follow], ProductSide | None]] = {
     "mul": multiplied,
     "div": multiplied,
     "neg": _negated,
-    **pieces.READERS,
+    **pieces.PIECE_READERS,
     ROTATION: _turned,
     **dict.fromkeys(ops.CONTRACTIONS, _by_matrix),
     "add": _shifted,
     "sub": _shifted,
-    **dict.fromkeys(ops.SAME, _same),
+    **dict.fromkeys(ops.COPIES, _same),
     **dict.fromkeys({*ops.VIEWS, "gather"}, _view),
     **dict.fromkeys(ops.CACHE_WRITES, _cached),
     **dict.fromkeys(ops.CLAMPS, _clamped),

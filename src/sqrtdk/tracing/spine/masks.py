@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sink, Step, Unknown
+from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sinks, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.graph import ancestors, block, evaluate, is_learned, part
+from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned, part, written_logits
 from sqrtdk.tracing.tape.node import Node
 
 TRIANGLES = ("causal", "causal_lower_right")
@@ -26,7 +26,7 @@ def distinct(visible: Tensor) -> Tensor:
     return visible
 
 
-def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
+def mask_reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
     """Returns `least`, `greatest`, `band` and `ahead_by_one` of a `Mask` from visible keys (..., L, S).
 
     Keys that no row sees and rows that see no key are padding and are left out. Returns {} if every key is hidden.
@@ -55,7 +55,7 @@ def reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
     }
 
 
-def pattern(visible: Tensor) -> str | None:
+def mask_pattern(visible: Tensor) -> str | None:
     """Returns the pattern of visible keys (..., L, S): "causal", "window", ..., or None if every key is visible."""
     if bool(visible.all()):
         return None
@@ -79,19 +79,19 @@ def pattern(visible: Tensor) -> str | None:
 
 
 # A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
-HIDDEN = -16000.0
+HIDING_LOGIT = -16000.0
 # In a tensor that holds -inf, finfo.min of bfloat16 or float32 (-3.4e38) hides as well.
 BOTTOM = -1e30
 HIDES = -1e3  # a number written over logits hides them below this; so does the lowest entry of a mask plus bias
 # Older models hide with -10000 (BERT), -65500 (XLNet) or -100 (Swin): such a mask holds only 0 and that number.
 _TWO_VALUED = -50.0
-LEAST_KEYS = 4  # with fewer keys two numbers fit a pattern by chance
-_FURTHEST = 500  # ancestors that are searched to classify a tensor without values
-LARGEST = 2**28  # elements of a mask, one byte each
-_FULL = {"full": 1, "full_like": 1, "new_full": 2}  # position of the fill value: torch.full(size, -1e9)
+LEAST_PATTERN_KEYS = 4  # with fewer keys two numbers fit a pattern by chance
+_MOST_ANCESTORS = 500  # ancestors that are searched to classify a tensor without values
+MOST_MASK_ELEMENTS = 2**28  # elements of a mask, one byte each
+_FILL_ARGUMENT = {"full": 1, "full_like": 1, "new_full": 2}  # position of the fill value: torch.full(size, -1e9)
 
 
-def band(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
+def band_mask(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
     """Returns a (1, 1, L, S) bool mask, True where row i sees key j: j <= i + above."""
     return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
 
@@ -131,7 +131,7 @@ def read_addend(
         return (Bias(ZERO_ONE if zero_one else bias_name(added, None) or "bias", addend),)
     steps: tuple[Step, ...] = ()
     rest, name = added.masked_fill(hidden, 0.0), bias_name(added, hidden)
-    if name is not None and float(rest.min()) <= HIDDEN:
+    if name is not None and float(rest.min()) <= HIDING_LOGIT:
         steps = read_addend(node, rest, 1.0, views, shape)  # a second mask: finfo.min for causal, -1e9 for padding
     elif name is not None:
         steps = (Bias(name, Placed(rest, views, shape)),)
@@ -144,7 +144,7 @@ def _is_zero_one(value: Tensor) -> bool:
     """Whether the addend holds only 0 and 1, with the ones in a mask's pattern: `z + mask.float()` by mistake."""
     zero, one = value == 0, value == 1
     two = value.dim() > 1 and bool((zero | one).all()) and bool(zero.any()) and bool(one.any())
-    return two and pattern(one) in (*TRIANGLES, "window", "padding")
+    return two and mask_pattern(one) in (*TRIANGLES, "window", "padding")
 
 
 def _shallow_entries(value: Tensor) -> Tensor | None:
@@ -152,12 +152,12 @@ def _shallow_entries(value: Tensor) -> Tensor | None:
 
     `z + (1 - mask) * -1` is such a mask; only its pattern tells it from a bias.
     """
-    if value.dim() < 2 or value.shape[-1] < LEAST_KEYS or not value.is_floating_point() or not value.numel():
+    if value.dim() < 2 or value.shape[-1] < LEAST_PATTERN_KEYS or not value.is_floating_point() or not value.numel():
         return None
     hidden = value == value.min()
     if not bool(value.min() < 0) or not bool((hidden | (value == 0)).all()):
         return None
-    return hidden if pattern(~hidden) in (*TRIANGLES, "padding") else None
+    return hidden if mask_pattern(~hidden) in (*TRIANGLES, "padding") else None
 
 
 def _hidden_entries(value: Tensor) -> Tensor | None:
@@ -210,7 +210,7 @@ def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
 def _by_origin(node: Node) -> tuple[Step, ...]:
     """Returns the steps of an addend without values: a parameter among its ancestors is a bias, -1e9 is a mask."""
     parameter = negative = False
-    for _, ancestor in zip(range(_FURTHEST), ancestors(node), strict=False):
+    for _, ancestor in zip(range(_MOST_ANCESTORS), ancestors(node), strict=False):
         parameter |= ancestor.op == "parameter" or ancestor.learned
         negative |= any(isinstance(a, (int, float)) and not isinstance(a, bool) and a <= HIDES for a in ancestor.args)
     if not parameter:
@@ -285,7 +285,7 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
     """Returns the steps of the numbers around a block of logits: hidden keys, a column of sinks, or nothing."""
     around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
     for write in writes:
-        is_block, number = block(write) is not None, _fill(write)
+        is_block, number = written_logits(write) is not None, _fill(write)
         if around is None or (number is None and not is_block):
             return (Unknown("overwrite"),)
         part(write, inside).fill_(is_block)
@@ -298,14 +298,14 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
         return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
     # full = torch.zeros(shape); full[..., :-1] = z: the last column is an attention sink.
     column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
-    return (Sink(),) if column else (Unknown("overwrite"),)
+    return (Sinks(),) if column else (Unknown("overwrite"),)
 
 
 def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
     """Returns a tensor's values before it was written to (NaN for `torch.empty`), or None if they are unknown."""
     if "empty" in base.op:
         return torch.full(shape, torch.nan)
-    number = base.number(_FULL[base.op]) if base.op in _FULL else None
+    number = base.number(_FILL_ARGUMENT[base.op]) if base.op in _FILL_ARGUMENT else None
     known = evaluate(base) if number is None else torch.full(shape, number)
     return known.to(torch.float32).cpu().clone() if known is not None and known.shape == shape else None
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.weights import dropped
-from sqrtdk.tracing.probe.replays import part_between
+from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.blocks import Span, aligned, assembled, is_attention, join, positions_of
+from sqrtdk.tracing.spine.blocks import Span, aligned, assembled_pairs, is_attention, joined_cells, positions_of
 from sqrtdk.tracing.spine.chain import read_chain
 from sqrtdk.tracing.spine.eager import read_span
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading
@@ -23,10 +23,10 @@ from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.node import Exponential, Node, Online, Weighing
 
-LARGEST = 2**26  # logits of all blocks together that are held at once
-OTHER = "trace.fault.blocks"
-LOOSE = "trace.fault.maxima"
-TOO_LARGE = "trace.statistics.too_large"
+MOST_JOINED_LOGITS = 2**26  # logits of all blocks together that are held at once
+FAULT_BLOCKS = "trace.fault.blocks"
+FAULT_MAXIMA = "trace.fault.maxima"
+STATISTICS_TOO_LARGE = "trace.statistics.too_large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
             return Message("trace.missed.places_of_blocks")
         reading = _joined([cell for cell, _ in placed], run.output if len(groups) == 1 else None)
         values = [(cell.key, value) for cell, value in placed]
-        fault = LOOSE if run.loose else None if _adds_up(reading, values) else OTHER
+        fault = FAULT_MAXIMA if run.loose else None if _adds_up(reading, values) else FAULT_BLOCKS
         readings.append(reading if fault is None else _faulty(reading, Message(fault)))
     return readings
 
@@ -107,7 +107,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
     rate = max((drop[0] for node in exponential.way if (drop := dropped(node)) is not None), default=0.0)
     reading = replace(reading, dropout=rate, steps=(*steps, *hides), device=exponential.value.device, output=None)
     if not held:
-        reading = replace(reading, no_slope=Message(TOO_LARGE), no_stats=Message(TOO_LARGE))
+        reading = replace(reading, no_slope=Message(STATISTICS_TOO_LARGE), no_stats=Message(STATISTICS_TOO_LARGE))
     return _Block(aligned(reading), exponential.value, *positions_of(reading))
 
 
@@ -138,7 +138,7 @@ def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
 def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
     """Returns what an operation on the exp hides, by its effect on ones; [] if it multiplies all by one number."""
     main = node.main()
-    part = None if main is None else part_between(main, node)
+    part = None if main is None else subgraph_between(main, node)
     if main is None or part is None or node.shape != shape:
         return [Unknown(Message("trace.step.on_weights", name=node.op))]
     try:
@@ -214,18 +214,18 @@ def _joined(cells: Sequence[Cell], output: Tensor | None) -> Reading:
     )
     logits = _whole(cells, layout)
     if logits is None:
-        return replace(join(cells, layout, None, None), output=output, no_stats=Message(TOO_LARGE))
+        return replace(joined_cells(cells, layout, None, None), output=output, no_stats=Message(STATISTICS_TOO_LARGE))
     weights = logits if logits.is_meta else logits.softmax(-1).nan_to_num(0.0)
-    return replace(join(cells, layout, logits, weights), output=output)
+    return replace(joined_cells(cells, layout, logits, weights), output=output)
 
 
 def _whole(cells: Sequence[Cell], layout: Layout) -> Tensor | None:
     """Returns the logits of all blocks, (B, H, L, S), or None if they are too many or were not held."""
-    if layout.batch * layout.heads * layout.rows * layout.columns > LARGEST:
+    if layout.batch * layout.heads * layout.rows * layout.columns > MOST_JOINED_LOGITS:
         return None
     if any(cell.reading.no_stats is not None for cell in cells):
         return None
-    return assembled(cells, layout, _logits_of, -math.inf)
+    return assembled_pairs(cells, layout, _logits_of, -math.inf)
 
 
 def _logits_of(cell: Cell) -> Tensor | None:

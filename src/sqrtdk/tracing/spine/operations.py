@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, HEADS_BY_DATA, by_data, is_bias_of_mixing, mixing_operands
-from sqrtdk.tracing.lower.pairs import CURVES
+from sqrtdk.tracing.lower.mixing import HEADS_BY_DATA, PLAIN_CONVOLUTIONS, by_data, is_bias_of_mixing, mixing_operands
+from sqrtdk.tracing.lower.pairs import NONLINEARITIES
 from sqrtdk.tracing.lower.softmax import is_of_groups
-from sqrtdk.tracing.probe.replays import part_between
+from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
-from sqrtdk.tracing.spine.masks import HIDDEN, HIDES, read_addend
+from sqrtdk.tracing.spine.masks import HIDES, HIDING_LOGIT, read_addend
 from sqrtdk.tracing.steps import (
     OF_LOGITS,
     ZERO_ONE_FACTOR,
@@ -37,7 +37,7 @@ from sqrtdk.tracing.steps import (
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import decided_by, evaluate
-from sqrtdk.tracing.tape.node import EXTREMES, Node, origin
+from sqrtdk.tracing.tape.node import ROW_MAXIMA, Node, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ Readers = Mapping[str, Callable[[Link], tuple[Step, ...]]]
 
 def unknown(link: Link) -> tuple[Step, ...]:
     """Returns an unknown step for an operation without a reader; curves like tanh belong to an additive score."""
-    if link.node.op in CURVES and not link.main.products:
+    if link.node.op in NONLINEARITIES and not link.main.products:
         return ()
     return (Unknown(link.node.op),)
 
@@ -193,7 +193,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
         if parent is None:
             return False
         other = parent
-    return other.op in EXTREMES and _same_lineage(other, main)
+    return other.op in ROW_MAXIMA and _same_lineage(other, main)
 
 
 def _same_lineage(node: Node, main: Node) -> bool:
@@ -214,7 +214,7 @@ def _is_shifted(product: Node, logits: Node) -> bool:
 
     Dai et al. 2019, appendix B (Transformer-XL); Conformer encoders do the same.
     """
-    part = part_between(product, logits)
+    part = subgraph_between(product, logits)
     if part is None:
         return False
     numbers = torch.arange(math.prod(product.shape), dtype=torch.float64, device=part.device).reshape(product.shape)
@@ -277,7 +277,7 @@ def _clamped(link: Link) -> tuple[Step, ...]:
         return unknown(link)
     low = node.number(1) if node.op in ("clamp", "clamp_min", "maximum") else None
     high = node.number(2 if node.op == "clamp" else 1) if node.op in ("clamp", "clamp_max", "minimum") else None
-    bounds = [f"{bound:.4g}" if bound is not None and abs(bound) < -HIDDEN else "" for bound in (low, high)]
+    bounds = [f"{bound:.4g}" if bound is not None and abs(bound) < -HIDING_LOGIT else "" for bound in (low, high)]
     return (Clamp(", ".join(bounds)),) if any(bounds) else ()
 
 
@@ -304,7 +304,7 @@ def _mixed(link: Link) -> tuple[Step, ...]:
 def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
     """Returns the mixing matrix, (H mixed, H) float64, or None if it differs from entry to entry of the batch."""
     value = value.to(torch.float64)
-    if node.op in CONVOLUTIONS:
+    if node.op in PLAIN_CONVOLUTIONS:
         return value.flatten(1)
     if value.dim() == 3:
         if not bool((value == value[:1]).all()):
@@ -320,7 +320,11 @@ def read_residual_mixing(node: Node) -> tuple[Step, Node] | None:
         return None
     for whole, other in (terms, terms[::-1]):
         mixing = origin(other)
-        main = mixing.main() if mixing.product is None and mixing.op in CONVOLUTIONS | ops.CONTRACTIONS.keys() else None
+        main = (
+            mixing.main()
+            if mixing.product is None and mixing.op in PLAIN_CONVOLUTIONS | ops.CONTRACTIONS.keys()
+            else None
+        )
         if main is None or origin(main) is not origin(whole) or whole.shape != node.shape:
             continue
         (step,) = _mixed(Link(mixing, main, (), ()))
@@ -341,7 +345,7 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
     "where": _selected,
     "index_put": _written,
     **dict.fromkeys(("copy", "overwrite", "constant_pad_nd"), _put_together),
-    **dict.fromkeys((*ops.CONTRACTIONS, *CONVOLUTIONS), _mixed),
+    **dict.fromkeys((*ops.CONTRACTIONS, *PLAIN_CONVOLUTIONS), _mixed),
     **dict.fromkeys(ops.CLAMPS, _clamped),
 }
 
@@ -369,7 +373,7 @@ def _is_square(node: Node) -> bool:
     return (node.op == "pow" and node.number(1) == 2) or (node.op == "mul" and node.args[0] is node.args[1])
 
 
-def completed(steps: tuple[Step, ...], factor: float) -> tuple[Step, ...] | None:
+def completed_distance(steps: tuple[Step, ...], factor: float) -> tuple[Step, ...] | None:
     """Returns the steps that follow a squared distance written out as |q|^2 - 2 q.k + |k|^2, or None if it is none.
 
     Args:

@@ -18,20 +18,24 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import norm_at
-from sqrtdk.tracing.probe.replays import moved
+from sqrtdk.tracing.probe.replays import rearrangements
 from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, numbered, replay
 from sqrtdk.tracing.tape.node import Node, Weighing
 
-_LARGEST = 2**24  # a projection with more elements than this is not followed to the logits
-_REDUCED = frozenset({"mean", "sum", "amax", "amin"})
-_CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"}) | ops.AFFINE
+_MOST_PROJECTION_ELEMENTS = 2**24  # a projection with more elements than this is not followed to the logits
+_REDUCTION_OPERATIONS = frozenset({"mean", "sum", "amax", "amin"})
+_CHANNELS_FIRST = frozenset({"convolution", "_convolution", "mkldnn_convolution"}) | ops.AFFINE
 # Operations that leave channels in place or whose move is known; any other is run on other values to find its move.
-_TERMS = frozenset({"add", "sub", "addcmul", "sum", "mul", "div", "neg", "complex", "overwrite", "copy", ROTATION})
-_IN_PLACE = _TERMS | ops.PASSING | ops.NORMS.keys() | ops.CLAMPS | REJOINED | ops.CACHE_WRITES.keys()
-_LINEAR = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CONVOLUTIONS - {"embedding", "_embedding_bag"}
+_CHANNEL_KEEPING = frozenset(
+    {"add", "sub", "addcmul", "sum", "mul", "div", "neg", "complex", "overwrite", "copy", ROTATION}
+)
+_IN_PLACE = (
+    _CHANNEL_KEEPING | ops.PASSING | ops.NORM_OPERATIONS.keys() | ops.CLAMPS | REJOINED | ops.CACHE_WRITES.keys()
+)
+_FEATURES_LAST = (ops.PROJECTIONS | ops.CONTRACTIONS.keys()) - _CHANNELS_FIRST - {"embedding", "_embedding_bag"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Orientation:
         return tensor.flatten(-2 - heads, -3) if heads else tensor
 
 
-def operands(product: Node) -> tuple[Node, Node]:
+def product_operands(product: Node) -> tuple[Node, Node]:
     """Returns the left and the right operand of a product."""
     nodes = [arg for arg in product.args if isinstance(arg, Node)]
     return nodes[-2], nodes[-1]
@@ -120,7 +124,7 @@ def place_rows(
     if not axes.followed or (len(axes.rows) == 1 and not single) or (single and not math.prod(product.shape)):
         return axes
     last = replace(axes, rows=axes.rows[-1:])
-    along = followed(query, _positions)
+    along = projection_coordinate(query, _positions)
     if along is None:
         return last
     line = _at_softmax(along, axes, product, views)
@@ -137,7 +141,7 @@ def place_rows(
 
 def _runs_along(key: Node, columns: int) -> bool:
     """Whether the positions of the keys run along the columns; they do not if the batch is the keys' second axis."""
-    along = followed(key, _positions)
+    along = projection_coordinate(key, _positions)
     return along is not None and varies(along, columns)
 
 
@@ -152,7 +156,7 @@ def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[N
         dims: number of dimensions of the softmax.
     """
     others = [axis for axis in range(dims - 1) if axis not in axes.rows]
-    channel = followed(query, features) if axes.followed and len(others) > 2 else None
+    channel = projection_coordinate(query, features) if axes.followed and len(others) > 2 else None
     line = None if channel is None else _at_softmax(channel, axes, product, views)
     heads = () if line is None else tuple(axis for axis in others if varies(line, axis))
     return axes if heads == tuple(others[len(others) - len(heads) :]) else replace(axes, heads=heads)
@@ -167,7 +171,7 @@ def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence
         return None
 
 
-def over_channels(operand: Node, *, swapped: bool = False) -> bool:
+def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
     """Whether the product's rows are features of a projection and its sum runs over positions (channel attention).
 
     Args:
@@ -176,14 +180,14 @@ def over_channels(operand: Node, *, swapped: bool = False) -> bool:
     """
     rows, summed = (-1, -2) if swapped else (-2, -1)
     root = _root(operand)
-    if root is None or root.op not in _CONVOLUTIONS | _LINEAR or len(operand.shape) < 2:
+    if root is None or root.op not in _CHANNELS_FIRST | _FEATURES_LAST or len(operand.shape) < 2:
         return False
     if operand.shape[rows] < 2 or root.shape[_features_axis(root)] % operand.shape[rows]:
         return False
-    position = followed(operand, _positions)
+    position = projection_coordinate(operand, _positions)
     if position is None or not varies(position, summed):
         return False
-    channel = followed(operand, features)
+    channel = projection_coordinate(operand, features)
     return channel is not None and varies(channel, rows) and not varies(channel, summed)
 
 
@@ -192,7 +196,7 @@ def pools_positions(weighing: Weighing) -> bool:
 
     MobileViTv2 pools so: softmax(conv(x)) over the tokens multiplies k element by element (arXiv:2206.02680).
     """
-    feature = followed(weighing.node, features)
+    feature = projection_coordinate(weighing.node, features)
     return feature is not None and not varies(feature, weighing.dim) and weighing.node.shape[weighing.dim] > 1
 
 
@@ -248,7 +252,9 @@ def _channels(node: Node, axis: int) -> Tensor | None:
 
     Returns None if they come from several projections or are unknown.
     """
-    numbers = followed(node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1)
+    numbers = projection_coordinate(
+        node, lambda root, shape: None if (at := features(root, shape)) is None else at.float() + 1
+    )
     if numbers is None or len(node.roots) != 1 or numbers.dim() < 2 or numbers.is_complex() or numbers.is_meta:
         return None
     first = numbers.movedim(axis, -1)[..., :1, :].flatten(0, -2)
@@ -256,7 +262,7 @@ def _channels(node: Node, axis: int) -> Tensor | None:
     return first if once else None  # a feature twice in one vector: padding zeros, or channels mixed by a rotation
 
 
-def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
+def projection_coordinate(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
     """Returns a coordinate of the projections behind `node`, in the node's layout; None if it can't be followed."""
 
     def start(at: Node) -> Tensor | None:
@@ -265,7 +271,7 @@ def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | 
             return coordinate(at, at.shape)
         if main is None or not main.act:
             return None
-        if at.op in _REDUCED or at.op == "constant_pad_nd":
+        if at.op in _REDUCTION_OPERATIONS or at.op == "constant_pad_nd":
             line = regrouped(main, start)
             return None if line is None else _after(at, line)
         inner: Node | None = at
@@ -273,7 +279,7 @@ def followed(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | 
             inner = inner.main()
         if at.op in ("add", "sub") and (whole := dominator(at)[0]) is not None and whole.shape == at.shape:
             return regrouped(whole, start)  # rotate_half(x) * sin + x * cos
-        if at.op not in _IN_PLACE and (shuffled := next(moved(at), None)) is not None:
+        if at.op not in _IN_PLACE and (shuffled := next(rearrangements(at), None)) is not None:
             line = regrouped(shuffled.part.source, start)
             return None if line is None else shuffled.place(line)
         if inner is None or inner is at or not inner.is_root or len(inner.shape) != 2:
@@ -298,7 +304,7 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
 
 def _features_axis(root: Node) -> int:
     """Returns the axis of a projection's features, negative: -3 for a convolution (B, C, H, W), -1 for vectors."""
-    if root.op in _CONVOLUTIONS and len(root.shape) > 2:
+    if root.op in _CHANNELS_FIRST and len(root.shape) > 2:
         return 1 - len(root.shape)
     return -1 if root.root is None else root.root.features
 
@@ -307,11 +313,11 @@ def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
     """Returns 1, 2, 3 ... along the positions (0 is left for padding); all 1 for a projection without positions."""
     if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions into one axis
         return None
-    if root.op in _CONVOLUTIONS and len(shape) > 2:
+    if root.op in _CHANNELS_FIRST and len(shape) > 2:
         before, sizes, after = 2, shape[2:], 0
     elif _features_axis(root) == -2:
         before, sizes, after = len(shape) - 1, shape[-1:], 0
-    elif root.op in _CONVOLUTIONS | _LINEAR:
+    elif root.op in _CHANNELS_FIRST | _FEATURES_LAST:
         before, sizes, after = 1, shape[1:-1], 1
     else:
         before, sizes, after = len(shape) - 2, shape[-2:-1], 1
@@ -321,7 +327,7 @@ def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
 
 def features(root: Node, shape: tuple[int, ...]) -> Tensor | None:
     """Returns the number of each feature of a projection, in its layout; several matrices get disjoint numbers."""
-    if root.root is None or not shape or math.prod(shape) > _LARGEST:
+    if root.root is None or not shape or math.prod(shape) > _MOST_PROJECTION_ELEMENTS:
         return None
     axis, matrices = _features_axis(root) % len(shape), root.root.matrices
     # The numbers are expanded to the size of the projection: the smallest dtype that holds them saves memory.

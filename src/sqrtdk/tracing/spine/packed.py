@@ -13,15 +13,15 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Factor, Stage
 from sqrtdk.tracing.spine import masks
 from sqrtdk.tracing.spine.factors import read_factor
-from sqrtdk.tracing.spine.lineage import follow
+from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors, of_softmax
-from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing, origin
 
 _PASSED = ops.PASSING
-_PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
+_MATRIX_PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
 _OF_PIECES = "_nested_tensor_from_tensor_list"
 
 
@@ -86,7 +86,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class PackedPair:
     """Queries and keys of the same sequences.
 
     Attributes:
@@ -165,7 +165,7 @@ class Pairs:
     def too_large(self) -> str | None:
         """Returns why a mask of these sizes is not made, or None if it fits."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
-        if (count if self.unlike else 1) * rows * columns <= masks.LARGEST:
+        if (count if self.unlike else 1) * rows * columns <= masks.MOST_MASK_ELEMENTS:
             return None
         if not self.unlike:
             return Message("trace.statistics.window", rows=rows, keys=columns)
@@ -195,7 +195,7 @@ def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
         key,
         steps,
         layout=layout,
-        operands=Pairs(queries, keys, q.device).vectors(rows, columns, by, exact=True),
+        operands=PackedPair(queries, keys, q.device).vectors(rows, columns, by, exact=True),
         dtype=q.dtype,
         logits_dtype=weighing.logits.dtype,
         no_slope=unread,
@@ -237,30 +237,30 @@ def _factor(node: Node, main: Node, where: str) -> Factor | None:
     return read_factor(node, position, where, heads_axis=-3)
 
 
-def _side(node: Node, where: str, sequences: Sequences) -> Side:
+def _side(node: Node, where: str, sequences: Sequences) -> ProductSide:
     """Returns the side from the product back to the projection of the packed tokens or of the nested batch."""
-    start, met = _way(node, where, _PROJECTIONS | {_OF_PIECES})
+    start, met = _way(node, where, _MATRIX_PROJECTIONS | {_OF_PIECES})
     if start is None or any(isinstance(m, str) for m in met):
         last = next(m for m in reversed(met) if isinstance(m, str))
-        side = Side(None, None).lost(where, Message("trace.step.nested", name=last))
+        side = ProductSide(None, None).lost(where, Message("trace.step.nested", name=last))
     elif start.op == _OF_PIECES:
         side = _of_pieces(start, where, sequences)
     else:
         weight = start.args[1]
         label = origin(weight).label if isinstance(weight, Node) else ""
-        side = Side(None, None, (Stage(where, "projection", label or start.op),))
+        side = ProductSide(None, None, (Stage(where, "projection", label or start.op),))
     for factor in met:
         side = side.times(factor, Stage(where, "scale", factor.text())) if isinstance(factor, Factor) else side
     return side
 
 
-def _of_pieces(node: Node, where: str, sequences: Sequences) -> Side:
+def _of_pieces(node: Node, where: str, sequences: Sequences) -> ProductSide:
     """Returns the side of a nested tensor made from a list; it is followed if the list splits one (T, H, E) tensor."""
     pieces = list(node.parents())
     tokens = {piece.main() for piece in pieces}
     whole = next(iter(tokens)) if len(tokens) == 1 else None
     if whole is None or any("split" not in piece.op for piece in pieces):
-        return Side(None, None).lost(where, Message("trace.step.nested_several"))
-    side = follow(whole, where)
+        return ProductSide(None, None).lost(where, Message("trace.step.nested_several"))
+    side = follow_side(whole, where)
     fits = side.basis is not None and side.basis.dim() == 3 and not side.basis.is_meta
     return replace(side, basis=sequences.spread(side.basis) if fits and side.basis is not None else None)

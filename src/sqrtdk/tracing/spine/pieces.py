@@ -12,12 +12,12 @@ from torch.nn import functional
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Stage
-from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import numbered, replay, replay_all
 from sqrtdk.tracing.tape.node import Node
 
-_PROJECTIONS = ops.PROJECTIONS - {"embedding"}
+_PROJECTIONS_OF_DATA = ops.PROJECTIONS - {"embedding"}
 _POOLS = frozenset(
     {
         "avg_pool1d",
@@ -29,11 +29,11 @@ _POOLS = frozenset(
         "max_pool3d_with_indices",
     }
 )
-_REDUCTIONS = frozenset({"mean", "amax", "max"})  # over rows they commute with a factor: mean(f * x) = f * mean(x)
+_ROW_REDUCTIONS = frozenset({"mean", "amax", "max"})  # over rows they commute with a factor: mean(f * x) = f * mean(x)
 _GREATEST = frozenset({"amax", "max", "max_pool2d_with_indices", "max_pool3d_with_indices"})
 
 
-def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def zero_padded(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     """Returns the side after zero padding; zeros along the features make the head wider."""
     side = follow(main, where)
     shapes = zip(reversed(main.shape), reversed(node.shape), strict=True)
@@ -45,7 +45,7 @@ def padded(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return side if side.basis is None else replace(side, basis=replay(node, side.basis))
 
 
-def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     """Returns the side of concatenated or stacked pieces; each piece is followed, and their factors must agree."""
     pieces = [p for p in node.parents() if p.act]
     constants = [p for p in node.parents() if not p.act]
@@ -65,7 +65,7 @@ def joined(node: Node, main: Node, where: str, follow: Follow) -> Side:
         return sides[0]
     bases = [side.basis for side in sides if side.basis is not None]
     put = torch.cat if node.op == "cat" else torch.stack
-    return together(sides, basis=put(bases, dim) if len(bases) == len(sides) else None)
+    return common_side(sides, basis=put(bases, dim) if len(bases) == len(sides) else None)
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
@@ -90,7 +90,7 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
     return axis if same else None
 
 
-def together(sides: Sequence[Side], **changes: object) -> Side:
+def common_side(sides: Sequence[ProductSide], **changes: object) -> ProductSide:
     """Returns the side that pieces of different origin have in common; factors that disagree make it unknown."""
     first = sides[0]
     unknown = list(dict.fromkeys(name for side in sides for name in side.unknown))
@@ -109,14 +109,14 @@ def together(sides: Sequence[Side], **changes: object) -> Side:
     return whole.then(**changes)
 
 
-def _alike(side: Side, other: Side) -> bool:
+def _alike(side: ProductSide, other: ProductSide) -> bool:
     """Whether two sides have the same product of factors, or the same list of factors if a value is unknown."""
     if math.isnan(side.factor) or math.isnan(other.factor):
         return [replace(f, where="") for f in side.factors] == [replace(f, where="") for f in other.factors]
     return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)
 
 
-def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
+def written_pieces(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
     """Returns the side of a tensor that was written slice by slice: `out[..., :n] = a; out[..., n:] = b`."""
     places: list[Node] = []
     sources: list[Node] = []
@@ -135,7 +135,7 @@ def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
     covered = sum(place.shape[-1] for place in places)
     zeros = not beneath and "zeros" in base.op and covered < node.shape[-1]
     wider = zeros and places[0].shape[:-1] == node.shape[:-1]  # out = zeros(B, L, 64); out[..., :48] = q
-    side = together(
+    side = common_side(
         [*beneath, *pieces],
         basis=_written(node, places, pieces, beneath),
         root=pieces[0].root if len(pieces) == 1 and not beneath else None,
@@ -144,7 +144,9 @@ def assembled(node: Node, main: Node, where: str, follow: Follow) -> Side:
     return side.then(Stage(where, "pad", f"{covered} to {node.shape[-1]}")) if wider else side
 
 
-def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath: Sequence[Side]) -> Tensor | None:
+def _written(
+    node: Node, places: Sequence[Node], pieces: Sequence[ProductSide], beneath: Sequence[ProductSide]
+) -> Tensor | None:
     """Returns the values of pieces written to their places; `places` lists the latest write first."""
     values = [side.basis for side in (*pieces, *beneath) if side.basis is not None]
     if len(values) < len(pieces) + len(beneath):
@@ -155,7 +157,7 @@ def _written(node: Node, places: Sequence[Node], pieces: Sequence[Side], beneath
     return basis
 
 
-def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
+def unstacked(node: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a tensor that was stacked and taken apart again: q of `torch.stack([q, k, v]).unbind()`."""
     views: list[Node] = []
     stack: Node | None = node
@@ -181,7 +183,7 @@ def unstacked(node: Node, where: str, follow: Follow) -> Side | None:
 # -- sums of branches --------------------------------------------------------------------------------------------------
 
 
-def summed(node: Node, where: str, follow: Follow) -> Side | None:
+def summed(node: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a sum of branches, or None if no branch has a factor or rotation: the sum is then a root.
 
     A factor or a rotation counts for the sum if all branches carry it: `f * w1(x) + f * w2(x)`.
@@ -190,23 +192,23 @@ def summed(node: Node, where: str, follow: Follow) -> Side | None:
     if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
         return None
     if any(side.rope != sides[0].rope for side in sides):
-        return together(sides, root=node, basis=None).lost(where, Message("trace.step.rotation_before_sum"))
+        return common_side(sides, root=node, basis=None).lost(where, Message("trace.step.rotation_before_sum"))
     norm = sides[0].norm if all(side.norm == sides[0].norm for side in sides) else None
     values = [side.basis * by for side, (_, by) in zip(sides, node.branches, strict=True) if side.basis is not None]
     try:
         basis = torch.broadcast_to(sum(values[1:], values[0]), node.shape) if len(values) == len(sides) else None
     except RuntimeError:
         basis = None
-    return together(sides, root=node, basis=basis, norm=norm)
+    return common_side(sides, root=node, basis=basis, norm=norm)
 
 
-def _carries(side: Side) -> bool:
+def _carries(side: ProductSide) -> bool:
     """Whether a branch is a projection followed by a factor or a rotation."""
-    projected = side.root is None or side.root.op in ops.CONTRACTIONS or side.root.op in _PROJECTIONS
+    projected = side.root is None or side.root.op in ops.CONTRACTIONS or side.root.op in _PROJECTIONS_OF_DATA
     return projected and bool(side.factors or side.rope)
 
 
-def _adapts(whole: Side, other: Side) -> bool:
+def _adapts(whole: ProductSide, other: ProductSide) -> bool:
     """Whether `other` is an adapter of `whole`, W x + s * B A x (Hu et al. 2021): it then has a factor of its own."""
     shared, deeper = whole.start.lineage & other.start.lineage, len(other.start.lineage) > len(whole.start.lineage)
     plain = not (whole.factors or whole.rope or whole.norm)
@@ -216,9 +218,9 @@ def _adapts(whole: Side, other: Side) -> bool:
 # -- pooled over rows: by a mean or a maximum, or by a convolution of each channel (MViT, Restormer) ------------------
 
 
-def pooled(node: Node, main: Node, where: str, follow: Follow) -> Side | None:
+def pooled(node: Node, main: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a mean or maximum over rows; None over channels, or if a negative factor flips a maximum."""
-    if node.op in _REDUCTIONS and not _over_rows(node, main):
+    if node.op in _ROW_REDUCTIONS and not _over_rows(node, main):
         return None
     side = follow(main, where)
     if node.op in _GREATEST and not all(factor.value is None or factor.value > 0 for factor in side.factors):
@@ -233,7 +235,7 @@ def _over_rows(node: Node, main: Node) -> bool:
     return bool(dims) and all(d % len(main.shape) != len(main.shape) - 1 for d in dims or ())
 
 
-def convolved(node: Node, where: str, follow: Follow) -> Side | None:
+def convolved(node: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a convolution after a projection, or None if the convolution is the projection itself."""
     before = follow(node.branches[0][0], where)
     projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
@@ -244,9 +246,9 @@ def convolved(node: Node, where: str, follow: Follow) -> Side | None:
     return replace(side, root=node, basis=node.value if before.factor == 1.0 else None)
 
 
-READERS = {
-    "constant_pad_nd": padded,
-    **dict.fromkeys(("cat", "stack"), joined),
-    "overwrite": assembled,
-    **dict.fromkeys(_POOLS | _REDUCTIONS, pooled),
+PIECE_READERS = {
+    "constant_pad_nd": zero_padded,
+    **dict.fromkeys(("cat", "stack"), joined_pieces),
+    "overwrite": written_pieces,
+    **dict.fromkeys(_POOLS | _ROW_REDUCTIONS, pooled),
 }

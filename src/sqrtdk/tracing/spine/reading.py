@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.masks import as_passed
 from sqrtdk.tracing.spine.orient import Orientation
-from sqrtdk.tracing.spine.side import Side
+from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.node import Carried, Node, Weighing
@@ -191,8 +191,8 @@ class Reading:
     kind: str
     op: str
     layout: Layout
-    query: Side
-    key: Side
+    query: ProductSide
+    key: ProductSide
     steps: tuple[Step, ...]
     operands: Logits | Vectors | Edges | None
     dtype: torch.dtype
@@ -223,7 +223,9 @@ class Reading:
         return self.device.type == "meta"
 
 
-def of_softmax(weighing: Weighing, query: Side, key: Side, steps: tuple[Step, ...], **others: Any) -> Reading:
+def of_softmax(
+    weighing: Weighing, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
+) -> Reading:
     """Returns the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
 
     SDPA's unfused path multiplies both q and k by the root of its scale, and turns masks into floats. The reading
@@ -250,6 +252,6 @@ def of_softmax(weighing: Weighing, query: Side, key: Side, steps: tuple[Step, ..
     )
 
 
-def _without_last_scale(side: Side) -> Side:
+def _without_last_scale(side: ProductSide) -> ProductSide:
     last = max(i for i, stage in enumerate(side.stages) if stage.name == "scale")
     return replace(side, factors=side.factors[:-1], stages=(*side.stages[:last], *side.stages[last + 1 :]))

@@ -16,23 +16,25 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import holds_angles
-from sqrtdk.tracing.probe.replays import Part, part_between
-from sqrtdk.tracing.records import ROWS, Factor, Stage
+from sqrtdk.tracing.probe.replays import Subgraph, subgraph_between
+from sqrtdk.tracing.records import BY_ROW, Factor, Stage
 from sqrtdk.tracing.spine.regroup import regrouped
-from sqrtdk.tracing.spine.side import Follow, Side
+from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
 REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
-_PRODUCTS = frozenset({"mul", "div", "addcmul"})
+_TABLE_PRODUCTS = frozenset({"mul", "div", "addcmul"})
 # Operations that may lie inside a rotation: taking halves, putting them together again, products with a table.
 _MOVING = ops.VIEWS | {"cat", "stack", "copy", "overwrite", "complex", "sum"}
-_BETWEEN = _MOVING | _PRODUCTS | ops.SAME | {"neg", "add", "sub"}
-_LAST = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "complex", "sum"})
-_PURE = 1e-3  # a table's amplitude this near to 1 is 1 with rounding
-_ENOUGH = 16  # vectors whose lengths are measured; fewer could keep their length by chance
-_EVEN = 2e-3  # the decays of q and k count as cancelled up to this relative spread, the rounding of their tables
+_INSIDE_A_ROTATION = _MOVING | _TABLE_PRODUCTS | ops.COPIES | {"neg", "add", "sub"}
+_END_OF_A_ROTATION = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "complex", "sum"})
+_AMPLITUDE_TOLERANCE = 1e-3  # a table's amplitude this near to 1 is 1 with rounding
+_LEAST_VECTORS = 16  # vectors whose lengths are measured; fewer could keep their length by chance
+_DECAY_TOLERANCE = (
+    2e-3  # the decays of q and k count as cancelled up to this relative spread, the rounding of their tables
+)
 _UNCANCELLED = "trace.step.decay"
 
 
@@ -50,13 +52,18 @@ _amplitudes: WeakKeyDictionary[Node, Amplitude | None] = WeakKeyDictionary()
 _skewed: WeakSet[Node] = WeakSet()
 
 
-def rotated(node: Node, where: str, follow: Follow) -> Side | None:
+def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a rotary embedding, whichever way it takes the halves, or None if it is none."""
     last = node.main() if node.op == "sum" else node  # (R * x[..., None, :]).sum(-1)
-    if node.is_root or node.op not in _LAST or last is None or (last is node and sum(1 for _ in node.parents()) < 2):
+    if (
+        node.is_root
+        or node.op not in _END_OF_A_ROTATION
+        or last is None
+        or (last is node and sum(1 for _ in node.parents()) < 2)
+    ):
         return None
     source, between = dominator(last)
-    if source is None or source.shape[-1:] == (1,) or any(n.op not in _BETWEEN for n in between):
+    if source is None or source.shape[-1:] == (1,) or any(n.op not in _INSIDE_A_ROTATION for n in between):
         return None
     if not any(n.op in _MOVING for n in (node, *between)):
         return None  # x * a + x * b scales x and rotates nothing
@@ -83,12 +90,12 @@ def rotated(node: Node, where: str, follow: Follow) -> Side | None:
 
 def _tables(node: Node) -> list[int]:
     """Returns the positions of arguments that are tables: constant tensors of more than one number."""
-    if node.op not in _PRODUCTS:
+    if node.op not in _TABLE_PRODUCTS:
         return []
     return [i for i, arg in enumerate(node.args) if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1]
 
 
-def _rejoined(node: Node, source: Node, side: Side) -> Side:
+def _rejoined(node: Node, source: Node, side: ProductSide) -> ProductSide:
     """Returns the side of one vector's pieces put together again: `torch.stack(q.chunk(heads, -1), 1)`."""
     folded = source.shape[-1] if source.shape[-1] > node.shape[-1] else side.folded_heads
     return replace(side, basis=regrouped(node, lambda n: side.basis if n is source else None), folded_heads=folded)
@@ -100,7 +107,7 @@ def _rejoined(node: Node, source: Node, side: Side) -> Side:
 def amplitude_of(source: Node, node: Node) -> Amplitude | None:
     """Returns the factor on the length of vectors between `source` and `node`, or None if that is no rotation."""
     if node not in _amplitudes:
-        part = part_between(source, node)
+        part = subgraph_between(source, node)
         try:
             _amplitudes[node] = None if part is None else _measured(part, _made_up(part))
             if part is not None and _amplitudes[node] is None:
@@ -110,9 +117,9 @@ def amplitude_of(source: Node, node: Node) -> Amplitude | None:
     return _amplitudes[node]
 
 
-def _measured(part: Part, tables: dict[Node, Tensor]) -> Amplitude | None:
+def _measured(part: Subgraph, tables: dict[Node, Tensor]) -> Amplitude | None:
     rows = part.sampled(-1, tables, most=1)
-    several = 1 if math.prod(rows[:-1]) >= _ENOUGH else 4  # a single vector may keep its length by chance
+    several = 1 if math.prod(rows[:-1]) >= _LEAST_VECTORS else 4  # a single vector may keep its length by chance
     vectors = torch.randn((several, *rows), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(
         part.device
     )
@@ -128,7 +135,7 @@ def _measured(part: Part, tables: dict[Node, Tensor]) -> Amplitude | None:
     channels = torch.eye(rows[-1], dtype=torch.float64, device=part.device)
     turned = [part.run(channel.expand(rows), tables) for channel in channels]
     decay = torch.stack([_lengths(y, vectors[0]) for y in turned], -1)
-    if not torch.allclose((vectors * decay).norm(dim=-1), after, rtol=_PURE + 8 * eps):
+    if not torch.allclose((vectors * decay).norm(dim=-1), after, rtol=_AMPLITUDE_TOLERANCE + 8 * eps):
         return None  # x1 * cos + x2 * sin, x2 * cos + x1 * sin: a sign is missing, so a pair is not orthogonal
     return Amplitude(1.0, decay)
 
@@ -147,12 +154,12 @@ def _even(squares: Tensor, eps: float) -> Amplitude | None:
     """Returns one amplitude if all squared lengths are equal up to rounding, else a decay."""
     low, high = (math.sqrt(float(v)) for v in torch.aminmax(squares))
     mean = math.sqrt(float(squares.mean()))
-    if high - low <= (_PURE + 8 * eps) * mean:
+    if high - low <= (_AMPLITUDE_TOLERANCE + 8 * eps) * mean:
         return Amplitude(mean)
     return Amplitude(1.0, squares.sqrt()) if low > 0 else None
 
 
-def _made_up(part: Part) -> dict[Node, Tensor]:
+def _made_up(part: Subgraph) -> dict[Node, Tensor]:
     """Returns values for tables without values: cos and sin of an eighth of a turn, times the table's factor.
 
     There cos equals sin, so it does not matter which of the two a table holds.
@@ -203,7 +210,7 @@ def _length(node: Node) -> float | None:
 # -- rotations by matrices ---------------------------------------------------------------------------------------------
 
 
-def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
+def turned_by_matrix(node: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a product with rotation matrices, 2 x 2 for each pair or one for all; None for others."""
     vector, table, values = node.branches[0][0], node.args[0], node.operands[0]
     several = math.prod(table.shape[:-2]) > 1  # R[i] @ q[i]: a matrix for each position or pair, not one projection
@@ -220,7 +227,7 @@ def turned_by_matrix(node: Node, where: str, follow: Follow) -> Side | None:
     if known is None or bool((known != known[(0,) * (known.dim() - 2)]).any()):
         return turned(side, Amplitude(size), where)
     side = side.then(Stage(where, "rotation", "one for all positions"))
-    return side.times(Factor(size, where, "rotation matrix")) if abs(size - 1) > _PURE else side
+    return side.times(Factor(size, where, "rotation matrix")) if abs(size - 1) > _AMPLITUDE_TOLERANCE else side
 
 
 def _size(matrices: Tensor) -> float | None:
@@ -231,14 +238,14 @@ def _size(matrices: Tensor) -> float | None:
     squares = flat.mT @ flat
     size = float(squares.diagonal(dim1=-2, dim2=-1).mean())
     beside = squares - size * torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
-    even = size > 0 and float(beside.abs().max()) <= (_PURE + 8 * torch.finfo(matrices.dtype).eps) * size
+    even = size > 0 and float(beside.abs().max()) <= (_AMPLITUDE_TOLERANCE + 8 * torch.finfo(matrices.dtype).eps) * size
     return math.sqrt(size) if even else None
 
 
 # -- sides after a rotation --------------------------------------------------------------------------------------------
 
 
-def paired(query: Side, key: Side) -> tuple[Side, Side]:
+def paired(query: ProductSide, key: ProductSide) -> tuple[ProductSide, ProductSide]:
     """Returns both sides after a check that their decays cancel where i = j.
 
     xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554).
@@ -250,13 +257,13 @@ def paired(query: Side, key: Side) -> tuple[Side, Side]:
         if query.decay is None and key.decay is None:
             return query, key
     both = None if query.decay is None or key.decay is None else _product(query.decay, key.decay)
-    if both is None or float(both.max() - both.min()) > _EVEN * float(both.mean()):
+    if both is None or float(both.max() - both.min()) > _DECAY_TOLERANCE * float(both.mean()):
         return query.lost("q", Message(_UNCANCELLED)), key
     by = float(both.mean())
-    return (query if abs(by - 1) <= _EVEN else query.times(Factor(by, "q", "rotary table"))), key
+    return (query if abs(by - 1) <= _DECAY_TOLERANCE else query.times(Factor(by, "q", "rotary table"))), key
 
 
-def _by_row(side: Side, where: str) -> Side:
+def _by_row(side: ProductSide, where: str) -> ProductSide:
     """Returns the side with its decay as a factor of each row, if the decay is one number for all channels.
 
     Called if the other side has no decay that could cancel it.
@@ -265,7 +272,7 @@ def _by_row(side: Side, where: str) -> Side:
         return side
     stages = [replace(stage, name="rope") if stage.name == "xpos" else stage for stage in side.stages]
     side = replace(side, decay=None, stages=tuple(stage for stage in stages if stage.name != "decay"))
-    factor = Factor(None, where, ROWS)
+    factor = Factor(None, where, BY_ROW)
     return side.times(factor, Stage(where, "scale", factor.text()))
 
 
@@ -285,7 +292,7 @@ def repeats(node: Node) -> int:
     return after // before if repeated else 0
 
 
-def turned(side: Side, amplitude: Amplitude, where: str) -> Side:
+def turned(side: ProductSide, amplitude: Amplitude, where: str) -> ProductSide:
     """Returns the side after a rotation; a table whose amplitude is not 1 adds a factor."""
     side = side.then(Stage(where, "rope"), rope=True)
     if amplitude.decay is not None:
@@ -295,7 +302,7 @@ def turned(side: Side, amplitude: Amplitude, where: str) -> Side:
     return side.times(Factor(amplitude.value, where, "rotary table"))
 
 
-def decayed(side: Side, by: Tensor, where: str) -> Side:
+def decayed(side: ProductSide, by: Tensor, where: str) -> ProductSide:
     """Returns the side after a product with one or more numbers per position; right after a rotation it is xPos."""
     decay = by if side.decay is None else side.decay * by
     if side.stages[-1].name == "rope":

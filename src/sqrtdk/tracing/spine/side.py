@@ -13,12 +13,12 @@ from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Node, Root
 
-TURNS = ("rope", "xpos")
+ROTATION_NAMES = ("rope", "xpos")
 PERMUTED = Stage("q", "permuted", "its channels are in another order, or have another sign, than those of k")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class ProductSide:
     """One side of the product, read back to its projection.
 
     Attributes:
@@ -51,21 +51,21 @@ class Side:
     unknown: tuple[str, ...] = ()
     folded_heads: int | None = None
 
-    def then(self, *stages: Stage, **changes: Any) -> Side:
+    def then(self, *stages: Stage, **changes: Any) -> ProductSide:
         """Returns the side with further stages and changed attributes."""
         return replace(self, stages=(*self.stages, *stages), **changes)
 
-    def written_at(self, node: Node) -> Side:
+    def written_at(self, node: Node) -> ProductSide:
         """Returns the side, with the source line of `node` on the stages and factors that have none yet."""
         nowhere = [stage for stage in self.stages if stage.at is None and stage.name != "input"]
         if node.place is None or not (nowhere or any(factor.at is None for factor in self.factors)):
             return self
-        at = places.text(node.place)
+        at = places.place_text(node.place)
         stages = tuple(replace(stage, at=at) if stage in nowhere else stage for stage in self.stages)
         factors = tuple(replace(factor, at=factor.at or at) for factor in self.factors)
         return replace(self, stages=stages, factors=factors)
 
-    def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> Side:
+    def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> ProductSide:
         """Returns the side after an operation that could not be followed."""
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
 
@@ -77,9 +77,9 @@ class Side:
     @property
     def turned(self) -> bool:
         """Whether it was rotated, before or after a normalisation."""
-        return any(stage.name in TURNS for stage in self.stages)
+        return any(stage.name in ROTATION_NAMES for stage in self.stages)
 
-    def times(self, factor: Factor, *stages: Stage) -> Side:
+    def times(self, factor: Factor, *stages: Stage) -> ProductSide:
         """Returns the side after a multiplication."""
         return self.then(*stages, factors=(*self.factors, factor))
 
@@ -93,7 +93,7 @@ class Side:
         """Number of zero columns added to the head dimension (the last axis)."""
         return sum(count for axis, count in self.pads if axis == -1)
 
-    def transposed(self) -> Side:
+    def transposed(self) -> ProductSide:
         """Returns the side of a right operand (..., E, S) with its `pads` renamed as if it were (..., S, E)."""
         return replace(self, pads=tuple(({-1: -2, -2: -1}.get(axis, axis), count) for axis, count in self.pads))
 
@@ -108,4 +108,4 @@ class Side:
         return math.prod(math.nan if f.value is None else f.value for f in self.factors)
 
 
-Follow = Callable[[Node, str], Side]
+Follow = Callable[[Node, str], ProductSide]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import BLOCKS, DATA, ROWS, Factor, Stage
+from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, Factor, Stage
 from sqrtdk.tracing.steps.placed import Placed, Sample
 from sqrtdk.tracing.tape.node import Node
 
@@ -24,7 +24,7 @@ OF_LOGITS = "trace.step.sum_of_logits"  # an unknown step: `logits + logits.tanh
 _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
 
 
-def number(value: float) -> str:
+def four_digits(value: float) -> str:
     """Returns a number with four significant digits and no trailing zeros: 0.125, 0.08839, 1."""
     return f"{value:.4g}"
 
@@ -53,9 +53,9 @@ class Expression:
     def scale(self, factor: Factor) -> None:
         """Multiplies the whole expression, masks included."""
         self.settle(masks=True)
-        if factor.source in (DATA, ROWS):
+        if factor.source in (FROM_DATA, BY_ROW):
             self._symbols.append(factor.source)
-        elif factor.source == BLOCKS:
+        elif factor.source == BY_BLOCK:
             self._symbols.append("scale[block]")
         elif factor.per_head is not None or factor.learned:
             name = factor.source.split(".")[-1].removeprefix("parameter ")
@@ -93,7 +93,7 @@ class Expression:
         """Wraps the expression, masks included, in cap * tanh(. / cap), or in . * tanh(. / cap) if `by_logits`."""
         self.settle(masks=True)
         inner = self._written() if self._terms == 1 else f"({self._written()})"
-        self._become(f"tanh({inner} / {number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
+        self._become(f"tanh({inner} / {four_digits(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
         if by_logits:
             self._symbols = [inner]
         elif cap is None:
@@ -124,7 +124,7 @@ class Expression:
         self._inner, self._coefficient, self._symbols, self._terms = inner, 1.0, [], 1
 
     def _written(self) -> str:
-        factors = [*([number(self._coefficient)] if self._coefficient != 1.0 else []), *self._symbols]
+        factors = [*([four_digits(self._coefficient)] if self._coefficient != 1.0 else []), *self._symbols]
         inner = f"({self._inner})" if factors and self._terms > 1 else self._inner
         return " * ".join([*factors, inner])
 
@@ -214,7 +214,7 @@ class Hide(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Sink(Step):
+class Sinks(Step):
     """Learned sinks, one more term in the softmax's denominator (gpt-oss, arXiv:2508.10925, section 2.2).
 
     The sinks of Xiao et al. 2023 (arXiv:2309.17453) are tokens instead. The formula names sinks last, after the masks.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import replay, spread
+from sqrtdk.tracing.tape.graph import extended_block, replay
 from sqrtdk.tracing.tape.node import Node
 
 
@@ -37,7 +37,7 @@ def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
             )
             value = torch.cat([value, column], dim)
         elif view.op == "overwrite":
-            value = spread(view, value)
+            value = extended_block(view, value)
         elif view.op in ops.CONTRACTIONS:  # heads mixed into another number of heads: `value` is taken from the first
             axis = -1 if view.shape[:-1] == value.shape[:-1] else -2
             value = value.narrow(axis, 0, 1).expand(view.shape)

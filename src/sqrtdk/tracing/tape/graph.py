@@ -117,10 +117,10 @@ def alias(tensor: Tensor) -> Tensor:
 # -- constants without data, and tensors that were written part by part ------------------------------------------------
 
 
-LARGEST = 2**22  # elements of a constant that is computed again
+MOST_CONSTANT_ELEMENTS = 2**22  # elements of a constant that is computed again
 _SHAPED = frozenset({"zeros_like", "ones_like", "full_like"})  # use only the shape of an activation
-_NEW = frozenset({"new_full", "new_zeros", "new_ones"})  # use nothing but its dtype and device
-_DEEPEST = 200  # operations behind a constant; the recursion must not exhaust Python's stack
+_FILLED_LIKE = frozenset({"new_full", "new_zeros", "new_ones"})  # use nothing but its dtype and device
+_MOST_CONSTANT_OPERATIONS = 200  # operations behind a constant; the recursion must not exhaust Python's stack
 
 
 def evaluate(node: Node) -> Tensor | None:
@@ -135,7 +135,13 @@ def evaluate(node: Node) -> Tensor | None:
 def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
     """Returns the values as `evaluate` does, with known values by serial number; raises if it is no constant."""
     if node.serial not in known:
-        if node.external or node.act or node.op in ops.RANDOM or depth > _DEEPEST or math.prod(node.shape) > LARGEST:
+        if (
+            node.external
+            or node.act
+            or node.op in ops.RANDOM
+            or depth > _MOST_CONSTANT_OPERATIONS
+            or math.prod(node.shape) > MOST_CONSTANT_ELEMENTS
+        ):
             raise LookupError(node.op)
         known[node.serial] = _computed(node, known, depth)
     return known[node.serial]
@@ -166,12 +172,12 @@ def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any
     try:
         return _value(arg, known, depth + 1).clone()  # the operation may write to it
     except Exception:
-        if node.op not in _SHAPED | _NEW:
+        if node.op not in _SHAPED | _FILLED_LIKE:
             raise
         return torch.empty(arg.shape if node.op in _SHAPED else ())
 
 
-def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
+def before_writes(node: Node) -> tuple[Node, tuple[Node, ...]]:
     """Returns the node of a tensor before it was written to, and the writes, oldest first."""
     writes: tuple[Node, ...] = ()
     while node.op == "overwrite":
@@ -180,7 +186,7 @@ def written(node: Node) -> tuple[Node, tuple[Node, ...]]:
     return node, writes
 
 
-def block(write: Node) -> Node | None:
+def written_logits(write: Node) -> Node | None:
     """Returns the logits that a write copied (`z[..., :8] = q @ k.mT`), or None for any other write."""
     source = write.args[1] if write.op == "copy" and len(write.args) > 1 else None
     return source if isinstance(source, Node) and source.products else None
@@ -208,13 +214,13 @@ def box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(starts)
 
 
-def spread(node: Node, value: Tensor) -> Tensor:
+def extended_block(node: Node, value: Tensor) -> Tensor:
     """Returns `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
 
     Raises:
         RuntimeError: the block is no slice, or has gaps.
     """
-    starts = box(next(write for write in written(node)[1] if block(write) is not None), node.shape)
+    starts = box(next(write for write in before_writes(node)[1] if written_logits(write) is not None), node.shape)
     if starts is None or value.dim() != len(starts):
         raise RuntimeError("a block that is no slice, or has gaps")
     for dim, (n, start) in enumerate(zip(node.shape, starts, strict=True)):

@@ -23,7 +23,7 @@ from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
 
 _SERIAL = count()
-EXTREMES = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
+ROW_MAXIMA = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
 _EQUAL = 1e-3  # a factor this near to 1 counts as 1
 
 
@@ -364,7 +364,7 @@ class Node:
 def _rank(parent: Node) -> int:
     """Returns the rank of a parent as main: product of activations, product with learned vectors or maximum, rest."""
     if parent.products:
-        return int(all(product.learned for product in parent.products) or origin(parent).op in EXTREMES)
+        return int(all(product.learned for product in parent.products) or origin(parent).op in ROW_MAXIMA)
     return 2 if parent.act else 3
 
 

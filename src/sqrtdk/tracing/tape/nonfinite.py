@@ -30,7 +30,7 @@ PARAMETER = "parameter "  # prefix of a parameter's name in `held`
 
 # Outputs of these hold whatever the memory held before: `torch.empty` for a cache that is filled later.
 _UNWRITTEN = ("empty", "new_empty", "resize")
-_SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
+_SOFTMAX_NAMES = ("_softmax", "_safe_softmax", "softmax")
 _CONVERSIONS = ("_to_copy", "copy")
 
 
@@ -129,7 +129,7 @@ class _Watch(EagerMode):
         infinite = asked or any(bool(x.isinf().any()) for x in operands)
         # -inf is an overflow only in a matrix product: elsewhere masks make it on purpose, `mask.log()`.
         outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
-        origin = Origin(self._sites.here(), name, places.text(places.here()), "undefined")
+        origin = Origin(self._sites.here(), name, places.place_text(places.current_place()), "undefined")
         if sick := before or self._sick(operands):
             self.origin = replace(origin, kind="held", name=sick)
         elif any(bool(x.isnan().any()) for x in results):
@@ -141,7 +141,7 @@ class _Watch(EagerMode):
     def _of_nan(self, origin: Origin, args: Any, *, infinite: bool) -> Origin:
         if infinite and self.overflow is not None:
             return self.overflow  # the NaN was made of infinities that an earlier overflow left
-        if origin.op in _SOFTMAX:
+        if origin.op in _SOFTMAX_NAMES:
             hidden = (args[0] == -torch.inf).all(args[1])
             if bool(hidden.any()):
                 return replace(origin, kind="blind", rows=int(hidden.sum()), of=hidden.numel())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"})
 _ORDERS = frozenset({"permute", "transpose", "t", "movedim", "roll", "flip"})
-_PARTS = frozenset({"slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "diagonal"})
-_SPREADS = frozenset({"expand", "repeat", "repeat_interleave", "unsqueeze", "squeeze", "unfold", "im2col"})
-_CHOICES = frozenset({"index_select", "index", "as_strided", "alias"})
+_PIECES = frozenset({"slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "diagonal"})
+_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "unsqueeze", "squeeze", "unfold", "im2col"})
+_PICKS = frozenset({"index_select", "index", "as_strided", "alias"})
 _COMPLEX = frozenset({"view_as_real", "view_as_complex", "_conj"})
 
 # Same numbers, another shape or order: replayed on the projection to bring it into the product's layout.
-VIEWS = RESHAPES | _ORDERS | _PARTS | _SPREADS | _CHOICES | _COMPLEX
+VIEWS = RESHAPES | _ORDERS | _PIECES | _REPEATS | _PICKS | _COMPLEX
 
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
 
 # Same numbers in the same shape: nothing to replay.
-SAME = _CASTS | {"clone", "detach", "contiguous", "lift_fresh", "native_dropout"}
-PASSING = VIEWS | SAME
+COPIES = _CASTS | {"clone", "detach", "contiguous", "lift_fresh", "native_dropout"}
+PASSING = VIEWS | COPIES
 
 # Products: (left operand, right operand) by argument position.
 CONTRACTIONS = {
@@ -25,12 +25,12 @@ CONTRACTIONS = {
 }
 
 # Operations whose output starts a new lineage: what feeds them is not followed.
-_CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution", "grid_sampler_2d"})
-_TABLES = frozenset({"embedding", "_embedding_bag"})
-_PACKED = frozenset({"mkldnn_linear", "linear_dynamic", "linear_dynamic_fp16", "_grouped_mm"})
+_WITH_KERNELS = frozenset({"convolution", "_convolution", "mkldnn_convolution", "grid_sampler_2d"})
+_LOOKUPS = frozenset({"embedding", "_embedding_bag"})
+_PACKED_PRODUCTS = frozenset({"mkldnn_linear", "linear_dynamic", "linear_dynamic_fp16", "_grouped_mm"})
 _QUANTISED = frozenset({"_weight_int8pack_mm", "_weight_int4pack_mm"})
 _RECURRENT = frozenset({"mkldnn_rnn_layer", "lstm", "gru"})
-PROJECTIONS = _CONVOLUTIONS | _TABLES | _PACKED | _QUANTISED | _RECURRENT
+PROJECTIONS = _WITH_KERNELS | _LOOKUPS | _PACKED_PRODUCTS | _QUANTISED | _RECURRENT
 
 # Batch normalisation with fixed statistics: a factor and a shift a channel, learned like the projection before it.
 AFFINE = frozenset({"_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm"})
@@ -39,7 +39,7 @@ AFFINE = frozenset({"_native_batch_norm_legit_no_training", "native_batch_norm",
 CACHE_WRITES = {"index_copy": 3, "index_put": 2, "_unsafe_index_put": 2, "slice_scatter": 1}
 
 # Fused attention kernels; their arguments are read by name from the operator's schema.
-FUSED = frozenset(
+FUSED_KERNELS = frozenset(
     {
         "scaled_dot_product_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
@@ -52,20 +52,20 @@ FUSED = frozenset(
 )
 
 # sqrtdk's own attention kernels by qualified name; see `impl/kernel/attention.cpp`, `impl/gpu/operators.py`.
-OWN = frozenset({"sqrtdk_cpu::forward", "sqrtdk_gpu::forward"})
+OWN_KERNELS = frozenset({"sqrtdk_cpu::forward", "sqrtdk_gpu::forward"})
 
 # nn.MultiheadAttention's and nn.TransformerEncoderLayer's fast paths.
-NATIVE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
+NATIVE_BLOCKS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 
-SOFTMAX = frozenset({"_softmax", "_safe_softmax", "_masked_softmax"})
+SOFTMAX_OPERATIONS = frozenset({"_softmax", "_safe_softmax", "_masked_softmax"})
 
 _RANDOM_LIKE = frozenset({"rand_like", "randn_like", "randint_like"})
-_NEW = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "empty_strided"})
+_NEW_TENSORS = frozenset({"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided", "empty_strided"})
 
 # New tensors that take no more than a shape, dtype and device from their arguments.
-CREATIONS = _NEW | _RANDOM_LIKE | {"empty_like", "zeros_like", "ones_like", "full_like", "bernoulli"}
+CREATIONS = _NEW_TENSORS | _RANDOM_LIKE | {"empty_like", "zeros_like", "ones_like", "full_like", "bernoulli"}
 
-NORMS = {
+NORM_OPERATIONS = {
     **dict.fromkeys(("native_layer_norm", "layer_norm"), "layer"),
     **dict.fromkeys(("_fused_rms_norm", "rms_norm"), "rms"),
     "native_group_norm": "group",

@@ -24,23 +24,23 @@ from torch.nn.modules import module as torch_module
 
 Place = tuple[CodeType, int]
 
-FORWARDING = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that only forward calls
+FORWARDING_PACKAGES = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that only forward calls
 
 
 # The owner of a file, best first: without a frame of the model, the frame of the next best owner is the place. An
 # audit or a comparison starts the run, so the walk stops there: frames that called it are no part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
-_DEEPEST = 4  # levels of nested objects, containers and tensors that are searched
-_WIDEST = 64  # a container with more items is no cache of tables
-_PURE = 1e-6  # relative rounding of an angle table's first row
+_MOST_NESTED_OBJECTS = 4  # levels of nested objects, containers and tensors that are searched
+_MOST_CACHE_ITEMS = 64  # a container with more items is no cache of tables
+_FIRST_ROW_TOLERANCE = 1e-6  # relative rounding of an angle table's first row
 
 _SQRTDK = str(Path(__file__).absolute().parents[2]) + os.sep
 _TORCH = str(Path(torch.__file__).absolute().parent) + os.sep
-_LAYERS = os.path.join(_TORCH, "nn") + os.sep
+_TORCH_NN_FOLDER = os.path.join(_TORCH, "nn") + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_FORWARDING = tuple(f"{home}{name}{os.sep}" for home in _INSTALLED for name in FORWARDING)
+_FORWARDING_FOLDERS = tuple(f"{home}{name}{os.sep}" for home in _INSTALLED for name in FORWARDING_PACKAGES)
 _MACHINERY = {
     _SQRTDK + "tracing" + os.sep: _NOBODY,
     _SQRTDK + os.path.join("models", "run.py"): _NOBODY,  # its modes run between the model and torch
@@ -50,10 +50,10 @@ _MACHINERY = {
     _SQRTDK + os.path.join("recording", "record.py"): _AUDIT,
 }
 _owners: dict[str, int] = {}  # by file name
-_files: dict[str, str] = {}  # absolute paths by the paths that `text` returned
+_files: dict[str, str] = {}  # absolute paths by the paths that `place_text` returned
 
 
-def here() -> Place | None:
+def current_place() -> Place | None:
     """Returns the place of the running operation, or None if no Python code runs it."""
     frame: FrameType | None = sys._getframe(1)
     told, rank = None, _NOBODY
@@ -83,12 +83,12 @@ def _owner(file: str) -> int:
     if path.startswith(_SQRTDK):
         return _OURS
     if path.startswith(_TORCH):
-        return _LAYER if path.startswith(_LAYERS) else _NOBODY
+        return _LAYER if path.startswith(_TORCH_NN_FOLDER) else _NOBODY
     standard = path.startswith(_STANDARD) and not is_installed(path)
-    return _NOBODY if standard or any(name in path for name in _FORWARDING) else _MODEL
+    return _NOBODY if standard or any(name in path for name in _FORWARDING_FOLDERS) else _MODEL
 
 
-def text(place: Place | None) -> str | None:
+def place_text(place: Place | None) -> str | None:
     """Returns a place as `path:line`, or None without one.
 
     The path is relative to the `sys.path` entry of the import, or to the working directory for a script. It is
@@ -107,7 +107,7 @@ def first_line(code: CodeType) -> str:
 
 
 def file_of(shown: str) -> str | None:
-    """Returns the absolute path of a file that `text` or `first_line` has returned, or None for any other."""
+    """Returns the absolute path of a file that `place_text` or `first_line` has returned, or None for any other."""
     return _files.get(shown)
 
 
@@ -231,7 +231,7 @@ def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, item in vars(module).items():
             if key in ("_parameters", "_buffers", "_modules"):
                 continue
-            yield from ((f"{path}.{key}".lstrip("."), tensor) for tensor in _held(item, _DEEPEST, known))
+            yield from ((f"{path}.{key}".lstrip("."), tensor) for tensor in _held(item, _MOST_NESTED_OBJECTS, known))
 
 
 def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Iterator[Tensor]:
@@ -245,8 +245,8 @@ def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Ite
     elif deep and id(item) not in known:
         known.add(id(item))
         inside, sure = _items(item), sure and isinstance(item, (list, tuple, dict))
-        for inner in inside if sure or len(inside) <= _WIDEST else ():
-            yield from _held(inner, deep - 1, known, sure=sure and deep == _DEEPEST)
+        for inner in inside if sure or len(inside) <= _MOST_CACHE_ITEMS else ():
+            yield from _held(inner, deep - 1, known, sure=sure and deep == _MOST_NESTED_OBJECTS)
 
 
 def _items(item: object) -> list[object]:
@@ -271,7 +271,7 @@ def _holds_angles(tensor: Tensor) -> bool:
         return False
     sizes = tensor.detach().abs().to(torch.float32)
     first, largest = sizes[0], sizes.max()
-    return bool(largest > 0) and bool(((first == 0) | (first >= largest * (1 - _PURE))).all())
+    return bool(largest > 0) and bool(((first == 0) | (first >= largest * (1 - _FIRST_ROW_TOLERANCE))).all())
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -280,10 +280,10 @@ def local_of(tensor: Tensor) -> Tensor:
     return local if isinstance(local, Tensor) else tensor
 
 
-def within(tensor: Tensor, deep: int = _DEEPEST) -> Iterator[Tensor]:
+def inner_tensors(tensor: Tensor, deep: int = _MOST_NESTED_OBJECTS) -> Iterator[Tensor]:
     """Yields the tensor, and the tensors inside it if it is a subclass (quantised weights)."""
     yield tensor
     if deep and type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         for item in vars(tensor).values():
             if isinstance(item, Tensor):
-                yield from within(item, deep - 1)
+                yield from inner_tensors(item, deep - 1)

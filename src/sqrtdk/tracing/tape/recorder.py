@@ -23,7 +23,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
-from sqrtdk.tracing.tape.store import Store
+from sqrtdk.tracing.tape.store import NodeStore
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Operands:
 
 
 @dataclass(slots=True)
-class Listener:
+class TapeListener:
     """The callbacks of the recorder and the classifier."""
 
     eager: Callable[[Weighing, Tensor, Tensor], None]  # (softmax, values, output): weights multiply values
@@ -74,9 +74,9 @@ class Listener:
 class Scene:
     """A trace while it runs."""
 
-    store: Store  # the nodes
+    store: NodeStore  # the nodes
     sites: Sites  # the running modules
-    listener: Listener
+    listener: TapeListener
     products: bool  # measure the largest |q . k|
     flex: bool = False  # FlexAttention's own code is running
     entries: list[SoftmaxEntry] = field(default_factory=list)  # every softmax so far
@@ -96,10 +96,10 @@ class Made:
 
 
 _FLEX, _JAGGED, _SHARDED = "flex_attention", "NestedTensor", "DTensor"
-_PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter, FakeTensor)
 # Operations that may be q . k. Only for nested tensors torch dispatches "matmul" whole instead of decomposing it.
 _MULTIPLYING = frozenset({"bmm", "baddbmm", "matmul"})
-_KNOWN = ("aten", "prims", "prim")
+_KNOWN_NAMESPACES = ("aten", "prims", "prim")
 
 
 class _Reading(threading.local):
@@ -178,8 +178,8 @@ class Recorder(EagerMode):
 
     def _is_foreign(self, func: Any, name: str, types: Any) -> bool:
         """Whether its tensors are of a subclass that is not followed; an attention on them is reported as missed."""
-        subclass = next((t for t in types if t not in _PLAIN), None)
-        if subclass is not None and (name in ops.SOFTMAX or func._schema.name in self._kernels):
+        subclass = next((t for t in types if t not in _PLAIN_TENSORS), None)
+        if subclass is not None and (name in ops.SOFTMAX_OPERATIONS or func._schema.name in self._kernels):
             sharded = subclass.__name__ == _SHARDED
             reason = (
                 Message("trace.missed.sharded", operation=name)
@@ -205,7 +205,7 @@ class Recorder(EagerMode):
         return output
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, written: Any) -> None:
-        foreign = func.namespace not in _KNOWN
+        foreign = func.namespace not in _KNOWN_NAMESPACES
         turned = self.classifier.rotations(args, output) if foreign else {}
         if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
             reason = Message("trace.missed.opaque", name=f"{func.namespace}::{name}")
@@ -270,7 +270,9 @@ class Recorder(EagerMode):
         if results:
             # Flash kernels return the logsumexp second: it has the output's shape without the features.
             lse = results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
-            self.listener.kernel(KernelCall(whole, named, nodes, results[0], site, places.here(), lse, turned_off))
+            self.listener.kernel(
+                KernelCall(whole, named, nodes, results[0], site, places.current_place(), lse, turned_off)
+            )
         for result in results:
             self._guard(self.store.new_root, whole.removeprefix("aten::"), result)
         self._guard(self.store.note_write, written)

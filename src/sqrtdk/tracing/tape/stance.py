@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from sqrtdk.tracing.tape.recorder import unseen
 
-_KNOWN = r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
+_EXPECTED_WARNINGS = (
+    r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
+)
 # Tolerance for recognising an output by its numbers, relative to its size.
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 # The compiler's stance is one setting for all threads, so traces that overlap share it and the last one resets it.
@@ -41,7 +43,7 @@ def eager_compiler() -> Iterator[None]:
             _stance.enter_context(torch.compiler.set_stance("force_eager"))
             # Torch warns about global hooks on a compiled module, and about FlexAttention without torch.compile. Both
             # are the trace's doing, so the user should not see the warnings.
-            warnings.filterwarnings("ignore", message=_KNOWN)
+            warnings.filterwarnings("ignore", message=_EXPECTED_WARNINGS)
             _stance.callback(_drop, warnings.filters[0])
         _open += 1
     try:

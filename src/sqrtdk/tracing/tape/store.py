@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import Carried, Node, Root, Weighing, Weights, origin
-from sqrtdk.tracing.tape.places import Place, Sites, local_of, module_tensors, within
+from sqrtdk.tracing.tape.places import Place, Sites, inner_tensors, local_of, module_tensors
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
 Overwritten = Callable[[Node, Node, Tensor], Carried]
@@ -51,7 +51,7 @@ class Asked:
                 tensor.register_hook(partial(self._come, serial))
 
 
-class Store:
+class NodeStore:
     """Nodes by tensor. Tensors are held weakly, so that a trace keeps nothing alive that the model has released.
 
     `overwritten(node, part_node, part)` returns the steps on weights after a part of them was written in place.
@@ -77,7 +77,7 @@ class Store:
         self._puts = 0
         if model is not None:
             for name, tensor in module_tensors(model):
-                for part in within(tensor):
+                for part in inner_tensors(tensor):
                     self._held.setdefault(id(part), (name, part))  # the first name counts: wrappers list some twice
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Store:
 
     def _leaf(self, tensor: Tensor) -> Node:
         """Makes the leaf of a tensor from outside the trace: a parameter, a buffer, a constant, or an input."""
-        shape = shape_of(tensor)
+        shape = tensor_shape(tensor)
         if not tensor.is_nested:
             self._read.add(_storage(tensor))
         label = self._label(tensor)
@@ -138,7 +138,7 @@ class Store:
         label = self._label(parameter) or ""
         if self._nodes.get(local) is None or self._nodes[local].label != label:
             self._read.add(_storage(local))
-            node = Node("parameter", shape_of(local), label=label)
+            node = Node("parameter", tensor_shape(local), label=label)
             self.put(local, node)
             if local.shape != parameter.shape:
                 self.parts.add(node)
@@ -190,13 +190,13 @@ class Store:
 
     def constant(self, tensor: Tensor) -> None:
         """Notes that `tensor` is a literal of the code, not an input."""
-        node = self._nodes[tensor] = Node("constant", shape_of(tensor))
+        node = self._nodes[tensor] = Node("constant", tensor_shape(tensor))
         if tensor.numel() == 1:
             node.value = alias(tensor)
 
     def new_root(self, op: str, tensor: Tensor) -> Node:
         """Makes a root for the output of an opaque operation."""
-        node = Node(op, shape_of(tensor), act=True, site=self._sites.here(), place=places.here())
+        node = Node(op, tensor_shape(tensor), act=True, site=self._sites.here(), place=places.current_place())
         node.make_root(Root(), alias(tensor))
         self._valued.add(node)
         self.put(tensor, node)
@@ -222,7 +222,7 @@ class Store:
     def lose(self, args: Iterable[Any]) -> None:
         """Notes that weights among the arguments enter an operation that is not followed."""
         nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
-        _lose((node for node in nodes if node is not None), places.here())
+        _lose((node for node in nodes if node is not None), places.current_place())
 
     def cut_recurrent(self, module: nn.Module, output: Any) -> None:
         """Makes the output of a recurrent module a root, whether torch runs it as one operation or step by step."""
@@ -261,7 +261,7 @@ class Store:
                 old = self._nodes.get(other)
                 if other is tensor or old is None or old is new or _storage(other) != _storage(tensor):
                     continue
-                if not (new.act or _remembers_constants(old)) or apart(other, tensor):
+                if not (new.act or _remembers_constants(old)) or side_by_side_views(other, tensor):
                     continue
                 same = other.shape == tensor.shape and other.data_ptr() == tensor.data_ptr()
                 self._nodes[other] = new if same else self._overlay(old, new, tensor, tuple(other.shape))
@@ -295,12 +295,12 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def shape_of(tensor: Tensor) -> tuple[int, ...]:
+def tensor_shape(tensor: Tensor) -> tuple[int, ...]:
     """Returns the shape of a tensor, () for a nested one."""
     return () if tensor.is_nested else tuple(tensor.shape)
 
 
-def apart(one: Tensor, other: Tensor) -> bool:
+def side_by_side_views(one: Tensor, other: Tensor) -> bool:
     """Whether two views of one storage share no element and lie beside one another, like the pieces of `split`."""
     if one.stride() != other.stride() or one.dim() != other.dim():
         return False

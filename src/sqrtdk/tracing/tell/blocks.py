@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message, joined
-from sqrtdk.stats._partial import FIELDS, RowStats
-from sqrtdk.tracing.records import BLOCKS, AttentionCall, Factor, KeyBlock, Mask, Scale, Stage
-from sqrtdk.tracing.spine.blocks import ALIKE
+from sqrtdk.stats._partial import ROW_STATS_FIELDS, RowStats
+from sqrtdk.tracing.records import BY_BLOCK, AttentionCall, EffectiveScale, Factor, KeyBlock, Mask, Stage
+from sqrtdk.tracing.spine.blocks import SCALE_TOLERANCE
 from sqrtdk.tracing.spine.reading import Cell, Reading
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tensors import CallRows
 
-_MASKS = ("causal_lower_right", "causal", "window", "padding", "mask")
+_MASK_NAMES = ("causal_lower_right", "causal", "window", "padding", "mask")
 # "softmax(0.125 * rope(q).rope(k))": the group is the formula without its number.
 _SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
 
@@ -40,7 +40,7 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
         keys.setdefault((cell.key, cell.key + cell.reading.layout.columns - 1), []).append(cell)
     blocks = []
     for (first, last), cells in sorted(keys.items()):
-        scales: list[Scale] = []
+        scales: list[EffectiveScale] = []
         # One block of rows is enough to measure the slope. Blocks near the diagonal come first, because there rows and
         # keys are rotated alike; then the last rows, from which a causal mask hides the fewest keys.
         for cell in sorted(cells, key=lambda cell: (abs(cell.reading.offset or 0), -cell.row)):
@@ -50,14 +50,14 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
     return tuple(blocks)
 
 
-def of_blocks(blocks: Sequence[KeyBlock]) -> Scale:
+def of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
     """Returns the scale of a call from the scales of its blocks, without a value if they differ."""
     scales = [block.scale for block in blocks]
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
         return _together(scales)
-    unlike = (Factor(None, "logits", BLOCKS),)
+    unlike = (Factor(None, "logits", BY_BLOCK),)
     reason = Message("trace.scale.blocks", blocks=_text(blocks))
-    return Scale(None, None, None, None, None, unlike, reason=reason)
+    return EffectiveScale(None, None, None, None, None, unlike, reason=reason)
 
 
 def _text(blocks: Sequence[KeyBlock]) -> str:
@@ -80,7 +80,7 @@ def _text(blocks: Sequence[KeyBlock]) -> str:
     return joined(parts, "comma")
 
 
-def _together(scales: Sequence[Scale]) -> Scale:
+def _together(scales: Sequence[EffectiveScale]) -> EffectiveScale:
     """Returns one scale for blocks that should have the same one.
 
     A block whose scale is unknown, or whose readings disagree, decides the result.
@@ -98,10 +98,11 @@ def _together(scales: Sequence[Scale]) -> Scale:
     return replace(scales[0], numeric=numeric, r_squared=fit, agree=read[0].agree, reason=None)
 
 
-def _alike(scales: Sequence[Scale]) -> bool:
+def _alike(scales: Sequence[EffectiveScale]) -> bool:
     first, *others = (scale.per_head or (scale.effective or 0.0,) for scale in scales)
     return all(
-        len(other) == len(first) and all(abs(a - b) <= ALIKE * abs(b) for a, b in zip(other, first, strict=True))
+        len(other) == len(first)
+        and all(abs(a - b) <= SCALE_TOLERANCE * abs(b) for a, b in zip(other, first, strict=True))
         for other in others
     )
 
@@ -144,7 +145,9 @@ def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
     keys = [block.key_nonfinite for block in known if block.key_nonfinite is not None]
     return replace(
         known[0],  # all blocks share the same q
-        rows=RowStats(*(torch.stack([getattr(block.rows, name) for block in known]) for name in FIELDS)).merged(0),
+        rows=RowStats(
+            *(torch.stack([getattr(block.rows, name) for block in known]) for name in ROW_STATS_FIELDS)
+        ).merged(0),
         max_product=_largest([block.max_product for block in known]),
         key_nonfinite=torch.stack(keys).sum() if len(keys) == len(known) else None,
         stored_product=_largest([block.stored_product for block in known]),
@@ -195,7 +198,7 @@ def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
 def _formula(call: AttentionCall) -> str:
     """Returns the formula of the first block, with the masks of all blocks as one."""
     text = call.formula
-    for name in _MASKS:
+    for name in _MASK_NAMES:
         text = text.replace(f" + {name}", "")
     scaled = _SCALED.fullmatch(text) if call.unlike_blocks else None
     text = f"softmax(scale[block] * {scaled[1]})" if scaled else text

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.spine.reading import Logits, Reading
-from sqrtdk.tracing.spine.side import Side
-from sqrtdk.tracing.steps import Bias, Sink, Softcap, Step, scaled_by
+from sqrtdk.tracing.spine.side import ProductSide
+from sqrtdk.tracing.steps import Bias, Sinks, Softcap, Step, scaled_by
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tell import formula, statistics
 from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
 from sqrtdk.tracing.tell.scale import tell_scale
-from sqrtdk.tracing.tell.sight import TokensOf, against_padding, look
+from sqrtdk.tracing.tell.sight import TokensOf, against_padding, combined_masks
 from sqrtdk.tracing.tensors import CallRows
 
 _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
@@ -31,7 +31,7 @@ class MostRows(NamedTuple):
     most: int | None
 
 
-def finish(
+def call_of_reading(
     reading: Reading,
     module_class: str,
     *,
@@ -53,12 +53,12 @@ def finish(
     Returns:
         The record, and the statistics of its rows if they were requested and could be measured.
     """
-    sight = look(reading, counts=rows is None)
-    softmax_at = product_at = places.text(reading.place)  # a kernel has one place for both
+    sight = combined_masks(reading, counts=rows is None)
+    softmax_at = product_at = places.place_text(reading.place)  # a kernel has one place for both
     if reading.operands is None:
         product_at = None
     elif isinstance(reading.operands, Logits):
-        product_at = places.text(reading.operands.product.place)
+        product_at = places.place_text(reading.operands.product.place)
     if reading.without_data and sight.mask is not None:
         # Without data, a mask on the weights can't be told from the one that the logits already have.
         reading = replace(reading, carried=replace(reading.carried, remasked=False))
@@ -71,7 +71,7 @@ def finish(
         scale = of_blocks(blocks)
     else:
         scale = tell_scale(reading, steps, width, measure=measure_slope and not blocks, sight=sight)
-    no_stats = statistics.unmeasured(reading)
+    no_stats = statistics.why_unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     by_row = statistics.measure_rows(reading, sight, rows.most) if no_stats is None and rows is not None else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
@@ -100,7 +100,7 @@ def finish(
         logits_dtype=str(reading.logits_dtype).removeprefix("torch."),
         device=str(reading.device),
         stages=_stages(reading, steps, product_at),
-        formula=formula.write(reading, steps),
+        formula=formula.write_formula(reading, steps),
         scale=scale,
         terms=1 + sum(step.content for step in content),
         norm=query.norm or key.norm,
@@ -110,7 +110,7 @@ def finish(
         bias=next((step.name for _, step in biases), None),
         bias_scaled_by=next((by for by in mixed_in if by is not None), None),
         mask=sight.mask,
-        sinks=any(isinstance(step, Sink) for step in steps),
+        sinks=any(isinstance(step, Sinks) for step in steps),
         dropout=reading.dropout,
         future_weight=stats.future_weight if stats is not None else None,
         max_product=stats.max_product if stats is not None else None,
@@ -145,7 +145,7 @@ def _kv_heads(reading: Reading) -> int:
     return heads // growth if heads % growth == 0 else heads
 
 
-def _same_source(query: Side, key: Side) -> bool | None:
+def _same_source(query: ProductSide, key: ProductSide) -> bool | None:
     if query.root is None or key.root is None:
         return None
     if query.root is key.root:
@@ -207,7 +207,7 @@ def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
     return ".".join(shared) if shared[: len(inside)] == inside else reading.site
 
 
-def _holder(side: Side) -> list[str]:
+def _holder(side: ProductSide) -> list[str]:
     """Returns the path around a projection: layers.0.attn for `layers.0.attn.q.weight` and `layers.0.attn.in_proj`."""
     path = side.root.label.split(".") if side.root is not None else [""]
     return path[:-2] if path[-1] == "weight" else path[:-1]

@@ -13,21 +13,21 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine import chain
 from sqrtdk.tracing.spine.eager import read_eager
-from sqrtdk.tracing.spine.lineage import follow, unasked
-from sqrtdk.tracing.spine.masks import pattern
+from sqrtdk.tracing.spine.lineage import follow_side, unprobed
+from sqrtdk.tracing.spine.masks import mask_pattern
 from sqrtdk.tracing.spine.reading import Reading
-from sqrtdk.tracing.spine.side import Side
-from sqrtdk.tracing.steps import Expression, Hide, Scale, Sink, Step, Unknown
+from sqrtdk.tracing.spine.side import ProductSide
+from sqrtdk.tracing.steps import Expression, Hide, Scale, Sinks, Step, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.recorder import Operands, Unweighted
-from sqrtdk.tracing.tell.sight import look
+from sqrtdk.tracing.tell.sight import combined_masks
 
 Lost = Weighing | Unweighted | Operands
 _WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
 
-def write(reading: Reading, steps: Iterable[Step]) -> str:
+def write_formula(reading: Reading, steps: Iterable[Step]) -> str:
     """Returns the whole formula.
 
     Args:
@@ -51,16 +51,16 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
         if not isinstance(step, Unknown):
             expression.settle()
         step.write(expression)
-        sinks += ["sinks"] if isinstance(step, Sink) else []
+        sinks += ["sinks"] if isinstance(step, Sinks) else []
     return expression.text(sinks)
 
 
-def _product(query: Side, key: Side) -> str:
+def _product(query: ProductSide, key: ProductSide) -> str:
     """Returns the product, such as `q.k` or `rope(q).rope(k)`."""
     return f"{_side(query, 'q')}.{_side(key, 'k')}"
 
 
-def _operand(side: Side, name: str) -> str:
+def _operand(side: ProductSide, name: str) -> str:
     """Returns one operand with its factors, such as `0.125 * rope(q)`."""
     return _scaled(_side(side, name), side.factors).text()
 
@@ -72,7 +72,7 @@ def _scaled(text: str, factors: Iterable[Factor]) -> Expression:
     return expression
 
 
-def _side(side: Side, letter: str) -> str:
+def _side(side: ProductSide, letter: str) -> str:
     """Returns one operand without factors: `q`, `rms(q)`, `rope(l2(q))`, `unknown(sort)(q)`."""
     text = letter
     names = [stage.detail if stage.name == "norm" else stage.name for stage in side.stages if stage.name in _WRITTEN]
@@ -99,9 +99,9 @@ def tell_lost(seen: Lost) -> str | None:
     The result is `softmax(0.125 * q.k)` for a softmax, `0.125 * q.k + causal` for logits that were multiplied by the
     values without one, and `attend(0.125 * q, rope(k), v)` for an opaque operation.
     """
-    with unasked():
+    with unprobed():
         if isinstance(seen, Operands):
-            operands = (_operand(follow(node, name), name) for name, node in seen.nodes.items())
+            operands = (_operand(follow_side(node, name), name) for name, node in seen.nodes.items())
             return f"{seen.name}({', '.join(operands)})"
         if isinstance(seen, Weighing):
             logits = seen
@@ -114,7 +114,7 @@ def tell_lost(seen: Lost) -> str | None:
             return _by_names(seen.node)
         if isinstance(reading, str) or (reading.operands is None and reading.score != "additive"):
             return None
-        return (_logits if isinstance(seen, Unweighted) else write)(reading, look(reading).steps)
+        return (_logits if isinstance(seen, Unweighted) else write_formula)(reading, combined_masks(reading).steps)
 
 
 def _by_names(node: Node) -> str | None:
@@ -142,9 +142,9 @@ class _Curve(Step):
         expression.wrap(self.name)
 
 
-_CURVES = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
+_WEIGHT_FUNCTIONS = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
 # With z = scale * q @ k.mT: sigmoid(z) @ v, relu(z) @ v, relu(z)**2 @ v, (1 + erf(z)) / 2 @ v and z @ v.
-_NAMES = {
+_WEIGHT_FUNCTION_NAMES = {
     ("sigmoid",): "trace.without_softmax.sigmoid",
     ("relu",): "trace.without_softmax.relu",
     ("relu", "square"): "trace.without_softmax.squared_relu",
@@ -155,21 +155,21 @@ _NAMES = {
 
 def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
     """Returns the kind of an attention without softmax, and the formula of its weights if it has one."""
-    with unasked():
-        way = chain.read_chain(seen.node, _READERS)
+    with unprobed():
+        way = chain.read_chain(seen.node, _UNNORMALISED_READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
-        name_id = _NAMES.get(curves)
+        name_id = _WEIGHT_FUNCTION_NAMES.get(curves)
         if way.product is None or name_id is None:
             return Message("trace.without_softmax.unnamed"), None
         operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
-        query, key = (follow(node, where) for node, where in zip(operands, "qk", strict=True))
+        query, key = (follow_side(node, where) for node, where in zip(operands, "qk", strict=True))
     factors, name = [*query.factors, *key.factors], Message(name_id)
     if curves:
         expression = _scaled(_product(query, key), factors)
         for step in way.steps:
             if isinstance(step, Hide) and step.visible is not None:
                 visible = step.visible.at_softmax()
-                step = replace(step, name=pattern(visible if seen.keys == -1 else visible.mT))
+                step = replace(step, name=mask_pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
         return Message("trace.without_softmax.named", name=name), expression.text()
     # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
@@ -202,9 +202,9 @@ def _multiplied(link: chain.Link) -> tuple[Step, ...]:
     return chain.READERS[node.op](link)
 
 
-_READERS: dict[str, Callable[[chain.Link], tuple[Step, ...]]] = {
+_UNNORMALISED_READERS: dict[str, Callable[[chain.Link], tuple[Step, ...]]] = {
     **chain.READERS,
-    **dict.fromkeys(_CURVES, _curved),
+    **dict.fromkeys(_WEIGHT_FUNCTIONS, _curved),
     "pow": _raised,
     "mul": _multiplied,
     "div": _multiplied,

@@ -14,19 +14,19 @@ from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Scale
 from sqrtdk.tracing.tape.node import Carried
-from sqrtdk.tracing.tell.places import NO_OPERANDS, Used, places_of, rows_of
-from sqrtdk.tracing.tell.sight import NO_DATA, look
+from sqrtdk.tracing.tell.places import NO_OPERANDS, Used, output_rows, places_of
+from sqrtdk.tracing.tell.sight import NO_DATA, combined_masks
 from sqrtdk.tracing.tell.terms import lse_of, proven, terms_of
 from sqrtdk.tracing.tell.vectors import own, sharing, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
 
-_EVEN = 0.02  # relative tolerance for dropout's common factor 1 / (1 - rate) on rounded weights
-_ROUNDED = 2.0**-20  # distance from 1 that is rounding for a float32 factor
-_HALF = (torch.bfloat16, torch.float16)
-_ENOUGH = 32  # numbers other than 0 and 1 that would not all fit into half precision by chance
-_LOOKED_AT = 4096  # largest sample of numbers
-NATIVE = "trace.kept.native"
-ENLARGED = "trace.kept.enlarged"
+_DROPOUT_TOLERANCE = 0.02  # relative tolerance for dropout's common factor 1 / (1 - rate) on rounded weights
+_UNIT_ROUNDING = 2.0**-20  # distance from 1 that is rounding for a float32 factor
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
+_LEAST_NUMBERS = 32  # numbers other than 0 and 1 that would not all fit into half precision by chance
+_MOST_SAMPLED_NUMBERS = 4096  # largest sample of numbers
+NATIVE_MASKS = "trace.kept.native"
+ENLARGED_RUN = "trace.kept.enlarged"
 BLOCKS_OF_KEYS = "trace.kept.blocks"
 
 
@@ -38,16 +38,16 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
     )
 
 
-def keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
+def keep_tensors(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
     """Returns the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
-        kept = _keep(reading, used, call)
+        kept = _keep_tensors(reading, used, call)
         return kept if kept.missing is not None or proven(kept) else without(call, Message("trace.kept.doubt"))
     except Exception as error:  # a trace must not stop the model, whatever the layout
         return without(call, Message("trace.kept.failed", error=kind_and_text(error)))
 
 
-def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
+def _keep_tensors(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
     dropped = None if used is None else _dropped(reading, used)
     if dropped is not None:
         reading = replace(reading, dropout=dropped, carried=Carried())
@@ -57,7 +57,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
     places = places_of(reading, used)
     if isinstance(places, str):
         return without(call, places)
-    sight = look(reading, counts=False)
+    sight = combined_masks(reading, counts=False)
     query, key, value = sharing([vector(place) for place in places])
     logits = reading.operands if isinstance(reading.operands, Logits) else None
     if reading.kind == "sdpa" and logits is not None:
@@ -83,7 +83,7 @@ def _keep(reading: Reading, used: Used | None, call: AttentionCall) -> CallTenso
         query=query,
         key=key,
         value=value,
-        output=own(rows_of(reading, used, reading.output), reading.output),
+        output=own(output_rows(reading, used, reading.output), reading.output),
         terms=terms,
         lse=lse_of(reading, sight, used),
         kept=(used.weights.reshape(sizes) != 0).detach() if reading.dropout and used.weights is not None else None,
@@ -113,14 +113,14 @@ def _dropped(reading: Reading, used: Used) -> float | None:
     if not by.numel() or bool((met != 0).sum() != kept.sum()):
         return None
     rate = 1.0 - 1.0 / float(by.median())
-    even = bool(((by * (1.0 - rate) - 1.0).abs() <= _EVEN).all())
+    even = bool(((by * (1.0 - rate) - 1.0).abs() <= _DROPOUT_TOLERANCE).all())
     return rate if even and 0.0 < rate < 1.0 else None
 
 
 def _unscaled(vector: Vector, root: float) -> Vector:
     values = (vector.values.to(torch.float64) / root).to(vector.values.dtype)
     factor = vector.factor / root
-    plain = vector.projected is None or (isinstance(factor, float) and abs(factor - 1) <= _ROUNDED)
+    plain = vector.projected is None or (isinstance(factor, float) and abs(factor - 1) <= _UNIT_ROUNDING)
     return replace(vector, values=values, factor=1.0 if plain else factor)
 
 
@@ -161,7 +161,7 @@ def _fault(reading: Reading) -> str | None:
     if reading.axis != "positions":
         return Message("trace.kept.axis", axis=reading.axis)
     if reading.kind == "native":
-        return Message(NATIVE)  # the fast path returns the result of the output projection
+        return Message(NATIVE_MASKS)  # the fast path returns the result of the output projection
     if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
         return Message(NO_OPERANDS)
     return Message(BLOCKS_OF_KEYS) if reading.blocks else None
@@ -176,13 +176,13 @@ def _held_in(numbers: Tensor, dtype: str) -> str:
         ('float32', 'float16')
     """
     # logits.half().float() is a float32 tensor of float16 numbers.
-    if getattr(torch, dtype) in _HALF or not numbers.is_floating_point():
+    if getattr(torch, dtype) in _HALF_DTYPES or not numbers.is_floating_point():
         return dtype
     some = numbers.detach().flatten()
-    some = some[:: max(1, some.numel() // _LOOKED_AT)]
+    some = some[:: max(1, some.numel() // _MOST_SAMPLED_NUMBERS)]
     some = some[some.isfinite() & (some != 0) & (some != 1) & (some.abs() < 1e4)]
-    for half in _HALF:
-        of_half = some.numel() >= _ENOUGH and torch.equal(some.to(half).to(some.dtype), some)
+    for half in _HALF_DTYPES:
+        of_half = some.numel() >= _LEAST_NUMBERS and torch.equal(some.to(half).to(some.dtype), some)
         if numbers.dtype == half or of_half:
             return str(half).removeprefix("torch.")
     return dtype

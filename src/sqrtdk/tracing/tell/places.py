@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.spine.orient import coordinates, operands
+from sqrtdk.tracing.spine.orient import coordinates, product_operands
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tape.recorder import KernelCall
-from sqrtdk.tracing.tell.vectors import Place
+from sqrtdk.tracing.tell.vectors import VectorUse
 
 NO_OPERANDS = "trace.kept.operands"
 
@@ -43,7 +43,7 @@ def of_kernel(call: KernelCall) -> Used | None:
     return Used(call.arguments["value"], call.nodes["value"], kernel=call)
 
 
-def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
+def places_of(reading: Reading, used: Used) -> tuple[VectorUse, VectorUse, VectorUse] | str:
     """Returns the places of q, k and v, or the reason why they are unknown."""
     if not isinstance(reading.operands, Vectors):
         assert isinstance(reading.operands, Logits)
@@ -63,13 +63,13 @@ def places_of(reading: Reading, used: Used) -> tuple[Place, Place, Place] | str:
         return tensor.reshape(layout.batch, -1, *tensor.shape[-2:])
 
     nodes = used.kernel.nodes
-    at_value = Place(used.node, used.value, by_head)
-    return Place(nodes["query"], query, by_head), Place(nodes["key"], key, by_head), at_value
+    at_value = VectorUse(used.node, used.value, by_head)
+    return VectorUse(nodes["query"], query, by_head), VectorUse(nodes["key"], key, by_head), at_value
 
 
-def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Place, Place] | str:
+def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[VectorUse, VectorUse, VectorUse] | str:
     axes, product, layout = logits.axes, logits.product, reading.layout
-    left, right = operands(product)
+    left, right = product_operands(product)
     if left.value is None or right.value is None or not axes.followed:
         return Message("trace.kept.way_of_logits")
     if len(product.shape) > 3 or axes.windowed:
@@ -88,7 +88,7 @@ def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[Place, Pla
     of_query = _indexed(n[..., 0], row[..., 0], transposed=axes.swapped)
     of_key = _indexed(n[..., 0, :], column[..., 0, :], transposed=not axes.swapped)
     of_left, of_right = (of_key, of_query) if axes.swapped else (of_query, of_key)
-    at_left, at_right = Place(left, left.value, of_left), Place(right, right.value, of_right)
+    at_left, at_right = VectorUse(left, left.value, of_left), VectorUse(right, right.value, of_right)
     return (at_right, at_left, values) if axes.swapped else (at_left, at_right, values)
 
 
@@ -102,7 +102,7 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
     return place
 
 
-def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
+def _values(reading: Reading, logits: Logits, used: Used) -> VectorUse | str:
     """Returns the place of v, found from the layout of the output, or the reason why it is unknown."""
     layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
@@ -113,16 +113,16 @@ def _values(reading: Reading, logits: Logits, used: Used) -> Place | str:
         return Message("trace.kept.layout_of_output")
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
-        return Place(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
+        return VectorUse(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
     shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v; each serves a group of query heads
     if layout.inner != 1 or not shared or layout.heads % shared:
         return Message("trace.kept.layout_of_values")
     each = torch.arange(shared).repeat_interleave(layout.heads // shared)
     heads = each.view(shared, -1).t().flatten() if _order(reading, used)[1] else each
-    return Place(used.node, wide, lambda tensor: tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads])
+    return VectorUse(used.node, wide, lambda tensor: tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads])
 
 
-def rows_of(reading: Reading, used: Used, output: Tensor) -> Tensor:
+def output_rows(reading: Reading, used: Used, output: Tensor) -> Tensor:
     """Returns the output as (B, Hq, L, Ev)."""
     layout = reading.layout
     groups = math.prod(output.shape[:-2]) // layout.batch

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message, id_of, joined
-from sqrtdk.tracing.records import WITHOUT_PRODUCT, Factor, Scale
+from sqrtdk.tracing.records import WITHOUT_PRODUCT, EffectiveScale, Factor
 from sqrtdk.tracing.spine.orient import coordinates
 from sqrtdk.tracing.spine.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Softcap, Step, Unknown
@@ -23,10 +23,10 @@ from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps.placed import Sample
 from sqrtdk.tracing.tape.graph import replay_all
 from sqrtdk.tracing.tell.formula import unknown_of
-from sqrtdk.tracing.tell.sight import NO_DATA, Sight, look
+from sqrtdk.tracing.tell.sight import NO_DATA, Sight, combined_masks
 
 AGREEMENT = 0.01  # relative difference up to which the two readings agree
-LINEAR = 0.99  # least R^2 with which a slope alone counts as the scale
+LEAST_R2 = 0.99  # least R^2 with which a slope alone counts as the scale
 _SLOPE_ERROR = 0.003  # largest relative error of a slope by rounding, well below `AGREEMENT`
 _ROWS, _COLUMNS, _BATCH, _DIAGONAL = 8, 24, 2, 128  # size of the sample of logits
 _NO_VARIATION = "trace.scale.no_variation"
@@ -44,7 +44,7 @@ class Slope:
 
 def tell_scale(
     reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: Sight | None = None
-) -> Scale:
+) -> EffectiveScale:
     """Returns the scale from both readings.
 
     If the value of a factor is unknown, the slope gives the scale. If an operation could not be followed, it does not,
@@ -66,10 +66,10 @@ def tell_scale(
     if reading.distance is not None:
         symbolic = None if reading.query.factors or reading.key.factors else symbolic
         reason = reason or Message("trace.scale.distance")
-        return Scale(None, None, symbolic, None, None, factors, reason=reason)
+        return EffectiveScale(None, None, symbolic, None, None, factors, reason=reason)
     slope: Slope | str | None = _why_no_slope(reading)
     if slope is None and measure:
-        slope = _read_slope(reading, sight or look(reading, counts=False))
+        slope = _read_slope(reading, sight or combined_masks(reading, counts=False))
     no_slope = slope if isinstance(slope, str) else None
     slope = slope if isinstance(slope, Slope) else None
     per_head = agree = None
@@ -82,13 +82,13 @@ def tell_scale(
                 reason = Message("trace.scale.disagree", factors=f"{symbolic:.4g}", logits=f"{slope.value:.4g}")
     effective = symbolic
     if symbolic is None and slope is not None and not unknown:
-        if slope.r_squared >= LINEAR:
+        if slope.r_squared >= LEAST_R2:
             effective = slope.value
         else:
             reason = Message("trace.scale.not_linear", text=reason or "", value=f"{slope.r_squared:.3f}")
     if effective is None and no_slope is not None and reading.score is None:
         reason = joined([reason, no_slope]) if reason else no_slope
-    return Scale(
+    return EffectiveScale(
         effective=effective,
         ratio=effective * math.sqrt(width) if effective is not None else None,
         symbolic=symbolic,

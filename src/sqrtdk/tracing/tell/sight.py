@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.records import Mask
-from sqrtdk.tracing.spine.masks import BOTTOM, TRIANGLES, band, distinct, pattern, reach
+from sqrtdk.tracing.spine.masks import BOTTOM, TRIANGLES, band_mask, distinct, mask_pattern, mask_reach
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 
@@ -44,7 +44,7 @@ class Sight:
     ahead: bool = False
 
 
-def look(reading: Reading, *, counts: bool = True) -> Sight:
+def combined_masks(reading: Reading, *, counts: bool = True) -> Sight:
     """Returns the combined masks of a reading, with their names and counts.
 
     Args:
@@ -52,7 +52,7 @@ def look(reading: Reading, *, counts: bool = True) -> Sight:
         counts: Count the rows that see no key, how far rows see, and the weight of hidden keys. This takes several
             passes over all pairs of rows and keys.
     """
-    sight = _look(reading, counts)
+    sight = _combined_masks(reading, counts)
     if not reading.reordered and reading.axis == "positions":
         causal = sight.mask is not None and sight.mask.kind in TRIANGLES
         return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
@@ -63,7 +63,7 @@ def look(reading: Reading, *, counts: bool = True) -> Sight:
     return replace(sight, steps=_named(sight.steps, lambda i, step: step.name and "mask"), mask=mask)
 
 
-def _look(reading: Reading, counts: bool) -> Sight:
+def _combined_masks(reading: Reading, counts: bool) -> Sight:
     steps, operands = reading.steps, reading.operands
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None:
@@ -87,7 +87,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
     for i, hide in hides.items():
         if (visible := visible_by(hide, reading)) is None:
             names[i] = "mask"
-        elif (name := (hide.name if hide.visible is not None else None) or pattern(visible)) is not None:
+        elif (name := (hide.name if hide.visible is not None else None) or mask_pattern(visible)) is not None:
             names[i], masks[i] = name, visible
     named = _named(steps, lambda i, step: names.get(i))
     if not masks:
@@ -95,7 +95,7 @@ def _look(reading: Reading, counts: bool) -> Sight:
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
     # Masks of different kinds, such as causal and padding, are named by the pattern of both together.
     kinds = {names[i] or "mask" for i in masks}
-    mask = _bare(steps, hides, kinds.pop() if len(kinds) == 1 else pattern(visible) or "mask")
+    mask = _bare(steps, hides, kinds.pop() if len(kinds) == 1 else mask_pattern(visible) or "mask")
     if counts:
         seen_keys = _with_own_keys(visible, {i: (hides[i].fill, hidden) for i, hidden in masks.items()})
         mask = _counted(mask, reading, seen_keys, exact=all(hides[i].fill == -math.inf for i in masks))
@@ -139,7 +139,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     """Returns True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
-        return band(layout.rows, layout.columns, 0, reading.device)
+        return band_mask(layout.rows, layout.columns, 0, reading.device)
     if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
         if hide.visible is None and hide.fill is None:
             return None
@@ -174,7 +174,7 @@ def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> M
         # With a finite fill the softmax of a row without keys is a uniform average over masked keys.
         uniform_rows=blind if mask.fill is not None and math.isfinite(mask.fill) else 0,
         masked_weight=weight,
-        **reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),
+        **mask_reach(whole, matrices // max(math.prod(whole.shape[:-2]), 1)),
     )
 
 
@@ -216,7 +216,7 @@ def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
         if unread or isinstance(step, Unknown):
             return None
     if sight.causal:
-        return band(reading.layout.rows, reading.layout.columns, 0, reading.device)
+        return band_mask(reading.layout.rows, reading.layout.columns, 0, reading.device)
     if sight.visible is None and sight.mask is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=reading.device)
     return sight.visible

@@ -26,7 +26,7 @@ from sqrtdk.tracing.tell.sight import NO_DATA, Sight
 from sqrtdk.tracing.tensors import CallRows
 
 
-def unmeasured(reading: Reading) -> str | None:
+def why_unmeasured(reading: Reading) -> str | None:
     """Returns the reason why the statistics can't be measured, or None."""
     return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 

@@ -12,25 +12,38 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import ROWS
+from sqrtdk.tracing.records import BY_ROW
 from sqrtdk.tracing.spine.masks import BOTTOM, distinct
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Beside, Bias, Clamp, Hide, Mix, Offset, Scale, Sink, Softcap, Squares, Step, Unknown
+from sqrtdk.tracing.steps import (
+    Beside,
+    Bias,
+    Clamp,
+    Hide,
+    Mix,
+    Offset,
+    Scale,
+    Sinks,
+    Softcap,
+    Squares,
+    Step,
+    Unknown,
+)
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tell.places import Used
 from sqrtdk.tracing.tell.sight import Sight, visible_by
 from sqrtdk.tracing.tensors import CallTensors, Term
 
-_NAMES: dict[type[Step], str] = {
+_STEP_NAMES: dict[type[Step], str] = {
     Squares: "trace.step.squared_length",
     Clamp: "trace.step.clamp",
     Mix: "trace.step.mixing",
     Beside: "trace.step.several_products",
 }
-_ROWS = 8  # rows that are computed again
+_RECOMPUTED_ROWS = 8  # rows that are computed again
 _EXPONENTIALS = 16.0  # roundings that exp, log and tanh of a vector library may be off, all together
 _FEW_BITS = 2.0**-13  # error of the exponential in torch's half-precision kernels, which use a short polynomial
-_SLACK = 4.0  # factor on the derived rounding, for the order of sums and for operations that a compiler fuses
+_ROUNDING_SLACK = 4.0  # factor on the derived rounding, for the order of sums and for operations that a compiler fuses
 _TF32 = 2.0**-11  # unit roundoff of TF32
 
 
@@ -57,11 +70,11 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
         visible = visible_by(step, reading)
         fill = -math.inf if step.fill is None else step.fill
         return Term("mask", None if visible is None else _small(visible), step.name or "", fill, step.form == "float")
-    if isinstance(step, Sink):
+    if isinstance(step, Sinks):
         return Term("sinks", _sinks(reading, sight, used), "sinks")
     if isinstance(step, Unknown):
         return Term("unknown", None, step.name)
-    known = _NAMES.get(type(step))
+    known = _STEP_NAMES.get(type(step))
     return Term("unknown", None, type(step).__name__.lower() if known is None else Message(known))
 
 
@@ -70,7 +83,7 @@ def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
     factor, operands = step.factor, reading.operands
     if factor.per_head is not None:
         return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
-    if factor.value is None and factor.source == ROWS and isinstance(operands, Vectors):
+    if factor.value is None and factor.source == BY_ROW and isinstance(operands, Vectors):
         return operands.scale.detach().clone() if isinstance(operands.scale, Tensor) else operands.scale
     if factor.value is None and step.by is not None:
         by = _small(_at_logits(reading, step.by))
@@ -139,7 +152,7 @@ def proven(call: CallTensors) -> bool:
     The tolerance is derived from the dtypes. Rows for which it is infinite are not judged.
     """
     length = call.output.shape[2]
-    rows = torch.linspace(0, length - 1, min(_ROWS, length)).long().to(call.output.device)
+    rows = torch.linspace(0, length - 1, min(_RECOMPUTED_ROWS, length)).long().to(call.output.device)
     heads, width = call.output.shape[1], call.query.values.shape[-1]
     query = call.query.values[:, :, rows].to(torch.float64)
     key, value = (
@@ -173,7 +186,7 @@ def proven(call: CallTensors) -> bool:
     if sinks is not None:
         logits = torch.cat([logits, sinks], -1)
         error = torch.cat([error, sinks.abs() * step + 4 * _EXPONENTIALS * least], -1)
-    error = _SLACK * torch.where(logits <= BOTTOM, 0.0, error) + _EXPONENTIALS * least
+    error = _ROUNDING_SLACK * torch.where(logits <= BOTTOM, 0.0, error) + _EXPONENTIALS * least
     error = error + (_FEW_BITS if call.dtype in ("bfloat16", "float16") else 0.0)
     weights = logits.softmax(-1).nan_to_num()
     # An error e of the logits changes a weight by a factor of at most exp(e), and its row's sum by the weighted mean.
@@ -186,7 +199,7 @@ def proven(call: CallTensors) -> bool:
     rounded = (key.shape[2] + 2) * least + 4 * max(
         _unit(name) for name in (call.weights_dtype, call.dtype, str(call.output.dtype).removeprefix("torch."))
     )
-    allowed = (off + _SLACK * rounded * weights) @ value.abs() + torch.finfo(call.output.dtype).tiny
+    allowed = (off + _ROUNDING_SLACK * rounded * weights) @ value.abs() + torch.finfo(call.output.dtype).tiny
     gap = (weights @ value - call.output[:, :, rows].to(torch.float64)).abs()
     # A bias of minus infinity, or NaN in the tensors, leaves nothing to judge.
     judged = seeing[..., None] & allowed.isfinite() & gap.isfinite()

@@ -15,22 +15,24 @@ from torch import Tensor
 
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
-from sqrtdk.tracing.spine.lineage import follow, unasked
+from sqrtdk.tracing.spine.lineage import follow_side, unprobed
 from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
 from sqrtdk.tracing.spine.rotations import in_shape
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import dominator, part, written
+from sqrtdk.tracing.tape.graph import before_writes, dominator, part
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
 
-_SLACK = 8.0  # roundings of the dtype within which one tensor counts as a multiple of another
-_LINEAR = frozenset({"mul", "div", "neg", *ops.SAME, *ops.VIEWS})
+_MULTIPLE_ROUNDINGS = 8.0  # roundings of the dtype within which one tensor counts as a multiple of another
+_FACTORS_AND_VIEWS = frozenset({"mul", "div", "neg", *ops.COPIES, *ops.VIEWS})
 # Operations that may end a rotation, such as the add of `x * cos + rotate_half(x) * sin`.
-_TURNS = frozenset({"add", "sub", "addcmul", "cat", "stack", "overwrite", "complex", "mul", "sum", ROTATION})
+_LAST_OF_A_ROTATION = frozenset(
+    {"add", "sub", "addcmul", "cat", "stack", "overwrite", "complex", "mul", "sum", ROTATION}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class VectorUse:
     """The use of a vector: its node, its values, and a function that arranges them as (B, H, L, E)."""
 
     node: Node
@@ -50,7 +52,7 @@ class _Span:
     gain: str = ""
 
 
-def vector(place: Place) -> Vector:
+def vector(place: VectorUse) -> Vector:
     """Returns a vector with its projection and steps, as far as they are known."""
     way = _Way(place)
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
@@ -126,7 +128,9 @@ def _factor(before: Tensor, after: Tensor) -> Tensor | None:
         size = (x * x).sum(axes, keepdim=True)
         by = torch.where(size > 0, (x * y).sum(axes, keepdim=True) / size, torch.ones_like(size))
         by = torch.where((by - 1).abs() <= eps, torch.ones_like(by), by)
-        if bool(((y - by * x).abs() <= _SLACK * eps * y.abs().clamp_min(torch.finfo(torch.float32).tiny)).all()):
+        if bool(
+            ((y - by * x).abs() <= _MULTIPLE_ROUNDINGS * eps * y.abs().clamp_min(torch.finfo(torch.float32).tiny)).all()
+        ):
             return by
     return None
 
@@ -184,7 +188,7 @@ class _Way:
         shift: First sum with a vector that is no activation, such as a bias added separately: `x @ w.T + b`.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: VectorUse) -> None:
         self.place = place
         self.used = own(place.arrange(place.values.detach()), place.values)
         self.spans: list[_Span] = []
@@ -213,7 +217,7 @@ class _Way:
             return [source for _, source in pieces]
         if node.op in ("add", "sub") and sum(parent.act for parent in node.parents()) == 1:
             self.shift = node
-        elif node.op not in _LINEAR:  # relu(q): neither a factor nor a view
+        elif node.op not in _FACTORS_AND_VIEWS:  # relu(q): neither a factor nor a view
             self.spans.append(_Span("unknown", node.op, main, node))
         return [main]
 
@@ -247,7 +251,7 @@ def _span(node: Node) -> _Span | None:
     if (within := norm_within(node)) is not None:
         norm, operations = within
         return _Span("norm", norm.kind, norm.part.source, node, gain=name_of_gain(operations))
-    return _rotation(node) if node.op in _TURNS and node.act else None
+    return _rotation(node) if node.op in _LAST_OF_A_ROTATION and node.act else None
 
 
 def _rotation(node: Node) -> _Span | None:
@@ -260,8 +264,8 @@ def _rotation(node: Node) -> _Span | None:
             source = dominator(source)[0]
     if source is None:
         return None
-    with unasked():
-        before, after = follow(source, "q"), follow(node, "q")
+    with unprobed():
+        before, after = follow_side(source, "q"), follow_side(node, "q")
     if not after.rope or before.rope or len(after.unknown) > len(before.unknown):
         return None
     return _Span("rope", "by its effect" if node.op == ROTATION else "", source, node, _order(node, source))
@@ -284,7 +288,7 @@ def _pieces(node: Node) -> list[tuple[Node, Node]] | None:
 
     Example of the pattern: `y = torch.empty_like(x); y[..., :n] = a; y[..., n:] = b`.
     """
-    base, writes = written(node)
+    base, writes = before_writes(node)
     if not writes or base.act:
         return None
     pieces = []
