@@ -17,7 +17,7 @@ from torch.nn import functional
 import sqrtdk
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs import read_exported
-from sqrtdk.graphs.guards import meet, read_guards
+from sqrtdk.graphs.guards import read_guards, sizes_meeting
 
 D, H = 32, 2
 X = torch.randn(2, 8, D)
@@ -160,11 +160,11 @@ def test_a_condition_is_what_python_makes_of_it(line: str) -> None:
 
 def test_sizes_that_meet_a_condition_are_near_those_that_are_wanted() -> None:
     guards = read_guards(["L['x'].size()[0] == L['y'].size()[0]", "(L['x'].size()[1] % 16) == 0"])
-    sizes = meet(guards, {"a": 2, "b": 37, "c": 3}, lambda n: {"x": (n["a"], n["b"]), "y": (n["c"],)})
+    sizes = sizes_meeting(guards, {"a": 2, "b": 37, "c": 3}, lambda n: {"x": (n["a"], n["b"]), "y": (n["c"],)})
     assert sizes["a"] == sizes["c"]
     assert sizes["b"] in (32, 48)
     impossible = read_guards(["L['x'].size()[0] < 0"])
-    assert meet(impossible, {"a": 2}, lambda n: {"x": (n["a"],)}) == {"a": 2}
+    assert sizes_meeting(impossible, {"a": 2}, lambda n: {"x": (n["a"],)}) == {"a": 2}
 
 
 class Counted(tuple[int, ...]):
@@ -184,7 +184,7 @@ def test_the_work_of_a_search_does_not_grow_with_the_conditions_of_the_file(coun
     guards = read_guards([met] * (count - 1) + [never] if late else [never] + [met] * (count - 1))
     Counted.looks = 0
     wanted = {"a": 2, "b": 37, "c": 3}
-    sizes = meet(guards, wanted, lambda n: {"x": Counted((n["a"], n["b"])), "y": Counted((n["c"],))})
+    sizes = sizes_meeting(guards, wanted, lambda n: {"x": Counted((n["a"], n["b"])), "y": Counted((n["c"],))})
     assert sizes == wanted
     assert 0 < Counted.looks <= max(2**13, 2 * count)
 
@@ -192,4 +192,4 @@ def test_the_work_of_a_search_does_not_grow_with_the_conditions_of_the_file(coun
 def test_sizes_stay_within_the_range_of_a_program() -> None:
     guards = read_guards(["(L['x'].size()[1] % 16) == 0"])
     for bounds, right in (((33, 100), 48), ((2, 47), 32), ((33, 47), 37), ((None, 40), 32)):
-        assert meet(guards, {"s": 37}, lambda n: {"x": (2, n["s"])}, {"s": bounds}) == {"s": right}
+        assert sizes_meeting(guards, {"s": 37}, lambda n: {"x": (2, n["s"])}, {"s": bounds}) == {"s": right}

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sqrtdk
 from sqrtdk.repair import ClipRecord, clip_, plan_of, qk_clip_
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from tests.repair.layouts import LAYOUTS, Layout, terms
 from tests.repair.modules import Latent, WithGain, randomised
 from tests.tolerances import allowed
@@ -25,7 +25,7 @@ BALANCES = (0.5, 0.0, 1.0)
 
 @pytest.fixture(autouse=True)
 def _slow_path() -> Iterator[None]:
-    with steps_seen():
+    with fast_path_off():
         yield
 
 

@@ -14,7 +14,7 @@ import sqrtdk
 from sqrtdk.errors import ModelError
 from sqrtdk.repair import clip_, plan_of
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from tests.hf.small import NotBuiltError, build, inputs_of, needs, small_config
 from tests.repair.layouts import terms
 from tests.tolerances import allowed
@@ -37,7 +37,7 @@ TYPES = {
 
 def _run(model: nn.Module, inputs: dict[str, Any], keep: bool = False) -> Trace:
     torch.manual_seed(0)
-    with torch.no_grad(), steps_seen(), sqrtdk.trace(model, keep=keep, numeric=False) as run:
+    with torch.no_grad(), fast_path_off(), sqrtdk.trace(model, keep=keep, numeric=False) as run:
         model(**inputs)
     return run
 

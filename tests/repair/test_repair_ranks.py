@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from tests.repair import watch_ranks
 from tests.repair.ranks import CASES, RANKS, build, clip, inputs, rank_main
 
@@ -25,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_two_ranks_give_the_weights_of_one_process(ranks: list[dict[Any, Any]], name: str, way: str) -> None:
     before = dict(build(name).named_parameters())
-    with steps_seen():
+    with fast_path_off():
         (record,), expected = clip(name, build(name), inputs(name))
     assert len(record.clipped) > 0
     assert record.refused is None

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 import sqrtdk
 from sqrtdk.repair import plan_of, qk_clip_
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from tests.repair.layouts import IDS, Layout
 from tests.repair.modules import Attention, WithGain, randomised, states
 
@@ -222,7 +222,7 @@ def test_the_fast_path_is_refused_with_the_switch_that_helps() -> None:
     (record,) = qk_clip_(layer, run, threshold=1e-3)
     assert record.refused is not None
     assert "set_fastpath_enabled(False)" in record.refused
-    with steps_seen(), torch.no_grad(), sqrtdk.trace(layer, keep=True) as run:
+    with fast_path_off(), torch.no_grad(), sqrtdk.trace(layer, keep=True) as run:
         layer(x, x, x)
     assert qk_clip_(layer, run, threshold=1e-3)[0].clipped == (0, 1, 2, 3)
 

@@ -14,7 +14,7 @@ import sqrtdk
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.repair import QKClip, qk_clip_
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from tests.monitor.watched_models import MODELS
 from tests.repair.layouts import LAYOUTS, Layout, terms
 from tests.repair.modules import Attention, Latent, WithGain, randomised, states
@@ -23,7 +23,7 @@ from tests.tolerances import allowed
 
 @pytest.fixture(autouse=True)
 def _slow_path() -> Iterator[None]:
-    with steps_seen():
+    with fast_path_off():
         yield
 
 

@@ -16,7 +16,7 @@ import sqrtdk
 from sqrtdk.messages import Message
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tell.keep import NATIVE_MASKS
-from sqrtdk.tracing.tell.terms import proven
+from sqrtdk.tracing.tell.terms import is_proven
 from tests.attentions.blocks import WAYS
 from tests.attentions.cases import CASES
 from tests.attentions.each import each
@@ -333,11 +333,11 @@ def test_the_proof_allows_rounding_and_no_more(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     (call,) = kept(Grouped(repeated, dtype), torch.randn(2, 6, 24).to(dtype)).tensors
     (scale,) = call.terms
-    assert proven(call)
-    assert not proven(changed(call, terms=(changed(scale, value=scale.value * 1.001),)))
-    assert not proven(changed(call, output=call.output * 1.0001))
-    assert not proven(changed(call, output=call.output.flip(2)))
-    assert not proven(changed(call, terms=()))
+    assert is_proven(call)
+    assert not is_proven(changed(call, terms=(changed(scale, value=scale.value * 1.001),)))
+    assert not is_proven(changed(call, output=call.output * 1.0001))
+    assert not is_proven(changed(call, output=call.output.flip(2)))
+    assert not is_proven(changed(call, terms=()))
 
 
 class Centred(nn.Module):

@@ -23,7 +23,7 @@ from sqrtdk.audit.sources import each, root, source_of
 from sqrtdk.audit.tolerance import close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.opening import config_beside, open_graph
-from sqrtdk.graphs.places import Walked
+from sqrtdk.graphs.places import GraphModel
 from sqrtdk.messages import Message
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.names import graph_kind
@@ -124,7 +124,7 @@ def _noted(run: ModelRun, *notes: str, first: bool = False) -> ModelRun:
     return replace(run, environment=run.environment | {"notes": [*notes, *known] if first else [*known, *notes]})
 
 
-def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedCall, ...]:
+def _by_operator(calls: tuple[JudgedCall, ...], walked: GraphModel) -> tuple[JudgedCall, ...]:
     """Return the calls with their operators' names, unless a site has more softmaxes than calls."""
     counts = Counter(judged.call.site for judged in calls)
 
@@ -148,7 +148,7 @@ def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall,
     return run.calls
 
 
-def _without_sizes(run: ModelRun, walked: Walked, again: tuple[AttentionCall, ...] | None) -> ModelRun:
+def _without_sizes(run: ModelRun, walked: GraphModel, again: tuple[AttentionCall, ...] | None) -> ModelRun:
     """Withdraw the verdicts on scales that change with a size which the graph leaves free."""
     if again is None:
         return _noted(run, Message("rules.graph.one_size", names=", ".join(walked.sizes)[:200]))
@@ -187,14 +187,14 @@ def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions)
         ModelError: onnxruntime refuses the graph or the inputs.
     """
     from sqrtdk.graphs.graph import load_graph
-    from sqrtdk.graphs.inputs import made_up, told_inputs
+    from sqrtdk.graphs.inputs import inputs_summary, invented_inputs
     from sqrtdk.graphs.onnx import read_onnx
 
     if options.input_file is not None:
         inputs = dict(read_tensors(options.input_file))
     else:
-        inputs = made_up(load_graph(path), options.seed)
-        note = Message("rules.graph.made_up_inputs", seed=options.seed, inputs=told_inputs(inputs))
+        inputs = invented_inputs(load_graph(path), options.seed)
+        note = Message("rules.graph.made_up_inputs", seed=options.seed, inputs=inputs_summary(inputs))
         run = _noted(run, note, first=True)
     ran = read_onnx(path, inputs)
     reasons = {entry.site: entry.reason for entry in ran.missing}

@@ -33,7 +33,7 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
-from sqrtdk.tracing.tape.stance import eager_compiler, steps_seen
+from sqrtdk.tracing.tape.stance import eager_compiler, fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -283,7 +283,7 @@ def _traced(
         stack.enter_context(eval_mode(module))
         if attn is not None:
             stack.enter_context(implementation(module, attn))
-        stack.enter_context(steps_seen())
+        stack.enter_context(fast_path_off())
         torch.manual_seed(seed)
         run = Trace(module, stats=False, numeric=False, keep=True)
         with run if reads else eager_compiler():

@@ -76,7 +76,7 @@ def read_guards(lines: Iterable[Any]) -> Guards:
     return Guards(tuple(read), unread, nodes)
 
 
-def meet(
+def sizes_meeting(
     guards: Guards,
     wanted: Mapping[str, int],
     shapes: Callable[[Mapping[str, int]], Shapes],
@@ -89,7 +89,7 @@ def meet(
 
     Example:
         >>> guards = read_guards(["(L['x'].size()[1] % 4) == 0"])
-        >>> meet(guards, {"s": 37}, lambda sizes: {"x": (2, sizes["s"])})
+        >>> sizes_meeting(guards, {"s": 37}, lambda sizes: {"x": (2, sizes["s"])})
         {'s': 36}
     """
     limits = {name: (bounds or {}).get(name, (None, None)) for name in wanted}

@@ -28,7 +28,7 @@ _ONNX_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 # -- the caller's ------------------------------------------------------------------------------------------------------
 
 
-def by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
+def inputs_by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
     """Returns inputs by name from a mapping, or from a tuple in the order of `names`.
 
     Inputs that the graph does not take are dropped if they would not change its result.
@@ -62,7 +62,7 @@ def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...])
     names = [value.name for value in inputs]
     listed = ", ".join(f"{value.name[:60]} {_shown(_sizes(value))}" for value in inputs[:_MOST_NAMES_LISTED])
     hint = f"The graph takes {listed or 'nothing'}. Export it again for other inputs, or give these."
-    given = {name: value for name, value in by_name("graph", names, tensors, hint).items() if value is not None}
+    given = {name: value for name, value in inputs_by_name("graph", names, tensors, hint).items() if value is not None}
     given |= _empty_caches(inputs, given)
     extra = [str(name)[:100] for name in given if name not in names][:_MOST_NAMES_LISTED]
     missing = [name[:100] for name in names if name not in given]
@@ -208,7 +208,7 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
 # -- made up -----------------------------------------------------------------------------------------------------------
 
 
-def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
+def invented_inputs(graph: Graph, seed: int) -> dict[str, Tensor]:
     """Returns invented inputs for a graph: random ids and features, masks of ones, positions in order."""
     generator = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {}
@@ -233,7 +233,7 @@ def made_up(graph: Graph, seed: int) -> dict[str, Tensor]:
     return made
 
 
-def told_inputs(made: Mapping[str, Tensor]) -> str:
+def inputs_summary(made: Mapping[str, Tensor]) -> str:
     """Returns a summary of the inputs for a reader: "input_ids (1, 2), attention_mask (1, 2) of ones"."""
     shown = []
     for name, tensor in [*made.items()][:6]:

@@ -53,7 +53,7 @@ def walkable(file: Graph) -> Graph:
     return without_quantisation(file)
 
 
-def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.Walked:
+def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.GraphModel:
     """Returns an ONNX graph as a model whose forward walks it on the meta device. Called by `open_graph`."""
     walk = Walk(walkable(load_graph(path)), larger=larger)
     walk.first()
@@ -69,7 +69,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
         notes += (Message("graphs.folded", count=len(walk.folded)),)
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
     unread = tuple(sorted(walk.unread))
-    return places.Walked(loaded, tuple(walk.missing), walk.sizes, walk.operators(), unread, walk.sick)
+    return places.GraphModel(loaded, tuple(walk.missing), walk.sizes, walk.operators(), unread, walk.sick)
 
 
 @dataclass(eq=False)

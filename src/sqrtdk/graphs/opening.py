@@ -8,7 +8,7 @@ from typing import Any
 from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.graphs.model_file import file_beside, folder_of
 from sqrtdk.graphs.onnx_walk import walk_onnx
-from sqrtdk.graphs.places import Walked
+from sqrtdk.graphs.places import GraphModel
 from sqrtdk.graphs.program import walk_program
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
@@ -20,7 +20,7 @@ NOTHING_DECLARED = "graphs.no_config"
 
 def open_graph(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> Walked:
+) -> GraphModel:
     """Returns the graph of an .onnx or .pt2 file as a model.
 
     With `larger`, free sizes get larger numbers. Comparing both readings shows what depends on a size.

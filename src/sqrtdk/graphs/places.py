@@ -29,7 +29,7 @@ _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
+class GraphModel:
     """A graph as a model whose forward walks it on the meta device."""
 
     loaded: LoadedModel  # the model, its inputs on the meta device, and values of its constants
@@ -74,7 +74,7 @@ def is_module_path(path: str) -> bool:
     """Returns whether a path is a valid module path.
 
     Example:
-        >>> fits("model.layers.0.attn"), fits(""), fits("a..b"), fits("x" * 300)
+        >>> is_module_path("model.layers.0.attn"), is_module_path(""), is_module_path("a..b"), is_module_path("x" * 300)
         (True, True, False, False)
     """
     parts = path.split(".") if path else []
@@ -141,9 +141,9 @@ def run_inside(
     Example:
         >>> import sys
         >>> here = lambda: sys._getframe(1).f_code.co_filename
-        >>> run_inside({"": Place()}, "", 'File "/home/me/net.py", line 12, in forward', 3, here)
+        >>> run_inside({"": NamedModule()}, "", 'File "/home/me/net.py", line 12, in forward', 3, here)
         '/home/me/net.py'
-        >>> run_inside({"": Place()}, "", "", 3, here)
+        >>> run_inside({"": NamedModule()}, "", "", 3, here)
         '<node>'
     """
     frames = _FRAME.findall(stack[-_MOST_STACK:])

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs import places
 from sqrtdk.graphs.graph import refuse_many
-from sqrtdk.graphs.guards import Bounds, Guards, meet, read_guards
-from sqrtdk.graphs.inputs import PADDING_MASK_NAME, by_name, number_for, shown_sizes
+from sqrtdk.graphs.guards import Bounds, Guards, read_guards, sizes_meeting
+from sqrtdk.graphs.inputs import PADDING_MASK_NAME, inputs_by_name, number_for, shown_sizes
 from sqrtdk.graphs.program_file import refuse_code
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
@@ -141,7 +141,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
         for name in names[:12]
     )
     takes = f"It was exported with {', '.join(shown)}."
-    given = by_name("program", names, inputs, takes)
+    given = inputs_by_name("program", names, inputs, takes)
     extra = [str(name)[:100] for name, value in given.items() if name not in names and value is not None]
     for name, value in examples.items():  # arguments that are no tensors were fixed by the export
         if not isinstance(value, Tensor):
@@ -169,7 +169,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> places.Walked:
+) -> places.GraphModel:
     """Returns a program as a model whose forward walks it on the meta device. Called by `open_graph`."""
     program, module, guards = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
@@ -201,7 +201,7 @@ def walk_program(
             values[places.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
             notes += (Message("graphs.mask_of_ones", name=name),)
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return places.Walked(loaded, sizes=sizes, sick=tuple(sick))
+    return places.GraphModel(loaded, sizes=sizes, sick=tuple(sick))
 
 
 class _Walker(torch.fx.Interpreter):
@@ -299,7 +299,7 @@ def _inputs(
         return {name: tuple(_number(size, numbers) for size in value.shape) for name, value in tensors.items()}
 
     if sizes and guards.read:
-        sizes = meet(guards, sizes, shapes, bounds)
+        sizes = sizes_meeting(guards, sizes, shapes, bounds)
     empty = {
         name: torch.empty(shape, dtype=tensors[name].dtype, device="meta") for name, shape in shapes(sizes).items()
     }

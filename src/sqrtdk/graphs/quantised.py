@@ -20,7 +20,15 @@ from typing import NamedTuple
 import numpy as np
 
 from sqrtdk.graphs.graph import Computed, Graph, GraphNode
-from sqrtdk.graphs.rewriting import INTEGER_PRODUCT, REWRITTEN_DOMAINS, Array, Rewriting, Unread, few_bits, integers
+from sqrtdk.graphs.rewriting import (
+    INTEGER_PRODUCT,
+    REWRITTEN_DOMAINS,
+    Array,
+    Rewriting,
+    UnreadOperator,
+    few_bits,
+    integers,
+)
 
 
 class _Row(NamedTuple):
@@ -97,7 +105,7 @@ def _summed_bias(to: Rewriting, names: list[str], factor: float) -> str:
     if whole is None:
         return ""
     if first is None or second is None:
-        raise Unread("with scales that are computed")
+        raise UnreadOperator("with scales that are computed")
 
     def compute() -> Array:
         made: Array = integers(whole) * (first.flatten() * second.flatten() * np.float32(factor))
@@ -169,9 +177,9 @@ def _nbits(to: Rewriting, node: GraphNode) -> None:
     rows, columns = int(attributes.get("K", 0)), int(attributes.get("N", 0))
     arrays = [to.graph.array(name) if name else None for name in (packed, *(node.input(i) for i in (2, 3, 4)))]
     if min(rows, columns) < 1 or arrays[0] is None:
-        raise Unread("of sizes that are not told")
+        raise UnreadOperator("of sizes that are not told")
     if node.input(4) and arrays[3] is None:
-        raise Unread("with groups that are computed")
+        raise UnreadOperator("with groups that are computed")
     bits, block = int(attributes.get("bits", 4)), int(attributes.get("block_size", 32))
 
     def compute() -> Array:
@@ -188,7 +196,7 @@ def _gather_blocks(to: Rewriting, node: GraphNode) -> None:
     attributes = node.attributes
     axis, block = int(attributes.get("quantize_axis", 1)), int(attributes.get("block_size", 128))
     if int(attributes.get("bits", 4)) == 4 and getattr(to.graph.array(node.inputs[0]), "dtype", None) == np.uint8:
-        raise Unread("with two numbers in a byte")
+        raise UnreadOperator("with two numbers in a byte")
     table = to.floating((node.inputs[0], node.input(2), node.input(3)), axis, block)
     to.add(node, "Gather", (table, node.inputs[1]), {"axis": int(attributes.get("gather_axis", 0))})
 

@@ -20,7 +20,7 @@ _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten",
 _MOST_STEPS = 4  # nodes from a product of integers to the last multiplication by its scales
 
 
-class Unread(Exception):
+class UnreadOperator(Exception):
     """The reason why an operator on integers is not read."""
 
 
@@ -51,7 +51,7 @@ class Rewriting:
         elif rewrite is not None:
             try:
                 rewrite(self, node)
-            except Unread as error:
+            except UnreadOperator as error:
                 self.nodes.append(replace(node, op=f"{node.op} {error}"))
         elif source is not None and not (node.op == "Cast" and self.carried.get(node.inputs[0]) == INTEGER_PRODUCT):
             moves = node.op in _MOVES and not node.domain
@@ -102,7 +102,7 @@ class Rewriting:
             return name
         whole = self.graph.array(name)
         if whole is None:
-            raise Unread("of integers that are computed")
+            raise UnreadOperator("of integers that are computed")
         graph = self.graph
 
         def compute() -> Array:
@@ -170,7 +170,7 @@ class Rewriting:
                 break
             name = taker.outputs[0]
         if len(found) != wanted or not dropped:
-            raise Unread("without the scales of its operands")
+            raise UnreadOperator("without the scales of its operands")
         self.dropped |= {taker: taker is dropped[-1] for taker in dropped}
         return found
 

@@ -167,7 +167,7 @@ def cut_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return tensor[..., start:stop, :] if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
 
 
-def grow(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor, "... S E"]:
+def repeat_heads(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor, "... S E"]:
     """Repeat key or value heads to the number of query heads: head h of the query uses head h // group."""
     if tensor.ndim < 3 or tensor.shape[-3] in (1, heads) or heads == 1:
         return tensor

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from sqrtdk.impl.call import Call, cut_rows, grow, has_values, transformed
+from sqrtdk.impl.call import Call, cut_rows, has_values, repeat_heads, transformed
 from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
 
@@ -75,7 +75,7 @@ def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guard
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
     if guarded and seen is not None:
         query = torch.where(seen.any(-1, keepdim=True), query, 0.0)
-    key = grow(call.key, call.heads)
+    key = repeat_heads(call.key, call.heads)
     z: Tensor
     if call.score is not None:
         z = call.score.pairs(query.to(call.dtype), key.to(call.dtype))
@@ -108,7 +108,7 @@ def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> L
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
         raw = row_logits(call, start, stop, seen)
-    bad = grow(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
+    bad = repeat_heads(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
     return torch.where(bad, raw, row_logits(clean, start, stop, seen, guarded=True))
 
 
@@ -166,7 +166,7 @@ def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Fac
 def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:
     if call.dropout_p:
         weights = functional.dropout(weights, call.dropout_p)
-    value = grow(call.value, call.heads).to(call.dtype)
+    value = repeat_heads(call.value, call.heads).to(call.dtype)
     output = guarded_sum(weights, value, seen) if call.unclean else weights @ value
     return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
 

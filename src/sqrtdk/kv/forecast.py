@@ -29,7 +29,7 @@ from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 
 
 def kv_forecast(
@@ -233,7 +233,7 @@ def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
         stack.enter_context(eval_mode(loaded.module))
         if options.attn in ATTN and offers_choice(loaded.module):
             stack.enter_context(implementation(loaded.module, options.attn))
-        stack.enter_context(steps_seen())
+        stack.enter_context(fast_path_off())
         torch.manual_seed(options.seed)
         tokens = tokens_of(loaded.module, loaded.inputs)
         with Trace(loaded.module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True) as run:

@@ -31,7 +31,7 @@ from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
 from sqrtdk.messages import Message
-from sqrtdk.tracing.tape.stance import Disturbed, steps_seen
+from sqrtdk.tracing.tape.stance import Disturbed, fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "place"
@@ -245,7 +245,7 @@ class _Merging:
 def _merged(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
     merging = [_merging(call, subject.seed) for call in calls]
     with ExitStack() as stack:
-        stack.enter_context(steps_seen())
+        stack.enter_context(fast_path_off())
         for one in merging:
             for path in upwards(one.call.site):
                 stack.enter_context(_leaving(subject, one, path))

@@ -14,7 +14,7 @@ from sqrtdk.audit.configs import module_at
 from sqrtdk.laws.subject import Subject
 from sqrtdk.models.returned import walk
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 
 # Returns the arguments that replace a module's own; None leaves them.
@@ -70,7 +70,7 @@ def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None) -> Tr
     Raises:
         NotAsked: The model raises.
     """
-    with steps_seen(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
+    with fast_path_off(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
         subject.run(changes or {})
     return Traced({(call.site, call.index): call for call in run.tensors}, run.unread)
 

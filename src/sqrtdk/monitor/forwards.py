@@ -28,7 +28,7 @@ from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, overlap, site_of, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
 from sqrtdk.monitor.sums import HeadSums, SeenCall, SeenStep, head_sums, joined
-from sqrtdk.tracing import Asked, CallRows, CallTensors, MostRows, Sites, Trace, eager_compiler, unseen
+from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
 Place = tuple[str, int]
@@ -180,7 +180,7 @@ class Forwards:
 
     def _open_trace(self, **options: Any) -> Trace:
         weights = None if self._looks else self._weights
-        gradients = Asked(weights, self._gradients.come) if self._looks or weights else None
+        gradients = ProjectionGradients(weights, self._gradients.come) if self._looks or weights else None
         return Trace(self._model, stats=False, sites=self._sites, gradients=gradients, **options).__enter__()
 
     def _counts(self, with_autograd: bool) -> bool:

@@ -18,7 +18,7 @@ from sqrtdk._attention import attention
 from sqrtdk._resolve import resolve
 from sqrtdk._subclasses import as_bool_mask, check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.impl.call import Call, grow
+from sqrtdk.impl.call import Call, repeat_heads
 from sqrtdk.impl.rows import block_rows, guarded_logits, guarded_sum, row_logits, sink_column
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
@@ -171,7 +171,7 @@ def _weighed(call: Call) -> tuple[Output, Logits]:
     weights = _weights(call)
     if call.dropout_p:
         weights = functional.dropout(weights, call.dropout_p)
-    value = grow(call.value, call.heads).to(call.dtype)
+    value = repeat_heads(call.value, call.heads).to(call.dtype)
     output = guarded_sum(weights, value, call.seen(0, call.length)) if call.unclean else weights @ value
     return output.to(call.value.dtype), weights.to(call.value.dtype)
 

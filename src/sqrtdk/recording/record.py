@@ -34,7 +34,7 @@ from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.write import fits, write_trace_file
 from sqrtdk.tracing import Trace, hint_for
 from sqrtdk.tracing.records import NotMeasured
-from sqrtdk.tracing.tape.stance import steps_seen
+from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 _PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")
@@ -200,7 +200,7 @@ def _traced(loaded: LoadedModel, options: LoadOptions) -> tuple[Trace, str | Non
         stack.enter_context(eval_mode(module))
         if options.attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, options.attn))
-        stack.enter_context(steps_seen())
+        stack.enter_context(fast_path_off())
         torch.manual_seed(options.seed)
         tokens = tokens_of(module, loaded.inputs)
         run = stack.enter_context(Trace(module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True))

@@ -51,7 +51,7 @@ def whole_number(value: object, name: str, least: int) -> int:
         InvalidValueError: it is too small.
 
     Example:
-        >>> whole(3, "terms", 1)
+        >>> whole_number(3, "terms", 1)
         3
     """
     if isinstance(value, bool) or not isinstance(value, Integral):

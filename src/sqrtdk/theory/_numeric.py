@@ -53,7 +53,7 @@ def unit_interval(value: object, name: str) -> float:
     """Return `value` as a float from 0 to 1.
 
     Example:
-        >>> probability(0.5, "p")
+        >>> unit_interval(0.5, "p")
         0.5
     """
     number = finite(value, name)
@@ -70,7 +70,7 @@ def whole_count(value: object, name: str, least: int = 1) -> int:
         InvalidValueError: It is too small or too large.
 
     Example:
-        >>> count(64, "dim")
+        >>> whole_count(64, "dim")
         64
     """
     number = whole_number(value, name, least)

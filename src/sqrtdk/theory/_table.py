@@ -16,7 +16,7 @@ from importlib.resources import files
 from itertools import pairwise
 
 # The power of sigma with which each ratio falls beyond the table's last sigma.
-BEYOND = {"entropy": 1.0, "effective": 1.0, "peak": 1.0, "jacobian": 0.5}
+POWER_BEYOND = {"entropy": 1.0, "effective": 1.0, "peak": 1.0, "jacobian": 0.5}
 
 
 @cache
@@ -24,7 +24,7 @@ def load_table() -> dict[str, list[list[float]]]:
     """Return the axes `log_n` and `sigma`, and logarithms of the ratios: a row for each n, a column for each sigma."""
     raw = json.loads(files("sqrtdk.theory").joinpath("gaussian_table.json").read_text(encoding="utf-8"))
     table: dict[str, list[list[float]]] = {"log_n": [[math.log(n) for n in raw["n"]]], "sigma": [raw["sigma"]]}
-    for name in BEYOND:
+    for name in POWER_BEYOND:
         table[name] = [[math.log(value) for value in row] for row in raw[name]]
     return table
 
@@ -96,7 +96,7 @@ def table_ratio(quantity: str, n: float, sigma: float) -> float:
     values, slopes = column(quantity, n)
     last = load_table()["sigma"][0][-1]
     if sigma > last:
-        return math.exp(values[-1] - BEYOND[quantity] * math.log(sigma / last))
+        return math.exp(values[-1] - POWER_BEYOND[quantity] * math.log(sigma / last))
     return math.exp(cubic(sigma_knots(), values, slopes, math.asinh(sigma)))
 
 

@@ -65,7 +65,7 @@ def as_list(values: Any, name: str) -> list[Any]:
         InvalidTypeError: It is neither a number nor iterable.
 
     Example:
-        >>> listed(3, "n"), listed((3, 4), "n")
+        >>> as_list(3, "n"), as_list((3, 4), "n")
         ([3], [3, 4])
     """
     if isinstance(values, Real):

@@ -16,7 +16,7 @@ from sqrtdk.tracing.tape.places import Sites as Sites
 from sqrtdk.tracing.tape.recorder import unseen as unseen
 from sqrtdk.tracing.tape.stance import eager_compiler as eager_compiler
 from sqrtdk.tracing.tape.stance import hint_for as hint_for
-from sqrtdk.tracing.tape.store import Asked as Asked
+from sqrtdk.tracing.tape.store import ProjectionGradients as ProjectionGradients
 from sqrtdk.tracing.tell.blocks import merge_rows as merge_rows
 from sqrtdk.tracing.tell.finish import MostRows as MostRows
 from sqrtdk.tracing.tensors import CallRows as CallRows

@@ -181,7 +181,7 @@ NEVER_USED = "trace.not_attention.never_used"  # the weights were dropped, or on
 NOT_SEEN = "trace.not_attention.not_seen"  # the weights entered an operation that is not followed
 LOST_SIGHT = "trace.not_attention.lost_sight"
 LOST_ADDITIVE = "trace.not_attention.lost_additive"
-_MAYBE = (LOST_SIGHT, LOST_ADDITIVE)
+_MAYBE_ATTENTION = (LOST_SIGHT, LOST_ADDITIVE)
 _NAMED_WITHOUT_SOFTMAX = ("trace.without_softmax.named", "trace.without_softmax.scaled")
 
 
@@ -203,12 +203,12 @@ class NotAttention:
     @property
     def doubtful(self) -> bool:
         """Whether it may still be an attention: its logits are scores of q and k."""
-        return id_of(self.reason) in _MAYBE
+        return id_of(self.reason) in _MAYBE_ATTENTION
 
     @property
     def unused(self) -> bool:
         """Whether its weights were not seen to reach a value product."""
-        return id_of(self.reason) in (NEVER_USED, NOT_SEEN, *_MAYBE)
+        return id_of(self.reason) in (NEVER_USED, NOT_SEEN, *_MAYBE_ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,19 @@ from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.recorder import KernelCall, Operands, Recorder, Scene, TapeListener, Unweighted, unseen
 from sqrtdk.tracing.tape.stance import eager_compiler, hint_for
-from sqrtdk.tracing.tape.store import Asked, NodeStore
+from sqrtdk.tracing.tape.store import NodeStore, ProjectionGradients
 from sqrtdk.tracing.tell.blocks import merge, merge_rows
 from sqrtdk.tracing.tell.finish import MostRows, call_of_reading, site_in_program
-from sqrtdk.tracing.tell.formula import Lost, tell_lost, without_softmax
-from sqrtdk.tracing.tell.keep import BLOCKS_OF_KEYS, ENLARGED_RUN, keep_tensors, projections_of, sketch_of, without
-from sqrtdk.tracing.tell.places import Used, of_kernel
+from sqrtdk.tracing.tell.formula import Lost, lost_formula, without_softmax
+from sqrtdk.tracing.tell.keep import (
+    BLOCKS_OF_KEYS,
+    ENLARGED_RUN,
+    keep_tensors,
+    missing_tensors,
+    projections_of,
+    sketch_of,
+)
+from sqrtdk.tracing.tell.places import ValueOperands, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 
@@ -91,7 +98,7 @@ class Trace:
         rows: MostRows | None = None,
         projections: bool = False,
         sites: Sites | None = None,
-        gradients: Asked | None = None,
+        gradients: ProjectionGradients | None = None,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -207,7 +214,7 @@ class Trace:
             else:
                 assert self._scene is not None
                 entry.record = len(self._records)
-                used = Used(value, self._scene.store.node(value), weighing.used)
+                used = ValueOperands(value, self._scene.store.node(value), weighing.used)
                 self._add(replace(reading, place=entry.place), used)
 
     def _online(self, run: Online) -> None:
@@ -256,7 +263,7 @@ class Trace:
     def _formula(self, seen: Lost | None) -> str | None:
         """Returns the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
         with contextlib.suppress(Exception), _apart():
-            return None if seen is None else tell_lost(seen)
+            return None if seen is None else lost_formula(seen)
         return None
 
     @contextlib.contextmanager
@@ -274,7 +281,7 @@ class Trace:
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
         self._missed.append(NotMeasured(site, reason, self._formula(seen), places.place_text(places.current_place())))
 
-    def _add(self, reading: Reading, used: Used | None = None) -> None:
+    def _add(self, reading: Reading, used: ValueOperands | None = None) -> None:
         reading = replace(reading, site=site_in_program(reading, self._modules))
         call, rows = call_of_reading(
             reading,
@@ -286,7 +293,7 @@ class Trace:
         )
         record = _Record(call, rows, _serials(reading))
         if self._keeps or self._projects:
-            kept = without(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
+            kept = missing_tensors(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
             tensors = kept if self._keeps else sketch_of(kept)
             record = replace(record, tensors=tensors, projections=projections_of(kept))
         self._records.append(record)
@@ -298,7 +305,7 @@ class Trace:
         if merged is not None:
             for number in numbers:
                 self._records[number] = None
-            tensors = None if blocks[0].tensors is None else without(merged, Message(BLOCKS_OF_KEYS))
+            tensors = None if blocks[0].tensors is None else missing_tensors(merged, Message(BLOCKS_OF_KEYS))
             rows = merge_rows([block.rows for block in blocks])
             self._records[numbers[0]] = replace(blocks[0], call=merged, rows=rows, tensors=tensors)
 

@@ -18,7 +18,7 @@ from sqrtdk.compare.suspect import Both
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
 from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.tracing.probe.rotation import USUAL_BASES
-from sqrtdk.tracing.probe.tables import FREQUENCY_TOLERANCE, UNSEEN, Law, Turn
+from sqrtdk.tracing.probe.tables import FREQUENCY_TOLERANCE, LEAST_TURN, Law, Turn
 
 TINY = torch.finfo(torch.float64).tiny
 KNOWN = 1e-4  # radians a position: frequencies known less precisely show no law
@@ -176,7 +176,7 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
                 yield from ((name, {**parameters, "truncate": truncate}) for truncate in (True, False))
             continue
         share = (1 / ratio - 1 / factor) / (1 - 1 / factor)  # kept part of a frequency, of pairs between fast and slow
-        between = ((share > UNSEEN) & (share < 1 - UNSEEN)).nonzero()[:1, 0].tolist()
+        between = ((share > LEAST_TURN) & (share < 1 - LEAST_TURN)).nonzero()[:1, 0].tolist()
         turns = [float(share[c]) * (second - first) + first for c in between]  # turns within the original length
         fitted = [round(2 * math.pi * times / float(plain[c])) for c, times in zip(between, turns, strict=True)]
         for original in dict.fromkeys((*fitted, *LENGTHS)):

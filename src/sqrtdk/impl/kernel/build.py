@@ -24,7 +24,7 @@ from sqrtdk.impl.kernel.load import library, load_kernel, lock
 TRIAL_S = 300.0  # to import torch and load the library, which usually takes seconds
 ABANDONED_S = 3600.0  # age at which the folder of an interrupted build is removed
 UNUSED_S = 90 * 86400.0  # age since a library was last read at which a build removes it
-TRIAL = """
+TRIAL_PROGRAM = """
 import sys
 library, sys.path[:] = sys.argv[1], sys.argv[2:]
 import ctypes, torch
@@ -85,7 +85,7 @@ def compile_into(folder: Path, target: str) -> Path:
     hint = "SQRTDK_CACHE names another directory."
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = libraries.untrusted(folder)
+        reason = libraries.why_untrusted(folder)
         if reason is not None:
             raise UnsupportedError(f"the compiled kernel can't be kept safely: {reason}", hint=hint)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".build-", ignore_cleanup_errors=True) as inner:
@@ -126,7 +126,7 @@ def _try(made: Path) -> None:
     start = "the compiler reported no error"
     if not made.exists():
         raise UnsupportedError(f"{start} and wrote no library", hint=compiler.COMPILER_HINT)
-    words = [sys.executable, "-W", "ignore", "-c", TRIAL, str(made), *sys.path]
+    words = [sys.executable, "-W", "ignore", "-c", TRIAL_PROGRAM, str(made), *sys.path]
     code, said = compiler.run_program(words, TRIAL_S, "the process that tries the library", compiler.COMPILER_HINT)
     if code:
         why = said[-1] if said and code > 0 else compiler.ending(code)

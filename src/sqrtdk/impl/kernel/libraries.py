@@ -102,7 +102,7 @@ def cached_libraries(folder: Path, target: str) -> list[Path]:
     return sorted((folder / name for name in names if name.startswith(start) and name.endswith(".so")), key=_age)
 
 
-def untrusted(path: Path) -> str | None:
+def why_untrusted(path: Path) -> str | None:
     """Return why another user may have written the file; None if only this user or root can.
 
     Raises:
@@ -116,14 +116,14 @@ def untrusted(path: Path) -> str | None:
     return f"its group can write {path}" if status.st_mode & stat.S_IWGRP else None
 
 
-def refused(path: Path) -> str | None:
+def why_refused(path: Path) -> str | None:
     """Return why a library is not opened: another user may own it, or it is not as built. None if it may be opened."""
     try:
         status = path.stat()  # before it is opened, as opening a pipe would block for ever
         if not stat.S_ISREG(status.st_mode):
             return f"{path} is no file: `sqrtdk build` replaces it"
         # Whoever can write the package's own files can do worse, but the cache's name is known to everyone.
-        reason = None if path.parent == PREBUILT else untrusted(path)
+        reason = None if path.parent == PREBUILT else why_untrusted(path)
         if reason is not None:
             return reason
         # The loader opens the file again by name: meanwhile only the owners of the folder could change it.

@@ -40,7 +40,7 @@ class KernelState:
 def kernel_state() -> KernelState:
     """Return the state, building nothing."""
     paths = [path for path, _ in _candidates() if path is not None]
-    built = loaded() or any(libraries.refused(path) is None for path in paths)
+    built = loaded() or any(libraries.why_refused(path) is None for path in paths)
     reason = None if loaded() else libraries.unsupported() or why_not_loaded()
     return KernelState(_path or next(iter(paths), None), built, loaded(), reason)
 
@@ -101,7 +101,7 @@ def _candidates() -> Iterator[tuple[Path | None, str | None]]:
         try:
             folder = place()
             paths = libraries.cached_libraries(folder, libraries.this_target())
-            reason = libraries.untrusted(folder) if paths and folder != PREBUILT else None
+            reason = libraries.why_untrusted(folder) if paths and folder != PREBUILT else None
         except UnsupportedError as error:
             yield None, str(error)
         except OSError as error:
@@ -114,7 +114,7 @@ def _against(path: Path) -> str | None:
     """Load one library, or return why it can't be loaded."""
     from sqrtdk.impl.kernel.operators import register
 
-    reason = libraries.refused(path)
+    reason = libraries.why_refused(path)
     if reason is not None:
         return f"the library is not loaded: {reason}"
     try:

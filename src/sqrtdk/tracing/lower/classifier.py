@@ -17,14 +17,14 @@ from sqrtdk.tracing.lower.contract import contract, is_product, squares_rows
 from sqrtdk.tracing.lower.mixing import PLAIN_CONVOLUTIONS, holds_weights, mix_heads
 from sqrtdk.tracing.lower.pairs import reads_pairs
 from sqrtdk.tracing.lower.softmax import begin_softmax, softmax_of_rows
-from sqrtdk.tracing.lower.weights import dropped
+from sqrtdk.tracing.lower.weights import dropout_of
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias, ancestors
 from sqrtdk.tracing.tape.node import Node, Root, origin
-from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 from sqrtdk.tracing.tape.store import tensor_shape
 
-Kind = Callable[[Scene, Made, list[Node]], None]
+Kind = Callable[[Scene, RecordedOutput, list[Node]], None]
 _FIRST_ONLY = frozenset({*ops.NORM_OPERATIONS, "native_dropout", "max"})  # only their first output carries the lineage
 
 
@@ -53,7 +53,7 @@ class Classifier:
             if i in turned:
                 node.op, node.args = vectors.ROTATION, (node_args[turned[i]],)
             tensors = {j: arg for j, arg in enumerate(args) if isinstance(arg, Tensor) and i not in turned}
-            self._classify(Made(node, tensor, tensors))
+            self._classify(RecordedOutput(node, tensor, tensors))
             if name == "index" and node.act and not node.is_root:
                 node.operands.update(_inside_lists(args))
             store.put(tensor, node)
@@ -87,7 +87,7 @@ class Classifier:
         shape = tensor_shape(first) if isinstance(first, Tensor) else ()
         return vectors.may_attend(name, [tensor_shape(x) for x in tensors], shape)
 
-    def _classify(self, made: Made) -> None:
+    def _classify(self, made: RecordedOutput) -> None:
         node, tensor = made.node, made.tensor
         parents = list(node.parents())
         if node.op == "copy":
@@ -149,20 +149,20 @@ def _inside_lists(args: Any) -> dict[int | tuple[int, int], Tensor]:
     }
 
 
-def _embed(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _embed(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     if parents[1].external or parents[0].act:
         made.node.act = True
         scene.store.cut(made.node, made.tensor)
 
 
-def _contract(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _contract(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     if squares_rows(made.node):
         combine_roles(scene, made, parents)
     else:
         contract(scene, made)
 
 
-def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _softmax(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     args = made.node.args
     if online.is_sum(parents[0]):
         made.node.products = parents[0].products
@@ -170,19 +170,19 @@ def _softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
     begin_softmax(scene, made, made.tensors[0], int(args[1]) if len(args) > 1 else -1)
 
 
-def _sparse_softmax(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _sparse_softmax(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     scene.listener.missed(made.node.site, Message("trace.missed.sparse"))
     scene.store.cut(made.node, made.tensor)
 
 
-def _affine(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _affine(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     if holds_weights(parents[0]):
         combine_roles(scene, made, parents)
         return
     scene.store.cut(made.node, made.tensor, source=parents[0])
 
 
-def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _project(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     node = made.node
     if node.op in PLAIN_CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # nn.Conv2d over (B, H, L, S) logits
         if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
@@ -196,7 +196,7 @@ def _project(scene: Scene, made: Made, parents: list[Node]) -> None:
     scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
 
 
-def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
+def _note_nested(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     """Sets the role of an operation on a nested tensor: without a kernel, torch's attention runs on nested batches.
 
     Their nodes have no shape. Jagged tensors do not come here: their operations on plain values are recorded.
@@ -209,7 +209,7 @@ def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
     elif node.op in ops.PASSING:
         node.weights = parents[0].weights
         if node.weights is not None:
-            drop = dropped(node)
+            drop = dropout_of(node)
             node.weights.weighing.dropout = node.weights.weighing.dropout or (0.0 if drop is None else drop[0])
     elif node.op == "matmul":
         weights = node.args[0].weights
@@ -222,7 +222,7 @@ def _note_nested(scene: Scene, made: Made, parents: list[Node]) -> None:
             node.make_root(Root(), None)
 
 
-def _multiplied(scene: Scene, made: Made) -> None:
+def _multiplied(scene: Scene, made: RecordedOutput) -> None:
     """Keeps the operands of a nested product for a softmax that may follow."""
     if any(ancestor.weights is not None for ancestor in ancestors(made.node.args[0])):
         scene.listener.missed(made.node.site, Message("trace.missed.nested_weights"))

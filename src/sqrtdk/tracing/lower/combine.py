@@ -7,15 +7,15 @@ from dataclasses import replace
 from sqrtdk.tracing.lower.contract import is_scored, sum_values
 from sqrtdk.tracing.lower.mixing import combine_weights
 from sqrtdk.tracing.lower.pairs import is_additive, note_pairs
-from sqrtdk.tracing.lower.softmax import by_hand, is_maximum, may_be_numerator, sums_values
+from sqrtdk.tracing.lower.softmax import is_maximum, is_softmax_by_hand, may_be_numerator, sums_values
 from sqrtdk.tracing.lower.sums import note_sum, sums_to_products
-from sqrtdk.tracing.lower.vectors import put_to_size, set_beside, summands
-from sqrtdk.tracing.lower.weights import carry_weights, dropped, join_weights
+from sqrtdk.tracing.lower.vectors import rescales_projection, summands, without_tables_and_gates
+from sqrtdk.tracing.lower.weights import carry_weights, dropout_of, join_weights
 from sqrtdk.tracing.probe.norms import may_normalise
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import Node, Weights
-from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 _KEEPING_INPUT = frozenset(
     {"exp", "exp2", "_log_softmax"}
@@ -23,7 +23,7 @@ _KEEPING_INPUT = frozenset(
 _MATRIX_INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex"})
 
 
-def combine_roles(scene: Scene, made: Made, parents: list[Node]) -> None:
+def combine_roles(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     """Sets the role of a node from its operands: it carries logits, weights, or q, k and v."""
     node = made.node
     if node.op in ops.CACHE_WRITES and _written_to_cache(node):
@@ -32,7 +32,7 @@ def combine_roles(scene: Scene, made: Made, parents: list[Node]) -> None:
     if node.op in _KEEPING_INPUT:
         sums_to_products(active[0], edges=True)
     node.products = frozenset[Node]().union(*(p.products for p in active))
-    if by_hand(scene, made):
+    if is_softmax_by_hand(scene, made):
         return
     if node.products:
         _carry_logits(made)
@@ -55,14 +55,14 @@ def _written_to_cache(node: Node) -> bool:
     return True
 
 
-def _carry_logits(made: Made) -> None:
+def _carry_logits(made: RecordedOutput) -> None:
     node = made.node
     main = node.main()
     kept = node.op in _KEEPING_INPUT
     node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or node.args[i] is not main}
 
 
-def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
+def _carry_weights(scene: Scene, made: RecordedOutput, active: list[Node]) -> None:
     """Carries weights through casts, dropout and head masks; (w[..., None] * v).sum(-2) is a value product."""
     node, tensors = made.node, made.tensors
     if combine_weights(node, active, scene.entries):
@@ -78,7 +78,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
     joined = join_weights(node, source, weighing, before.carried) if others and not before.weighted else None
     carried = before.carried if others else carry_weights(node, made.tensor, tensors, source, weighing)
     node.weights = replace(before, carried=carried)
-    drop = dropped(node)
+    drop = dropout_of(node)
     weighing.dropout = weighing.dropout or (drop[0] if drop is not None else 0.0)
     spread = node.shape != weighing.entry.shape and is_scored(weighing.node)
     if node.op == "mul" and others and (spread or weighing.edges):
@@ -97,7 +97,7 @@ def _carry_weights(scene: Scene, made: Made, active: list[Node]) -> None:
         node.args = (source,)
 
 
-def _ends(scene: Scene, made: Made, source: Node, before: Weights) -> bool:
+def _ends(scene: Scene, made: RecordedOutput, source: Node, before: Weights) -> bool:
     """Whether the weights end here: multiplied with values and now summed, or inverted (Nystroem)."""
     node = made.node
     if before.weighted and (node.op == "sum" or sums_values(node)):
@@ -119,14 +119,14 @@ def _flows(operand: object) -> bool:
     return isinstance(operand, Node) and operand.act and not is_maximum(operand)
 
 
-def _carry_vectors(scene: Scene, made: Made, active: list[Node]) -> None:
+def _carry_vectors(scene: Scene, made: RecordedOutput, active: list[Node]) -> None:
     """Carries q, k or v on; a sum of two branches begins a new lineage."""
     node = made.node
-    if put_to_size(scene, made):
+    if rescales_projection(scene, made):
         return
     note_pairs(node)
     note_sum(scene, made)
-    active = set_beside(node, active, made.tensors, scene.store.projected)
+    active = without_tables_and_gates(node, active, made.tensors, scene.store.projected)
     first = node.main()
     # A further term of an additive score, or its maximum taken off: the lineage of the score goes on.
     scored = first is not None and len(active) > 1 and is_additive(first)

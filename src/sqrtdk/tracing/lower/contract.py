@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sqrtdk.messages import Message, id_of
-from sqrtdk.tracing.lower.mixing import axes_along, complete, mix_heads
-from sqrtdk.tracing.lower.online import finished, weigh_values
-from sqrtdk.tracing.lower.pairs import is_additive, list_of, pairs_queries_and_keys, reads_pairs
-from sqrtdk.tracing.lower.softmax import INDEX, group_fault
+from sqrtdk.tracing.lower.mixing import axes_along, complete_softmaxes, mix_heads
+from sqrtdk.tracing.lower.online import mark_finished, weigh_values
+from sqrtdk.tracing.lower.pairs import is_additive, list_serial, pairs_queries_and_keys, reads_pairs
+from sqrtdk.tracing.lower.softmax import INDEX_ARGUMENT, group_fault
 from sqrtdk.tracing.lower.sums import as_matrix, largest_product, note_weighted_sum
 from sqrtdk.tracing.lower.vectors import holds_angles, keep_rotation
 from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE_ROW_TOLERANCE
@@ -28,14 +28,14 @@ from sqrtdk.tracing.records import FACTORS_APART, ONE_PROJECTION
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, capacity, replay_all
 from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, back, origin
-from sqrtdk.tracing.tape.recorder import Made, Scene, Unweighted
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene, Unweighted
 
 OTHER_AXIS = "trace.step.other_axis"
 OVER_QUERIES = "trace.step.over_queries"
 _PARTIAL = 5e-2  # the sum over an axis other than the softmax's differs from 1 by more than this in some row
 
 
-def contract(scene: Scene, made: Made) -> None:
+def contract(scene: Scene, made: RecordedOutput) -> None:
     """Sets the role of a contraction: one of the three."""
     node = made.node
     left, right = ops.CONTRACTIONS[node.op]
@@ -51,7 +51,7 @@ def contract(scene: Scene, made: Made) -> None:
     if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
         _name_apart(weights.weighing, b if a.weights is weights else a)
         scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
-        finished(scene, made, weights.weighing)
+        mark_finished(scene, made, weights.weighing)
     elif any(inverses):
         scene.store.cut(node, made.tensor, inverse=inverts)
     elif is_product(a, b) and not _is_adapted_weight(node.op, b):
@@ -122,7 +122,7 @@ def _is_adapted_weight(op: str, right: Node) -> bool:
     return len(raw) == 1 and all(parent.learned for parent in weight.parents() if parent is not raw[0])
 
 
-def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node) -> bool:
+def _meets_values(scene: Scene, made: RecordedOutput, weighing: Weighing, a: Node, b: Node) -> bool:
     """Whether weights multiply values for the first time; the listener is then called."""
     weights, value = (a, b) if a.weighing is weighing else (b, a)
     if weighing.entry.attention or not value.act or value.products:
@@ -134,7 +134,7 @@ def _meets_values(scene: Scene, made: Made, weighing: Weighing, a: Node, b: Node
     carried = over_their_sum(weights.weights.carried.settled(), numbers, contracted)
     fault = axis_fault(weights, numbers, contracted, weighing)
     values = next(t for t in tensors.values() if store.is_node(t, value))
-    for attention in complete(weights.weights):
+    for attention in complete_softmaxes(weights.weights):
         attention.carried, attention.fault = carried, fault
         met = None if numbers is None else alias(numbers if contracted == -1 else numbers.mT)
         if scene.keep:
@@ -168,7 +168,7 @@ def _is_tangent(scene: Scene, site: str) -> bool:
     return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
 
 
-def _multiplied(made: Made, a: Node, source: Node) -> Multiplied | None:
+def _multiplied(made: RecordedOutput, a: Node, source: Node) -> Multiplied | None:
     """Returns the operands of a projection that is a matrix product, or None; einsum's batch of one is unwrapped."""
     left, right = ops.CONTRACTIONS[made.node.op]
     one, two = (
@@ -180,7 +180,7 @@ def _multiplied(made: Made, a: Node, source: Node) -> Multiplied | None:
     return Multiplied(alias(one), alias(two), made.tensors.get(0) if made.node.op == "addmm" else None)
 
 
-def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
+def _project(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> None:
     node = made.node
     unsoftened = (a.products or b.products) and a.act and b.act and not (a.products and b.products)
     if unsoftened and not _is_tangent(scene, node.site):
@@ -200,7 +200,7 @@ def _project(scene: Scene, made: Made, a: Node, b: Node) -> None:
         "paired": reads_pairs(source),
         "part": origin(weight) in scene.store.parts,
         "features": -2 if weight is a and node.op != "mv" else -1,
-        "gathered_by": list_of(source),
+        "gathered_by": list_serial(source),
     }
     if scene.keep:
         facts["multiplied"] = _multiplied(made, a, source)
@@ -217,7 +217,7 @@ def is_scored(logits: Node) -> bool:
     return bool(logits.products) or is_additive(logits)
 
 
-def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
+def sum_values(scene: Scene, made: RecordedOutput, weighted: Node) -> None:
     """Ends weights whose weighted values are summed over the keys, or per node; the first sum goes to the listener."""
     weights = weighted.weights
     assert weights is not None
@@ -227,7 +227,7 @@ def sum_values(scene: Scene, made: Made, weighted: Node) -> None:
         weighing.entry.attention = True
         weighing.carried = weights.carried
         if weighing.edges is not None:
-            weighing.fault = group_fault(weighing, made.tensors.get(INDEX))
+            weighing.fault = group_fault(weighing, made.tensors.get(INDEX_ARGUMENT))
         else:
             over = made.node.args[1] if len(made.node.args) > 1 and made.node.args[1] else range(dims)
             weighing.fault = _sum_fault(source, {axis % dims - dims for axis in over}, weighing)
@@ -315,7 +315,7 @@ def _axes(weights: Node, weighing: Weighing) -> set[int]:
             return set()
         if weights.op in ops.VIEWS:
             way.insert(0, weights)
-        elif weights.op not in ops.COPIES and weights.shape != parent.shape:
+        elif weights.op not in ops.CASTS_AND_COPIES and weights.shape != parent.shape:
             return set()
         weights = parent
     if weights.shape != shape:

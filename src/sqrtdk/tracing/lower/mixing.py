@@ -55,7 +55,7 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
     node.operands = {i: alias(x) for i, x in tensors.items() if node.args[i] is not other}
     if other.weights is not None:
         before = other.weights.carried
-        carried = before.changed(Message(HEADS_BY_DATA)) if by_data(matrix) else before.then("mix", OVER_HEADS)
+        carried = before.changed(Message(HEADS_BY_DATA)) if mixed_by_data(matrix) else before.then("mix", OVER_HEADS)
         node.weights = replace(other.weights, carried=carried)
         node.args = (other,)
     return True
@@ -94,7 +94,7 @@ def _lengths(node: Node) -> tuple[int, ...]:
     return tuple(n for product in products for n in product.shape[-2:])
 
 
-def by_data(matrix: Node) -> bool:
+def mixed_by_data(matrix: Node) -> bool:
     """Whether the mixing matrix is computed from the inputs."""
     return matrix.act and not matrix.learned
 
@@ -182,7 +182,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     return True
 
 
-def complete(weights: Weights) -> list[Weighing]:
+def complete_softmaxes(weights: Weights) -> list[Weighing]:
     """Returns the softmaxes that become attentions at the value product; the entries of the rest get a reason."""
     both = [weights.weighing, *weights.beside]
     attentions = [weighing for weighing in both if weighing.node.products] or both

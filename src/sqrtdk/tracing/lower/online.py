@@ -18,7 +18,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors, numbered, replay_all
 from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, origin
-from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 Part = Exponential | Finished
 MOST_HELD_LOGITS = 2**26  # logits held by one trace, 256 MB in float32
@@ -33,7 +33,7 @@ _SUMMED = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul"})
 _CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "constant_pad_nd"}
 
 
-def weigh_values(scene: Scene, made: Made, a: Node, b: Node) -> bool:
+def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
     """Whether a contraction multiplies exp of logits with values; the result is then a partial sum."""
     for weights, value, contracted in ((a, b, -1), (b, a, -2)):
         way = _way(weights)
@@ -68,7 +68,7 @@ def _way(node: Node) -> list[Node] | None:
 
 
 def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
-    inner = origin(power.args[0], ops.COPIES)
+    inner = origin(power.args[0], ops.CASTS_AND_COPIES)
     logits, offset, maximum = power.args[0], None, None
     dim = _axis_of_keys(power, way, contracted)
     if inner.op == "sub" and isinstance(inner.args[1], Node) and _is_of_rows(inner.args[1], power.shape, dim):
@@ -129,7 +129,7 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 # -- what is computed from partial sums --------------------------------------------------------------------------------
 
 
-def finished(scene: Scene, made: Made, weighing: Weighing) -> None:
+def mark_finished(scene: Scene, made: RecordedOutput, weighing: Weighing) -> None:
     """Marks the output of an attention that is read, so that it may be merged with outputs for other keys."""
     product = next(iter(weighing.node.products), None)
     if product is None or product.product is None:
@@ -154,7 +154,7 @@ def _identity(node: Node) -> object:
     return node.serial
 
 
-def carry_partial_sums(scene: Scene, made: Made, parents: list[Node]) -> bool:
+def carry_partial_sums(scene: Scene, made: RecordedOutput, parents: list[Node]) -> bool:
     """Whether a node carries on the partial sums of its operands; complete sums that end here go to the listener."""
     node = made.node
     if (
@@ -252,7 +252,7 @@ def _divides(node: Node) -> bool:
     )
 
 
-def _complete(scene: Scene, made: Made) -> None:
+def _complete(scene: Scene, made: RecordedOutput) -> None:
     """Notes the output of exponentials that are divided by their sum; more blocks may join it."""
     partial = made.node.partial
     assert partial is not None

@@ -24,7 +24,7 @@ _FEATURE_REDUCTIONS = frozenset({"mean", "var", "std", "sum"}) | VECTOR_LENGTHS
 _PAIRING = frozenset({"mul", "add", "sub", "addcmul"}) | DISTANCES
 _ROW_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _EXPANSIONS = frozenset({"expand", "repeat"})
-_ELEMENTWISE = _EXPANSIONS | VECTOR_LENGTHS | ops.COPIES | ops.CLAMPS | {"mul", "div"}
+_ELEMENTWISE = _EXPANSIONS | VECTOR_LENGTHS | ops.CASTS_AND_COPIES | ops.CLAMPS | {"mul", "div"}
 _PASSED = ops.PASSING
 NONLINEARITIES = frozenset(
     {
@@ -70,20 +70,20 @@ def _note_spread(node: Node, left: Node, right: Node) -> None:
     if left is right or _is_length(left) or _is_length(right) or node.kwargs.get("alpha", 1) != 1:
         return
     first = len(node.shape) > 2  # the leading axis is then the batch
-    owners = {a == 1 for a, b in [*facing(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
+    owners = {a == 1 for a, b in [*broadcast_sizes(left, right, node.shape)][first:] if (a == 1) != (b == 1)}
     if owners:  # an axis that only one of them has: its rows are combined with every row of the other
         node.pairs = Pairs(left, right, both=len(owners) == 2)
 
 
 def _are_gathered(node: Node, left: Node, right: Node) -> bool:
     """Whether two lists gathered the rows, q[target] and k[source], or one side is already a pair: q + k + edge."""
-    lists = {list_of(left), list_of(right)}
+    lists = {list_serial(left), list_serial(right)}
     if node.op == "mul":  # q[target] * (k[source] + edge): the sum hides the second list
         return len(lists) > 1 and left.shape == right.shape and len(left.shape) > 1
     return (len(lists) > 1 and None not in lists) or any(_pairs(side) for side in (left, right))
 
 
-def list_of(node: Node) -> int | None:
+def list_serial(node: Node) -> int | None:
     """Returns the serial number of the list that gathered the rows of `node`, or None if none did."""
     for before in back(node, _PASSED | {"mul", "div", "neg"}):
         if before.root is not None:
@@ -127,7 +127,7 @@ def _is_grown(node: Node) -> bool:
 def _unspread(node: Node) -> Node:
     """Returns the node before it was broadcast over axes of size 1."""
     source = node
-    for before in back(node, _EXPANSIONS | ops.COPIES):
+    for before in back(node, _EXPANSIONS | ops.CASTS_AND_COPIES):
         sizes = (1,) * (len(source.shape) - len(before.shape)) + before.shape
         if any(size not in (1, spread) for size, spread in zip(sizes, source.shape, strict=True)):
             break
@@ -159,7 +159,7 @@ def is_act(arg: Any) -> bool:
     return isinstance(arg, Node) and arg.act
 
 
-def facing(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def broadcast_sizes(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Yields the sizes of both nodes along each axis of the shape that they are broadcast to."""
     sizes = ((1,) * (len(shape) - len(node.shape)) + node.shape for node in (left, right))
     return zip(*sizes, strict=True)
@@ -186,7 +186,7 @@ def reads_pairs(node: Node) -> bool | None:
 
 def pairs_queries_and_keys(node: Node) -> bool:
     """Whether `node` is a curve over pairs of queries and keys, `tanh(q + k)`; the curve of a pooling is not."""
-    curve = behind(node, _PASSED)
+    curve = first_behind(node, _PASSED)
     inside = _within(node) if curve is not None and curve.op in NONLINEARITIES else None
     if curve is None or inside is None or _pairs(inside) is not None:
         return inside is not None
@@ -196,11 +196,11 @@ def pairs_queries_and_keys(node: Node) -> bool:
 
 def _within(node: Node) -> Node | None:
     """Returns the argument of a curve, or without a curve the node, before views and biases."""
-    source = behind(node, _PASSED)
+    source = first_behind(node, _PASSED)
     if source is None or source.op not in NONLINEARITIES:
         return source
     main = source.main()
-    return None if main is None else behind(main, _PASSED)
+    return None if main is None else first_behind(main, _PASSED)
 
 
 def is_additive(logits: Node) -> bool:
@@ -213,7 +213,7 @@ def is_score(score: Node) -> bool:
     if score.root is not None and (score.root.additive or score.root.paired):
         return True
     main = score.main() if score.op == "sum" else None
-    inner = None if main is None else behind(main, _PASSED | {"mul"})
+    inner = None if main is None else first_behind(main, _PASSED | {"mul"})
     if inner is not None and (pairs_queries_and_keys(inner) or (inner.op == "add" and _pairs(inner) is True)):
         return True
     return score.op in ("add", "sub") and _pairs(score) is True
@@ -226,7 +226,7 @@ def _pairs(node: Node) -> bool | None:
     return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
 
 
-def behind(node: Node, passed: frozenset[str]) -> Node | None:
+def first_behind(node: Node, passed: frozenset[str]) -> Node | None:
     """Returns the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
     while not node.is_root and (node.op in passed or (node.op == "add" and sum(p.act for p in node.parents()) == 1)):
         parent = node.main()

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.online import is_sum
-from sqrtdk.tracing.lower.pairs import behind, is_additive
+from sqrtdk.tracing.lower.pairs import first_behind, is_additive
 from sqrtdk.tracing.lower.sums import sums_to_products
 from sqrtdk.tracing.lower.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import ROW_MAXIMA, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
-from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 # Positions of the reduced tensor, of the axis (None: a keyword), and of the kind of reduction, or the kind itself.
 _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
@@ -36,15 +36,21 @@ _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
     "segment_sum_csr": (0, None, "sum"),
     "segment_max_csr": (0, None, "amax"),
 }
-BACK = ops.PASSING | {"gather", "gather_csr"}  # bring one number per node back to the node's edges
-INDEX = 2  # position of the group index: src.scatter_add(0, index, ...)
+BACK_TO_EDGES = ops.PASSING | {"gather", "gather_csr"}  # bring one number per node back to the node's edges
+INDEX_ARGUMENT = 2  # position of the group index: src.scatter_add(0, index, ...)
 OTHER_GROUPS = "trace.step.other_nodes"
-_TO_MAXIMUM = BACK | {"masked_fill", "maximum"}
-GUARD = 1e-2  # e / (s + 1e-6): an addend up to this is an epsilon, a larger one an extra weight (a sink of 1)
+_TO_MAXIMUM = BACK_TO_EDGES | {"masked_fill", "maximum"}
+LARGEST_EPSILON = 1e-2  # e / (s + 1e-6): an addend up to this is an epsilon, a larger one an extra weight (a sink of 1)
 
 
 def begin_softmax(
-    scene: Scene, made: Made, logits: Tensor, dim: int, *, sinks: bool = False, edges: EdgeGroups | None = None
+    scene: Scene,
+    made: RecordedOutput,
+    logits: Tensor,
+    dim: int,
+    *,
+    sinks: bool = False,
+    edges: EdgeGroups | None = None,
 ) -> Weighing:
     """Makes a node the weights of a softmax, and returns the softmax.
 
@@ -86,7 +92,7 @@ def begin_softmax(
     return weighing
 
 
-def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
+def softmax_of_rows(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     """Begins the softmax of PyTorch Geometric's softmax_csr(src, ptr, dim); group i is ptr[i] to ptr[i + 1]."""
     args = made.node.args
     axis = int(args[2]) if len(args) > 2 else 0
@@ -94,7 +100,7 @@ def softmax_of_rows(scene: Scene, made: Made, parents: list[Node]) -> None:
     begin_softmax(scene, made, made.tensors[0], axis, edges=groups)
 
 
-def by_hand(scene: Scene, made: Made) -> bool:
+def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
     """Whether a node is a softmax written by hand: exp(z) / exp(z).sum(-1), or exp(z - logsumexp(z))."""
     node = made.node
     if node.op == "exp":
@@ -108,7 +114,9 @@ def by_hand(scene: Scene, made: Made) -> bool:
     if (grouped := reduction(total)) is not None:
         if top.op != "exp" or origin(grouped.reduced) is not top:
             return _summed_before(scene, made, top, total)
-    elif (summed := total.main()) is None or origin(summed, ops.COPIES) is not origin(above, ops.COPIES):
+    elif (summed := total.main()) is None or origin(summed, ops.CASTS_AND_COPIES) is not origin(
+        above, ops.CASTS_AND_COPIES
+    ):
         return False  # casts are skipped on both sides, because JAX ports sum in float32 between bfloat16 steps
     if top.op != "exp" or 0 not in top.operands:
         return False  # exp of something that is no score: its input was not kept
@@ -134,14 +142,14 @@ def _fraction(node: Node) -> tuple[Node | None, Node | None]:
     if node.op == "div":
         return pair[0], pair[1]
     for above, inverse in (pair, pair[::-1]):
-        share = origin(inverse, ops.COPIES)
+        share = origin(inverse, ops.CASTS_AND_COPIES)
         share = share.args[0] if share.op == "mul" and share.number(1) == 1.0 else share  # 1 / s is s.reciprocal() * 1
         if share.op == "reciprocal":
             return above, share.main()
     return None, None
 
 
-def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
+def _summed_before(scene: Scene, made: RecordedOutput, top: Node, total: Node) -> bool:
     """Whether a node is a whole graph attention: the sum over edges of exp(z) v, divided by the sum of exp(z)."""
     above, below = reduction(top), reduction(total)
     weighted = origin(above.reduced) if above is not None and not top.is_root else None
@@ -156,7 +164,7 @@ def _summed_before(scene: Scene, made: Made, top: Node, total: Node) -> bool:
     node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
     weighing = begin_softmax(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
     weighing.entry.attention = True
-    weighing.fault = group_fault(weighing, top.operands.get(INDEX))
+    weighing.fault = group_fault(weighing, top.operands.get(INDEX_ARGUMENT))
     scene.listener.eager(weighing, alias(values), made.tensor)
     scene.store.cut(made.node, made.tensor)
     return True
@@ -168,7 +176,7 @@ def may_be_numerator(inner: Node) -> bool:
     return (isinstance(other, Node) and is_maximum(other)) or is_additive(inner)
 
 
-def _from_logarithm(scene: Scene, made: Made) -> bool:
+def _from_logarithm(scene: Scene, made: RecordedOutput) -> bool:
     """Whether `exp` makes a softmax: of a log-softmax, or of z - logsumexp(z)."""
     node = made.node
     inner = origin(node.args[0])
@@ -217,14 +225,14 @@ def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
 
 def is_maximum(node: Node) -> bool:
     """Whether a node is the maximum of a row, with hidden entries replaced or not: z.masked_fill(m, 0).amax(-1)."""
-    largest = behind(node, _TO_MAXIMUM)
+    largest = first_behind(node, _TO_MAXIMUM)
     return largest is not None and (largest.op in ROW_MAXIMA or is_of_groups(largest))
 
 
 def _total(bottom: Node) -> tuple[Node | None, bool]:
     """Returns the sum (or sums by group) in a divisor such as s + 1e-6, and whether more than an epsilon was added."""
     sinks = False
-    while bottom.op in BACK | ops.CLAMPS | {"add", "masked_fill"}:
+    while bottom.op in BACK_TO_EDGES | ops.CLAMPS | {"add", "masked_fill"}:
         parent = bottom.main()
         if bottom.op == "add":
             weight = next((i for i in (0, 1) if _is_weight(bottom, i)), None)
@@ -244,7 +252,7 @@ def _is_weight(added: Node, position: int) -> bool:
     if isinstance(addend, Node) and origin(addend).op == "exp":
         return True
     number = added.number(position)
-    return number is not None and number > GUARD
+    return number is not None and number > LARGEST_EPSILON
 
 
 # -- edges of a graph --------------------------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ def sums_values(node: Node) -> bool:
 
 def log_total(node: Node) -> Node | None:
     """Returns the sums by groups in `(log(sums) + maximum)[index]`, with or without the maximum, or None."""
-    logarithm = origin(node, BACK | {"add"})
+    logarithm = origin(node, BACK_TO_EDGES | {"add"})
     inner = logarithm.main() if logarithm.op == "log" else None
     total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # log(s + 1e-16), log(s.clamp(1e-16))
     return total if total is not None and sums_values(total) else None
@@ -287,7 +295,7 @@ def log_total(node: Node) -> Node | None:
 
 def is_of_groups(node: Node) -> bool:
     """Whether a node is the maximum or the logsumexp of each group of edges."""
-    grouped = reduction(origin(node, BACK))
+    grouped = reduction(origin(node, BACK_TO_EDGES))
     return log_total(node) is not None or (grouped is not None and grouped.kind == "amax")
 
 
@@ -295,7 +303,7 @@ def groups_of(total: Node) -> EdgeGroups:
     """Returns the groups of a softmax whose denominator is the sums `total`."""
     grouped = reduction(total)
     assert grouped is not None
-    index = total.operands.get(INDEX)
+    index = total.operands.get(INDEX_ARGUMENT)
     known = index is not None and not index.is_meta and not index.is_floating_point()
     return EdgeGroups(grouped.axis, grouped.groups, _column(index, grouped.axis) if known else None)
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sqrtdk.tracing.lower.pairs import DISTANCES, VECTOR_LENGTHS, facing, is_act, unrun_node
+from sqrtdk.tracing.lower.pairs import DISTANCES, VECTOR_LENGTHS, broadcast_sizes, is_act, unrun_node
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors
 from sqrtdk.tracing.tape.node import Node, Pairs, Product, origin
-from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 _aten = torch.ops.aten
 _SUM_AND_MEAN = frozenset({"sum", "mean"})
@@ -25,7 +25,7 @@ _SUM_AND_MEAN = frozenset({"sum", "mean"})
 # -- while the model runs ----------------------------------------------------------------------------------------------
 
 
-def note_sum(scene: Scene, made: Made) -> None:
+def note_sum(scene: Scene, made: RecordedOutput) -> None:
     """Marks a sum over the features of pairs."""
     way = _way(made.node)
     if way is not None:
@@ -33,7 +33,7 @@ def note_sum(scene: Scene, made: Made) -> None:
         made.node.summed = Product(made.tensor.dtype, measured, way.distance)
 
 
-def note_weighted_sum(scene: Scene, made: Made, source: Node, weight: Node) -> None:
+def note_weighted_sum(scene: Scene, made: RecordedOutput, source: Node, weight: Node) -> None:
     """Marks a product of pairs with a vector over the features: einsum("le,se,e->ls", q, k, w) runs (q * k) @ w."""
     position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
     while source.pairs is None and not source.is_root and source.op in ops.PASSING:
@@ -58,7 +58,7 @@ def _moves(node: Node) -> bool:
 _BIASED_PRODUCTS = frozenset({"addmm", "baddbmm"})  # add their first argument to the product
 
 
-def largest_product(scene: Scene, made: Made) -> torch.Tensor | None:
+def largest_product(scene: Scene, made: RecordedOutput) -> torch.Tensor | None:
     """Returns the largest |product| as stored, without entries hidden by a mask that baddbmm or addmm adds."""
     if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
         return None
@@ -104,7 +104,7 @@ def _way(node: Node) -> _Way | None:
     if node.pairs is not None and node.op in ops.CONTRACTIONS:  # (q * k) @ w: `note_weighted_sum` moved w into q
         left, right = node.pairs.left, node.pairs.right
         dims = max(len(left.shape), len(right.shape))
-        shape = tuple(max(sizes) for sizes in facing(left, right, (0,) * dims))
+        shape = tuple(max(sizes) for sizes in broadcast_sizes(left, right, (0,) * dims))
         return _summed(_Way(node.pairs, shape, _NO_AXES), -1)
     if node.pairs is not None and node.op in DISTANCES:
         if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
@@ -125,7 +125,7 @@ def _way(node: Node) -> _Way | None:
             distance = 2
         elif _by_number(inner):
             factors.append(inner)
-        elif inner.op not in ops.COPIES:
+        elif inner.op not in ops.CASTS_AND_COPIES:
             return None
         inner = main
     if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
@@ -163,7 +163,7 @@ def _summed(way: _Way, dims: Any) -> _Way | None:
     every = range(len(way.shape))
     over = set(every) if not dims else {d % len(every) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
     axes = _Axes([], [], [], [])
-    for axis, (left, right) in zip(every, facing(way.pairs.left, way.pairs.right, way.shape), strict=True):
+    for axis, (left, right) in zip(every, broadcast_sizes(way.pairs.left, way.pairs.right, way.shape), strict=True):
         if left == right:
             (axes.features if axis in over else axes.batch).append(axis)
         elif axis in over:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors
 from sqrtdk.tracing.tape.node import Node, origin
-from sqrtdk.tracing.tape.recorder import Made, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 ROTATION = "rotation"
 _LENGTH_TOLERANCE = 1e-3  # relative change of a vector's length that counts as rounding
@@ -93,7 +93,7 @@ def is_dequantised(node: Node) -> bool:
     return node.op == "dequantize" and bool(parents) and parents[0].func is not None
 
 
-def multiply_integers(scene: Scene, made: Made) -> None:
+def multiply_integers(scene: Scene, made: RecordedOutput) -> None:
     """Makes a root of an integer product with a quantised weight, or of a sum that corrects it; its scales follow."""
     node = made.node
     if node.op not in ops.CONTRACTIONS and node.op not in ("add", "sub"):
@@ -106,7 +106,7 @@ def multiply_integers(scene: Scene, made: Made) -> None:
         scene.store.cut(node, made.tensor)
 
 
-def put_to_size(scene: Scene, made: Made) -> bool:
+def rescales_projection(scene: Scene, made: RecordedOutput) -> bool:
     """Whether a node rescales a quantised projection: by its weight's scales, or an integer one by its input's."""
     node = made.node
     if node.op != "mul" or len(node.args) < 2:
@@ -134,7 +134,9 @@ def _is_whole(product: Node) -> bool:
 # -- two lineages meet -------------------------------------------------------------------------------------------------
 
 
-def set_beside(node: Node, active: list[Node], tensors: dict[int, Tensor], projected: Container[Node]) -> list[Node]:
+def without_tables_and_gates(
+    node: Node, active: list[Node], tensors: dict[int, Tensor], projected: Container[Node]
+) -> list[Node]:
     """Makes constants of tables and gates among the operands of a multiplication; returns the remaining `active` ones.
 
     A table holds cos and sin, or is made of inputs that nothing has projected: `forward(x, cos, sin)`. A gate has one

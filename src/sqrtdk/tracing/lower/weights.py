@@ -64,7 +64,7 @@ def carry_weights(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weight
     before = _of(weights)
     if node.op in _KEEPING_WEIGHTS:
         return before
-    if (drop := dropped(node)) is not None:
+    if (drop := dropout_of(node)) is not None:
         return before.times((1 - drop[0]) * drop[1], node.op)
     if (after := over_heads(node, weights, before)) is not None:
         return after
@@ -239,7 +239,7 @@ _DROPOUT_RATES: dict[str, Callable[[float], float]] = {
 _UNIFORM_RANDOM = frozenset({"rand", "rand_like", "uniform"})
 
 
-def dropped(node: Node) -> tuple[float, float] | None:
+def dropout_of(node: Node) -> tuple[float, float] | None:
     """Returns (rate, gain) of the dropout that `node` applies, or None if no operand is a random mask."""
     if node.op == "native_dropout":
         rate = float(node.args[1]) if node.args[2] else 0.0

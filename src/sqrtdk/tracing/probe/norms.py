@@ -22,11 +22,12 @@ from sqrtdk.tracing.tape.node import Node
 
 # Lengths of the test rows. eps is negligible beside the long ones; a clip, x / max(|x|, 1), keeps the short ones.
 _LONG, _SHORT = 1024.0, 1 / 8
-_BROUGHT = 0.2  # least length of a normalised short row, relative to a normalised long row
+_LEAST_NORMED_LENGTH = 0.2  # least length of a normalised short row, relative to a normalised long row
 _RELATIVE_TOLERANCE = 2.0**-8  # relative tolerance: a few float32 roundings per operation
 _UNIT_GAIN_TOLERANCE = 1e-4  # relative tolerance for a gain of 1
 _MEANS = frozenset({"mean", "var", "std"})  # means of squares: dividing by their root leaves a root mean square of 1
-_GAIN_AND_SHIFT = frozenset({"mul", "add", *ops.COPIES})  # operations between a norm and the vector with gain and shift
+# Operations between a norm and the vector with gain and shift.
+_GAIN_AND_SHIFT = frozenset({"mul", "add", *ops.CASTS_AND_COPIES})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,7 @@ def norm_within(node: Node) -> tuple[RowNorm, tuple[Node, ...]] | None:
         parents = [parent for parent in node.parents() if parent.act]
         if node.is_root or node.op not in _GAIN_AND_SHIFT or len(parents) != 1:
             return None
-        if node.op not in ops.COPIES and not any(_is_gain(arg, node) for arg in node.args):
+        if node.op not in ops.CASTS_AND_COPIES and not any(_is_gain(arg, node) for arg in node.args):
             return None
         node = parents[0]
         passed.append(node)
@@ -149,7 +150,7 @@ def _tried(part: Subgraph, axis: int, rows: Tensor) -> RowNorm | None:
     size, short = float(long.abs().amax()), part.run(_SHORT * units[0], learned)
     if not size or not math.isfinite(size):
         return None
-    if bool((short.norm(dim=axis) < _BROUGHT * long[0].norm(dim=axis)).any()):
+    if bool((short.norm(dim=axis) < _LEAST_NORMED_LENGTH * long[0].norm(dim=axis)).any()):
         return None  # a clip, x / max(|x|, 1), which leaves short vectors short
     centred = units - units.mean(axis, keepdim=True)
     for kind, unit in ((_kind(part), units), ("layer", centred / centred.norm(dim=axis, keepdim=True))):

@@ -115,7 +115,7 @@ class Subgraph:
         return [taken.get(a, n) for a, n in enumerate(node.shape)]
 
 
-def inwards(node: Node) -> Iterator[Subgraph]:
+def subgraphs_inwards(node: Node) -> Iterator[Subgraph]:
     """Yields parts that end in `node`, shortest first. Each begins at the next dominator, where all paths meet."""
     source, _ = dominator(node)
     for _ in range(_MOST_DOMINATORS):
@@ -214,7 +214,7 @@ def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
     if before is None or write not in known:
         raise RuntimeError("what was written to is not known")
     after = before.to(known[write].dtype).clone()
-    graph.part(write, after).copy_(known[write])
+    graph.written_view(write, after).copy_(known[write])
     return after
 
 
@@ -256,7 +256,7 @@ class Rearrangement:
 
 def rearrangements(node: Node) -> Iterator[Rearrangement]:
     """Yields the parts that end in `node` and only move and scale elements, shortest first."""
-    for part in inwards(node):
+    for part in subgraphs_inwards(node):
         if part.is_large:
             return
         for dtype in (torch.float64, torch.float32):

@@ -27,10 +27,10 @@ CHANCE_FITS = 0.01  # expected number of far positions that fit by chance; with 
 FLOAT32_ANGLE_ERROR = 1e-4  # error in radians of float32 angles at far positions
 CACHED_TABLES = 16  # cached decompositions: several causes ask for the same tables
 MOST_QUANTILE_ELEMENTS = 2**24  # size limit of torch.quantile, in elements
-STANDS = 0.25  # share of the usual step; a row with a smaller step does not move
+STANDING_STEP = 0.25  # share of the usual step; a row with a smaller step does not move
 FREQUENCY_TOLERANCE = 1e-3  # largest relative distance of a frequency from its law
 LOOSE_FREQUENCY_TOLERANCE = 0.03  # the same for frequencies read from half-precision values
-UNSEEN = 0.05  # radians over all positions; a frequency that turns less is too uncertain to judge
+LEAST_TURN = 0.05  # radians over all positions; a frequency that turns less is too uncertain to judge
 
 
 def phase(angles: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def _commonest(steps: Tensor) -> Tensor:
     """Returns the step (P,) closest to most others, among the rows that move, or 1 if none does."""
     moves = (steps - 1).abs().mean(-1)
     moving = steps[
-        moves > STANDS * float(moves.quantile(0.75) if moves.numel() < MOST_QUANTILE_ELEMENTS else moves.max())
+        moves > STANDING_STEP * float(moves.quantile(0.75) if moves.numel() < MOST_QUANTILE_ELEMENTS else moves.max())
     ]
     if not len(moving):
         return torch.ones_like(steps[0])
@@ -184,7 +184,7 @@ def _commonest(steps: Tensor) -> Tensor:
 
 
 def _near(steps: Tensor, common: Tensor) -> Tensor:
-    return (steps - common).abs().mean(-1) < STANDS * (common - 1).abs().mean()
+    return (steps - common).abs().mean(-1) < STANDING_STEP * (common - 1).abs().mean()
 
 
 def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERANCE) -> Law | None:
@@ -197,7 +197,7 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERA
     """
     sizes = frequencies.abs().cpu()
     pairs, number_of = len(sizes), torch.arange(len(sizes), dtype=torch.float64)
-    seen = sizes * span > UNSEEN
+    seen = sizes * span > LEAST_TURN
     if int(seen.sum()) < 2:
         return None
     # A line through log(frequency) over c: its slope is -log(base) / P, its value at c = 0 is log(factor). Faster pairs
@@ -210,7 +210,7 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERA
         factor, slope = 1.0, (weight * c * logs).sum() / (weight * c * c).sum()
     law = Law(math.exp(float(-slope) * pairs), factor)
     off = (law.frequencies(pairs)[seen] - sizes[seen]).abs()
-    return law if bool((off < tolerance * sizes[seen] + UNSEEN / 5 / span).all()) else None
+    return law if bool((off < tolerance * sizes[seen] + LEAST_TURN / 5 / span).all()) else None
 
 
 # -- positions ---------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from sqrtdk.tracing.spine.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.spine.operations import Link as Link
 from sqrtdk.tracing.spine.orient import product_operands
-from sqrtdk.tracing.spine.rotations import paired
-from sqrtdk.tracing.steps import Beside, Scale, Sinks, Softcap, Step, Unknown
+from sqrtdk.tracing.spine.rotations import with_cancelled_decays
+from sqrtdk.tracing.steps import Beside, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import before_writes, written_logits
 from sqrtdk.tracing.tape.node import Node, origin
@@ -84,7 +84,7 @@ def read_chain(
             steps = (*_written_at(node, (Unknown(node.op),)), *steps)
         elif node.op in ops.VIEWS:
             views = (node, *views)
-        elif node.op not in ops.COPIES:
+        elif node.op not in ops.CASTS_AND_COPIES:
             read = readers.get(node.op, unknown)(Link(node, main, views, steps))
             effect = _by_effect(node, until) if any(isinstance(step, Unknown) for step in read) else None
             if effect is not None:
@@ -154,7 +154,7 @@ def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], t
 def _joined(link: Link) -> tuple[Step, ...]:
     """Reads `cat([z, sinks], -1)` as sinks, and `cat([z1, z2], -1)` as two products, whose scales must agree."""
     others = [p for p in link.node.parents() if p is not link.main and p.products]
-    return _side_by_side((link.main, *others)) if others else (Sinks(),)
+    return _side_by_side((link.main, *others)) if others else (LearnedSinks(),)
 
 
 def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
@@ -170,7 +170,7 @@ def _scale_of(branch: Node) -> float | None:
     if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
         return None
     left, right = product_operands(chain.product)
-    sides = paired(follow_side(left, "q"), follow_side(right, "k"))
+    sides = with_cancelled_decays(follow_side(left, "q"), follow_side(right, "k"))
     values = [step.factor.value for step in chain.steps if isinstance(step, Scale)]
     values += [factor.value for side in sides for factor in side.factors]
     known = [value for value in values if value is not None]
@@ -215,12 +215,12 @@ def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
     """Returns c and z of z * tanh(z / c), a softcap that multiplies by the logits in place of c; None for others."""
     operands = [arg for arg in node.args if isinstance(arg, Node)]
     for bent, logits in (operands, operands[::-1]) if len(operands) == 2 else ():
-        at, divisor = origin(bent, ops.COPIES), 1.0
+        at, divisor = origin(bent, ops.CASTS_AND_COPIES), 1.0
         if at.op != "tanh" or not logits.products:
             continue
         inner = at.main()
-        while inner is not None and origin(inner, ops.COPIES) is not origin(logits, ops.COPIES):
-            inner = origin(inner, ops.COPIES)
+        while inner is not None and origin(inner, ops.CASTS_AND_COPIES) is not origin(logits, ops.CASTS_AND_COPIES):
+            inner = origin(inner, ops.CASTS_AND_COPIES)
             by = inner.number(1)
             if inner.op not in ("mul", "div") or not by:
                 break

@@ -29,9 +29,9 @@ from sqrtdk.tracing.spine.orient import (
 )
 from sqrtdk.tracing.spine.packed import read_nested
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
-from sqrtdk.tracing.spine.rotations import paired
+from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
-from sqrtdk.tracing.steps import OF_LOGITS, Offset, Sinks, Unknown
+from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing
 
@@ -71,7 +71,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     query_node, key_node = (right, left) if axes.swapped else (left, right)
     axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
     axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
-    query, key = paired(_followed(query_node, "q", left), _followed(key_node, "k", left))
+    query, key = with_cancelled_decays(_followed(query_node, "q", left), _followed(key_node, "k", left))
     if not paired_channels(left, right, (-1, -2)):
         query = query.then(PERMUTED)
     if len(right.shape) > 1:
@@ -85,7 +85,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     if distance is None and (rest := completed_distance(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
     if weighing.sinks:
-        steps = (*steps, Sinks(column=False))
+        steps = (*steps, LearnedSinks(column=False))
     if weighing.fault is not None:
         steps = (*steps, Unknown(weighing.fault))
     elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
@@ -93,7 +93,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
             *steps,
             Unknown(Message(OF_LOGITS)),
         )  # an offset that differs between keys is no maximum taken off a row
-    elif span.size is None and any(isinstance(step, Sinks) and step.column for step in steps):
+    elif span.size is None and any(isinstance(step, LearnedSinks) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
         weighing,
@@ -127,7 +127,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
 
     Returns a string, as `read_eager` does, if the logits come from a single projection.
     """
-    score, logits = _ADDITIVE if chain.product is not None else start_of(weighing.node), weighing.logits
+    score, logits = _ADDITIVE if chain.product is not None else unknown_start(weighing.node), weighing.logits
     if score is None:
         return Message(ONE_PROJECTION)
     logits = logits.movedim(weighing.dim, -1)
@@ -150,7 +150,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
         weighing,
         ProductSide(None, None, (stage,), unknown=() if additive else (score,)),
         ProductSide(None, None),
-        (*chain.steps, *((Sinks(column=False),) if weighing.sinks else ())) if additive else (),
+        (*chain.steps, *((LearnedSinks(column=False),) if weighing.sinks else ())) if additive else (),
         layout=layout,
         operands=of_score,
         dtype=value.dtype,
@@ -162,7 +162,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
     )
 
 
-def start_of(node: Node) -> str | None:
+def unknown_start(node: Node) -> str | None:
     """Returns "unknown(op)" for logits that start at an operation that is no known score; None for one projection."""
     while not node.is_root and not (node.pairs is not None and node.pairs.both):
         parent = node.main()

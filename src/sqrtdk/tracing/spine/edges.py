@@ -11,7 +11,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.spine.chain import READERS, Link, read_chain
-from sqrtdk.tracing.spine.eager import start_of
+from sqrtdk.tracing.spine.eager import unknown_start
 from sqrtdk.tracing.spine.factors import factor_of_edges
 from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.reading import Edges, Layout, Reading, of_softmax
@@ -19,7 +19,7 @@ from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
 
-KIND = "edge softmax"
+EDGE_SOFTMAX = "edge softmax"
 _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
@@ -47,12 +47,12 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
         no_slope=None if paired else Message("trace.scale.rows"),
         no_stats=None if paired and _fits(groups, layout) else Message("trace.statistics.edges"),
     )
-    return replace(reading, kind=KIND)
+    return replace(reading, kind=EDGE_SOFTMAX)
 
 
 def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Reading | str:
     """Reads logits that are no product of q and k; returns a string if they come from a single projection."""
-    score = "additive" if is_additive(weighing.node) else start_of(weighing.node)
+    score = "additive" if is_additive(weighing.node) else unknown_start(weighing.node)
     if score is None:
         return Message("trace.not_attention.of_edges", why=Message(ONE_PROJECTION))
     additive = score == "additive"
@@ -69,7 +69,7 @@ def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Readi
         score=score,
         fault=Message("trace.fault.logits", what=score),
     )
-    return replace(reading, kind=KIND)
+    return replace(reading, kind=EDGE_SOFTMAX)
 
 
 def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:

@@ -15,7 +15,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.mixing import paired_axes
 from sqrtdk.tracing.probe.norms import is_computed_gain
 from sqrtdk.tracing.records import BY_ROW, FROM_DATA, Factor, Stage
-from sqrtdk.tracing.spine.rotations import amplitude_of, decayed, turned
+from sqrtdk.tracing.spine.rotations import after_decay, after_rotation, amplitude_of
 from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node
@@ -152,7 +152,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSid
         amplitude = amplitude_of(main, node)
         if amplitude is None:
             return side.lost(where, Message("trace.step.rotary_table"))
-        return turned(side, amplitude, where)
+        return after_rotation(side, amplitude, where)
     if isinstance(other, Node) and is_computed_gain(other, node):
         return _gained(side, node, other, value, where)
     if side.norm and isinstance(other, Node) and _is_gain(other, node, side):
@@ -161,7 +161,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSid
     factor = read_factor(node, position, where, heads_axis=-4 if spread else -3)
     decay = _decay(other, value, node) if factor is None and isinstance(other, Node) else None
     if decay is not None:
-        return decayed(side, decay, where)
+        return after_decay(side, decay, where)
     factor = factor or of_the_rows(node, position, where)
     if factor is None:
         shape = tuple(other.shape) if isinstance(other, Node) else ""

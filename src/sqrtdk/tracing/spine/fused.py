@@ -25,9 +25,9 @@ from sqrtdk.tracing.spine.masks import as_passed, read_addend
 from sqrtdk.tracing.spine.orient import is_over_channels, paired_channels
 from sqrtdk.tracing.spine.packed import PackedPair, Sequences
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
-from sqrtdk.tracing.spine.rotations import paired
+from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
-from sqrtdk.tracing.steps import Bias, Hide, Scale, Sinks, Softcap, Step, Unknown
+from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.graph import is_learned
 from sqrtdk.tracing.tape.node import Node
@@ -116,7 +116,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     kv_heads: int | None
     nodes = arguments.node("query"), arguments.node("key")
-    query, key = paired(follow_side(nodes[0], "q"), follow_side(nodes[1], "k"))
+    query, key = with_cancelled_decays(follow_side(nodes[0], "q"), follow_side(nodes[1], "k"))
     query = query if paired_channels(*nodes) else query.then(PERMUTED)
     if arguments.by_token:
         k, v, pairs = _sequences(arguments, q, k, v)
@@ -147,7 +147,7 @@ def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
             *(() if softcap is None else (Softcap(softcap),)),
             *bias,
             *hide,
-            *(() if arguments["sinks"] is None else (Sinks(),)),
+            *(() if arguments["sinks"] is None else (LearnedSinks(),)),
             *unread,
         ),
         operands=pairs.vectors(q, k, scale, softcap, exact=exact)

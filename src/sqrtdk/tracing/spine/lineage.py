@@ -18,11 +18,11 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import RowNorm, norm_at, norm_of
-from sqrtdk.tracing.probe.replays import Subgraph, inwards, rearrangements
+from sqrtdk.tracing.probe.replays import Subgraph, rearrangements, subgraphs_inwards
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
 from sqrtdk.tracing.spine import pieces
 from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
-from sqrtdk.tracing.spine.rotations import repeats, rotated, turned_by_matrix
+from sqrtdk.tracing.spine.rotations import repeat_count, rotated, turned_by_matrix
 from sqrtdk.tracing.spine.side import ROTATION_NAMES, Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, decided_by, replay
@@ -136,7 +136,7 @@ def _effects(node: Node, where: str) -> Iterator[ProductSide]:
         if not side.unknown:
             side, factor = replace(side, basis=_through(side, found.part, found.place)), found.factor(where)
             yield side if factor is None else side.times(factor, Stage(where, "scale", factor.text()))
-    for part in inwards(node):
+    for part in subgraphs_inwards(node):
         norm = norm_of(part)
         if norm is not None and not (side := follow_side(part.source, where)).unknown:
             yield _normed(side, norm, _through(side, part, part.run), where, part.effect)
@@ -236,7 +236,7 @@ def _view(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
             side = replace(side, unknown=(*side.unknown, Message("trace.step.picked_queries")))
     elif node.op == "gather":
         side = side.then(Stage(where, "gather"))
-    if times := repeats(node):  # GQA: k.repeat_interleave(groups, 1)
+    if times := repeat_count(node):  # GQA: k.repeat_interleave(groups, 1)
         side = side.then(Stage(where, "repeat", str(times)), growth=side.growth * times)
     if node.op in _RESHAPES_TO_HEADS and main.shape and node.shape and main.shape[-1] > node.shape[-1]:
         side = replace(side, folded_heads=main.shape[-1])
@@ -298,7 +298,7 @@ SIDE_READERS: dict[str, Callable[[Node, Node, str, Follow], ProductSide | None]]
     **dict.fromkeys(ops.CONTRACTIONS, _by_matrix),
     "add": _shifted,
     "sub": _shifted,
-    **dict.fromkeys(ops.COPIES, _same),
+    **dict.fromkeys(ops.CASTS_AND_COPIES, _same),
     **dict.fromkeys({*ops.VIEWS, "gather"}, _view),
     **dict.fromkeys(ops.CACHE_WRITES, _cached),
     **dict.fromkeys(ops.CLAMPS, _clamped),

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, Sinks, Step, Unknown
+from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, LearnedSinks, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned, part, written_logits
+from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned, written_logits, written_view
 from sqrtdk.tracing.tape.node import Node
 
 TRIANGLES = ("causal", "causal_lower_right")
@@ -256,7 +256,7 @@ def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Nod
     def whole(placed: Placed, elsewhere: float) -> Placed:
         value = placed.at_softmax()
         every = value.new_full(node.shape, elsewhere)
-        part(write, every).copy_(value)
+        written_view(write, every).copy_(value)
         return Placed(every, views, node.shape)
 
     spread: list[Step] = []
@@ -277,7 +277,7 @@ def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) 
     if len(known) < len(writes):
         return (Unknown("overwrite"),)
     for write in writes:
-        part(write, visible).fill_(False)
+        written_view(write, visible).fill_(False)
     return (Hide("bool", min(known), Placed(visible, views, node.shape)),) if writes else ()
 
 
@@ -288,9 +288,9 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
         is_block, number = written_logits(write) is not None, _fill(write)
         if around is None or (number is None and not is_block):
             return (Unknown("overwrite"),)
-        part(write, inside).fill_(is_block)
+        written_view(write, inside).fill_(is_block)
         if number is not None:
-            part(write, around).fill_(number)
+            written_view(write, around).fill_(number)
     numbers = torch.zeros(0) if around is None else around[~inside]
     if not numbers.numel():
         return ()
@@ -298,7 +298,7 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
         return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
     # full = torch.zeros(shape); full[..., :-1] = z: the last column is an attention sink.
     column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
-    return (Sinks(),) if column else (Unknown("overwrite"),)
+    return (LearnedSinks(),) if column else (Unknown("overwrite"),)
 
 
 def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:

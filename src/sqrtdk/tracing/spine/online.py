@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.lower.weights import dropped
+from sqrtdk.tracing.lower.weights import dropout_of
 from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.blocks import Span, aligned, assembled_pairs, is_attention, joined_cells, positions_of
@@ -104,7 +104,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
         # 2 ** (z * log2(e)): the base is a factor ln 2. Scales and masks commute with it, so it may stand innermost.
         inside = all(isinstance(step, (Scale, Hide)) for step in steps)
         steps = (base, *steps) if inside else (*steps, base)
-    rate = max((drop[0] for node in exponential.way if (drop := dropped(node)) is not None), default=0.0)
+    rate = max((drop[0] for node in exponential.way if (drop := dropout_of(node)) is not None), default=0.0)
     reading = replace(reading, dropout=rate, steps=(*steps, *hides), device=exponential.value.device, output=None)
     if not held:
         reading = replace(reading, no_slope=Message(STATISTICS_TOO_LARGE), no_stats=Message(STATISTICS_TOO_LARGE))
@@ -130,7 +130,7 @@ def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
     """Returns the masks that zero the exp, `exp(z - m) * mask`; any other change of it is an unknown step."""
     steps: list[Step] = []
     for node in exponential.way:
-        if node.op in ("mul", "div", "masked_fill", "where") and dropped(node) is None:
+        if node.op in ("mul", "div", "masked_fill", "where") and dropout_of(node) is None:
             steps += _zeroed(node, exponential.shape)
     return tuple(steps)
 

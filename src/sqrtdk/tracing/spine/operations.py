@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.lower.mixing import HEADS_BY_DATA, PLAIN_CONVOLUTIONS, by_data, is_bias_of_mixing, mixing_operands
+from sqrtdk.tracing.lower.mixing import (
+    HEADS_BY_DATA,
+    PLAIN_CONVOLUTIONS,
+    is_bias_of_mixing,
+    mixed_by_data,
+    mixing_operands,
+)
 from sqrtdk.tracing.lower.pairs import NONLINEARITIES
 from sqrtdk.tracing.lower.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import subgraph_between
@@ -293,7 +299,7 @@ def _put_together(link: Link) -> tuple[Step, ...]:
 def _mixed(link: Link) -> tuple[Step, ...]:
     """Returns the step that mixes the heads of the logits, or an unknown step."""
     node, operands = link.node, mixing_operands(link.node)
-    if operands is not None and by_data(node.args[operands[1]]):
+    if operands is not None and mixed_by_data(node.args[operands[1]]):
         return (Unknown(Message(HEADS_BY_DATA)),)
     if operands is None or any(float(node.kwargs.get(name, 1)) != 1 for name in ("alpha", "beta")):
         return (Unknown(node.op),)

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import before_writes, box, dominator, numbered, replay, replay_all, written_logits
+from sqrtdk.tracing.tape.graph import (
+    before_writes,
+    dominator,
+    numbered,
+    replay,
+    replay_all,
+    written_box,
+    written_logits,
+)
 from sqrtdk.tracing.tape.node import Node
 
 REJOINED = frozenset({"cat", "stack"})
@@ -122,7 +130,7 @@ def sliced(node: Node) -> tuple[int, list[Node]]:
     pieces: dict[tuple[int, int], Node] = {}
     for write in before_writes(node)[1]:
         source = written_logits(write)
-        starts = box(write, node.shape) if source is not None and source.shape == write.shape else None
+        starts = written_box(write, node.shape) if source is not None and source.shape == write.shape else None
         narrowed = [axis for axis, n in enumerate(node.shape) if starts is not None and write.shape[axis] != n]
         if source is None or starts is None or len(narrowed) != 1 or (narrowed[0], starts[narrowed[0]]) in pieces:
             return 0, []

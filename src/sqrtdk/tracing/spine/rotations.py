@@ -28,7 +28,7 @@ REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_se
 _TABLE_PRODUCTS = frozenset({"mul", "div", "addcmul"})
 # Operations that may lie inside a rotation: taking halves, putting them together again, products with a table.
 _MOVING = ops.VIEWS | {"cat", "stack", "copy", "overwrite", "complex", "sum"}
-_INSIDE_A_ROTATION = _MOVING | _TABLE_PRODUCTS | ops.COPIES | {"neg", "add", "sub"}
+_INSIDE_A_ROTATION = _MOVING | _TABLE_PRODUCTS | ops.CASTS_AND_COPIES | {"neg", "add", "sub"}
 _END_OF_A_ROTATION = frozenset({"add", "sub", "cat", "stack", "overwrite", "addcmul", "complex", "sum"})
 _AMPLITUDE_TOLERANCE = 1e-3  # a table's amplitude this near to 1 is 1 with rounding
 _LEAST_VECTORS = 16  # vectors whose lengths are measured; fewer could keep their length by chance
@@ -70,7 +70,7 @@ def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
     tables = any(_tables(n) for n in between)
     rejoined = node.op in ("cat", "stack", "complex") and all(p.act for p in node.parents())
     scaled = any(n.op in ("mul", "div") and not _tables(n) and n.number(1) != 1.0 for n in between)
-    if not tables and (scaled or not rejoined or any(repeats(n) for n in between)):
+    if not tables and (scaled or not rejoined or any(repeat_count(n) for n in between)):
         return None
     if not tables and node.op != "complex":
         return _rejoined(node, source, follow(source, where))
@@ -85,7 +85,7 @@ def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
         id = "trace.step.factor_in_rotation" if scaled else "trace.step.rotary_table"
         name = Message(SKEWED if node in _skewed else id)
         return side.then(Stage(where, "rope"), rope=True, unknown=(*side.unknown, name))
-    return turned(side, amplitude, where)
+    return after_rotation(side, amplitude, where)
 
 
 def _tables(node: Node) -> list[int]:
@@ -225,7 +225,7 @@ def turned_by_matrix(node: Node, where: str, follow: Follow) -> ProductSide | No
         return None
     side = follow(vector, where)
     if known is None or bool((known != known[(0,) * (known.dim() - 2)]).any()):
-        return turned(side, Amplitude(size), where)
+        return after_rotation(side, Amplitude(size), where)
     side = side.then(Stage(where, "rotation", "one for all positions"))
     return side.times(Factor(size, where, "rotation matrix")) if abs(size - 1) > _AMPLITUDE_TOLERANCE else side
 
@@ -245,7 +245,7 @@ def _size(matrices: Tensor) -> float | None:
 # -- sides after a rotation --------------------------------------------------------------------------------------------
 
 
-def paired(query: ProductSide, key: ProductSide) -> tuple[ProductSide, ProductSide]:
+def with_cancelled_decays(query: ProductSide, key: ProductSide) -> tuple[ProductSide, ProductSide]:
     """Returns both sides after a check that their decays cancel where i = j.
 
     xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554).
@@ -284,7 +284,7 @@ def _product(query: Tensor, key: Tensor) -> Tensor | None:
         return None
 
 
-def repeats(node: Node) -> int:
+def repeat_count(node: Node) -> int:
     """Returns how many times a view repeats each number of its source, or 0 if it is no repeat."""
     main = node.main()
     before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
@@ -292,17 +292,17 @@ def repeats(node: Node) -> int:
     return after // before if repeated else 0
 
 
-def turned(side: ProductSide, amplitude: Amplitude, where: str) -> ProductSide:
+def after_rotation(side: ProductSide, amplitude: Amplitude, where: str) -> ProductSide:
     """Returns the side after a rotation; a table whose amplitude is not 1 adds a factor."""
     side = side.then(Stage(where, "rope"), rope=True)
     if amplitude.decay is not None:
-        side = decayed(side, amplitude.decay, where)
+        side = after_decay(side, amplitude.decay, where)
     if abs(amplitude.value - 1) <= 1e-3:
         return side
     return side.times(Factor(amplitude.value, where, "rotary table"))
 
 
-def decayed(side: ProductSide, by: Tensor, where: str) -> ProductSide:
+def after_decay(side: ProductSide, by: Tensor, where: str) -> ProductSide:
     """Returns the side after a product with one or more numbers per position; right after a rotation it is xPos."""
     decay = by if side.decay is None else side.decay * by
     if side.stages[-1].name == "rope":

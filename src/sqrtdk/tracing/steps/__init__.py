@@ -214,7 +214,7 @@ class Hide(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Sinks(Step):
+class LearnedSinks(Step):
     """Learned sinks, one more term in the softmax's denominator (gpt-oss, arXiv:2508.10925, section 2.2).
 
     The sinks of Xiao et al. 2023 (arXiv:2309.17453) are tokens instead. The formula names sinks last, after the masks.

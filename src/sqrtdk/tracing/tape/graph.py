@@ -156,7 +156,7 @@ def _computed(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
     keywords = {name: "cpu" if name == "device" else value for name, value in made.kwargs.items()}
     if written:
         whole = _value(node.args[0], known, depth + 1).clone()
-        made.func(part(made, whole), *args, **keywords)
+        made.func(written_view(made, whole), *args, **keywords)
         return whole
     result = made.func(*args, **keywords)
     output: Tensor = result[node.out] if node.out is not None else result
@@ -192,7 +192,7 @@ def written_logits(write: Node) -> Node | None:
     return source if isinstance(source, Node) and source.products else None
 
 
-def part(write: Node, whole: Tensor) -> Tensor:
+def written_view(write: Node, whole: Tensor) -> Tensor:
     """Returns the view of `whole` that was written to."""
     path: list[Node] = []
     view = write.args[0]
@@ -202,11 +202,11 @@ def part(write: Node, whole: Tensor) -> Tensor:
     return replay_all(reversed(path), whole)
 
 
-def box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Returns where a written block begins on each axis of the whole, or None if it is no slice or has gaps."""
     starts = []
     for dim in range(len(shape)):
-        places = part(write, numbered(shape, dim))
+        places = written_view(write, numbered(shape, dim))
         line = places[tuple(slice(None) if d == dim else 0 for d in range(places.dim()))]
         if places.dim() != len(shape) or bool((line != line[0] + torch.arange(places.shape[dim])).any()):
             return None
@@ -220,7 +220,8 @@ def extended_block(node: Node, value: Tensor) -> Tensor:
     Raises:
         RuntimeError: the block is no slice, or has gaps.
     """
-    starts = box(next(write for write in before_writes(node)[1] if written_logits(write) is not None), node.shape)
+    first = next(write for write in before_writes(node)[1] if written_logits(write) is not None)
+    starts = written_box(first, node.shape)
     if starts is None or value.dim() != len(starts):
         raise RuntimeError("a block that is no slice, or has gaps")
     for dim, (n, start) in enumerate(zip(node.shape, starts, strict=True)):

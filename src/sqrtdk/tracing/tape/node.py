@@ -24,7 +24,7 @@ from sqrtdk.tracing.tape.places import Place
 
 _SERIAL = count()
 ROW_MAXIMA = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
-_EQUAL = 1e-3  # a factor this near to 1 counts as 1
+_UNIT_TOLERANCE = 1e-3  # a factor this near to 1 counts as 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Carried:
 
     def settled(self) -> Carried:
         """Returns the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
-        known = self.combined or abs(self.gain - 1) <= _EQUAL
+        known = self.combined or abs(self.gain - 1) <= _UNIT_TOLERANCE
         return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *(() if known else self.gained_by)))
 
 

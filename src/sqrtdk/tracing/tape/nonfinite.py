@@ -24,7 +24,7 @@ from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.ops import CONTRACTIONS
 from sqrtdk.tracing.tape.places import Sites
 from sqrtdk.tracing.tape.recorder import base_name
-from sqrtdk.tracing.tape.stance import eager_compiler, steps_seen
+from sqrtdk.tracing.tape.stance import eager_compiler, fast_path_off
 
 PARAMETER = "parameter "  # prefix of a parameter's name in `held`
 
@@ -76,7 +76,7 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
     sites = Sites(model)
     watch = _Watch(sites, held)
     try:
-        with steps_seen(), sites, eager_compiler(), watch:
+        with fast_path_off(), sites, eager_compiler(), watch:
             run()
     except SqrtdkError:
         if watch.origin is None:

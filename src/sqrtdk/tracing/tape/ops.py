@@ -5,18 +5,18 @@ from __future__ import annotations
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"})
 _ORDERS = frozenset({"permute", "transpose", "t", "movedim", "roll", "flip"})
 _PIECES = frozenset({"slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "diagonal"})
-_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "unsqueeze", "squeeze", "unfold", "im2col"})
-_PICKS = frozenset({"index_select", "index", "as_strided", "alias"})
+_EXPANDING = frozenset({"expand", "repeat", "repeat_interleave", "unsqueeze", "squeeze", "unfold", "im2col"})
+_INDEXING = frozenset({"index_select", "index", "as_strided", "alias"})
 _COMPLEX = frozenset({"view_as_real", "view_as_complex", "_conj"})
 
 # Same numbers, another shape or order: replayed on the projection to bring it into the product's layout.
-VIEWS = RESHAPES | _ORDERS | _PIECES | _REPEATS | _PICKS | _COMPLEX
+VIEWS = RESHAPES | _ORDERS | _PIECES | _EXPANDING | _INDEXING | _COMPLEX
 
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
 
 # Same numbers in the same shape: nothing to replay.
-COPIES = _CASTS | {"clone", "detach", "contiguous", "lift_fresh", "native_dropout"}
-PASSING = VIEWS | COPIES
+CASTS_AND_COPIES = _CASTS | {"clone", "detach", "contiguous", "lift_fresh", "native_dropout"}
+PASSING = VIEWS | CASTS_AND_COPIES
 
 # Products: (left operand, right operand) by argument position.
 CONTRACTIONS = {

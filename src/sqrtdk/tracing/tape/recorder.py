@@ -87,7 +87,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class RecordedOutput:
     """One output of an operation: its node, still being filled in, its values, and the operands by position."""
 
     node: Node

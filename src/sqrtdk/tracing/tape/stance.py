@@ -62,7 +62,7 @@ def _drop(rule: Any) -> None:
 
 
 @contextmanager
-def steps_seen() -> Iterator[None]:
+def fast_path_off() -> Iterator[None]:
     """Turns off the fast path of nn.MultiheadAttention, one operation that hides its q, k and v."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

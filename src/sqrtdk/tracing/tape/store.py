@@ -21,7 +21,7 @@ _SWEEP = 4096  # new tensors between two clean-ups of dead references
 Overwritten = Callable[[Node, Node, Tensor], Carried]
 
 
-class Asked:
+class ProjectionGradients:
     """Passes on the gradients of projections' outputs.
 
     During dispatch an output is not yet part of autograd's graph. The hook is therefore registered when the next
@@ -63,7 +63,7 @@ class NodeStore:
         self.weighings: WeakSet[Weighing] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
         self.parts: WeakSet[Node] = WeakSet()  # this rank's shards of parameters
-        self.asked: Asked | None = None  # set if gradients of projections' outputs are wanted
+        self.asked: ProjectionGradients | None = None  # set if gradients of projections' outputs are wanted
         self._sites = sites
         self._overwritten = overwritten
         self._values = values  # values of buffers on the meta device, by name

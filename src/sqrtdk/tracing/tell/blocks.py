@@ -50,7 +50,7 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
     return tuple(blocks)
 
 
-def of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
+def scale_of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
     """Returns the scale of a call from the scales of its blocks, without a value if they differ."""
     scales = [block.scale for block in blocks]
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
@@ -122,7 +122,7 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
     made = replace(
         first,
         key_len=sum(call.key_len for call in calls),
-        scale=of_blocks(blocks),
+        scale=scale_of_blocks(blocks),
         blocks=blocks,
         mask=_mask(calls, starts),
         stages=(*first.stages, Stage("logits", "joined", Message("trace.step.blocks_of_keys", count=len(calls)))),

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from sqrtdk.tracing.records import AttentionCall, Stage
 from sqrtdk.tracing.spine.reading import Logits, Reading
 from sqrtdk.tracing.spine.side import ProductSide
-from sqrtdk.tracing.steps import Bias, Sinks, Softcap, Step, scaled_by
+from sqrtdk.tracing.steps import Bias, LearnedSinks, Softcap, Step, scaled_by
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tell import formula, statistics
-from sqrtdk.tracing.tell.blocks import of_blocks, tell_blocks
+from sqrtdk.tracing.tell.blocks import scale_of_blocks, tell_blocks
 from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tell.sight import TokensOf, against_padding, combined_masks
 from sqrtdk.tracing.tensors import CallRows
@@ -68,7 +68,7 @@ def call_of_reading(
     width = layout.width - max(query.padding, key.padding)
     blocks = tell_blocks(reading, width, measure_slope=measure_slope)
     if blocks and not unknown:
-        scale = of_blocks(blocks)
+        scale = scale_of_blocks(blocks)
     else:
         scale = tell_scale(reading, steps, width, measure=measure_slope and not blocks, sight=sight)
     no_stats = statistics.why_unmeasured(reading)
@@ -110,7 +110,7 @@ def call_of_reading(
         bias=next((step.name for _, step in biases), None),
         bias_scaled_by=next((by for by in mixed_in if by is not None), None),
         mask=sight.mask,
-        sinks=any(isinstance(step, Sinks) for step in steps),
+        sinks=any(isinstance(step, LearnedSinks) for step in steps),
         dropout=reading.dropout,
         future_weight=stats.future_weight if stats is not None else None,
         max_product=stats.max_product if stats is not None else None,

@@ -17,7 +17,7 @@ from sqrtdk.tracing.spine.lineage import follow_side, unprobed
 from sqrtdk.tracing.spine.masks import mask_pattern
 from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.spine.side import ProductSide
-from sqrtdk.tracing.steps import Expression, Hide, Scale, Sinks, Step, Unknown
+from sqrtdk.tracing.steps import Expression, Hide, LearnedSinks, Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.recorder import Operands, Unweighted
@@ -51,7 +51,7 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
         if not isinstance(step, Unknown):
             expression.settle()
         step.write(expression)
-        sinks += ["sinks"] if isinstance(step, Sinks) else []
+        sinks += ["sinks"] if isinstance(step, LearnedSinks) else []
     return expression.text(sinks)
 
 
@@ -93,7 +93,7 @@ def unknown_of(reading: Reading) -> tuple[str, ...]:
 # -- what was lost on the way ------------------------------------------------------------------------------------------
 
 
-def tell_lost(seen: Lost) -> str | None:
+def lost_formula(seen: Lost) -> str | None:
     """Returns the formula up to the point of loss, or None if it contains no score of q and k.
 
     The result is `softmax(0.125 * q.k)` for a softmax, `0.125 * q.k + causal` for logits that were multiplied by the

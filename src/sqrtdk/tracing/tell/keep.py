@@ -14,10 +14,10 @@ from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Scale
 from sqrtdk.tracing.tape.node import Carried
-from sqrtdk.tracing.tell.places import NO_OPERANDS, Used, output_rows, places_of
+from sqrtdk.tracing.tell.places import NO_OPERANDS, ValueOperands, output_rows, places_of
 from sqrtdk.tracing.tell.sight import NO_DATA, combined_masks
-from sqrtdk.tracing.tell.terms import lse_of, proven, terms_of
-from sqrtdk.tracing.tell.vectors import own, sharing, vector
+from sqrtdk.tracing.tell.terms import is_proven, lse_of, terms_of
+from sqrtdk.tracing.tell.vectors import owned_copy, share_tensors, vector
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
 
 _DROPOUT_TOLERANCE = 0.02  # relative tolerance for dropout's common factor 1 / (1 - rate) on rounded weights
@@ -30,7 +30,7 @@ ENLARGED_RUN = "trace.kept.enlarged"
 BLOCKS_OF_KEYS = "trace.kept.blocks"
 
 
-def without(call: AttentionCall, reason: str) -> CallTensors:
+def missing_tensors(call: AttentionCall, reason: str) -> CallTensors:
     """Returns an empty result for a call, with the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
     return CallTensors(
@@ -38,27 +38,28 @@ def without(call: AttentionCall, reason: str) -> CallTensors:
     )
 
 
-def keep_tensors(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
+def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
     """Returns the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
         kept = _keep_tensors(reading, used, call)
-        return kept if kept.missing is not None or proven(kept) else without(call, Message("trace.kept.doubt"))
+        settled = kept.missing is not None or is_proven(kept)
+        return kept if settled else missing_tensors(call, Message("trace.kept.doubt"))
     except Exception as error:  # a trace must not stop the model, whatever the layout
-        return without(call, Message("trace.kept.failed", error=kind_and_text(error)))
+        return missing_tensors(call, Message("trace.kept.failed", error=kind_and_text(error)))
 
 
-def _keep_tensors(reading: Reading, used: Used | None, call: AttentionCall) -> CallTensors:
+def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
     dropped = None if used is None else _dropped(reading, used)
     if dropped is not None:
         reading = replace(reading, dropout=dropped, carried=Carried())
     fault = _fault(reading)
     if fault is not None or used is None:
-        return without(call, fault or Message(NO_OPERANDS))
+        return missing_tensors(call, fault or Message(NO_OPERANDS))
     places = places_of(reading, used)
     if isinstance(places, str):
-        return without(call, places)
+        return missing_tensors(call, places)
     sight = combined_masks(reading, counts=False)
-    query, key, value = sharing([vector(place) for place in places])
+    query, key, value = share_tensors([vector(place) for place in places])
     logits = reading.operands if isinstance(reading.operands, Logits) else None
     if reading.kind == "sdpa" and logits is not None:
         # torch's math kernel computes (q * sqrt(scale)) @ (k * sqrt(scale)).mT, and `terms` contain the whole scale.
@@ -83,7 +84,7 @@ def _keep_tensors(reading: Reading, used: Used | None, call: AttentionCall) -> C
         query=query,
         key=key,
         value=value,
-        output=own(output_rows(reading, used, reading.output), reading.output),
+        output=owned_copy(output_rows(reading, used, reading.output), reading.output),
         terms=terms,
         lse=lse_of(reading, sight, used),
         kept=(used.weights.reshape(sizes) != 0).detach() if reading.dropout and used.weights is not None else None,
@@ -96,7 +97,7 @@ def _keep_tensors(reading: Reading, used: Used | None, call: AttentionCall) -> C
     )
 
 
-def _dropped(reading: Reading, used: Used) -> float | None:
+def _dropped(reading: Reading, used: ValueOperands) -> float | None:
     """Returns the rate of a dropout on the weights, w * mask / (1 - rate), or None if they were changed otherwise.
 
     It is read from values: some weights became 0, and all others grew by one factor.

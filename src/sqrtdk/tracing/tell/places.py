@@ -20,7 +20,7 @@ NO_OPERANDS = "trace.kept.operands"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Used:
+class ValueOperands:
     """The operands of weights . v, which a reading does not contain.
 
     Attributes:
@@ -36,14 +36,14 @@ class Used:
     kernel: KernelCall | None = None
 
 
-def of_kernel(call: KernelCall) -> Used | None:
+def of_kernel(call: KernelCall) -> ValueOperands | None:
     """Returns the operands of a kernel whose arguments have SDPA's names, or None for any other kernel."""
     if not {"query", "key", "value"} <= call.nodes.keys():
         return None
-    return Used(call.arguments["value"], call.nodes["value"], kernel=call)
+    return ValueOperands(call.arguments["value"], call.nodes["value"], kernel=call)
 
 
-def places_of(reading: Reading, used: Used) -> tuple[VectorUse, VectorUse, VectorUse] | str:
+def places_of(reading: Reading, used: ValueOperands) -> tuple[VectorUse, VectorUse, VectorUse] | str:
     """Returns the places of q, k and v, or the reason why they are unknown."""
     if not isinstance(reading.operands, Vectors):
         assert isinstance(reading.operands, Logits)
@@ -67,7 +67,7 @@ def places_of(reading: Reading, used: Used) -> tuple[VectorUse, VectorUse, Vecto
     return VectorUse(nodes["query"], query, by_head), VectorUse(nodes["key"], key, by_head), at_value
 
 
-def _of_logits(reading: Reading, logits: Logits, used: Used) -> tuple[VectorUse, VectorUse, VectorUse] | str:
+def _of_logits(reading: Reading, logits: Logits, used: ValueOperands) -> tuple[VectorUse, VectorUse, VectorUse] | str:
     axes, product, layout = logits.axes, logits.product, reading.layout
     left, right = product_operands(product)
     if left.value is None or right.value is None or not axes.followed:
@@ -102,7 +102,7 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
     return place
 
 
-def _values(reading: Reading, logits: Logits, used: Used) -> VectorUse | str:
+def _values(reading: Reading, logits: Logits, used: ValueOperands) -> VectorUse | str:
     """Returns the place of v, found from the layout of the output, or the reason why it is unknown."""
     layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
@@ -122,7 +122,7 @@ def _values(reading: Reading, logits: Logits, used: Used) -> VectorUse | str:
     return VectorUse(used.node, wide, lambda tensor: tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads])
 
 
-def output_rows(reading: Reading, used: Used, output: Tensor) -> Tensor:
+def output_rows(reading: Reading, used: ValueOperands, output: Tensor) -> Tensor:
     """Returns the output as (B, Hq, L, Ev)."""
     layout = reading.layout
     groups = math.prod(output.shape[:-2]) // layout.batch
@@ -163,7 +163,7 @@ def _grouped(tensor: Tensor, heads: int, order: tuple[bool, bool]) -> Tensor:
     return (parts.transpose(1, 2) if turned else parts).flatten(1, 2)
 
 
-def _order(reading: Reading, used: Used) -> tuple[bool, bool]:
+def _order(reading: Reading, used: ValueOperands) -> tuple[bool, bool]:
     """Returns the order for `_grouped` in which the weights in the product with v equal the softmax's weights.
 
     Orders that can't be told apart by values give equal outputs, so any of them is right.

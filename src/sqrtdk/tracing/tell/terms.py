@@ -1,6 +1,6 @@
 """Collects the terms between product and softmax and the log-sum-exp of a call, and proves that they are right.
 
-`proven` computes some rows of a call again from the kept tensors. If a layout was read wrongly or a step was missed,
+`is_proven` computes some rows of a call again from the kept tensors. If a layout was read wrongly or a step was missed,
 the result differs from the recorded output by more than rounding can explain.
 """
 
@@ -20,17 +20,17 @@ from sqrtdk.tracing.steps import (
     Bias,
     Clamp,
     Hide,
+    LearnedSinks,
     Mix,
     Offset,
     Scale,
-    Sinks,
     Softcap,
     Squares,
     Step,
     Unknown,
 )
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tell.places import Used
+from sqrtdk.tracing.tell.places import ValueOperands
 from sqrtdk.tracing.tell.sight import Sight, visible_by
 from sqrtdk.tracing.tensors import CallTensors, Term
 
@@ -47,13 +47,13 @@ _ROUNDING_SLACK = 4.0  # factor on the derived rounding, for the order of sums a
 _TF32 = 2.0**-11  # unit roundoff of TF32
 
 
-def terms_of(reading: Reading, sight: Sight, used: Used) -> tuple[Term, ...]:
+def terms_of(reading: Reading, sight: Sight, used: ValueOperands) -> tuple[Term, ...]:
     """Returns the terms from the product to the softmax, in order, with the value None if it is unknown."""
     terms = (_term(step, reading, sight, used) for step in sight.steps)
     return tuple(term for term in terms if term is not None)
 
 
-def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None:
+def _term(step: Step, reading: Reading, sight: Sight, used: ValueOperands) -> Term | None:
     # A row's maximum cancels in the softmax, and a mask without a name hides nothing.
     if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
         return None
@@ -70,7 +70,7 @@ def _term(step: Step, reading: Reading, sight: Sight, used: Used) -> Term | None
         visible = visible_by(step, reading)
         fill = -math.inf if step.fill is None else step.fill
         return Term("mask", None if visible is None else _small(visible), step.name or "", fill, step.form == "float")
-    if isinstance(step, Sinks):
+    if isinstance(step, LearnedSinks):
         return Term("sinks", _sinks(reading, sight, used), "sinks")
     if isinstance(step, Unknown):
         return Term("unknown", None, step.name)
@@ -106,7 +106,7 @@ def _small(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
+def _sinks(reading: Reading, sight: Sight, used: ValueOperands) -> Tensor | None:
     """Returns the sinks, (Hq,), one logit per head: the median of the values seen in the rows, or None if unknown."""
     logits, layout = reading.operands, reading.layout
     if not isinstance(logits, Logits):
@@ -131,7 +131,7 @@ def _sinks(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
     return sinks.transpose(0, 1).flatten(1).nanmedian(1).values
 
 
-def lse_of(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
+def lse_of(reading: Reading, sight: Sight, used: ValueOperands) -> Tensor | None:
     """Returns log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
     layout, logits, kernel = reading.layout, reading.operands, used.kernel
     # The sums of a kernel with sinks include theirs, which can't be subtracted exactly.
@@ -146,7 +146,7 @@ def lse_of(reading: Reading, sight: Sight, used: Used) -> Tensor | None:
 # -- the proof ---------------------------------------------------------------------------------------------------------
 
 
-def proven(call: CallTensors) -> bool:
+def is_proven(call: CallTensors) -> bool:
     """Returns whether some rows of the output can be computed again within rounding.
 
     The tolerance is derived from the dtypes. Rows for which it is infinite are not judged.

@@ -19,12 +19,12 @@ from sqrtdk.tracing.spine.lineage import follow_side, unprobed
 from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
 from sqrtdk.tracing.spine.rotations import in_shape
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import before_writes, dominator, part
+from sqrtdk.tracing.tape.graph import before_writes, dominator, written_view
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
 
 _MULTIPLE_ROUNDINGS = 8.0  # roundings of the dtype within which one tensor counts as a multiple of another
-_FACTORS_AND_VIEWS = frozenset({"mul", "div", "neg", *ops.COPIES, *ops.VIEWS})
+_FACTORS_AND_VIEWS = frozenset({"mul", "div", "neg", *ops.CASTS_AND_COPIES, *ops.VIEWS})
 # Operations that may end a rotation, such as the add of `x * cos + rotate_half(x) * sin`.
 _LAST_OF_A_ROTATION = frozenset(
     {"add", "sub", "addcmul", "cat", "stack", "overwrite", "complex", "mul", "sum", ROTATION}
@@ -93,7 +93,7 @@ def vector(place: VectorUse) -> Vector:
     return Vector(used, number, projected, tuple(steps), _projection(way, projected))
 
 
-def sharing(vectors: list[Vector]) -> list[Vector]:
+def share_tensors(vectors: list[Vector]) -> list[Vector]:
     """Returns the vectors with one shared tensor for equal inputs of their projections, to save memory."""
     inputs: list[Tensor] = []
     shared = []
@@ -107,7 +107,7 @@ def sharing(vectors: list[Vector]) -> list[Vector]:
     return shared
 
 
-def own(arranged: Tensor, tensor: Tensor) -> Tensor:
+def owned_copy(arranged: Tensor, tensor: Tensor) -> Tensor:
     """Returns values that later writes of the model can't change: a copy if they are a view of `tensor`."""
     if arranged.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         return arranged.clone(memory_format=torch.contiguous_format)
@@ -190,7 +190,7 @@ class _Way:
 
     def __init__(self, place: VectorUse) -> None:
         self.place = place
-        self.used = own(place.arrange(place.values.detach()), place.values)
+        self.used = owned_copy(place.arrange(place.values.detach()), place.values)
         self.spans: list[_Span] = []
         self.roots: list[Node] = []
         self.shift: Node | None = None
@@ -243,7 +243,7 @@ class _Way:
         value = valued(self.place.node)
         if value is None or tuple(value.shape) != tuple(self.place.values.shape):
             return None
-        arranged = own(self.place.arrange(value.detach()), value)
+        arranged = owned_copy(self.place.arrange(value.detach()), value)
         return arranged if arranged.shape == self.used.shape else None
 
 
@@ -309,5 +309,5 @@ def _written(node: Node, valued: Callable[[Node], Tensor | None]) -> Tensor | No
             return None
         if whole is None:
             whole = value.new_full(node.shape, float("nan") if value.is_floating_point() else -1)
-        part(write, whole).copy_(value)
+        written_view(write, whole).copy_(value)
     return whole
