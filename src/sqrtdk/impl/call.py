@@ -111,6 +111,7 @@ class Call:
         """Return the same call for some of its rows, (R,) int64 indices."""
 
         def pick(tensor: Tensor) -> Tensor:
+            # One row that broadcasts stands for all rows, so there is nothing to pick.
             return tensor.index_select(-2, rows) if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
 
         return replace(
@@ -171,6 +172,7 @@ def repeat_heads(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor
     """Repeat key or value heads to the number of query heads: head h of the query uses head h // group."""
     if tensor.ndim < 3 or tensor.shape[-3] in (1, heads) or heads == 1:
         return tensor
+    # k0 k0 k1 k1, as in Llama: query heads that share a key head are neighbours.
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
 

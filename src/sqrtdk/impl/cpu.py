@@ -119,6 +119,7 @@ def _run(
     call = with_bias(call)
     lead, rows = call.lead, call.length
     heads = lead[-1] if lead else 1
+    # A score folded into q makes it float32 beside a half value: then all three are computed in float32.
     same = {call.query.dtype, call.key.dtype} == {call.value.dtype}
     query, key, value = operands(call, call.value.dtype if same else torch.float32)
     scale = call.scale

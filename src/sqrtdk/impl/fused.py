@@ -96,6 +96,7 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
 
 def _needs_mask(call: Call) -> bool:
     added = call.bias is not None or call.term is not None
+    # torch's is_causal is the triangle from the upper left, diagonal 0; one from the lower right, S - L, is a mask.
     return (
         added
         or call.visible is not None
@@ -121,6 +122,7 @@ def held_by_torch(call: Call) -> bool:
     mask = None
     if _needs_mask(call):
         learns = learns_term(call) or (call.bias is not None and call.bias.requires_grad)
+        # torch decides by shape and gradient: with strides of 0 the mask takes no memory.
         mask = call.value.new_empty(1, 1, requires_grad=learns).expand(call.length, call.keys)
     key, value, shared = _shared(call)
     backend = torch._fused_sdp_choice(

@@ -58,6 +58,7 @@ def side_by_side(bias: Bias) -> Bias:
 def visible_band(call: Call) -> tuple[int | None, int | None]:
     """Return (above, below): row i sees keys i - below to i + above; None: no bound."""
     left, right = call.window
+    # is_causal with window=(8, 2): both bound the keys to come, and the nearer bound counts.
     aboves = [call.diagonal, None if right is None else right + call.shift]
     known = [bound for bound in aboves if bound is not None]
     return min(known) if known else None, None if left is None else left - call.shift

@@ -73,6 +73,7 @@ def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guard
     """Return logits (..., Hq, R, S), -inf at hidden keys; `guarded` keeps gradients away from products of hidden
     keys."""
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
+    # 0 * NaN is NaN: the zero gradient of a hidden logit would carry the NaN of a row without keys into the keys.
     if guarded and seen is not None:
         query = torch.where(seen.any(-1, keepdim=True), query, 0.0)
     key = repeat_heads(call.key, call.heads)
@@ -88,9 +89,11 @@ def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guard
         term = call.term.term(query.to(call.dtype), key.to(call.dtype), rows + call.shift, columns).to(call.dtype)
         if call.term.content:
             z = z + term
+    # Before scale and softcap, whose derivatives at an infinite product are NaN.
     if guarded and seen is not None:
         z = z.masked_fill(~seen, 0.0)
     z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)
+    # Before bias and mask: c tanh(-inf / c) is -c, and a key with that logit is not hidden.
     if call.softcap is not None:
         z = call.softcap * torch.tanh(z / call.softcap)
     if term is not None and call.term is not None and not call.term.content:
@@ -123,6 +126,7 @@ def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
     output = weights @ value.masked_fill(bad, 0.0)
     columns = bad.squeeze(-1).flatten(0, -2).any(0) if bad.ndim > 2 else bad.squeeze(-1)
     shown = None if seen is None else seen.expand(weights.shape)
+    # Keys with such a value are few; in one product 0 * NaN would bring it to the rows that hide it.
     for j in columns.nonzero().squeeze(-1).tolist():
         at = slice(j, j + 1)
         part = weights[..., at].detach() * value[..., at, :].detach().masked_fill(~bad[..., at, :], 0.0)
@@ -152,8 +156,10 @@ def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Fac
     if z.shape[-1] == 0:
         top = torch.zeros((*z.shape[:-1], 1), dtype=z.dtype, device=z.device)
     else:
+        # Detached, since the shift cancels in the softmax; 0 for a row without keys, where -inf - -inf would be NaN.
         top = z.detach().amax(-1, keepdim=True)
         top = top.masked_fill(top == -math.inf, 0.0)
+    # The sink takes part in the maximum: over keys at 0, e^100 of a sink overflows float32.
     if sink is not None:
         top = torch.maximum(top, sink.detach())
     e = torch.exp(z - top)

@@ -68,11 +68,13 @@ def with_extra_keys(
     mask: Shaped[Tensor, "#N #Hq #L #S"] | None, extra: int, *, is_causal: bool, length: int, keys: int, device: Any
 ) -> Any:
     """Return the mask with `extra` keys appended that every row sees; None if all keys are seen."""
+    # The call's own is_causal would hide the appended keys, which come last: so the triangle is written out.
     if is_causal:
         causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril()
         mask = causal if mask is None else (mask & causal if mask.dtype == torch.bool else _hide(mask, causal))
     if mask is None:
         return None
+    # True shows the extra keys in a bool mask, 0.0 adds nothing in a floating one.
     return functional.pad(mask.expand(*mask.shape[:-1], keys), (0, extra), value=bool(mask.dtype == torch.bool))
 
 
@@ -159,6 +161,7 @@ def attend(
     aux = None
     if return_aux is not None:
         undropped = options | {"dropout_p": 0.0}  # statistics precede dropout, and must not draw random numbers
+        # A value of width 0: the output is computed below, with the weights.
         _, aux = attention(query, key, value[..., :0], return_aux=return_aux, **undropped)
     lowered = autocast_dtype(query) is not None
     call = resolve(query, key, value, **options)
@@ -193,6 +196,7 @@ def _weights(call: Call) -> Logits:
 def _softmax(z: Logits, seen: Visible | None, sink: Factor | None) -> Logits:
     keys = z.shape[-1]
     blind = None if seen is None else ~seen.any(-1, keepdim=True)
+    # The softmax of a row of -inf is NaN, and so is its gradient.
     if blind is not None:
         z = z.masked_fill(blind, 0.0)
     if sink is not None:

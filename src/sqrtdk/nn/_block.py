@@ -129,6 +129,7 @@ class TransformerBlock(Counted):
         terms = self.self_attn.parameter_terms() + Terms((("2 d_ff d_model", 2 * self.d_ff * d_model),))
         if not self._biased:
             return terms + Terms((("2 d_model", 2 * d_model),))
+        # 5 d_model: the bias of linear2, and gain and bias of both norms.
         return terms + Terms((("d_ff", self.d_ff), ("5 d_model", 5 * d_model)))
 
     def extra_repr(self) -> str:

@@ -196,7 +196,7 @@ class MultiHeadAttention(Projections):
             k, v = self._appended(k, v)
             extra = k.shape[-2] - keys
             mask = with_extra_keys(mask, extra, is_causal=is_causal, length=length, keys=keys, device=q.device)
-            is_causal = False
+            is_causal = False  # the mask has the triangle
         found = attend(
             q,
             k,
@@ -261,6 +261,7 @@ class MultiHeadAttention(Projections):
         self, query: Float[Tensor, "N Hq L E"], key: Float[Tensor, "N H S E"]
     ) -> tuple[Float[Tensor, "N Hq L E"], Float[Tensor, "N H S E"], PositionTerm | None]:
         """Return query and key, normed and rotated, and the position if it is a term."""
+        # Norm before rotation, as in Qwen3 and OLMo 2: a gain for each channel does not commute with the rotation.
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         position = self.position

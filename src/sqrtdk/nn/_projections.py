@@ -76,6 +76,7 @@ class Projections(Counted):
             self.kv_heads * self.head_dim,
             self.kv_heads * self.value_head_dim,
         ]
+        # torch's module has one packed weight only if q, k and v read the same channels; the state_dict has its names.
         packed = self.kdim == self.vdim == self.embed_dim
         self._new("in_proj_weight", packed, (q + k + v, self.embed_dim), where)
         self._new("q_proj_weight", not packed, (q, self.embed_dim), where)
@@ -169,6 +170,7 @@ class HeadRMSNorm(nn.RMSNorm):
         return functional.rms_norm(x, list(self.normalized_shape), weight, self.eps)
 
 
+# 1e-6: the eps of Llama's and Qwen's RMSNorm; that of torch's LayerNorm is 1e-5.
 QK_NORMS: dict[str, Callable[..., nn.Module]] = {
     "rms": lambda width, **where: HeadRMSNorm(width, eps=1e-6, **where),
     "layer": lambda width, **where: nn.LayerNorm(width, bias=False, **where),

@@ -109,6 +109,7 @@ class RelativeAttention(ScoreAttention):
                 f"the relative values have {self.value_table.shape[-1]} channels; got a value of {value.shape[-1]}",
                 hint=f"Make the module with value_dim={value.shape[-1]}.",
             )
+        # sum_j p_ij b[j - i] is a second product with the weights, which no fused kernel gives.
         found = super().forward(query, key, value, attn_mask, is_causal, need_weights=True, return_aux=return_aux)
         output, weights, aux = (*found, None)[:3]
         output = output + self._by_offset(weights) @ self.value_table.to(weights.dtype)

@@ -192,6 +192,8 @@ class AdditiveAttention(ScoreAttention):
         return self._terms
 
 
+# 10: the start in Swin V2's code, as q.k of unit vectors stays within -1 and 1. RMS norm and LayerNorm leave vectors of
+# length sqrt(E), whose products 1/sqrt(E) brings to the size of the textbook's logits.
 _COSINE_GAINS = {"l2": 10.0, "rms": 1.0, "layer": 1.0}
 
 

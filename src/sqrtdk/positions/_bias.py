@@ -81,6 +81,7 @@ def alibi_slopes(heads: int) -> list[float]:
         Press, Smith, Lewis: Train Short, Test Long, 2021, and the code published with it.
     """
     whole_number(heads, "heads", 1)
+    # 12 heads: the slopes of 8, then the 1st, 3rd, 5th and 7th of those of 16.
     below = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * h / below) for h in range(1, below + 1)]
     return slopes + [2.0 ** (-4.0 * h / below) for h in range(1, 2 * (heads - below), 2)]

@@ -198,6 +198,7 @@ def turn(
     """Return query and key, turned with these frequencies."""
     check_layout(layout)
     rows, columns = query.shape[-2], key.shape[-2]
+    # Self-attention. With other lengths, as beside a cache, keys count from 0.
     if key_positions is None and rows == columns:
         key_positions = positions
     where = (

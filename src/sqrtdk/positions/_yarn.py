@@ -108,6 +108,7 @@ def yarn_frequencies(
         """Return the pair of channels that turns this many times within the original length."""
         return rotary_dim * math.log(original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
 
+    # Fast pairs, which turn through all angles in training, keep their frequency: low is the last of them.
     low, high = channel(beta_fast), channel(beta_slow)
     if truncate:
         low, high = math.floor(low), math.ceil(high)

@@ -119,6 +119,7 @@ def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | Non
     if gain is None or isinstance(gain, Tensor | nn.Module):
         if isinstance(gain, Tensor):
             check_class("a gain", gain)
+        # (Hq, 1) of heads and (L, 1) of rows would look the same.
         if isinstance(gain, Tensor) and gain.ndim == 2:
             raise InvalidValueError(f"a gain of two dimensions is ambiguous; got {tuple(gain.shape)}", hint=_GAIN_HINT)
         return gain

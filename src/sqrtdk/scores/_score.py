@@ -74,6 +74,7 @@ def project_heads(
         )
     check_weight_heads(weight, 3, tensor, what, kind)
     weight = weight.to(tensor.dtype)
+    # A tensor without heads has one, and so has the weight that belongs to it.
     return tensor @ (weight[0] if tensor.ndim == 2 and weight.ndim == 3 else weight)
 
 

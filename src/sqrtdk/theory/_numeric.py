@@ -105,6 +105,7 @@ class _Bracket:
     def take(self, x: float, value: float, relative: float, enough: float) -> None:
         if self.done:
             return
+        # Anderson and Bjorck 1973: if one end stays for two steps, its value is reduced, which bends the secant to it.
         self.best, width = x, self.high - self.low
         if value > 0.0:
             if self.side == 1:

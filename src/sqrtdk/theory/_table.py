@@ -73,6 +73,7 @@ def cubic(x: Sequence[float], y: Sequence[float], d: Sequence[float], at: float)
 @cache
 def sigma_knots() -> list[float]:
     """Return the knots in asinh(sigma)."""
+    # asinh is linear near 0, where all but the peak are even in sigma, and a logarithm at large sigma.
     return [math.asinh(sigma) for sigma in load_table()["sigma"][0]]
 
 

@@ -72,7 +72,7 @@ def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float
         return math.inf
     if wanted >= mean(0.0):
         return 0.0
-    high = 64.0
+    high = 64.0  # the table's last sigma; beyond it H is taken to be proportional to 1 / sigma, and is inverted as such
     last = mean(high)
     if wanted <= last:
         return high * last / wanted

@@ -222,12 +222,14 @@ def range_forecast(
 
 def _log_beyond(logits: LogitDistribution, x: float) -> float:
     """Return the natural logarithm of P(|z| > x)."""
+    # Added as logarithms: far tails are below the smallest float.
     larger, smaller = sorted((logits.log_above(x), logits.log_below(-x)), reverse=True)
     return larger if smaller == -math.inf else larger + math.log1p(math.exp(smaller - larger))
 
 
 def _any_beyond(logits: LogitDistribution, pairs: int, x: float) -> float:
     share = min(1.0, math.exp(_log_beyond(logits, x)))
+    # 1 - (1 - share)^N would be 0 for shares below 1e-16, however many the pairs.
     return 1.0 if share == 1.0 else -math.expm1(pairs * math.log1p(-share))
 
 

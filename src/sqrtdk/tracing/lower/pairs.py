@@ -25,7 +25,6 @@ _PAIRING = frozenset({"mul", "add", "sub", "addcmul"}) | DISTANCES
 _ROW_REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _EXPANSIONS = frozenset({"expand", "repeat"})
 _ELEMENTWISE = _EXPANSIONS | VECTOR_LENGTHS | ops.CASTS_AND_COPIES | ops.CLAMPS | {"mul", "div"}
-_PASSED = ops.PASSING
 NONLINEARITIES = frozenset(
     {
         "tanh",
@@ -48,7 +47,10 @@ NONLINEARITIES = frozenset(
 )
 # Operations that may stand between the score and the softmax: masks, factors, and a curve that comes last.
 _AFTER = (
-    _PASSED | NONLINEARITIES | ops.CLAMPS | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
+    ops.PASSING
+    | NONLINEARITIES
+    | ops.CLAMPS
+    | {"mul", "div", "masked_fill", "where", "add", "sub", "rsub", "neg", "cat"}
 )
 _MOST_NORM_OPERATIONS = 8  # operations searched backwards; a normalisation written out has fewer
 
@@ -85,7 +87,7 @@ def _are_gathered(node: Node, left: Node, right: Node) -> bool:
 
 def list_serial(node: Node) -> int | None:
     """Returns the serial number of the list that gathered the rows of `node`, or None if none did."""
-    for before in back(node, _PASSED | {"mul", "div", "neg"}):
+    for before in back(node, ops.PASSING | {"mul", "div", "neg"}):
         if before.root is not None:
             return before.root.gathered_by
         if before.op in ("index", "index_select"):
@@ -120,7 +122,7 @@ def _note_side_by_side(node: Node) -> None:
 
 def _is_grown(node: Node) -> bool:
     """Whether an activation was repeated before this node."""
-    steps = itertools.pairwise(back(node, _PASSED))
+    steps = itertools.pairwise(back(node, ops.PASSING))
     return any(later.op in _ROW_REPEATS and math.prod(later.shape) > math.prod(before.shape) for later, before in steps)
 
 
@@ -186,7 +188,7 @@ def reads_pairs(node: Node) -> bool | None:
 
 def pairs_queries_and_keys(node: Node) -> bool:
     """Whether `node` is a curve over pairs of queries and keys, `tanh(q + k)`; the curve of a pooling is not."""
-    curve = first_behind(node, _PASSED)
+    curve = first_behind(node, ops.PASSING)
     inside = _within(node) if curve is not None and curve.op in NONLINEARITIES else None
     if curve is None or inside is None or _pairs(inside) is not None:
         return inside is not None
@@ -196,11 +198,11 @@ def pairs_queries_and_keys(node: Node) -> bool:
 
 def _within(node: Node) -> Node | None:
     """Returns the argument of a curve, or without a curve the node, before views and biases."""
-    source = first_behind(node, _PASSED)
+    source = first_behind(node, ops.PASSING)
     if source is None or source.op not in NONLINEARITIES:
         return source
     main = source.main()
-    return None if main is None else first_behind(main, _PASSED)
+    return None if main is None else first_behind(main, ops.PASSING)
 
 
 def is_additive(logits: Node) -> bool:
@@ -213,7 +215,7 @@ def is_score(score: Node) -> bool:
     if score.root is not None and (score.root.additive or score.root.paired):
         return True
     main = score.main() if score.op == "sum" else None
-    inner = None if main is None else first_behind(main, _PASSED | {"mul"})
+    inner = None if main is None else first_behind(main, ops.PASSING | {"mul"})
     if inner is not None and (pairs_queries_and_keys(inner) or (inner.op == "add" and _pairs(inner) is True)):
         return True
     return score.op in ("add", "sub") and _pairs(score) is True

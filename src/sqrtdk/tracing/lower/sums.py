@@ -106,6 +106,7 @@ def _way(node: Node) -> _Way | None:
         dims = max(len(left.shape), len(right.shape))
         shape = tuple(max(sizes) for sizes in broadcast_sizes(left, right, (0,) * dims))
         return _summed(_Way(node.pairs, shape, _NO_AXES), -1)
+    # torch.cdist(q, k), whose third argument is p; another p than 2 is no function of q.k.
     if node.pairs is not None and node.op in DISTANCES:
         if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
             return None
@@ -113,6 +114,7 @@ def _way(node: Node) -> _Way | None:
         return _summed(_Way(Pairs(left, right, both=True), (*node.shape, left.shape[-1]), _NO_AXES, distance=1), -1)
     if node.op not in _SUM_AND_MEAN | VECTOR_LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
+    # 1: the length, torch.linalg.vector_norm(q - k, dim=-1). 2: its square, ((q - k) ** 2).sum(-1).
     distance = 1 if node.op in VECTOR_LENGTHS else None
     if distance and node.number(1) != 2:
         return None
@@ -178,6 +180,7 @@ def sums_to_products(logits: Node, *, edges: bool = False) -> None:
 
     Sums over rows that were gathered for the edges of a graph become products only if `edges` is True.
     """
+    # Logits with a product have been settled: `q @ k.mT`, or an earlier softmax over the same logits.
     if logits.products or not logits.act:
         return
     behind = list(ancestors(logits))
@@ -229,6 +232,7 @@ def as_matrix(node: Node, product: Product) -> None:
 
 def real_part(node: Node, views: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
     """Returns Re(q . conj(k)) as a product of twice as many real channels, and the views after it; None for others."""
+    # torch.view_as_real(q @ k.mH)[..., 0]
     at = next((i for i, view in enumerate(views[:-1]) if view.op == "view_as_real"), -1)
     part = None if at < 0 or views[at + 1].op != "select" else views[at + 1]
     if part is None or node.op not in ("bmm", "mm") or part.args[1:] not in ((-1, 0), (len(part.shape), 0)):

@@ -25,6 +25,7 @@ _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is p
 
 def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
     """Returns the reading of an edge softmax that weighs values, or a string that says why it is no attention."""
+    # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
     way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
     layout = _layout(weighing.logits, groups, value)
     if way.product is None or way.product.product is None:

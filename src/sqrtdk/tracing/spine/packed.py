@@ -20,7 +20,6 @@ from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Weighing, origin
 
-_PASSED = ops.PASSING
 _MATRIX_PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
 _OF_PIECES = "_nested_tensor_from_tensor_list"
 
@@ -58,6 +57,7 @@ class Sequences:
             if used is None or used.is_meta:
                 return cls(count, length, known=used is None)
             return cls(count, length, torch.arange(count, device=used.device) * length, used.long())
+        # flash_attn_varlen_func(q, k, v, cu_seqlens_q=ends, ...): sequence i has the tokens ends[i] to ends[i + 1].
         count = ends.shape[0] - 1
         if ends.is_meta or (used is not None and used.is_meta):
             return cls(count, int(longest or operand.shape[-3]), known=False)
@@ -177,6 +177,7 @@ class PackedPair:
 
 def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
     """Returns the reading of a softmax over nested logits, or a string that says why it is no attention."""
+    # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _way(weighing.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
         return Message("trace.fault.nested_logits")
@@ -218,10 +219,11 @@ def _way(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Fact
     """
     met: list[Factor | str] = []
     while node.op not in ends:
+        # The tape has no shape for a nested tensor; a mask or a bias beside it has one.
         nested = [p for p in node.parents() if not p.shape and p.op not in ("constant", "parameter")]
         if not nested:
             return None, [node.op, *met]
-        if node.op not in _PASSED:
+        if node.op not in ops.PASSING:
             met.insert(0, _factor(node, nested[0], where) or node.op)
         node = nested[0]
     return node, met
