@@ -15,9 +15,9 @@ from sqrtdk.models.limits import check_file
 MAX_GGUF_BYTES = 2**44
 MAX_METADATA_ENTRIES = 2**16
 MAX_STRING_BYTES = 2**20  # bytes of one string; a chat template has about ten thousand
-MAX_KEPT = 2**22  # bytes of all names and strings together: they stay in memory
+MAX_HELD_BYTES = 2**22  # bytes of all names and strings together: they stay in memory
 MAX_ARRAY = 2**24  # elements of one array
-MAX_PASSED = 2**21  # strings and nested arrays skipped one by one, in the whole file; a vocabulary has 2^18
+MAX_SKIPPED = 2**21  # strings and nested arrays skipped one by one, in the whole file; a vocabulary has 2^18
 MAX_NESTED = 4  # levels of arrays inside arrays
 MAX_METADATA = 2**30  # bytes skipped in the whole file
 VERSIONS = (2, 3)
@@ -106,8 +106,8 @@ class _Reader:
     def _text(self) -> str:
         length = self._length(MAX_STRING_BYTES)
         self._kept += length
-        if self._kept > MAX_KEPT:
-            raise _LimitError(f"{self._kept} bytes of names and texts, at most {MAX_KEPT} are read")
+        if self._kept > MAX_HELD_BYTES:
+            raise _LimitError(f"{self._kept} bytes of names and texts, at most {MAX_HELD_BYTES} are read")
         content = self._file.read(length)
         if len(content) < length:
             raise _OddError("it is cut off")
@@ -123,8 +123,8 @@ class _Reader:
             self._file.seek(count * struct.calcsize(_NUMBER_FORMATS[kind]), os.SEEK_CUR)
             return
         self._passed += count
-        if self._passed > MAX_PASSED:
-            raise _LimitError(f"{self._passed} texts and arrays in arrays, at most {MAX_PASSED} are passed over")
+        if self._passed > MAX_SKIPPED:
+            raise _LimitError(f"{self._passed} texts and arrays in arrays, at most {MAX_SKIPPED} are passed over")
         for _ in range(count):
             if kind == _TEXT:
                 self._file.seek(self._length(MAX_STRING_BYTES), os.SEEK_CUR)

@@ -30,7 +30,7 @@ from sqrtdk.models.modules import is_finite
 from sqrtdk.models.records import LoadedModel
 
 MOST_FOLDED = 2**12  # largest constant folded in the first walk, in elements
-MOST_LOOKED_AT = 2**28  # largest weight searched for NaN, in elements
+MOST_SEARCHED_ELEMENTS = 2**28  # largest weight searched for NaN, in elements
 MOST_ELEMENTS = 2**40  # largest tensor on the meta device, in elements
 Tensors = dict[str, Tensor]
 
@@ -224,7 +224,7 @@ class Walk:
     def sick(self) -> tuple[str, ...]:
         """Names of weights that hold NaN or infinity. Only weights small enough to be loaded are searched."""
         used = {name for node in self._readable for name in node.inputs if name in self.learned}
-        small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_LOOKED_AT]
+        small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_SEARCHED_ELEMENTS]
         return tuple(sorted(self._names.get(name, name) for name in small if not is_finite(self.graph.tensor(name))))
 
     def operators(self) -> dict[str, tuple[str, ...]]:

@@ -38,9 +38,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 }
 LARGEST_DENSE = 2**28  # above this many pairs dense warns, and auto takes no implementation that holds them
 # Pairs times width of a plain call above which the compiled kernel is worth the 0.1 ms that calling it from Python
-# costs; with few rows, where torch's kernel is slow, a fraction (1 / PART) of that.
+# costs; with few rows, where torch's kernel is slow, a fraction (1 / FEW_ROWS_PART) of that.
 SMALLEST_COMPILED = {torch.float32: 2**26, torch.bfloat16: 2**24, torch.float16: 2**24}
-FEW_ROWS, PART = 16, 32  # 16: FEW of kernel/decode.h
+FEW_ROWS, FEW_ROWS_PART = 16, 32  # 16: FEW of kernel/decode.h
 FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
 
 
@@ -75,7 +75,7 @@ def choose(call: Call, impl: str = "auto") -> Choice:
             return Choice("triton", "the Triton kernel runs it")
         refused = f"; not the Triton kernel: {triton_reason}"
     if reason is None:
-        return Choice("fused", f"torch's kernels run it{_untold(call)}{refused}")
+        return Choice("fused", f"torch's kernels run it{_unchecked(call)}{refused}")
     height = block_rows(call)
     if height >= call.length:
         return Choice("dense", f"{reason}; the call fits one block{refused}")
@@ -141,7 +141,7 @@ def against_compiled(call: Call) -> str | None:
     return None
 
 
-def _untold(call: Call) -> str:
+def _unchecked(call: Call) -> str:
     """Say what was not checked before torch's kernels were chosen."""
     numbers = has_values(call.query, call.key, call.value)
     lost = []
@@ -176,4 +176,4 @@ def _is_small(pairs: int, query: Query, key: Key, value: Value) -> bool:
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if learns and rows <= FEW_TO_LEARN:
         return True
-    return pairs * query.shape[-1] < SMALLEST_COMPILED[query.dtype] // (PART if rows <= FEW_ROWS else 1)
+    return pairs * query.shape[-1] < SMALLEST_COMPILED[query.dtype] // (FEW_ROWS_PART if rows <= FEW_ROWS else 1)

@@ -11,6 +11,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.nn._attend import Attended
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import shaw
+from sqrtdk.positions._term import INIT_STD
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scales._numbers import whole_number
 from sqrtdk.stats.request import AuxRequest
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Value, Visible
-
-INIT_STD = 0.02
 
 
 class RelativeAttention(ScoreAttention):

@@ -88,6 +88,7 @@ def compile_into(folder: Path, target: str) -> Path:
         reason = libraries.why_untrusted(folder)
         if reason is not None:
             raise UnsupportedError(f"the compiled kernel can't be kept safely: {reason}", hint=hint)
+        # Within the folder, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".build-", ignore_cleanup_errors=True) as inner:
             made = Path(inner) / "attention.so"
             for command in _commands(made, target):

@@ -75,6 +75,7 @@ def _backward(
     if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         return _by_the_formula(ctx, d_out, d_lse, d_entropy)
     d_out = torch.zeros_like(out) if d_out is None else d_out
+    # dz = p (dp - p . dp), and p . dp of a row is out . d_out: one number, to which lse and entropy add theirs.
     constant = -(out.float() * d_out.float()).sum(-1)
     if d_lse is not None:
         constant = constant + d_lse

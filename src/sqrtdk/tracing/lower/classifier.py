@@ -164,6 +164,7 @@ def _contract(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
 
 def _softmax(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     args = made.node.args
+    # softmax(torch.stack([lse_a, lse_b])) weighs two blocks of keys, whose outputs it merges.
     if online.is_sum(parents[0]):
         made.node.products = parents[0].products
         return

@@ -35,8 +35,9 @@ _CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "
 
 def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
     """Whether a contraction multiplies exp of logits with values; the result is then a partial sum."""
+    # A step of FlashAttention by hand: p = (q @ k.mT - m).exp(); o = o * (m_before - m).exp() + p @ v.
     for weights, value, contracted in ((a, b, -1), (b, a, -2)):
-        way = _way(weights)
+        way = _path_from_exp(weights)
         if way is None or not value.act or value.products or value.weights is not None:
             continue
         power = way[0]
@@ -53,7 +54,7 @@ def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
     return False
 
 
-def _way(node: Node) -> list[Node] | None:
+def _path_from_exp(node: Node) -> list[Node] | None:
     """Returns the nodes from an exp of logits to `node`, or None if there is no such exp."""
     way = [node]
     while node.op in _WEIGHED and node.products:
@@ -167,9 +168,9 @@ def carry_partial_sums(scene: Scene, made: RecordedOutput, parents: list[Node]) 
     partials = [p.partial for p in sources if p.partial is not None]
     others = [p for p in parents if p.act and p.partial is None]
     if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
-        used = _taken(scene, _together(partials).parts)
+        used = _take_runs(scene, _together(partials).parts)
         if used:
-            _tell(scene, _as_one(used))
+            _report_run(scene, _as_one(used))
         return False
     partial = _joined(node, sources, others)
     if not others and not partial.weighed and not any(before.open for before in partials):
@@ -256,12 +257,12 @@ def _complete(scene: Scene, made: RecordedOutput) -> None:
     """Notes the output of exponentials that are divided by their sum; more blocks may join it."""
     partial = made.node.partial
     assert partial is not None
-    joined = _taken(scene, partial.parts)
+    joined = _take_runs(scene, partial.parts)
     new = Online(list(partial.parts), alias(made.tensor), partial.loose)
     scene.online.append(_as_one([new, *joined]))
 
 
-def _taken(scene: Scene, parts: frozenset[Part]) -> list[Online]:
+def _take_runs(scene: Scene, parts: frozenset[Part]) -> list[Online]:
     """Removes from the scene, and returns, the complete runs that contain any of the parts."""
     taken = [run for run in scene.online if not parts.isdisjoint(run.parts)]
     scene.online = [run for run in scene.online if run not in taken]
@@ -275,7 +276,7 @@ def _as_one(runs: list[Online]) -> Online:
     return Online(sorted(everything, key=lambda part: part.number), output, any(run.loose for run in runs))
 
 
-def _tell(scene: Scene, run: Online) -> None:
+def _report_run(scene: Scene, run: Online) -> None:
     exponentials = [part for part in run.parts if isinstance(part, Exponential) and not part.entry.attention]
     for exponential in exponentials:
         exponential.entry.attention = True
@@ -306,7 +307,7 @@ def close_partial_sums(scene: Scene) -> None:
     """Ends the trace: complete runs go to the listener, and exponentials never divided are reported as missed."""
     ready, scene.online = scene.online, []
     for site in dict.fromkeys(run.parts[0].entry.site for run in ready):
-        _tell(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))
+        _report_run(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))
     for entry in scene.exponentials:
         if not entry.attention:
             scene.listener.missed(entry.site, entry.reason)

@@ -27,7 +27,7 @@ _SUM_AND_MEAN = frozenset({"sum", "mean"})
 
 def note_sum(scene: Scene, made: RecordedOutput) -> None:
     """Marks a sum over the features of pairs."""
-    way = _way(made.node)
+    way = _sum_of_pairs(made.node)
     if way is not None:
         measured = largest_product(scene, made) if way.distance is None else None
         made.node.summed = Product(made.tensor.dtype, measured, way.distance)
@@ -81,7 +81,7 @@ class _Axes(NamedTuple):
     features: list[int]
 
 
-class _Way(NamedTuple):
+class _SumOfPairs(NamedTuple):
     """A sum over the features of pairs.
 
     Attributes:
@@ -99,19 +99,20 @@ class _Way(NamedTuple):
     distance: int | None = None
 
 
-def _way(node: Node) -> _Way | None:
+def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
     """Returns the pairs behind a sum, or None if it sums no pairs, or an axis that only one of them has."""
     if node.pairs is not None and node.op in ops.CONTRACTIONS:  # (q * k) @ w: `note_weighted_sum` moved w into q
         left, right = node.pairs.left, node.pairs.right
         dims = max(len(left.shape), len(right.shape))
         shape = tuple(max(sizes) for sizes in broadcast_sizes(left, right, (0,) * dims))
-        return _summed(_Way(node.pairs, shape, _NO_AXES), -1)
+        return _summed(_SumOfPairs(node.pairs, shape, _NO_AXES), -1)
     # torch.cdist(q, k), whose third argument is p; another p than 2 is no function of q.k.
     if node.pairs is not None and node.op in DISTANCES:
         if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
             return None
         left, right = _spread(node.pairs.left, -2), _spread(node.pairs.right, -3)
-        return _summed(_Way(Pairs(left, right, both=True), (*node.shape, left.shape[-1]), _NO_AXES, distance=1), -1)
+        pairs, shape = Pairs(left, right, both=True), (*node.shape, left.shape[-1])
+        return _summed(_SumOfPairs(pairs, shape, _NO_AXES, distance=1), -1)
     if node.op not in _SUM_AND_MEAN | VECTOR_LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
     # 1: the length, torch.linalg.vector_norm(q - k, dim=-1). 2: its square, ((q - k) ** 2).sum(-1).
@@ -134,7 +135,7 @@ def _way(node: Node) -> _Way | None:
         return None
     place = 2 if node.op in VECTOR_LENGTHS else 1
     over = node.args[place] if len(node.args) > place else None
-    return _summed(_Way(inner.pairs, inner.shape, _NO_AXES, tuple(factors), distance), over)
+    return _summed(_SumOfPairs(inner.pairs, inner.shape, _NO_AXES, tuple(factors), distance), over)
 
 
 _NO_AXES = _Axes([], [], [], [])
@@ -160,7 +161,7 @@ def _by_number(node: Node) -> bool:
     return isinstance(other, (int, float))
 
 
-def _summed(way: _Way, dims: Any) -> _Way | None:
+def _summed(way: _SumOfPairs, dims: Any) -> _SumOfPairs | None:
     """Returns the sum with its axes by owner, or None if it runs over an axis that only one side has."""
     every = range(len(way.shape))
     over = set(every) if not dims else {d % len(every) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
@@ -184,7 +185,7 @@ def sums_to_products(logits: Node, *, edges: bool = False) -> None:
     if logits.products or not logits.act:
         return
     behind = list(ancestors(logits))
-    sums = {node: way for node in behind if node.summed is not None and (way := _way(node)) is not None}
+    sums = {node: way for node in behind if node.summed is not None and (way := _sum_of_pairs(node)) is not None}
     if not sums or not (edges or all(way.axes.rows or way.axes.columns for way in sums.values())):
         return
     for node in sorted(behind, key=lambda n: n.serial):
@@ -200,7 +201,7 @@ def multiplies(logits: Node) -> bool:
     return any(inner.op == "mul" and inner.is_root for inner in summed)
 
 
-def _become_product(node: Node, way: _Way) -> None:
+def _become_product(node: Node, way: _SumOfPairs) -> None:
     """Rewrites a sum as a batch of matrix products, (N, R, E) by (N, E, C), in the shape of the sum."""
     assert node.summed is not None
     batch, rows, columns, features = way.axes

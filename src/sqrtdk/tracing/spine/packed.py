@@ -178,7 +178,7 @@ class PackedPair:
 def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
     """Returns the reading of a softmax over nested logits, or a string that says why it is no attention."""
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
-    product, met = _way(weighing.node, "logits", {"matmul"})
+    product, met = _back_through_nested(weighing.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
         return Message("trace.fault.nested_logits")
     q, k = product.operands[0], product.operands[1].transpose(-1, -2)
@@ -212,7 +212,7 @@ def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
     return torch.cat([piece.transpose(0, 1) for piece in pieces]), sequences
 
 
-def _way(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Factor | str]]:
+def _back_through_nested(node: Node, where: str, ends: Set[str]) -> tuple[Node | None, list[Factor | str]]:
     """Walks back through nested tensors to an operation of `ends`.
 
     Returns its node (None if the walk does not reach one), and the factors and the names of other operations since.
@@ -241,7 +241,7 @@ def _factor(node: Node, main: Node, where: str) -> Factor | None:
 
 def _side(node: Node, where: str, sequences: Sequences) -> ProductSide:
     """Returns the side from the product back to the projection of the packed tokens or of the nested batch."""
-    start, met = _way(node, where, _MATRIX_PROJECTIONS | {_OF_PIECES})
+    start, met = _back_through_nested(node, where, _MATRIX_PROJECTIONS | {_OF_PIECES})
     if start is None or any(isinstance(m, str) for m in met):
         last = next(m for m in reversed(met) if isinstance(m, str))
         side = ProductSide(None, None).lost(where, Message("trace.step.nested", name=last))

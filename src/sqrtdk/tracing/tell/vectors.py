@@ -54,7 +54,7 @@ class _Span:
 
 def vector(place: VectorUse) -> Vector:
     """Returns a vector with its projection and steps, as far as they are known."""
-    way = _Way(place)
+    way = _VectorPath(place)
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
         return Vector(used)
@@ -143,7 +143,7 @@ def _rounded(before: Tensor, after: Tensor) -> str | None:
     return None
 
 
-def _projection(way: _Way, projected: Tensor) -> Projection | None:
+def _projection(way: _VectorPath, projected: Tensor) -> Projection | None:
     """Returns the projection of a vector, with a bias that was added separately, or None if there is not just one."""
     root = way.roots[0]
     if len(way.roots) != 1 or root.root is None or root.root.multiplied is None or root.value is None:
@@ -178,7 +178,7 @@ def _projection(way: _Way, projected: Tensor) -> Projection | None:
 # -- the way back ------------------------------------------------------------------------------------------------------
 
 
-class _Way:
+class _VectorPath:
     """The steps between a vector's projection and its use.
 
     Attributes:
