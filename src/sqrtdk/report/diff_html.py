@@ -88,7 +88,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "legend": MARKS,
         "unbroken": unbroken,
         "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
-        "kind": lambda kind: both(text(kind_word(kind))),
+        "kind": lambda kind: both(text(kind_word(plain(kind)))),
         "stage": lambda name: both(text(stage_word(name))),
         "outcome": outcome,
         "outcome_word": lambda name: both(outcome_word(name).text),
