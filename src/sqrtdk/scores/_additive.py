@@ -186,6 +186,7 @@ class LuongConcat(nn.Module):
                 hint="Split it for `additive`, which has a weight for each query head and one for each key head.",
             )
         check_weight_heads(self.v, 2, query, _CONCAT_V, "query")
+        # [q; k] W = q W_q + k W_k: the pairs, L S of them, are not concatenated.
         of_query, of_key = self.weight[..., :features, :], self.weight[..., features:, :]
         return widened(project_heads(query, of_query, _WEIGHT, "query")), widened(
             project_heads(key, of_key, _WEIGHT, "key")
