@@ -14,7 +14,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower import online, vectors
 from sqrtdk.tracing.lower.combine import combine_roles
 from sqrtdk.tracing.lower.contract import contract, is_product, squares_rows
-from sqrtdk.tracing.lower.mixing import PLAIN_CONVOLUTIONS, holds_weights, mix_heads
+from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, holds_weights, mix_heads
 from sqrtdk.tracing.lower.pairs import reads_pairs
 from sqrtdk.tracing.lower.softmax import begin_softmax, softmax_of_rows
 from sqrtdk.tracing.lower.weights import dropout_of
@@ -185,7 +185,7 @@ def _affine(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
 
 def _project(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     node = made.node
-    if node.op in PLAIN_CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # nn.Conv2d over (B, H, L, S) logits
+    if node.op in CONVOLUTIONS and parents[0].shape[-2:] == node.shape[-2:]:  # nn.Conv2d over (B, H, L, S) logits
         if (parents[0].products or holds_weights(parents[0])) and mix_heads(node, made.tensors):
             return
         if parents[0].products or (holds_weights(parents[0]) and parents[0].shape == node.shape):

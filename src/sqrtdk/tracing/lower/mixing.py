@@ -24,7 +24,7 @@ from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weig
 
 OVER_HEADS = "over the heads"
 HEADS_BY_DATA = "trace.step.heads_by_data"
-PLAIN_CONVOLUTIONS = frozenset({"convolution", "_convolution"})
+CONVOLUTIONS = frozenset({"convolution", "_convolution"})
 _LARGEST_HEAD_MATRIX = 256  # a square matrix up to this size is taken to mix heads if the axes can't be followed
 _NORM_KINDS = {**ops.NORM_OPERATIONS, **dict.fromkeys(ops.AFFINE, "batch")}
 _SUMS_AND_MEANS = frozenset({"mean", "sum"})
@@ -63,7 +63,7 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
 
 def mixing_operands(node: Node) -> tuple[int, int] | None:
     """Returns the positions of the logits (or weights) and of the matrix that mixes their heads, or None."""
-    if node.op in PLAIN_CONVOLUTIONS:
+    if node.op in CONVOLUTIONS:
         return (0, 1) if _carries(node.args[0]) and _leaves_pairs(node) else None
     left, right = ops.CONTRACTIONS[node.op]
     for mixed, matrix, contracted in ((left, right, -1), (right, left, -2)):

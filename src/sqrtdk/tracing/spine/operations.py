@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.lower.mixing import (
-    HEADS_BY_DATA,
-    PLAIN_CONVOLUTIONS,
-    is_bias_of_mixing,
-    mixed_by_data,
-    mixing_operands,
-)
+from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, HEADS_BY_DATA, is_bias_of_mixing, mixed_by_data, mixing_operands
 from sqrtdk.tracing.lower.pairs import NONLINEARITIES
 from sqrtdk.tracing.lower.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import subgraph_between
@@ -310,7 +304,7 @@ def _mixed(link: Link) -> tuple[Step, ...]:
 def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
     """Returns the mixing matrix, (H mixed, H) float64, or None if it differs from entry to entry of the batch."""
     value = value.to(torch.float64)
-    if node.op in PLAIN_CONVOLUTIONS:
+    if node.op in CONVOLUTIONS:
         return value.flatten(1)
     if value.dim() == 3:
         if not bool((value == value[:1]).all()):
@@ -326,11 +320,7 @@ def read_residual_mixing(node: Node) -> tuple[Step, Node] | None:
         return None
     for whole, other in (terms, terms[::-1]):
         mixing = origin(other)
-        main = (
-            mixing.main()
-            if mixing.product is None and mixing.op in PLAIN_CONVOLUTIONS | ops.CONTRACTIONS.keys()
-            else None
-        )
+        main = mixing.main() if mixing.product is None and mixing.op in CONVOLUTIONS | ops.CONTRACTIONS.keys() else None
         if main is None or origin(main) is not origin(whole) or whole.shape != node.shape:
             continue
         (step,) = _mixed(Link(mixing, main, (), ()))
@@ -351,7 +341,7 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
     "where": _selected,
     "index_put": _written,
     **dict.fromkeys(("copy", "overwrite", "constant_pad_nd"), _put_together),
-    **dict.fromkeys((*ops.CONTRACTIONS, *PLAIN_CONVOLUTIONS), _mixed),
+    **dict.fromkeys((*ops.CONTRACTIONS, *CONVOLUTIONS), _mixed),
     **dict.fromkeys(ops.CLAMPS, _clamped),
 }
 
