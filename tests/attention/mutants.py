@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from tests.planting.changes import Change, Planted, plant
 
-ATTEND, LOGITS, SOFTMAX, ROW_STATS = (f"impl/rows.py:{name}" for name in ("attend", "logits", "_softmax", "row_stats"))
-SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:grow"
+ATTEND, LOGITS, SOFTMAX, ROW_STATS = (
+    f"impl/rows.py:{name}" for name in ("attend_rows", "row_logits", "_softmax", "traceable_row_stats")
+)
+SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:repeat_heads"
 RESOLVE, MASKS = "_resolve.py:resolve", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
 FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
 SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_block.py:Values.__call__"
 MOMENTS = "stats/tiles.py:ProductSource.moments"
-CPU, BAND = "impl/cpu.py:_run", "impl/operands.py:band"
+CPU, BAND = "impl/cpu.py:_run", "impl/operands.py:visible_band"
 
 SCALE = "F(S, A, B).to(T) if isinstance(S, Tensor) else S"
 SCALED = f"Z = Z * ({SCALE})"
@@ -178,6 +180,6 @@ MUTANTS: dict[str, Planted] = {
     "cpu: window's left side not aligned": plant(BAND, Change("A - B", "A")),
     "cpu: the wider of two bounds": plant(BAND, Change("min(A)", "max(A)")),
     "cpu: squares for cubes": plant(
-        "impl/kernel/operators.py:FIELDS", Change('(*A, "share2", "share3", *B)', '(*A, "share3", "share2", *B)')
+        "impl/kernel/operators.py:PLANES", Change('(*A, "share2", "share3", *B)', '(*A, "share3", "share2", *B)')
     ),
 }

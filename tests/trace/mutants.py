@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.planting.changes import Change, Planted, plant
 
-MOVED = "tracing/probe/replays.py:_moved"
-BETWEEN, RAN = "tracing/probe/replays.py:part_between", "tracing/probe/replays.py:_ran"
+MOVED = "tracing/probe/replays.py:_rearrangement"
+BETWEEN, RAN = "tracing/probe/replays.py:subgraph_between", "tracing/probe/replays.py:_ran"
 IS_PRODUCT = "tracing/lower/contract.py:is_product"
 MULTIPLIED, SUMMED = "tracing/spine/operations.py:_multiplied", "tracing/spine/operations.py:_summed"
 CLAMPED, SELECTED = "tracing/spine/operations.py:_clamped", "tracing/spine/operations.py:_selected"
@@ -16,7 +16,7 @@ FACTOR, TENSOR = "tracing/spine/factors.py:read_factor", "tracing/spine/factors.
 ONE_A_HEAD, UNIFORM = "tracing/spine/factors.py:_one_a_head", "tracing/spine/factors.py:_uniform"
 SCALE, REGRESS = "tracing/tell/scale.py:tell_scale", "tracing/tell/scale.py:_regress"
 EACH_HEAD, NO_SLOPE = "tracing/tell/scale.py:each_head", "tracing/tell/scale.py:_why_no_slope"
-LOOK = "tracing/tell/sight.py:_look"
+LOOK = "tracing/tell/sight.py:_combined_masks"
 
 MUTANTS: dict[str, Planted] = {
     # what a part of the graph does to other values
@@ -71,7 +71,7 @@ MUTANTS: dict[str, Planted] = {
     "masks are joined by or": plant(LOOK, Change("torch.Tensor.__and__", "torch.Tensor.__or__")),
     # the two readings of the scale
     "the readings need not agree": plant(SCALE, Change("abs(A - B) <= AGREEMENT * abs(B)", "True")),
-    "a slope of a curve tells the scale": plant(SCALE, Change("A.r_squared >= LINEAR", "True")),
+    "a slope of a curve tells the scale": plant(SCALE, Change("A.r_squared >= LEAST_R2", "True")),
     "a slope tells the scale behind the unknown": plant(
         SCALE, Change("A is None and B is not None and not C", "A is None and B is not None")
     ),
