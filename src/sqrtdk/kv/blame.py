@@ -19,10 +19,10 @@ from sqrtdk.audit.cache import (
     StoredWay,
 )
 from sqrtdk.audit.records import SEVERITIES
-from sqrtdk.kv.findings import HELPS, OUTLIER, kl_level, level
+from sqrtdk.kv.findings import HELPING_SHARE, OUTLIER, kl_level, level
 from sqrtdk.messages import Message, joined
 
-_NAMED = 4  # channels that one sentence names
+_MOST_CHANNELS_NAMED = 4  # channels that one sentence names
 
 
 def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = None) -> tuple[KeyHead, ...]:
@@ -78,7 +78,7 @@ def _middle(values: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def blamed(
+def heads_at_fault(
     stored: StoredWay,
     others: Sequence[StoredWay],
     keys: Sequence[KeyHead],
@@ -111,7 +111,12 @@ def _cause(
     """Return the key head at fault, and the cause."""
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
-    if stored.name == "tensor" and largest is not head and own is not None and own <= HELPS * _most(stored, bad):
+    if (
+        stored.name == "tensor"
+        and largest is not head
+        and own is not None
+        and own <= HELPING_SHARE * _most(stored, bad)
+    ):
         return largest.head, OTHER_HEAD
     by_channel = min((x for name in ("channel", "fold") if (x := _kl(others, name, bad)) is not None), default=0.0)
     by_row = _kl(others, "token", bad)
@@ -128,8 +133,8 @@ def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[Sto
     if own is None:
         return False
     if by_kl:
-        return _most(own, bad) <= HELPS * _most(stored, bad)
-    return max(own.heads[i].output_error for i in bad) <= HELPS * max(stored.heads[i].output_error for i in bad)
+        return _most(own, bad) <= HELPING_SHARE * _most(stored, bad)
+    return max(own.heads[i].output_error for i in bad) <= HELPING_SHARE * max(stored.heads[i].output_error for i in bad)
 
 
 def _blame(
@@ -141,7 +146,7 @@ def _blame(
     limit: float | None,
 ) -> Blame:
     mended = [way.name for way in others if all(level(way.heads[i]) is None for i in bad)]
-    half = HELPS * _most(stored, bad)
+    half = HELPING_SHARE * _most(stored, bad)
     helped = [] if cause == VALUES else [way.name for way in others if _most(way, bad) <= half]
     severities = [severity for i in bad if (severity := level(stored.heads[i])) is not None]
     return Blame(
@@ -177,9 +182,9 @@ def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
 
 
 def _outliers(head: KeyHead) -> Message:
-    some = ", ".join(str(channel) for channel in head.outliers[:_NAMED])
-    if len(head.outliers) > _NAMED:
-        some = Message("cache.why.and_more", some=some, count=len(head.outliers) - _NAMED)
+    some = ", ".join(str(channel) for channel in head.outliers[:_MOST_CHANNELS_NAMED])
+    if len(head.outliers) > _MOST_CHANNELS_NAMED:
+        some = Message("cache.why.and_more", some=some, count=len(head.outliers) - _MOST_CHANNELS_NAMED)
     several = len(head.outliers) > 1
     return Message(
         "cache.why.outlier_channels",

@@ -19,7 +19,7 @@ from sqrtdk.tracing.spine.masks import BOTTOM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class RowsOfHeads:
     """Rows of some heads: of sequence `batch`, query heads `heads`, rows `rows` of `length`."""
 
     batch: int
@@ -45,12 +45,12 @@ class Weighed:
     seeing: Tensor
 
 
-def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> Weighed:
+def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfHeads) -> Weighed:
     """Return the weights of rows (g, n, E) over keys (S, E)."""
     z_gnS, sinks = query @ key.mT, None
     visible = torch.ones((), dtype=torch.bool, device=z_gnS.device)
     for term in terms:
-        by = of_place(term.value, place)
+        by = rows_at(term.value, place)
         if term.name == "sinks" and isinstance(by, Tensor):
             sinks = by.double().reshape(-1)[place.heads][:, None]
         elif term.name == "mask" and isinstance(by, Tensor):
@@ -70,7 +70,7 @@ def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> We
     return Weighed(z_gnS, raised / total[..., None].clamp(min=1e-300), total.log() + top, seeing)
 
 
-def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | None:
+def rows_at(value: Tensor | float | None, place: RowsOfHeads) -> Tensor | float | None:
     """Return the part of a value, broadcastable to (B, Hq, L, S), for a place: (g or 1, n or 1, S or 1)."""
     if not isinstance(value, Tensor):
         return value
@@ -83,7 +83,7 @@ def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | Non
     return value[:, place.rows] if value.shape[1] == place.length != 1 else value
 
 
-def divergence(exact: Weighed, stored: Weighed) -> Tensor:
+def kl_of_rows(exact: Weighed, stored: Weighed) -> Tensor:
     """Return KL(p || p_stored) of each row in nats, (g, n): sum p (z - z_stored) - lse + lse_stored.
 
     Sinks have the same logit on both sides, so they cancel in the sum; both lse include them.
@@ -92,14 +92,14 @@ def divergence(exact: Weighed, stored: Weighed) -> Tensor:
     return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
 
 
-def changed(exact: Weighed, stored: Weighed) -> Tensor:
+def changed_peaks(exact: Weighed, stored: Weighed) -> Tensor:
     """Return the rows whose largest weight moves to another key, (g, n); tied keys count as one."""
     first = exact.logits == exact.logits.amax(-1, keepdim=True)
     return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
 
 
 @dataclass(slots=True)
-class Sums:
+class QueryHeadSums:
     """Sums over the rows of one query head."""
 
     divergences: list[Tensor] = field(default_factory=list)
@@ -117,9 +117,9 @@ class Sums:
         return HeadError(float(every.mean()), float(middle), float(every.max()), self.changed, output)
 
 
-def add(sums: list[Sums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
+def add(sums: list[QueryHeadSums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
     """Add rows of some query heads, one entry of `sums` per head; values are (S, Ev)."""
-    divergences, moved = divergence(exact, stored), changed(exact, stored)
+    divergences, moved = kl_of_rows(exact, stored), changed_peaks(exact, stored)
     outputs = exact.weights @ value
     errors = (stored.weights @ stored_value - outputs).square().sum(-1)
     sizes = outputs.square().sum(-1)

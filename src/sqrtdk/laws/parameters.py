@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.unused import GAIN_NAMES, NORM_NAMES
-from sqrtdk.laws.answers import broken, kept
-from sqrtdk.laws.moved import moved
+from sqrtdk.laws.answers import law_broken, law_holds
+from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
 from sqrtdk.messages import Message
@@ -74,14 +74,14 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.parameters.zero_outputs"))
     idle = [one for one in asked if not one.moves]
     if not idle:
-        yield kept(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
+        yield law_holds(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
     for one in idle:
         value = float(one.parameter.numel())
         why, fix = _why(one)
         message, source = Message("laws.parameters.idle", name=one.name, why=why), Message("laws.parameters.source")
         # XLNet's segment parameters, with several numbers for each head, are only read if token types are given.
         severity = "note" if one.unread and not one.per_head else "warn"
-        yield broken(LAW, one.name, severity, one.path, message, fix, source, value=value)
+        yield law_broken(LAW, one.name, severity, one.path, message, fix, source, value=value)
 
 
 def _why(one: _Held) -> tuple[Message, Message]:
@@ -181,4 +181,4 @@ def _moves(before: Any, after: Any) -> bool | None:
     ]
     if not any(bool((one.isfinite() & (one != 0)).any()) for one, _ in pairs):
         return None
-    return any(bool(moved(one, other).any()) for one, other in pairs)
+    return any(bool(moved_entries(one, other).any()) for one, other in pairs)

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sqrtdk.repair.lookup import ALIKE, Parameters
-from sqrtdk.repair.rows import Refusal, Rows, compared, explained, spread
+from sqrtdk.repair.lookup import LEAST_SIMILARITY, Parameters
+from sqrtdk.repair.rows import HeadRows, Refusal, compared, explained, key_head_features
 from sqrtdk.tracing import CallTensors, Vector
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_NAMES = {"q": re.compile(r"(^|[._])q"), "k": re.compile(r"(^|[._])k"), "v": re.compile(r"(^|[._])k?v")}
-_FITS = 0.999  # share of the squares; between trace and clip, one step may move a gain by 3%
-_OFFSETS = (0.0, 1.0)  # the gain is the parameter (Llama), or 1 + the parameter (Gemma)
+_NORM_OF_LETTER = {"q": re.compile(r"(^|[._])q"), "k": re.compile(r"(^|[._])k"), "v": re.compile(r"(^|[._])k?v")}
+_LEAST_FIT = 0.999  # share of the squares; between trace and clip, one step may move a gain by 3%
+_GAIN_OFFSETS = (0.0, 1.0)  # the gain is the parameter (Llama), or 1 + the parameter (Gemma)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class _Fit:
     share: float
 
 
-def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Parameters) -> list[Rows]:
+def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Parameters) -> list[HeadRows]:
     """Return the rows of the gain, and of its bias, of the last norm between a projection and the product.
 
     Raises:
@@ -66,15 +66,15 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")
     ties = [fit for fit in fits if fit.share == best]
     if len(ties) > 1:
-        ties = [fit for fit in ties if _NAMES[side].search(fit.name[len(scope) :])] or ties
-    if best < _FITS or not all(fit.name for fit in ties):
+        ties = [fit for fit in ties if _NORM_OF_LETTER[side].search(fit.name[len(scope) :])] or ties
+    if best < _LEAST_FIT or not all(fit.name for fit in ties):
         raise Refusal(f"{side} is normalised ({kind}) without a gain that is a parameter of its own")
     if len({fit.name for fit in ties}) > 1:
         raise Refusal(f"the gain of {side} is one of {', '.join(fit.name for fit in ties)}: it can't be told which")
     fit = ties[0]
-    index = spread(fit.index, heads)
-    rows = [Rows(fit.name, side, index, None, fit.offset)]
-    return rows if fit.shift is None else [*rows, Rows(fit.shift, side, index, None)]
+    index = key_head_features(fit.index, heads)
+    rows = [HeadRows(fit.name, side, index, None, fit.offset)]
+    return rows if fit.shift is None else [*rows, HeadRows(fit.shift, side, index, None)]
 
 
 def _key_heads(vector: Vector) -> Int[Tensor, " H"]:
@@ -107,7 +107,7 @@ def _fits(
         shift = name.removesuffix("weight") + "bias"
         shift_name = shift if shift in parameters and parameters.get(shift).shape == parameter.shape else None
         moved = 0.0 if shift_name is None else parameters.whole(shift).double().flatten()[index][:, None]
-        for offset in _OFFSETS:
+        for offset in _GAIN_OFFSETS:
             share = max(explained(unit * (offset + gain) + moved, after) for unit in units)
             yield _Fit(name, offset, index, shift_name, share)
 
@@ -138,7 +138,7 @@ def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H
                 yield centred / (root * values.shape[-1] ** 0.5)
 
 
-def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...] | None:
+def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[HeadRows, ...] | None:
     """Return the rows of a call whose key's first or last channels come from v's projection; None for any other
     call."""
     query, key, value = tensors.query, tensors.key, tensors.value
@@ -166,16 +166,16 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
     starts = (0, given.shape[-1] - nope)
     shares = [explained(projected, given[..., start : start + nope]) for start in starts]
     start = starts[0] if shares[0] >= shares[1] else starts[1]
-    if max(shares) <= ALIKE or value.projection.bias is not None:
+    if max(shares) <= LEAST_SIMILARITY or value.projection.bias is not None:
         return None
     heads = query.values.shape[1]
-    of_query = spread(query.projection.features, heads)
+    of_query = key_head_features(query.projection.features, heads)
     channels = torch.arange(of_query.shape[1])
     own = (channels >= start) & (channels < start + nope)
     return (
         *parameters.projection_rows("q", query, of_query[:, own]),
         *parameters.projection_rows("whole", query, of_query[:, ~own]),
-        Rows(place.name, "k", spread(index, heads), place.axis),
+        HeadRows(place.name, "k", key_head_features(index, heads), place.axis),
     )
 
 

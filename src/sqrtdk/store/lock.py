@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from sqrtdk._records import parse_json, record_from_json, shown
+from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.store.disk import make, remove, take, tidy
 
@@ -182,6 +182,6 @@ def _owner(path: Path) -> str:
     try:
         document = parse_json(take(path, _MAX_BYTES), "the lock", RunFolderError, "")
         owner = record_from_json(_Owner, document, "the lock", RunFolderError, "")
-        return f"process {owner.pid} on {shown(owner.host)}"
+        return f"process {owner.pid} on {quote(owner.host)}"
     except (OSError, RunFolderError):  # it is being written
         return "its process is not known yet"

@@ -4,7 +4,8 @@ A structure is named only if it turns one side's mask into the other's, key by k
 
 * documents that don't see one another, or chunks of one size; blocks that see themselves both ways, such as an image
   in a causal model, or a prefix. `sqrtdk.compare.masks` finds them.
-* the same mask laid out differently, a row of `LAID`: on the rows, inverted, transposed, of other samples or heads.
+* the same mask laid out differently, a row of `MASK_LAYOUTS`: on the rows, inverted, transposed, of other samples or
+  heads.
 
 If no structure fits, the rows and keys that differ are named.
 """
@@ -17,34 +18,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.masks import Parts, pattern, recompose
+from sqrtdk.compare.masks import Parts, pattern_mask, recompose
 from sqrtdk.compare.numbers import span
-from sqrtdk.compare.suspect import NONE, Words
+from sqrtdk.compare.suspect import NO_VALUE, DifferenceWords
 from sqrtdk.messages import Message, joined
 
-MOST = 4  # entries of a list that are written out
+MOST_ENTRIES_LISTED = 4  # entries of a list that are written out
 
 
 # -- the same mask, laid otherwise -------------------------------------------------------------------------------------
 
-Made = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
-Laying = Callable[[Parts, Tensor, Tensor], Made]  # the other side's mask tells which samples or heads to try
+LaidMasks = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
+MaskLayout = Callable[[Parts, Tensor, Tensor], LaidMasks]  # the other side's mask tells which samples or heads to try
 
 
-def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> Laying:
+def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> MaskLayout:
     """Returns the masks made from the parts or the whole mask; `square` requires as many rows as keys."""
 
-    def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         if not square or parts.rows == parts.keys:
             yield from ((mask(parts, whole), (Message(was), Message(now))) for mask in masks)
 
     return made
 
 
-def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> Laying:
+def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> MaskLayout:
     """Returns masks of other samples or heads, unless the other side's mask is `plain`: equal for all, or none."""
 
-    def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         order = None if plain(other) else _order(whole.transpose(0, axis), other.transpose(0, axis))
         if order is not None:
             yield whole.index_select(axis, torch.tensor(order, device=whole.device)), _moved(order, name)
@@ -53,7 +54,7 @@ def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> Laying:
 
 
 def _seen(parts: Parts) -> Tensor:
-    return pattern(parts)[:, None]
+    return pattern_mask(parts)[:, None]
 
 
 def _tokens(parts: Parts) -> Tensor:
@@ -61,8 +62,9 @@ def _tokens(parts: Parts) -> Tensor:
 
 
 AS_IT_IS, INVERTED = "causes.mask.as_it_is", "causes.mask.inverted"
-OTHERS = "causes.mask.of_others", "causes.mask.own"
-LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, words if B's mask is so, words if A's is
+OTHERS_MASKS = "causes.mask.of_others", "causes.mask.own"
+# what is laid out, how, words if B's mask is so, words if A's is
+MASK_LAYOUTS: tuple[tuple[str, MaskLayout, str, str], ...] = (
     (
         "padding",  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
         _as(
@@ -91,7 +93,7 @@ LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, wor
         ),
         "causes.mask.transposed", "causes.mask.transposed",
     ),
-    ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS),
+    ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS_MASKS),
     (
         "mask",  # mask.repeat(heads, 1, 1) for mask.repeat_interleave(heads, 0), viewed as (batch, heads, ...)
         _as(
@@ -100,12 +102,12 @@ LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, wor
         ),
         "causes.mask.repeated", "causes.mask.interleaved",
     ),
-    ("mask", _of_others("head", 1, lambda mask: bool((mask == mask[:, :1]).all())), *OTHERS),
+    ("mask", _of_others("head", 1, lambda mask: bool((mask == mask[:, :1]).all())), *OTHERS_MASKS),
 )  # fmt: skip
 
 
-def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> Words | None:
-    """Returns how one side's mask is the other's laid out differently; None if no row of `LAID` fits.
+def layout_words(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> DifferenceWords | None:
+    """Returns how one side's mask is the other's laid out differently; None if no row of `MASK_LAYOUTS` fits.
 
     Args:
         a: parts of A's mask.
@@ -114,15 +116,15 @@ def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) ->
         of: "padding" or "mask": what is laid out differently, while everything else stays.
     """
     one, other = masks
-    for what, laying, text, back in LAID:
+    for what, laying, text, back in MASK_LAYOUTS:
         if what != of:
             continue
         for made, (was, now) in laying(a, one, other):
             if torch.equal(made.expand_as(other), other):
-                return Words(was, now, text, {"whose": was, "which": now})
+                return DifferenceWords(was, now, text, {"whose": was, "which": now})
         for made, (was, now) in laying(b, other, one):
             if torch.equal(made.expand_as(one), one):
-                return Words(now, was, back, {"whose": was, "which": now})
+                return DifferenceWords(now, was, back, {"whose": was, "which": now})
     return None
 
 
@@ -188,10 +190,10 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
     return f"{sizes[0]}" if len(sizes) == 1 else span(sizes[0], sizes[-1])
 
 
-def stretches(a: Parts, b: Parts) -> Words | None:
+def stretches_words(a: Parts, b: Parts) -> DifferenceWords | None:
     """Returns words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
-    words: list[Words] = []
-    for read, regular, size_of, irregular, written in READ:
+    words: list[DifferenceWords] = []
+    for read, regular, size_of, irregular, written in STRETCH_READINGS:
         every = read(a), read(b)
         found = [each * (max(map(len, every)) // len(each)) for each in every]  # a mask of one sample stands for all
         if found[0] == found[1]:
@@ -203,23 +205,23 @@ def stretches(a: Parts, b: Parts) -> Words | None:
     if not words:
         return None
     old, new = joined([one.a for one in words], "comma"), joined([one.b for one in words], "comma")
-    return Words(old, new, joined([one.text for one in words]))
+    return DifferenceWords(old, new, joined([one.text for one in words]))
 
 
-def _stretch_words(name: str, old: str, new: str) -> Words:
+def _stretch_words(name: str, old: str, new: str) -> DifferenceWords:
     """Returns the words for chunks, documents, a prefix or blocks; a side without any has ""."""
-    was, now = (Message(f"causes.mask.{name}.has", where=where) if where else Message(NONE) for where in (old, new))
+    was, now = (Message(f"causes.mask.{name}.has", where=where) if where else Message(NO_VALUE) for where in (old, new))
     if old and new:
         text = Message(f"causes.mask.{name}.moved", new=new, old=old)
     else:
         text = Message(f"causes.mask.{name}.{'added' if new else 'lost'}", where=new or old)
-    return Words(was, now, text)
+    return DifferenceWords(was, now, text)
 
 
 # -- keys without a pattern --------------------------------------------------------------------------------------------
 
 
-def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
+def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
     """Returns the rows and keys that only one side shows, of two masks (B, H, L, S)."""
     a, b = masks
     hidden, shown = a & ~b, b & ~a
@@ -231,8 +233,8 @@ def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
             whose = joined(axes, "comma") if axes else ""
             texts.append(Message("causes.mask.in_whose", text=text, whose=whose) if whose else text)
     counts = (int(pairs.any(0).any(0).sum()) for pairs in (hidden, shown))
-    old, new = (Message("causes.mask.pairs_counted", number=count) if count else Message(NONE) for count in counts)
-    return Words(old, new, joined(texts))
+    old, new = (Message("causes.mask.pairs_counted", number=count) if count else Message(NO_VALUE) for count in counts)
+    return DifferenceWords(old, new, joined(texts))
 
 
 def _where(pairs: Tensor) -> tuple[Message, list[Message]]:
@@ -268,8 +270,8 @@ def _spans(runs: list[tuple[int, int]]) -> str:
 
 
 def _listed(words: Sequence[str | int]) -> str:
-    some = joined([word if isinstance(word, str) else str(word) for word in words[:MOST]], "comma")
-    more = len(words) - MOST
+    some = joined([word if isinstance(word, str) else str(word) for word in words[:MOST_ENTRIES_LISTED]], "comma")
+    more = len(words) - MOST_ENTRIES_LISTED
     return Message("causes.numbered.more", numbers=some, count=more) if more > 0 else some
 
 
@@ -281,9 +283,9 @@ def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> s
     return Message("causes.mask.of_sample", where=written(found[number]), number=number)
 
 
-Read = Callable[[Parts], list[list[Any]]]  # of each sample
-Size = Callable[[list[list[Any]], Parts], str | None]
-READ: tuple[tuple[Read, str, Size, str, Callable[[list[Any]], str]], ...] = (
+ReadStretches = Callable[[Parts], list[list[Any]]]  # of each sample
+StretchSize = Callable[[list[list[Any]], Parts], str | None]
+STRETCH_READINGS: tuple[tuple[ReadStretches, str, StretchSize, str, Callable[[list[Any]], str]], ...] = (
     (_borders, "chunks", _chunk, "documents", _listed),
     (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is a single block at the start
 )
