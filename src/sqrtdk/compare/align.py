@@ -123,6 +123,7 @@ def _worth(one: CallTensors, other: CallTensors) -> float:
     worth = _EVIDENCE["shape"]
     if _numbers(one.site) == _numbers(other.site):
         worth += _EVIDENCE["numbers"]
+    # "layers.3.self_attn" and "decoder.3.self_attn": a port that renamed only what is around
     if one.site.rpartition(".")[2] == other.site.rpartition(".")[2]:
         worth += _EVIDENCE["name"]
     return worth + (_EVIDENCE["vectors"] if _same_vectors(one, other) else 0.0)
@@ -137,6 +138,7 @@ def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
     for name in ("value", "query", "key"):
         x, y = getattr(one, name).values, getattr(other, name).values
         if x.shape == y.shape and x.numel():
+            # four rows of one head are enough to tell calls apart, and cost nothing beside a whole comparison
             x, y = x[0, 0, :4].double(), y[0, 0, :4].double()
             if bool((x - y).norm() <= _ROW_TOLERANCE * x.norm()) and bool(torch.isfinite(x).all()):
                 return True
@@ -178,6 +180,7 @@ def in_order(call: CallTensors) -> CallTensors:
         return call
     first = projection.features[:, 0]
     order = first.argsort()
+    # already in order, or heads of one projection under several numbers
     if bool((order == torch.arange(count, device=order.device)).all()) or len(set(first.tolist())) < count:
         return call
 

@@ -35,28 +35,28 @@ SCALE_AXES = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))
 
 
 def program_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Program:
-    """Returns the program of a call. Unknown parts are listed in `unknown`, and are `OpaqueStep` steps of a way.
+    """Returns the program of a call. Unknown parts are listed in `unknown`, and are `OpaqueStep` steps of a path.
 
     Args:
         call: tensors of the call.
         seen: result of `observe(call)`.
     """
     dtype = dtype_by_name(call.dtype)
-    ways = {name: fit_path(vector, dtype) for name, vector in seen.items()}
+    paths = {name: fit_path(vector, dtype) for name, vector in seen.items()}
     formula = formula_of(call, seen)
     unknown = [
-        f"{name}: {step.name}" for name, way in ways.items() for step in way.steps if isinstance(step, OpaqueStep)
+        f"{name}: {step.name}" for name, path in paths.items() for step in path.steps if isinstance(step, OpaqueStep)
     ]
     if formula is None:
         unknown.append("formula")
-    return Program(ways["query"], ways["key"], ways["value"], formula, tuple(unknown), dtype)
+    return Program(paths["query"], paths["key"], paths["value"], formula, tuple(unknown), dtype)
 
 
 # -- q, k and v --------------------------------------------------------------------------------------------------------
 
 
 def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
-    """Returns the way of q, k or v, with each step fitted to the values before and after it."""
+    """Returns the path of q, k or v, with each step fitted to the values before and after it."""
     affine = None
     if seen.weight is not None and seen.features is not None:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
@@ -72,20 +72,20 @@ def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
             steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
         known = before if not any(isinstance(step, OpaqueStep) for step in steps) else known
-    # Several or unknown steps may be one rotation, or a cache: both are tried before the way counts as unknown.
+    # Several or unknown steps may be one rotation, or a cache: both are tried before the path counts as unknown.
     steps = _one_rotation(steps, seen, dtype)
-    way = VectorPath(affine, tuple(steps), seen.heads, seen.scaled)
+    path = VectorPath(affine, tuple(steps), seen.heads, seen.scaled)
     lost = next((place for place, step in enumerate(steps) if isinstance(step, OpaqueStep)), None)
-    if lost is None and (steps or _gives(way, seen, dtype)):
-        return way
+    if lost is None and (steps or _gives(path, seen, dtype)):
+        return path
     cached = (
         cache_rounding(known, seen)
         if all(isinstance(step, OpaqueStep | RoundingStep) for step in steps[lost:])
         else None
     )
     if cached is not None:
-        return replace(way, steps=(*steps[:lost], cached))
-    return way if steps else replace(way, steps=(OpaqueStep("not recorded"),), scaled=1.0)
+        return replace(path, steps=(*steps[:lost], cached))
+    return path if steps else replace(path, steps=(OpaqueStep("not recorded"),), scaled=1.0)
 
 
 def cache_rounding(before: Tensor, seen: ObservedVector) -> RoundingStep | None:
@@ -105,7 +105,7 @@ def cache_rounding(before: Tensor, seen: ObservedVector) -> RoundingStep | None:
         fixed = [number for number in (seen.kv_scale, 1.0) if number is not None]
         for scale in (*(x.new_tensor(number) for number in fixed), *sizes):
             scale = torch.where(scale > 0, scale, 1.0)
-            read = (round_to((x + way * moved) / scale, dtype) * scale for way in (0.0, 1.0, -1.0))
+            read = (round_to((x + path * moved) / scale, dtype) * scale for path in (0.0, 1.0, -1.0))
             off = torch.stack([(one - y).abs() for one in read]).amin(0)
             if bool((off <= slack * y.abs()).all()) and not torch.equal(x, y):
                 by = seen.scaled / scale
@@ -130,12 +130,12 @@ def _one_rotation(steps: list[PathStep], seen: ObservedVector, dtype: torch.dtyp
     return [*steps[:first], whole.rotation]
 
 
-def _gives(way: VectorPath, seen: ObservedVector, dtype: torch.dtype) -> bool:
-    """Returns whether a way without steps is complete: a side may tell values before its steps but not the steps."""
+def _gives(path: VectorPath, seen: ObservedVector, dtype: torch.dtype) -> bool:
+    """Returns whether a path without steps is complete: a side may tell values before its steps but not the steps."""
     assert seen.projected is not None
     if seen.projected.shape != seen.used.shape:
         return not seen.borrowed
-    got = follow_path(way, seen.projected)[-1]
+    got = follow_path(path, seen.projected)[-1]
     unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return bool((got - seen.used).norm() <= _CAST_ROUNDINGS * unit * seen.used.norm())
 

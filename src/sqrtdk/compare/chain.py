@@ -50,7 +50,7 @@ class Entry:
         module: the module, with the lines of B's code.
         where: place in the module: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
         how: what differs there: "ReLU in A, GELU in B"; "" if unknown.
-        others: modules of A that differ in the same way.
+        others: modules of A that differ in the same path.
         to_end: it lies between the model's last module and its output.
     """
 
@@ -113,6 +113,7 @@ def follow_differences(
         for told, patch, passed in walk.remedies(call, entry):
             steps = walk.run(patch, passed)
             then = found if steps is None else walk.first(steps)
+            # None: nothing differs any more. The same place again: this remedy has not helped.
             if then is None or (then[1].module, then[1].where) != (entry.module, entry.where):
                 entries.append(told)
                 found = then
@@ -328,6 +329,7 @@ def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
         return math.inf
     rows = seeing_entries(x.shape, blind)
     counted = None if rows is None else rows.reshape(-1)[::stride]
+    # -1e4 in one float mask and finfo.min in the other hide the same keys
     one, other = (values.double().clamp_min(_HIDDEN_BELOW) for values in (one, other))
     both = TensorOfBoth("", "", one, other, counted, (0.0, 0.0))
     gap, size = both.gap[0], both.size(one)[0]

@@ -86,6 +86,7 @@ def _put(module: nn.Module, model: nn.Module, path: str) -> None:
     """Puts a copy of a module at a path of the model, in the model's dtype and training mode."""
     parent, _, name = path.rpartition(".")
     old = model.get_submodule(path)
+    # A may run as a float64 copy, into which a float32 module of B has to fit.
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float64)
     model.get_submodule(parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))
 
@@ -147,6 +148,7 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
     if a.shape != b.shape:
         shapes = {"one": f"{tuple(a.shape)}", "other": f"{tuple(b.shape)}"}
         return Message("outputs.module.other_value", name=name, **shapes)
+    # A checkpoint in bfloat16 and one in float32 hold the same weights, rounded.
     coarse = sum(rounding_unit(x.dtype) for x in (a, b) if x.is_floating_point()) * 2
     x, y = a.double(), b.double()
     off = (x - y).abs() > coarse * torch.maximum(x.abs(), y.abs()) if coarse else x != y
@@ -195,6 +197,7 @@ def _held(holder: object) -> dict[str, HeldValue]:
     return {
         name: x
         for name, x in fields.items()
+        # layer_idx differs between the layers of one model, and says nothing about what they compute
         if not name.startswith("_") and name not in ("training", "layer_idx")
         if x is None or isinstance(x, bool | int | float | str) or (callable(x) and hasattr(x, "__qualname__"))
     }
@@ -204,6 +207,7 @@ def _alike(a: HeldValue, b: HeldValue) -> bool:
     """Returns whether two values are equal; functions are equal if they have the same code."""
     if callable(a) and callable(b):
         return getattr(a, "__code__", a) == getattr(b, "__code__", b)
+    # True == 1 in Python, but `bias=True` and `bias=1` are not the same field
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 

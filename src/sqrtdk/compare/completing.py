@@ -73,7 +73,7 @@ def complete_sides(
     for name in QKV:
         sides = _with_paths(sides, name)
     sides = [_folded(side) for side in sides]
-    if _split_terms_alike(sides):
+    if _equal_without_formula(sides):
         return sides  # equal q, k, v and output need no formula
     # A is tried again after B: the first time B's formula was unknown, so only a usual one was a start.
     for this in (0, 1, 0) if sides[1].program.formula is None else (0, 1):
@@ -81,7 +81,7 @@ def complete_sides(
     return [_sized(sides[this], sides[1 - this]) for this in (0, 1)]
 
 
-def _split_terms_alike(sides: list[KnownSide]) -> bool:
+def _equal_without_formula(sides: list[KnownSide]) -> bool:
     """Returns whether neither side tells a formula, and q, k, v and the output are equal."""
     if any(side.program.formula is not None for side in sides):
         return False
@@ -114,13 +114,13 @@ def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings
 
 def _with_paths(sides: list[KnownSide], name: str) -> list[KnownSide]:
     """Returns both sides with the steps of one vector completed; values borrowed without use are dropped."""
-    ways = [path_of(side.program, name) for side in sides]
+    paths = [path_of(side.program, name) for side in sides]
     if sides[0].seen[name].projected is None and sides[1].seen[name].projected is None:
         return _from_used(sides, name)
     for this in (0, 1):
         own, other = sides[this], sides[1 - this]
         vector = own.seen[name]
-        if is_known(ways[this]) or vector.projected is None or not is_known(ways[1 - this]):
+        if is_known(paths[this]) or vector.projected is None or not is_known(paths[1 - this]):
             continue
         found, factor = _path_and_scale(own, other, name, coarser(sides))
         if found is not None:
@@ -140,7 +140,7 @@ def _given_back(side: KnownSide, name: str) -> KnownSide:
 
 
 def _path_and_scale(own: KnownSide, other: KnownSide, name: str, dtype: torch.dtype) -> tuple[VectorPath | None, float]:
-    """Returns the way of a vector, and the part of the scale that multiplied it: none, or the other side's part.
+    """Returns the path of a vector, and the part of the scale that multiplied it: none, or the other side's part.
 
     Of the two candidates, the one whose amplification is closest to the other side's is returned.
     """
@@ -149,19 +149,19 @@ def _path_and_scale(own: KnownSide, other: KnownSide, name: str, dtype: torch.dt
     there = isinstance(vector.factor, float) and vector.factor == 1.0
     factors = [1.0, beside] if isinstance(beside, float) and beside not in (0.0, 1.0) and there else [1.0]
     found = [(infer_path(vector.projected, vector.used / factor, known, dtype=dtype), factor) for factor in factors]
-    ways = [(way, factor) for way, factor in found if way is not None]
-    return min(ways, key=lambda one: abs(math.log(_amplified(one[0]) / _amplified(known))), default=(None, 1.0))
+    paths = [(path, factor) for path, factor in found if path is not None]
+    return min(paths, key=lambda one: abs(math.log(_amplified(one[0]) / _amplified(known))), default=(None, 1.0))
 
 
-def _amplified(way: VectorPath) -> float:
-    """Returns the factor by which a way enlarges its vector, apart from norms."""
-    sizes = [float(step.table.abs().median()) for step in way.steps if isinstance(step, Rotation)]
-    factor = float(torch.as_tensor(way.scaled, dtype=torch.float64).abs().median())
+def _amplified(path: VectorPath) -> float:
+    """Returns the factor by which a path enlarges its vector, apart from norms."""
+    sizes = [float(step.table.abs().median()) for step in path.steps if isinstance(step, Rotation)]
+    factor = float(torch.as_tensor(path.scaled, dtype=torch.float64).abs().median())
     return max(math.prod(sizes) * factor, 1e-300)
 
 
 def _with_path(own: KnownSide, other: KnownSide, name: str, found: VectorPath) -> KnownSide:
-    """Returns a side with a way that was found, and projected values to match if its projection changed."""
+    """Returns a side with a path that was found, and projected values to match if its projection changed."""
     vector, of_other = own.seen[name], path_of(other.program, name)
     moved = found.affine is not None and of_other.affine is not None and found.affine is not of_other.affine
     if not vector.borrowed:
@@ -176,7 +176,7 @@ def _with_path(own: KnownSide, other: KnownSide, name: str, found: VectorPath) -
 
 
 def _from_used(sides: list[KnownSide], name: str) -> list[KnownSide]:
-    """Returns both sides with ways from a common input, if both tell a vector only at the product."""
+    """Returns both sides with paths from a common input, if both tell a vector only at the product."""
     vectors = [side.seen[name] for side in sides]
     dtype = coarser(sides)
     if near(vectors[0].used, vectors[1].used, dtype):
@@ -185,10 +185,10 @@ def _from_used(sides: list[KnownSide], name: str) -> list[KnownSide]:
     if pair is None:
         return sides
     changed = []
-    for side, vector, way in zip(sides, vectors, (pair.a, pair.b), strict=True):
-        assert way.affine is not None
-        seen = replace(vector, input=pair.input, projected=project_input(way.affine, pair.input), borrowed=True)
-        program = with_path(side.program, name, replace(way, heads=vector.heads))
+    for side, vector, path in zip(sides, vectors, (pair.a, pair.b), strict=True):
+        assert path.affine is not None
+        seen = replace(vector, input=pair.input, projected=project_input(path.affine, pair.input), borrowed=True)
+        program = with_path(side.program, name, replace(path, heads=vector.heads))
         changed.append(replace(side, seen=side.seen | {name: seen}, program=program))
     return changed
 
@@ -212,18 +212,18 @@ def _folded(side: KnownSide) -> KnownSide:
 def _amplitude(query: VectorPath, key: VectorPath, width: int) -> bool:
     if isinstance(query.scaled, Tensor) or isinstance(key.scaled, Tensor) or query.scaled == 1.0:
         return False
-    turned = all(any(isinstance(step, Rotation) for step in way.steps) for way in (query, key))
+    turned = all(any(isinstance(step, Rotation) for step in path.steps) for path in (query, key))
     alike = abs(query.scaled - key.scaled) <= FACTOR_TOLERANCE * abs(query.scaled)
     return turned and alike and not is_power(key.scaled, width)
 
 
 def _fold(side: KnownSide, name: str) -> KnownSide:
-    way, vector = path_of(side.program, name), side.seen[name]
-    factor = way.scaled
+    path, vector = path_of(side.program, name), side.seen[name]
+    factor = path.scaled
     none = name != "query" or not bool((factor != 0).all()) if isinstance(factor, Tensor) else factor in (0.0, 1.0)
     if none or isinstance(vector.scaled, Tensor) or vector.scaled != 1.0:  # a factor of the code itself is recorded
         return side
-    return _into_scale(replace(side, program=with_path(side.program, name, replace(way, scaled=1.0))), name, factor)
+    return _into_scale(replace(side, program=with_path(side.program, name, replace(path, scaled=1.0))), name, factor)
 
 
 def _into_scale(side: KnownSide, name: str, factor: Tensor | float) -> KnownSide:
@@ -287,9 +287,9 @@ def _grouped(side: KnownSide) -> Iterator[KnownSide]:
     turn = torch.arange(count) % groups
     if 1 < groups < count and all(side.seen[name].used.shape[1] == groups for name in ("key", "value")):
         for name in ("key", "value"):
-            way = replace(path_of(side.program, name), heads=turn)
+            path = replace(path_of(side.program, name), heads=turn)
             seen = side.seen | {name: replace(side.seen[name], heads=turn)}
-            side = replace(side, seen=seen, program=with_path(side.program, name, way))
+            side = replace(side, seen=seen, program=with_path(side.program, name, path))
         yield side
 
 

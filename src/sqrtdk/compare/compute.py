@@ -88,16 +88,16 @@ def project_input(affine: Affine, entering: Tensor) -> Tensor:
     return heads if affine.bias is None else heads + affine.bias.double()[:, None]
 
 
-def follow_path(way: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
-    """Returns the values (B, H, L, E) after each step of a way, the last times `way.scaled`; at least the projected.
+def follow_path(path: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
+    """Returns the values (B, H, L, E) after each step of a path, the last times `path.scaled`; at least the projected.
 
     Raises:
         InvalidValueError: a step is unknown.
     """
     values = [projected.double()]
-    for step in way.steps:
+    for step in path.steps:
         values.append(apply_step(step, values[-1]))
-    last = values[-1] * way.scaled
+    last = values[-1] * path.scaled
     return (*values[1:-1], last)
 
 
@@ -268,6 +268,7 @@ def chunks(query: Tensor, key: Tensor, budget: int = LOGITS_AT_ONCE) -> Iterator
 def _own_product(query: Tensor, key: Tensor, own: LogitPrecision) -> Tensor:
     """Returns q . k as the side computes it: in its dtype, with its factors on q and k."""
     dtype, factor = dtype_by_name(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
+    # q * 0.125 in bfloat16, then q @ k.mT in bfloat16: each result is rounded where the side itself rounds it
     queries = (query.double() * own.query).to(dtype)
     return queries @ (repeat_heads(key, query.shape[1]).double() * factor).to(dtype).mT
 

@@ -1,4 +1,4 @@
-"""Finds the ways of two sides whose vectors are known only at the product.
+"""Finds the paths of two sides whose vectors are known only at the product.
 
 B's vectors are then a change of A's: rotated by other angles, permuted, multiplied by a factor, shifted by an offset.
 To name a changed rotation, the values before it are needed, and A's rotation is unknown. So usual rotations are
@@ -37,8 +37,8 @@ class UsedPair:
 
     Attributes:
         input: (B, L, H * E): A's vectors before the assumed rotation.
-        a: A's way; its projection is the identity.
-        b: B's way.
+        a: A's path; its projection is the identity.
+        b: B's path.
     """
 
     input: Tensor
@@ -47,7 +47,7 @@ class UsedPair:
 
 
 def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None) -> UsedPair | None:
-    """Returns the simplest ways found that give both sides' vectors; None if none fits.
+    """Returns the simplest paths found that give both sides' vectors; None if none fits.
 
     Args:
         a_used: (B, H, L, E), q, k or v of A at the product.
@@ -64,13 +64,13 @@ def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = 
     coarser = max((a_used.dtype, b_used.dtype), key=lambda each: torch.finfo(each).eps)
     dtype = coarser if dtype is None else dtype
     a, b = a_used.double(), b_used.double()
-    way = infer_path(a, b, VectorPath(_identity(a)), dtype=dtype)
-    if way is not None and not way.steps:  # equal, or a factor, an offset, another order of heads
-        return _pair(a, (), way)
+    path = infer_path(a, b, VectorPath(_identity(a)), dtype=dtype)
+    if path is not None and not path.steps:  # equal, or a factor, an offset, another order of heads
+        return _pair(a, (), path)
     # A permutation has no fitted numbers, so it comes before the rotation, which has.
     found = _permuted(a, b, dtype) or _turned(a, b, dtype)
-    if found is not None or (way is not None and all(isinstance(step, NormStep) for step in way.steps)):
-        return found or (None if way is None else _pair(a, (), way))
+    if found is not None or (path is not None and all(isinstance(step, NormStep) for step in path.steps)):
+        return found or (None if path is None else _pair(a, (), path))
     norm = fit_norm(b, a, dtype=dtype)  # a norm that only A has
     return None if norm is None else _pair(b, (norm.norm,), VectorPath())
 
@@ -90,7 +90,7 @@ def _pair(before: Tensor, a: Steps, b: VectorPath) -> UsedPair:
 
 
 def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Returns ways with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
+    """Returns paths with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
     if a.shape[0] * a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
@@ -104,7 +104,7 @@ def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
 
 
 def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Returns ways in which B rotates differently from A, or one side does not rotate."""
+    """Returns paths in which B rotates differently from A, or one side does not rotate."""
     if a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     best: UsedPair | None = None

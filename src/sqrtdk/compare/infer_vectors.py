@@ -38,12 +38,12 @@ LEAST_LENGTHS = 3  # lengths needed to fit the two gains of a pair
 def infer_path(
     projected: Tensor, used: Tensor, other: VectorPath, *, dtype: torch.dtype | None = None
 ) -> VectorPath | None:
-    """Returns the way of a side of which two tensors are known.
+    """Returns the path of a side of which two tensors are known.
 
     Args:
         projected: (B, H, L, E), output of the projection; the other side's if both have the same input.
         used: (B, H or Hq, L, E), at the product.
-        other: the way of the other side, whose steps are tried first.
+        other: the path of the other side, whose steps are tried first.
         dtype: dtype in which this side computed; None: that of `used`.
 
     Returns:
@@ -51,8 +51,8 @@ def infer_path(
 
     Example:
         >>> x = torch.randn(1, 4, 6, 8)
-        >>> way = infer_path(x, torch.nn.functional.rms_norm(x, (8,), eps=1e-6), VectorPath())
-        >>> [step.kind for step in way.steps]
+        >>> path = infer_path(x, torch.nn.functional.rms_norm(x, (8,), eps=1e-6), VectorPath())
+        >>> [step.kind for step in path.steps]
         ['rms']
     """
     if projected.shape[::2] != used.shape[::2] or projected.shape[-1] != used.shape[-1]:
@@ -68,8 +68,8 @@ def infer_path(
         if exact is not None:
             return replace(other, steps=exact, scaled=1.0)
     every = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps))
-    ways = (_finished(steps, entered, wanted, dtype, other) for steps in every)
-    return next((way for way in ways if way is not None), None)
+    paths = (_finished(steps, entered, wanted, dtype, other) for steps in every)
+    return next((path for path in paths if path is not None), None)
 
 
 def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
@@ -168,7 +168,7 @@ def _nearer(step: PathStep, other: PathStep) -> Iterator[PathStep]:
 def _finished(
     steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, other: VectorPath
 ) -> VectorPath | None:
-    """Returns a way of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
+    """Returns a path of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
     got = follow_path(VectorPath(steps=steps), entered)[-1]
     near = allowed(steps, entered, dtype)
     if got.shape == wanted.shape:
@@ -229,20 +229,20 @@ def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
     return torch.tensor(found)
 
 
-def with_known_norm(way: VectorPath, seen: ObservedVector, other: VectorPath) -> VectorPath:
-    """Returns the way with numbers of the other side's norms in its own norm, if that norm was followed by a cast.
+def with_known_norm(path: VectorPath, seen: ObservedVector, other: VectorPath) -> VectorPath:
+    """Returns the path with numbers of the other side's norms in its own norm, if that norm was followed by a cast.
 
     Such a norm and its cast are recorded as one step, so the norm's output is known only to the precision of the cast.
     The numbers are taken only if they give the recorded values.
     """
-    rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
+    rounding = path.steps[-1] if len(path.steps) == len(seen.steps) + 1 else None
     if seen.projected is None or not isinstance(rounding, RoundingStep) or rounding.dtype == "int8":
-        return way
-    if not isinstance(way.steps[-2:][0], NormStep):  # `q.half().float()` has no norm before the cast
-        return way
-    steps, norms = way.steps[:-1], tuple(step for step in other.steps if isinstance(step, NormStep))
+        return path
+    if not isinstance(path.steps[-2:][0], NormStep):  # `q.half().float()` has no norm before the cast
+        return path
+    steps, norms = path.steps[:-1], tuple(step for step in other.steps if isinstance(step, NormStep))
     known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_by_name(rounding.dtype))
-    return way if known == steps else replace(way, steps=(*known, rounding))
+    return path if known == steps else replace(path, steps=(*known, rounding))
 
 
 # -- a norm and a rotation, both unknown -------------------------------------------------------------------------------

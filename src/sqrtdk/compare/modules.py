@@ -288,6 +288,7 @@ def align_steps(
         if partner is not None and partner.number not in taken and (own in sites or _fits(step, partner)):
             pairs[step.number] = partner
             taken.add(partner.number)
+    # Equal numbers in the paths go first: layers.3.mlp belongs to h.3.ff, and not to the h.2.ff of equal sizes.
     for numbered in (True, False):
         left_a = [step for step in a if step.number not in pairs]
         left_b = [step for step in b if step.number not in taken]
@@ -305,6 +306,7 @@ def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
     best, found = len(paths[0] & paths[1]), ("", "")
     if 2 * best >= min(map(len, paths)):  # most paths agree as they are: no wrapper
         return found
+    # base_model.model.layers.0 in A, layers.0 in B: below a wrapper of A all paths agree
     for side in (0, 1):
         for prefix in paths[side] - {""}:
             common = len({_below(path, prefix) for path in paths[side]} & paths[1 - side])

@@ -211,8 +211,8 @@ def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
 
 def _edges(stored: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the range of numbers that round to these."""
-    ways = (torch.full_like(stored, way) for way in (float("-inf"), float("inf")))
-    least, most = ((stored.double() + torch.nextafter(stored, way).double()) / 2 for way in ways)
+    paths = (torch.full_like(stored, path) for path in (float("-inf"), float("inf")))
+    least, most = ((stored.double() + torch.nextafter(stored, path).double()) / 2 for path in paths)
     return least, most
 
 

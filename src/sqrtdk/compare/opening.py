@@ -83,6 +83,7 @@ def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions
     try:
         return run_side(loaded, label, inputs, options)
     except ModelError as error:
+        # A ModelError of the run may wrap a ModelError of the forward, which wraps the IndexError of nn.Embedding.
         cause = error.__cause__
         cause = cause.__cause__ if isinstance(cause, ModelError) else cause
         if not isinstance(cause, IndexError) or not isinstance(loaded, LoadedModel):
@@ -272,6 +273,7 @@ def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: 
             hint="Give two implementations of one model, and the same inputs; or pair sites with --map FILE.",
         )
     widths = [{call.output.shape[-1] for call in side.calls if call.missing is None} for side in (a, b)]
+    # Heads of 64 and heads of 128 have no stage in common: the first product already sums other numbers.
     if all(widths) and not widths[0] & widths[1]:
         listed = [" or ".join(map(str, sorted(every)[:4])) for every in widths]
         raise InvalidValueError(

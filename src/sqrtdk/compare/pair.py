@@ -111,7 +111,7 @@ def judge_pair(
     if sides.a.formula is None:
         return _without_formula(told, sides, every, direct, causes, rows)
 
-    # the whole way, and every part of it
+    # the whole path, and every part of it
     recorded = None not in (a.terms, b.terms)
     whole_way = joined_segments(every, sides.a)
     before = segment_gap(whole_way, sides.a)
@@ -122,7 +122,7 @@ def judge_pair(
     split = [part for part in front if _of(part, passed)]
     same = before.within and all(segment_gap(part, ahead.a).within for part in split)
     asked = None if same else causes
-    if passed:  # first the ways before unknown steps, then the ways behind them with the causes found for all others
+    if passed:  # first the paths before unknown steps, then the paths behind them with the causes found for all others
         parts, program = _explained(front, replace(sides, a=ahead.a, b=ahead.b), asked)
         found = sides.a
         for name in QKV:
@@ -146,7 +146,7 @@ def judge_pair(
     if by_way is not None:
         parts, program = by_way
     after = before if same else segment_gap(whole_way, program)
-    if before.within and not same:  # the difference is before an unknown step, which the whole way leaves out
+    if before.within and not same:  # the difference is before an unknown step, which the whole path leaves out
         most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
         before, after = most.before, most.after
     stages = []
@@ -214,7 +214,7 @@ def _explained(
 def _by_the_way(
     whole_way: Segment, sides: Sides, parts: ExplainedSegments, causes: Causes
 ) -> tuple[ExplainedSegments, Program] | None:
-    """Returns the parts with the causes of the whole way, if single parts have unknown causes and the whole has none.
+    """Returns the parts with the causes of the whole path, if single parts have unknown causes and the whole has none.
 
     Features of q and k in another order differ at every stage but leave their product unchanged.
     """
@@ -296,6 +296,7 @@ def _unlike(
         return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})
     for name in ("key", "value"):
         of_a, of_b = seen_a[name].used.shape[1], seen_b[name].used.shape[1]
+        # one head of keys may be multi-query attention, which the other side repeats: k.expand(-1, Hq, -1, -1)
         if of_a != of_b and 1 not in (of_a, of_b):
             return Message("compare.pair.heads_of", part=name, heads=of_a, other=of_b)
     return None
@@ -303,6 +304,7 @@ def _unlike(
 
 def precision_of(call: CallTensors) -> Precision:
     """Returns the dtypes in which a call computes, and the number of roundings of its logits."""
+    # the product itself is rounded once
     steps = 1 + sum(TERM_ROUNDINGS.get(term.name, 0) for term in call.terms or ())
     return Precision(
         dtype_by_name(call.dtype), dtype_by_name(call.logits_dtype), dtype_by_name(call.weights_dtype), max(2, steps)

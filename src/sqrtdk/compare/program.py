@@ -81,7 +81,7 @@ class VectorPath:
     """What happens to q, k or v from the input to its use in the attention.
 
     Attributes:
-        affine: the projection; None if unknown, then the way begins at the projected values.
+        affine: the projection; None if unknown, then the path begins at the projected values.
         steps: norms and rotations, in order. Factors that the code applies here are part of the formula's scale.
         heads: for key and value, the head that each query head reads, (Hq,); None for the query.
         scaled: factor by which the values are wrong, (H, 1, 1): a quantised cache scaled twice or not at all.
@@ -165,9 +165,9 @@ class Program:
     """Everything that one side computes.
 
     Attributes:
-        query: the way of q.
-        key: the way of k.
-        value: the way of v.
+        query: the path of q.
+        key: the path of k.
+        value: the path of v.
         formula: formula of the weights; None if unknown.
         unknown: what is not known about the formula, as text for the reader; empty if all is known.
         dtype: dtype in which the side computes; it decides how much rounding is allowed.

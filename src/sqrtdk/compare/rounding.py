@@ -200,7 +200,7 @@ class _Logits:
         # z + fill keeps only the digits of z that fit beside the fill: -1e4 + 0.3 in float16 is -1e4.
         if self.added is not None:
             name, deviation = str(own).removeprefix("torch."), (variance / 3).sqrt()
-            above, under = (compute.round_to(self.z + way * most * deviation, name) for way in (1.0, -1.0))
+            above, under = (compute.round_to(self.z + path * most * deviation, name) for path in (1.0, -1.0))
             shown = (above - under).nan_to_num(nan=0.0) / most
             variance = torch.where(self.added, 3 * shown.square(), variance)
         exponential = accumulator * (2 * self.below.square() + EXPONENTIAL**2)

@@ -103,23 +103,23 @@ def projection_errors(affine: Affine, entering: Tensor, sides: Precisions) -> tu
     return result, off
 
 
-def errors_along(way: VectorPath, before: Tensor, off: VectorErrors, sides: Precisions) -> tuple[Tensor, VectorErrors]:
-    """Returns the values (B, H, L, E) after all steps of a way and their errors, from the errors before it."""
+def errors_along(path: VectorPath, before: Tensor, off: VectorErrors, sides: Precisions) -> tuple[Tensor, VectorErrors]:
+    """Returns the values (B, H, L, E) after all steps of a path and their errors, from the errors before it."""
     values = before.double()
-    for step in way.steps:
+    for step in path.steps:
         after = compute.apply_step(step, values)
         off, values = _stepped(step, values, after, off, sides), after
-    if not way.steps:
+    if not path.steps:
         off = off.plus(sum(rounding_unit(p.dtype) for p in sides) * values.abs())
-    scaled = torch.as_tensor(way.scaled, dtype=torch.float64).abs()
-    return values * way.scaled, VectorErrors(off.each * scaled, off.row, off.bound * scaled)
+    scaled = torch.as_tensor(path.scaled, dtype=torch.float64).abs()
+    return values * path.scaled, VectorErrors(off.each * scaled, off.row, off.bound * scaled)
 
 
 def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Tensor:
     """Returns the allowed error of values (B, H, L, E) that one side computed by these steps.
 
     Args:
-        steps: steps of a way.
+        steps: steps of a path.
         entered: values before them.
         dtype: dtype in which they were computed.
         bound: error of `entered`; None: it is a projection, of this side or the other.
@@ -152,7 +152,7 @@ def _stepped(step: PathStep, before: Tensor, after: Tensor, off: VectorErrors, s
         return _turned(step, before, off, sides)
     if not isinstance(step, RoundingStep):
         return off
-    above, under = (compute.apply_step(step, before + way * off.bound) for way in (1.0, -1.0))
+    above, under = (compute.apply_step(step, before + path * off.bound) for path in (1.0, -1.0))
     bound = torch.maximum((above - after).abs(), (after - under).abs())
     off = VectorErrors((above - under).abs() / sigmas(before.numel()), torch.zeros_like(off.row), bound)
     if isinstance(step.by, float) and step.by == 1.0:

@@ -1,7 +1,7 @@
 """Splits an attention into segments between places where B's numbers are recorded, and runs A's program over each.
 
 Every segment starts from B's values, so earlier differences and their rounding don't count against it. From there the
-values of A's program and their possible errors are propagated together: through the projection, the steps of the way,
+values of A's program and their possible errors are propagated together: through the projection, the steps of the path,
 and the attention.
 """
 
@@ -152,18 +152,18 @@ def run_segment(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
 
 def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, VectorErrors | None]:
     """Returns q, k or v at the end of the segment or at the product, and its error; None: exactly as B had it."""
-    seen, way, begin = segment.seen[name], path_of(program, name), segment.begins[name]
+    seen, path, begin = segment.seen[name], path_of(program, name), segment.begins[name]
     if begin == "used" or seen.projected is None:
         return seen.used, None
     values, off = seen.projected, _borrowed(seen, seen.projected, segment.precisions)
     if begin == "input":
-        assert way.affine is not None
+        assert path.affine is not None
         assert seen.input is not None
-        values, off = projection_errors(way.affine, seen.input, segment.precisions)
+        values, off = projection_errors(path.affine, seen.input, segment.precisions)
         if segment.name == name:
             # A's own result equals B's bit for bit; the float64 product would differ from both by their rounding.
-            return (seen.projected if way.affine is segment.own else values), off
-    return errors_along(way, values, off, segment.precisions)
+            return (seen.projected if path.affine is segment.own else values), off
+    return errors_along(path, values, off, segment.precisions)
 
 
 def _borrowed(seen: ObservedVector, values: Tensor, precisions: Precisions) -> VectorErrors:
@@ -180,9 +180,9 @@ def _borrowed(seen: ObservedVector, values: Tensor, precisions: Precisions) -> V
 # -- the segments of a pair --------------------------------------------------------------------------------------------
 
 
-def is_known(way: VectorPath) -> bool:
-    """Returns whether all steps of a way are known."""
-    return not any(isinstance(step, OpaqueStep) for step in way.steps)
+def is_known(path: VectorPath) -> bool:
+    """Returns whether all steps of a path are known."""
+    return not any(isinstance(step, OpaqueStep) for step in path.steps)
 
 
 def segments(
@@ -200,14 +200,14 @@ def segments(
     part = partial(Segment, seen=seen, precisions=of_measured(precisions))
     found, steps = [], []
     for name in QKV:
-        vector, way = seen[name], path_of(a, name)
+        vector, path = seen[name], path_of(a, name)
         if vector.projected is None:
             continue
         heads = vector.projected.shape[1:4:2]
-        if way.affine is not None and vector.input is not None and way.affine.weight.shape[:2] == heads:
-            own, begins = way.affine if vector.alike else None, {name: "input"}
+        if path.affine is not None and vector.input is not None and path.affine.weight.shape[:2] == heads:
+            own, begins = path.affine if vector.alike else None, {name: "input"}
             found.append(part(name, (name,), vector.projected, begins=begins, asks=(name,), own=own))
-        if is_known(way) and vector.projected.shape == vector.used.shape:
+        if is_known(path) and vector.projected.shape == vector.used.shape:
             stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
             begins = {name: "projected"}
             steps.append(part(f"{name} used", stages, vector.used, begins=begins, asks=(name, *stages)))
@@ -237,6 +237,7 @@ def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program
     if f"{name} used" not in parts:
         return "used"
     own, other = path_of(a, name), path_of(changed, name)
+    # A projection that gives B's values, and that no cause changes, need not be run again.
     if name in parts and not (own.affine is other.affine and segment_gap(parts[name], a).within):
         return "input"
     return "used" if own is other and segment_gap(parts[f"{name} used"], a).within else "projected"

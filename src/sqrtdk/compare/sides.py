@@ -230,6 +230,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         try:
             return finer(torch.float64)
         except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+            # float32 is finer than what the model runs in only if that is half precision
             if run.calls[0].dtype not in ("float16", "bfloat16"):
                 raise
             return finer(torch.float32)

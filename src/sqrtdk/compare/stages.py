@@ -167,19 +167,19 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedV
     """Returns the cause `rounding` of k or v with the share of numbers beyond the range of the dtype that rounds."""
     if cause.name != "rounding" or cause.stage not in QKV_LETTERS or sides is None or seen is None:
         return cause
-    ways = [path_of(program, cause.stage) for program in (sides.b, sides.a)]
-    way = next((way for way in ways if any(isinstance(step, RoundingStep) for step in way.steps)), None)
+    paths = [path_of(program, cause.stage) for program in (sides.b, sides.a)]
+    path = next((path for path in paths if any(isinstance(step, RoundingStep) for step in path.steps)), None)
     values = seen[cause.stage].projected
-    if way is None or values is None:
+    if path is None or values is None:
         return cause
-    for step in way.steps:
+    for step in path.steps:
         # The first cast that overflows decides: later steps see what it has already cut off.
         if isinstance(step, OpaqueStep):
             break
         most = MOST_STORED.get(step.dtype) if isinstance(step, RoundingStep) else None
         if isinstance(step, RoundingStep) and most is not None:
             share = float(((values * step.by).abs() > most * ROUNDED_MAXIMUM).double().mean())
-            limit = most / step.by * way.scaled
+            limit = most / step.by * path.scaled
             if not share:
                 return cause
             by_scale = Message("causes.rounding.times_a_scale", most=f"{most:g}")

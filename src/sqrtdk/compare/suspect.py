@@ -113,7 +113,7 @@ class BothParts(Generic[T]):
 
     Attributes:
         sides: the programs.
-        a: A's part: a formula, a way, a norm, a rotation.
+        a: A's part: a formula, a path, a norm, a rotation.
         b: B's part.
         on: turns an edit of this part into a change of a program.
         vector: "query", "key" or "value"; "" for a formula.
@@ -241,7 +241,7 @@ def formula_pairs(sides: Sides) -> Iterator[BothParts[Formula]]:
 
 
 def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath]]]:
-    """Returns a function that yields the ways of some vectors."""
+    """Returns a function that yields the paths of some vectors."""
 
     def among(sides: Sides) -> Iterator[BothParts[VectorPath]]:
         for vector in vectors:
@@ -251,14 +251,14 @@ def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath
 
 
 def path_of(program: Program, vector: str) -> VectorPath:
-    """Returns the way of q, k or v by name."""
+    """Returns the path of q, k or v by name."""
     return {"query": program.query, "key": program.key, "value": program.value}[vector]
 
 
-def with_path(program: Program, vector: str, way: VectorPath) -> Program:
-    """Returns the program with another way of q, k or v."""
-    ways: dict[str, Any] = {vector: way}
-    return replace(program, **ways)
+def with_path(program: Program, vector: str, path: VectorPath) -> Program:
+    """Returns the program with another path of q, k or v."""
+    paths: dict[str, Any] = {vector: path}
+    return replace(program, **paths)
 
 
 def change_formula(edit: Edit[Formula]) -> ProgramChange:
@@ -267,28 +267,30 @@ def change_formula(edit: Edit[Formula]) -> ProgramChange:
 
 
 def change_path(vector: str) -> Callable[[Edit[VectorPath]], ProgramChange]:
-    """Returns a function that turns edits of one way into changes of a program."""
+    """Returns a function that turns edits of one path into changes of a program."""
     return lambda edit: lambda program: with_path(program, vector, edit(path_of(program, vector)))
 
 
 def change_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], ProgramChange]:
-    """Returns a function that turns edits of one step into changes; a way without that step stays the same."""
+    """Returns a function that turns edits of one step into changes; a path without that step stays the same."""
 
-    def edited(way: VectorPath, edit: Edit[Any]) -> VectorPath:
-        at = [number for number, step in enumerate(way.steps) if isinstance(step, kind)][place : place + 1]
-        return replace(way, steps=tuple(edit(step) if number in at else step for number, step in enumerate(way.steps)))
+    def edited(path: VectorPath, edit: Edit[Any]) -> VectorPath:
+        at = [number for number, step in enumerate(path.steps) if isinstance(step, kind)][place : place + 1]
+        return replace(
+            path, steps=tuple(edit(step) if number in at else step for number, step in enumerate(path.steps))
+        )
 
-    return lambda edit: change_path(vector)(lambda way: edited(way, edit))
-
-
-def norms_of(way: VectorPath) -> list[NormStep]:
-    """Returns the norms of a way, in order."""
-    return [step for step in way.steps if isinstance(step, NormStep)]
+    return lambda edit: change_path(vector)(lambda path: edited(path, edit))
 
 
-def rotation_of(way: VectorPath) -> Rotation | None:
-    """Returns the rotation of a way; None without one, or if it rotates none of several rows."""
-    found = next((step for step in way.steps if isinstance(step, Rotation)), None)
+def norms_of(path: VectorPath) -> list[NormStep]:
+    """Returns the norms of a path, in order."""
+    return [step for step in path.steps if isinstance(step, NormStep)]
+
+
+def rotation_of(path: VectorPath) -> Rotation | None:
+    """Returns the rotation of a path; None without one, or if it rotates none of several rows."""
+    found = next((step for step in path.steps if isinstance(step, Rotation)), None)
     if found is None or (found.table.shape[1] > 1 and bool((found.table == 1).all())):
         return None
     return found

@@ -1,6 +1,6 @@
-"""Handles steps that neither program knows: the ways before and after them, and vectors that no segment covers.
+"""Handles steps that neither program knows: the paths before and after them, and vectors that no segment covers.
 
-A step that both sides have but that can't be computed, such as the rounding of a quantised cache, splits a way. A's
+A step that both sides have but that can't be computed, such as the rounding of a quantised cache, splits a path. A's
 program runs from B's input up to the step, and again from B's values behind it. Vectors that no segment covers are
 compared directly, if both sides had the same input.
 """
@@ -27,15 +27,17 @@ ExplainedSegments = list[tuple[Segment, Explained]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathSpan:
-    """Both programs, and B's q, k and v, over a part of the ways."""
+    """Both programs, and B's q, k and v, over a part of the paths."""
 
     a: Program
     b: Program
     seen: dict[str, ObservedVector]
 
-    def of(self, name: str, ways: list[VectorPath], vector: ObservedVector) -> PathSpan:
-        """Returns the part with another way of one vector."""
-        return PathSpan(with_path(self.a, name, ways[0]), with_path(self.b, name, ways[1]), self.seen | {name: vector})
+    def of(self, name: str, paths: list[VectorPath], vector: ObservedVector) -> PathSpan:
+        """Returns the part with another path of one vector."""
+        return PathSpan(
+            with_path(self.a, name, paths[0]), with_path(self.b, name, paths[1]), self.seen | {name: vector}
+        )
 
 
 def past_unknown(
@@ -48,25 +50,30 @@ def past_unknown(
 
     Returns:
         The part up to the first unknown step, without a formula; the part from the last one on; and the names of the
-        vectors whose ways are split. The ways of other vectors are whole in both parts.
+        vectors whose paths are split. The paths of other vectors are whole in both parts.
     """
     before = PathSpan(replace(a, formula=None), replace(b, formula=None), dict(seen_b))
     after, names = PathSpan(a, b, dict(seen_b)), []
     for name in QKV:
-        ways, vectors = (path_of(a, name), path_of(b, name)), (seen_a[name], seen_b[name])
-        spans = [span for way in ways if (span := _unknown(way)) is not None]
+        paths, vectors = (path_of(a, name), path_of(b, name)), (seen_a[name], seen_b[name])
+        spans = [span for path in paths if (span := _unknown(path)) is not None]
         # Only a step that both sides have can be passed; a step of one side is a difference to be explained.
-        if len(spans) < 2 or _labels(ways[0], spans[0]) != _labels(ways[1], spans[1]):
+        if len(spans) < 2 or _labels(paths[0], spans[0]) != _labels(paths[1], spans[1]):
             continue
         starts = [_at(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
         ends = [_at(vector, span.stop) for vector, span in zip(vectors, spans, strict=True)]
         if starts[1] is None or ends[1] is None:
             continue
         same = _near(vectors[0].input, vectors[1].input) and _near(*starts)
+        # Equal before and unequal behind: the unknown step itself differs, and can't be passed over.
         if same and not _near(*ends):
             continue
-        first = [replace(way, steps=way.steps[: span.start], scaled=1.0) for way, span in zip(ways, spans, strict=True)]
-        last = [replace(way, affine=None, steps=way.steps[span.stop :]) for way, span in zip(ways, spans, strict=True)]
+        first = [
+            replace(path, steps=path.steps[: span.start], scaled=1.0) for path, span in zip(paths, spans, strict=True)
+        ]
+        last = [
+            replace(path, affine=None, steps=path.steps[span.stop :]) for path, span in zip(paths, spans, strict=True)
+        ]
         before = before.of(name, first, replace(vectors[1], used=starts[1].double()))
         behind = replace(vectors[1], projected=ends[1].double(), input=None, borrowed=False)
         after = after.of(name, last, behind)
@@ -74,14 +81,14 @@ def past_unknown(
     return before, after, names
 
 
-def _unknown(way: VectorPath) -> range | None:
+def _unknown(path: VectorPath) -> range | None:
     """Returns the range from the first unknown step to the last; None if all are known."""
-    places = [place for place, step in enumerate(way.steps) if isinstance(step, OpaqueStep)]
+    places = [place for place, step in enumerate(path.steps) if isinstance(step, OpaqueStep)]
     return range(places[0], places[-1] + 1) if places else None
 
 
-def _labels(way: VectorPath, span: range) -> list[str]:
-    steps = way.steps[span.start : span.stop]
+def _labels(path: VectorPath, span: range) -> list[str]:
+    steps = path.steps[span.start : span.stop]
     return [step.name if isinstance(step, OpaqueStep) else type(step).__name__ for step in steps]
 
 
@@ -179,7 +186,7 @@ def _rows_of_vector(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _step(sides: list[KnownSide], name: str) -> Message:
-    """Returns what is unknown about a vector's way, as text."""
+    """Returns what is unknown about a vector's path, as text."""
     for label, side in zip("AB", sides, strict=True):
         unknown = [step.name for step in path_of(side.program, name).steps if isinstance(step, OpaqueStep)]
         if unknown == ["not recorded"]:

@@ -117,6 +117,7 @@ def shown_causes(causes: Iterable[Cause]) -> tuple[Cause, ...]:
         [('q, k', 'has other weights for q and k (off by 0.2 to 0.5 of their size)')]
     """
     every = list(causes)
+    # Another checkpoint gives three causes that say the same of q, k and v.
     weights = [(cause, cause.text) for cause in every if isinstance(cause.text, Message)]
     weights = [(cause, text) for cause, text in weights if text.id in _OTHER_WEIGHT]
     if not weights:

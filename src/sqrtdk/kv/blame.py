@@ -93,6 +93,8 @@ def heads_at_fault(
         bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
         if bad:
             by_kl = any(kl_level(stored.heads[i]) for i in bad)
+            # A fixed scale is asked about first: `--kv-scale 1` cuts keys of 900 off at 448 in fp8_e4m3, and the same
+            # keys look like outliers as well.
             of_the_scale = limit is not None and _is_of_the_scale(bad, stored, others, by_kl=by_kl)
             if of_the_scale and (head.cut_off if by_kl else head.cut_off_values):
                 place = head.head, CUT_OFF
@@ -109,6 +111,7 @@ def _cause(
     head: KeyHead, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead]
 ) -> tuple[int, str]:
     """Return the key head at fault, and the cause."""
+    # One scale for all heads, set by another head: a scale for each head would repair this one.
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
     if (
@@ -118,6 +121,7 @@ def _cause(
         and own <= HELPING_SHARE * _most(stored, bad)
     ):
         return largest.head, OTHER_HEAD
+    # A single large number is both an outlier channel and a large row. The storage that helps more decides.
     by_channel = min((x for name in ("channel", "fold") if (x := _kl(others, name, bad)) is not None), default=0.0)
     by_row = _kl(others, "token", bad)
     if head.outliers and head.row_ratio >= OUTLIER and by_row is not None:
@@ -129,7 +133,7 @@ def _cause(
 
 def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], *, by_kl: bool) -> bool:
     """Return whether scaling by the tensor's own maximum, instead of a fixed scale, at least halves the loss."""
-    own = next((way for way in others if way.name == "tensor"), None)
+    own = next((storage for storage in others if storage.name == "tensor"), None)
     if own is None:
         return False
     if by_kl:
@@ -145,9 +149,9 @@ def _blame(
     others: Sequence[StoredWay],
     limit: float | None,
 ) -> Blame:
-    mended = [way.name for way in others if all(level(way.heads[i]) is None for i in bad)]
+    mended = [storage.name for storage in others if all(level(storage.heads[i]) is None for i in bad)]
     half = HELPING_SHARE * _most(stored, bad)
-    helped = [] if cause == VALUES else [way.name for way in others if _most(way, bad) <= half]
+    helped = [] if cause == VALUES else [storage.name for storage in others if _most(storage, bad) <= half]
     severities = [severity for i in bad if (severity := level(stored.heads[i])) is not None]
     return Blame(
         key_head=head.head,
@@ -196,11 +200,11 @@ def _outliers(head: KeyHead) -> Message:
     )
 
 
-def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
+def _kl(storages: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
     """Return the largest mean KL of some heads under one storage; None if it was not computed."""
-    way = next((way for way in ways if way.name == name), None)
-    return None if way is None else _most(way, heads)
+    storage = next((storage for storage in storages if storage.name == name), None)
+    return None if storage is None else _most(storage, heads)
 
 
-def _most(way: StoredWay, heads: Sequence[int]) -> float:
-    return max(way.heads[i].kl_mean_nats for i in heads)
+def _most(storage: StoredWay, heads: Sequence[int]) -> float:
+    return max(storage.heads[i].kl_mean_nats for i in heads)

@@ -53,6 +53,7 @@ def storages(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[lis
         Storage(name, stored_and_read(k, dtype, name, first), stored_and_read(v, dtype, name, first)) for name in names
     ]
     by, folded = channel_scale(call, first)
+    # Folding and normalisation act on q and k alone, so v keeps the requested storage.
     value = found[0].value
     found.append(Storage(FOLD, stored_and_read(k, dtype, scale, first, by), value))
     if call.call is None or call.call.norm is None:
@@ -68,6 +69,8 @@ def stored_and_read(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | 
     def taken(part: Tensor, head: slice) -> Tensor:
         return part if by is None else part / by[head].to(part.dtype)
 
+    # Scales of the whole tensor, a head or a channel need every sample and are computed once; finer grains are bounded
+    # head by head, so that no second copy of k is in memory.
     shared = bounds(taken(x[:, :, :first], slice(None)), grain) if grain in REDUCED_AXES else None
 
     def of_head(batch: int, head: int) -> Tensor:
@@ -101,6 +104,7 @@ def channel_scale(call: CallTensors, first: int) -> tuple[Tensor, str]:
         both = torch.maximum(largest[:, one], largest[:, other])
         largest[:, one] = both
         largest[:, other] = both
+    # a channel of zeros is divided by 1, which keeps it 0 and not NaN
     largest = largest.masked_fill(largest == 0, 1.0)[:, None]
     return largest, "channels" if pairs is None else "pairs"
 
@@ -182,9 +186,9 @@ def forecast_of(call: CallTensors, request: ForecastRequest) -> CacheCall:
     found, folded = storages(call, request.dtype, request.scale, first)
     told: list[StoredWay] = []
     seeing: tuple[int, ...] = ()
-    for way in found:
-        sums = _errors(call, way, rows)
-        told.append(StoredWay(way.name, tuple(one.figures() for one in sums)))
+    for storage in found:
+        sums = _errors(call, storage, rows)
+        told.append(StoredWay(storage.name, tuple(one.figures() for one in sums)))
         seeing = tuple(sum(len(part) for part in one.divergences) for one in sums)
     stored, *others = told
     limit = limit_of(request.dtype, request.scale)
@@ -231,24 +235,24 @@ def spread_rows(length: int, most: int, device: torch.device | None = None) -> T
     return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).long().to(device)
 
 
-def _errors(call: CallTensors, way: Storage, rows: Tensor) -> list[QueryHeadSums]:
+def _errors(call: CallTensors, storage: Storage, rows: Tensor) -> list[QueryHeadSums]:
     """Return the errors of a storage, for every query head."""
     assert call.terms is not None
     query, key, value = call.query.values, call.key.values, call.value.values
     batch, heads, length, width = query.shape
     group = heads // key.shape[1]
     sums = [QueryHeadSums() for _ in range(heads)]
-    terms: Sequence[Term] = _unscaled(call.terms, width) if way.normed else call.terms
+    terms: Sequence[Term] = _unscaled(call.terms, width) if storage.normed else call.terms
     for sequence in range(batch):
         for head in range(key.shape[1]):
             mine = slice(head * group, (head + 1) * group)
             k, v = key[sequence, head].double(), value[sequence, head].double()
-            k = rms_normalised(k) if way.normed else k
-            k_stored, v_stored = way.key(sequence, head), way.value(sequence, head)
+            k = rms_normalised(k) if storage.normed else k
+            k_stored, v_stored = storage.key(sequence, head), storage.value(sequence, head)
             for part in _parts(rows, group * key.shape[-2]):
                 place = RowsOfHeads(sequence, mine, part, length)
                 q = query[sequence, mine][:, part].double()
-                q = rms_normalised(q) if way.normed else q
+                q = rms_normalised(q) if storage.normed else q
                 exact = weigh_rows(q, k, terms, place)
                 add(sums[mine], exact, _seen(weigh_rows(q, k_stored, terms, place), exact), v, v_stored)
     return sums
@@ -269,6 +273,7 @@ def _parts(rows: Tensor, row: int) -> Iterator[Tensor]:
 def _unscaled(terms: Sequence[Term], width: int) -> list[Term]:
     """Replace the leading scales by 1/sqrt(E), as q and k have unit rows."""
     kept = list(terms)
+    # The model's own scale, such as T5's 1.0, fits the sizes of its own q and k.
     while kept and kept[0].name == "scale":
         del kept[0]
     return [Term("scale", 1.0 / math.sqrt(width)), *kept]

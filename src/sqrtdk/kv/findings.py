@@ -121,6 +121,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     by_kl = blame.cause != VALUES
     head = max(blame.heads, key=lambda i: errors[i].kl_mean_nats if by_kl else errors[i].output_error)
     worst = errors[head]
+    # The head may be a finding by either bar. The one that gives its severity is reported, KL first.
     found = kl_level(worst) if by_kl else None
     bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
@@ -182,5 +183,5 @@ def fix_text(blame: Blame) -> str:
 
 
 def _either(names: Sequence[str]) -> str:
-    ways = [Message(_FIX_IDS[name]) if name in _FIX_IDS else f"--kv-scale {name}" for name in names]
-    return reduce(lambda first, second: Message("cache.fix.either", first=first, second=second), ways)
+    remedies = [Message(_FIX_IDS[name]) if name in _FIX_IDS else f"--kv-scale {name}" for name in names]
+    return reduce(lambda first, second: Message("cache.fix.either", first=first, second=second), remedies)

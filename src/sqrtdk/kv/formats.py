@@ -42,11 +42,8 @@ from torch import Tensor
 
 GROUP_SIZE = 64  # transformers' QuantizedCache: q_group_size = 64
 BLOCK_SIZE = 32  # ggml: QK8_0
-SCALE_BITS = {
-    "group": 32 / GROUP_SIZE,
-    "tokens64": 32 / GROUP_SIZE,
-    "block": 16 / BLOCK_SIZE,
-}  # bits per number for int4 and q8_0
+# bits per number for int4 (scale and smallest number, 16 bits each) and q8_0 (a float16 scale)
+SCALE_BITS = {"group": 32 / GROUP_SIZE, "tokens64": 32 / GROUP_SIZE, "block": 16 / BLOCK_SIZE}
 REDUCED_AXES = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "channel": (0, 2)}  # axes that are reduced, over all of k
 GRAINS = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "token" and "channel" are not comparable
 
@@ -80,6 +77,7 @@ def in_float32(x: Tensor) -> Tensor:
 def _runs(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest of each run of `size` numbers along the last axis, one for each number."""
     length = x.shape[-1]
+    # the last run repeats its last number, which moves neither its smallest nor its largest
     padded = F.pad(x.reshape(-1, 1, length), (0, -length % size), mode="replicate") if length % size else x
     runs = padded.reshape(*x.shape[:-1], -1, size)
     low, high = (edge.repeat_interleave(size, -1)[..., :length] for edge in (runs.amin(-1), runs.amax(-1)))
@@ -114,6 +112,7 @@ def store_e5m2(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def _store(x: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
     largest = torch.maximum(low.abs(), high.abs()).float()
     most = torch.finfo(dtype).max
+    # zeros alone have no largest number: 0 / tiny is 0, and 0 / 0 would be NaN
     scale = (largest / most).clamp(min=torch.finfo(torch.float32).tiny)
     return ((x.float() / scale).clamp(-most, most).to(dtype).float() * scale).double()
 
@@ -146,6 +145,7 @@ def store_q8_0(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     x = in_float32(x)
     d = torch.maximum(low.abs(), high.abs()).to(x.dtype) / 127
     ratio = x / d.masked_fill(d == 0, 1.0)
+    # roundf of C, halves away from zero; torch.round takes halves to even
     integers = (ratio.abs() + 0.5).floor() * ratio.sign()
     return integers.double() * d.half().double()
 

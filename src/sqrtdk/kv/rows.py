@@ -63,6 +63,7 @@ def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfH
         elif term.name == "softcap" and isinstance(by, float):
             z_gnS = by * (z_gnS / by).tanh()
     top = z_gnS.amax(-1)
+    # A row that sees no key has a maximum of -inf, and -inf - -inf would be NaN.
     top = (top if sinks is None else torch.maximum(top, sinks)).clamp(min=torch.finfo(torch.float64).min)
     raised = (z_gnS - top[..., None]).exp()
     total = raised.sum(-1) if sinks is None else raised.sum(-1) + (sinks - top).exp()
@@ -88,12 +89,14 @@ def kl_of_rows(exact: Weighed, stored: Weighed) -> Tensor:
 
     Sinks have the same logit on both sides, so they cancel in the sum; both lse include them.
     """
+    # A hidden key has the logit -inf on both sides: 0 * (-inf - -inf) is NaN, and its share of the sum is 0.
     gap = torch.where(exact.weights > 0, exact.logits - stored.logits, 0.0)
     return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
 
 
 def changed_peaks(exact: Weighed, stored: Weighed) -> Tensor:
     """Return the rows whose largest weight moves to another key, (g, n); tied keys count as one."""
+    # argmax would pick one of several tied keys, and another one after storage, although nothing has changed
     first = exact.logits == exact.logits.amax(-1, keepdim=True)
     return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
 
@@ -112,6 +115,7 @@ class QueryHeadSums:
         every = torch.cat(self.divergences) if self.divergences else torch.zeros(0, dtype=torch.float64)
         if not len(every):
             return HeadError(math.nan, math.nan, math.nan, 0, math.nan)
+        # quantile refuses more than 2^24 numbers; of so many, the lower of two middle ones is as good
         middle = every.quantile(0.5) if len(every) <= 2**20 else every.median()
         output = math.sqrt(self.error / self.size) if self.size else math.nan
         return HeadError(float(every.mean()), float(middle), float(every.max()), self.changed, output)

@@ -179,6 +179,7 @@ def _compared(
     batch, length = content.tensor.shape[:2]
     prefill = length - sum(_STEP_TOKENS)
     ends = [prefill, prefill + 1, length]
+    # A recurrent state (Mamba, RecurrentGemma) takes one token at a time after the prefill.
     if field(subject.module, "_is_stateful") is True:
         ends.insert(2, prefill + 2)
     base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches, offset=offset))

@@ -224,6 +224,7 @@ def _and_of_widths(
 ) -> Iterator[Tensor]:
     """Yield the tables of the rotated channels, and of other widths, because a wrong width is not also a wrong base."""
     yield from tables
+    # theta^(-2i/128), the table of a whole head cut to 64 channels, reads as the base sqrt(theta) over 64
     for other in {head_dim - head_dim % 2, *said.widths} - {width}:
         for table in said.tables(other, head_dim, length, longest) or ():
             if len(table) >= width // 2:

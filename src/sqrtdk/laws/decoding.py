@@ -186,6 +186,7 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
     batch, length = content.tensor.shape[:2]
     if _POSITION_ARGUMENT.search(name):
         return value[..., first:last] if value.shape[-1] == length else value
+    # attention_mask (B, n) has a column for every key, cached ones included; input_ids only those of the step
     if MASK_WORDS.search(name):
         if value.dim() == 2 and value.shape[0] == batch and value.shape[1] >= length:
             return value[:, : value.shape[1] - length + last]  # columns of a given cache come first

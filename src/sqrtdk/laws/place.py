@@ -300,6 +300,7 @@ def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) ->
     rows = [layout.flatten(0, -2).any(1) for layout in layouts]  # channels last, or first as in (B, C, h, w)
     if any(merged_right(moved_rows, one.cells) for moved_rows in rows):
         return law_holds(LAW, _about(MERGE))
+    # heads.reshape(B, L, H * E) without the transpose before it: numbers of one head stay together
     counts = (
         merged_by_view(layout, one.call.output.shape, one.cells, channels_first=bool(place))
         for place, layout in enumerate(rows)

@@ -157,6 +157,7 @@ def declared_rotation(config: Any, module: nn.Module | None, layer: int | None, 
 
 def _by_parameters(block: Mapping[str, Any]) -> str:
     """Return the law of a block without a name, as in litgpt's `rope_adjustments`, by a parameter that only it has."""
+    # In this order: a block of llama3 or YaRN has a factor as well.
     marks = {"low_freq_factor": "llama3", "beta_fast": "yarn", "factor": "linear"}
     return next((law for name, law in marks.items() if name in block), "default")
 
@@ -221,6 +222,7 @@ def _bases(config: Any) -> set[float]:
 
 def _dynamic(asked: _Asked) -> Tensor | None:
     """Return the plain frequencies if the inputs are no longer than the model was trained for, else None."""
+    # Beyond this length "dynamic" scales by the length of the inputs, which changes from run to run.
     original = asked.longest or asked.original
     return asked.plain if original is not None and asked.length <= original else None
 

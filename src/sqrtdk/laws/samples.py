@@ -153,6 +153,7 @@ def _others_changed(subject: Subject, others: Tensor, stays: int) -> dict[str, T
     changes = {content.name: other_content(subject, content, others, salt=2) for content in contents(subject)}
     for mask in mask_inputs(subject):
         if mask.tensor.shape[0] == len(others):
+            # A mask that is tiled over samples and heads in the wrong order gives this sample another one's.
             changes[mask.name] = mask.tensor[stays : stays + 1].expand_as(mask.tensor).contiguous()
     return changes
 

@@ -235,6 +235,7 @@ def _gammas(
     plans: Sequence[CallPlan], measured: Sequence[Float[Tensor, " Hq"]], threshold: float
 ) -> list[Float[Tensor, " Hq"]]:
     """Return gamma of each head: the smallest in its group of heads that must be scaled as one."""
+    # A key head of GQA, or the gain of a norm, is scaled once for all heads that read it: by the smallest gamma.
     wanted = torch.cat([_wanted(plan, each, threshold) for plan, each in zip(plans, measured, strict=True)])
     groups = torch.cat([plan.groups for plan in plans]).to(wanted.device)
     least = torch.ones_like(wanted).scatter_reduce(0, groups, wanted, "amin")
@@ -255,8 +256,10 @@ def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) ->
     ones = torch.ones_like(measured)
     if plan.refused is not None or (plan.softcap is not None and threshold >= plan.softcap):
         return ones
+    # cap * tanh(z / cap) is at the threshold where z = cap * atanh(threshold / cap)
     limit = threshold if plan.softcap is None else plan.softcap * math.atanh(threshold / plan.softcap)
     largest = _uncapped(measured, plan.softcap)
+    # A negative maximum is never above: threshold / max would be negative, and its square root NaN in the weights.
     above = (measured > threshold) & largest.isfinite()
     return torch.where(above, limit / torch.where(above, largest, ones), ones)
 
@@ -325,6 +328,7 @@ def _checked(plans: Sequence[CallPlan], maxima: Sequence[Tensor | None]) -> list
         )
     beside = [rows.index.device for plan in plans for rows in plan.rows]
     device = next(iter(beside), torch.device("cpu"))
+    # MPS has no float64
     dtype = torch.float32 if device.type == "mps" else torch.float64
     tensors = []
     for plan, each in zip(plans, maxima, strict=True):

@@ -133,6 +133,7 @@ def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[HeadRows]:
     assert call is not None
     if tensors.missing is not None:
         raise Refusal(f"it can't be computed again: {tensors.missing}")
+    # DeBERTa: c2c + c2p + p2c, where p2c is a product of k with positions
     if call.terms > 1:
         raise Refusal(f"its logits are {call.terms} products, and q is in some of them only")
     if call.bias_scaled_by is not None:
@@ -144,6 +145,7 @@ def _refuse_shared(rows: list[HeadRows], site: str, run: Trace, parameters: Para
     """Refuse rows that also belong, or may belong, to k, v or another site."""
     read = readers(run.tensors, parameters)
     for tensors, names in zip(run.tensors, read.names, strict=True):
+        # q at the site is what is scaled; its k, and q and k elsewhere, must stay as they are
         for side in ("k",) if tensors.site == site else ("q", "k"):
             try:
                 beside = side_rows(side, tensors, parameters)

@@ -65,6 +65,7 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")
     ties = [fit for fit in fits if fit.share == best]
+    # A new model has q_norm.weight == k_norm.weight == 1, and both explain q: the name decides.
     if len(ties) > 1:
         ties = [fit for fit in ties if _NORM_OF_LETTER[side].search(fit.name[len(scope) :])] or ties
     if best < _LEAST_FIT or not all(fit.name for fit in ties):
@@ -95,6 +96,7 @@ def _fits(
 ) -> Iterator[_Fit]:
     heads, dim = after.shape[1], after.shape[-1]
     inner = torch.arange(dim)
+    # One gain for all heads (Qwen3: E numbers), or one for each projected head (OLMo 2: H * E numbers).
     layouts = {dim: inner.expand(heads, dim), (int(own.max()) + 1) * dim: own[:, None] * dim + inner}
     units = list(_normalised(before))
     yield _Fit("", 0.0, inner, None, max(explained(unit, after) for unit in units))  # without a gain
@@ -134,6 +136,7 @@ def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H
             square = centred.square().mean(axes, keepdim=True)
             root = square.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
             yield centred / root
+            # x / |x|: l2 has no sqrt(E), as in F.normalize
             if axes == (-1,) and centred is values:
                 yield centred / (root * values.shape[-1] ** 0.5)
 
@@ -163,6 +166,7 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[HeadRows,
     given = compared(key.projected)
     if given.shape[1] != projected.shape[1]:
         return None
+    # DeepSeek puts the unrotated channels first, cat((k_nope, k_rope)); other code puts them last
     starts = (0, given.shape[-1] - nope)
     shares = [explained(projected, given[..., start : start + nope]) for start in starts]
     start = starts[0] if shares[0] >= shares[1] else starts[1]

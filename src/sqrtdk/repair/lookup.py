@@ -154,6 +154,7 @@ class Parameters:
         if name not in self._named:
             raise Refusal(f"the bias of {side} beside {place.name} is no parameter")
         projection = vector.projection
+        # Only if the weight is still the traced one can the traced bias be compared: training moves both.
         if place.fresh and projection is not None and projection.bias is not None:
             bias = self.whole(name)[projection.features.cpu() + place.shift + shift].to(torch.float64)
             size = bias.abs().max() if vector.projected is None else vector.projected.abs().max()
@@ -198,6 +199,7 @@ def _place(
 
 def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int) -> Iterator[int]:
     """Yield shift 0, then the shift that aligns a weight's first row with the most similar row of the parameter."""
+    # F.linear(x, self.qkv.weight[E:]) traces a weight whose row 0 is row E of the parameter
     yield 0
     shift = int((torch.nn.functional.normalize(rows.float(), dim=-1) @ first.float()).argmax()) - feature
     if shift:

@@ -91,6 +91,7 @@ def _is_copy(entry: Any, parameter: Tensor) -> bool:
     finfo, one, other = torch.finfo(parameter.dtype), local_part(entry), local_part(parameter)
     if torch.finfo(entry.dtype).eps >= finfo.eps or one.shape != other.shape:
         return False
+    # eps, not eps / 2: an optimizer that rounds stochastically may store either neighbour
     other = other.to(one)
     return bool(((one - other).abs() <= finfo.eps * one.abs() + finfo.tiny).all())
 

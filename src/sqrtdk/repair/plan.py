@@ -141,6 +141,7 @@ def _softcap(tensors: CallTensors) -> float | None:
             )
         if term.name == "softcap" and cap is None and not term.detail and isinstance(term.value, float):
             cap = term.value
+        # A scale behind the cap, 5 * cap * tanh(z / cap), puts the maximum elsewhere than the recorded cap says.
         elif term.name not in ("scale", "mask", "sinks") or (cap is not None and term.name == "scale"):
             raise Refusal(f"its logits go through {term.name} {term.detail}".rstrip() + " on their way")
     return cap
@@ -195,6 +196,7 @@ def _without_conflicts(
 ) -> Sequence[CallPlan]:
     """Refuse calls whose rows also belong to another side, to v, or to a refused call."""
     read = readers(kept, parameters)
+    # A refusal may rule out further calls: two layers that share a weight, of which one has just been refused.
     while True:
         reasons = [None if plan.refused else conflict(plan, plans, read) for plan in plans]
         if not any(reasons):
@@ -237,6 +239,7 @@ def number_groups(rows: Sequence[Sequence[HeadRows]], heads: Sequence[int]) -> l
 
     for of_parameter in pairs.values():
         table = torch.unique(torch.cat(of_parameter), dim=0)  # sorted by feature, then by head
+        # heads that share a feature follow one another in the table, so joining neighbours joins them all
         beside = table[1:, 0] == table[:-1, 0]
         neighbours = torch.stack([table[:-1, 1], table[1:, 1]], -1)[beside]
         for one, other in torch.unique(neighbours, dim=0).tolist():

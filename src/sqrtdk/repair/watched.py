@@ -125,6 +125,7 @@ def step_maxima(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Step
             count > 0 for call in sample.calls for name in _NONFINITE_COUNTS for count in call.columns.get(name, ())
         )
         clips.plans = _agreed(clips.plans, watch, broken)
+    # A second clip after the same step starts from what the first one left, see `Clips.left`.
     if clips.step != sample.step:
         clips.step = sample.step
         clips.maxima = {call.place: _maxima(call) for call in sample.calls}
@@ -161,6 +162,7 @@ def _agreed(known: Mapping[StatisticsKey, CallPlan], watch: StepWatch, broken: b
     told = watch.told({place: plan.refused for place, plan in fresh.items()})
     found = dict(known)
     for place, plan in fresh.items():
+        # A rank that could not make the plan yet has not answered; scaling on some ranks alone would make weights part.
         if all(place in others for others in told):
             refused = next((others[place] for others in told if others[place] is not None), None)
             found[place] = plan if refused is None else replace(plan, rows=(), shared=(), refused=refused)

@@ -103,6 +103,7 @@ def _scale_words(sides: Sides, a: Value, b: Value) -> Message:
 
 
 def _other_scale(sides: Sides, a: float, b: float) -> Message:
+    # B is read as the port of A: its mistake is named first, one of A only if B's scale is none.
     of_b, of_a = _mistake(sides, a, b), _mistake(sides, b, a)
     if of_b is not None and not sides.declared_b:
         return Message(f"causes.scale.{of_b}")
@@ -122,6 +123,7 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
     """Returns the mistake that turns `right` into `wrong`; wrong dimensions are tried only on the textbook scale."""
     if right <= 0 or wrong <= 0:
         return None
+    # A right scale of 1 is its own square and its own inverse, so these names say nothing there.
     by_ratio = {"missing": 1.0, "twice": right * right, "inverted": 1.0 / right}
     names = [
         name
@@ -242,6 +244,7 @@ def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
     if not factor or factor < 0:
         return False
     log = inverse_root(head_dim) / factor
+    # e^50 is no length, and larger logs would overflow
     base = math.exp(min(log, 50.0))
     return base > 1.5 and abs(base - round(base)) <= WHOLE_ROUNDINGS * off * log * base
 
@@ -281,6 +284,7 @@ def compare_softcap_order(both: BothParts[Formula]) -> PartDifference | None:
 
 def compare_sinks(both: BothParts[Formula]) -> PartDifference | None:
     """Compares sinks: a logit for each head that takes weight and has no value; 0 is the softmax "off by one"."""
+    # a sink of -inf takes no weight: exp(-inf) adds 0 to the sum
     found = (formula.sinks for formula in (both.a, both.b))
     a, b = (None if x is None or bool((x == -math.inf).all()) else x.reshape(1, -1, 1, 1) for x in found)
     if same(a, b, both.sides.off):
@@ -344,20 +348,20 @@ def compare_vector_rounding(both: BothParts[VectorPath]) -> PartDifference | Non
     if a == b:
         return None
 
-    def edit(way: VectorPath) -> VectorPath:
-        steps: list[PathStep] = [step for step in way.steps if not isinstance(step, RoundingStep)]
+    def edit(path: VectorPath) -> VectorPath:
+        steps: list[PathStep] = [step for step in path.steps if not isinstance(step, RoundingStep)]
         for place, step in reversed(b):
             steps.insert(min(place, len(steps)), step)
-        return replace(way, steps=tuple(steps))
+        return replace(path, steps=tuple(steps))
 
     old, new = (", ".join(step.dtype for _, step in found) or None for found in (a, b))
     return replace(_rounding(old, new, f"stages.{both.vector}"), edit=edit, key=both.vector)
 
 
-def _roundings(way: VectorPath, own: torch.dtype) -> tuple[tuple[int, RoundingStep], ...]:
+def _roundings(path: VectorPath, own: torch.dtype) -> tuple[tuple[int, RoundingStep], ...]:
     """Returns each rounding, with the number of norms and rotations before it."""
     found, others = [], 0
-    for step in way.steps:
+    for step in path.steps:
         if not isinstance(step, RoundingStep):
             others += 1
         elif (dtype := lesser(step.dtype, own)) is not None:

@@ -132,13 +132,13 @@ def compare_norm_count(both: BothParts[VectorPath]) -> PartDifference | None:
 
 
 def _first(old: VectorPath, count: int) -> VectorPath:
-    """Returns the way with only its first `count` norms."""
+    """Returns the path with only its first `count` norms."""
     gone = norms_of(old)[count:]
     return replace(old, steps=tuple(step for step in old.steps if not any(step is one for one in gone)))
 
 
 def _with(old: VectorPath, other: VectorPath, have: int) -> VectorPath:
-    """Returns the way with the norms of `other` from number `have` on, on the same side of the rotation as there."""
+    """Returns the path with the norms of `other` from number `have` on, on the same side of the rotation as there."""
     before, rest = norms_before_rotation(other), norms_of(other)[have:]
     early = rest if before is None else rest[: max(0, before - have)]
     steps = list(_first(old, have).steps)
@@ -160,12 +160,12 @@ def compare_norm_order(both: BothParts[VectorPath]) -> PartDifference | None:
     return PartDifference(a, b, edit=lambda old: _with_early(old, wanted), text=text)
 
 
-def norms_before_rotation(way: VectorPath) -> int | None:
+def norms_before_rotation(path: VectorPath) -> int | None:
     """Returns how many norms come before the rotation; None without a rotation."""
-    if rotation_of(way) is None:
+    if rotation_of(path) is None:
         return None
-    at = next(i for i, step in enumerate(way.steps) if isinstance(step, Rotation))
-    return sum(isinstance(step, NormStep) for step in way.steps[:at])
+    at = next(i for i, step in enumerate(path.steps) if isinstance(step, Rotation))
+    return sum(isinstance(step, NormStep) for step in path.steps[:at])
 
 
 def _commutes(norm: NormStep, turned: Rotation | None) -> bool:
@@ -181,7 +181,7 @@ def _commutes(norm: NormStep, turned: Rotation | None) -> bool:
 
 
 def _with_early(old: VectorPath, count: int) -> VectorPath:
-    """Returns the way with `count` of its norms before the rotation and the rest after; other steps stay in place."""
+    """Returns the path with `count` of its norms before the rotation and the rest after; other steps stay in place."""
     if rotation_of(old) is None:
         return old
     own = norms_of(old)

@@ -192,16 +192,16 @@ def compare_head_order(both: BothParts[dict[str, Tensor]]) -> PartDifference:
 
 
 def _taken(program: Program, vector: str, order: Tensor, together: bool) -> VectorPath:
-    """Returns the way with a projection that has A's rows in the given order."""
-    way, (pool, _) = path_of(program, vector), _pool(program, vector, together)
-    own = way.affine
+    """Returns the path with a projection that has A's rows in the given order."""
+    path, (pool, _) = path_of(program, vector), _pool(program, vector, together)
+    own = path.affine
     if own is None:
-        return way
+        return path
     rows = torch.cat([_flat(x) for x in pool])[order].view_as(own.weight)
     bias = torch.cat([_bias(x).flatten() for x in pool])[order].view(own.weight.shape[:2])
     features = torch.cat([x.features.flatten() for x in pool])[order].view_as(own.features)
     there = any(x.bias is not None for x in pool)
-    return replace(way, affine=replace(own, weight=rows, bias=bias if there else None, features=features))
+    return replace(path, affine=replace(own, weight=rows, bias=bias if there else None, features=features))
 
 
 def _order_words(both: BothParts[dict[str, Tensor]]) -> Message:
@@ -250,7 +250,7 @@ def projection_pairs(sides: Sides) -> Iterator[BothParts[Affine]]:
 
 
 def _on_affine(vector: str, edit: Edit[Affine]) -> ProgramChange:
-    return change_path(vector)(lambda way: way if way.affine is None else replace(way, affine=edit(way.affine)))
+    return change_path(vector)(lambda path: path if path.affine is None else replace(path, affine=edit(path.affine)))
 
 
 def compare_weight(both: BothParts[Affine]) -> PartDifference | None:
@@ -306,7 +306,7 @@ def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
     if a is None or b is None or a.shape != b.shape or torch.equal(a, b):
         return None
     heads = b
-    return PartDifference(_list(a), _list(b), edit=lambda way: replace(way, heads=heads))
+    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads))
 
 
 def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -329,7 +329,7 @@ def compare_kv_factor(both: BothParts[VectorPath]) -> PartDifference | None:
     A factor on q, or one that the code applies to the logits, is `scale`. A factor in the rows of the projection is
     `weights`. An equal factor on q and k, both rotating, is `length_factor`.
     """
-    a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
+    a, b = (torch.as_tensor(path.scaled, dtype=torch.float64) for path in (both.a, both.b))
     if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
         return None
     by = _size(b / a)

@@ -224,5 +224,5 @@ def compare_amplitude_as_factor(both: BothParts[VectorPath]) -> PartDifference |
     """Compares a common factor on q and k, both rotating: it can't be told from an amplitude of their tables."""
     if not like_amplitude(both.sides):
         return None
-    old, new = (float(torch.as_tensor(way.scaled).flatten()[0]) for way in (both.a, both.b))
+    old, new = (float(torch.as_tensor(path.scaled).flatten()[0]) for path in (both.a, both.b))
     return PartDifference(*few_digits(old, new))

@@ -2,7 +2,7 @@
 
 A structure is named only if it turns one side's mask into the other's, key by key:
 
-* documents that don't see one another, or chunks of one size; blocks that see themselves both ways, such as an image
+* documents that don't see one another, or chunks of one size; blocks that see themselves both paths, such as an image
   in a causal model, or a prefix. `sqrtdk.compare.masks` finds them.
 * the same mask laid out differently, a row of `MASK_LAYOUTS`: on the rows, inverted, transposed, of other samples or
   heads.

@@ -96,6 +96,7 @@ def fit_scale(
     noise = sizes * (torch.finfo(told.dtype).eps / 2) ** 2 / 3.0  # mean square of one rounding, by head
     fits = []
     for cap in (None if cap is None else math.log(cap) for cap in caps):
+        # with a cap to search as well, half as many scales are tried for each
         trials = scale_grid(query.shape[-1], GRID_RATIO if cap is None else GRID_RATIO**2).log()
         costs = torch.stack([_squares(left(trial.expand(heads), cap)) for trial in trials])
         if not bool((costs == costs[0]).all()):
@@ -116,6 +117,7 @@ def _polish(left: Residuals, noise: Tensor, scale: Tensor, cap: float | None) ->
         step, cap_step, _ = _newton(left, noise, scale, cap, here)
         if float(step.abs().max()) < 1e-13 and abs(cap_step) < 1e-13:
             break
+        # a full Newton step may overshoot where the softmax is nearly one-hot and the slope small
         for damped in (2.0**-halved for halved in range(15)):
             trial, trial_cap = scale + damped * step, None if cap is None else cap + damped * cap_step
             there = left(trial, trial_cap)
