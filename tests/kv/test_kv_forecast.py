@@ -196,13 +196,13 @@ def test_many_heads_and_keys_leave_fewer_rows() -> None:
 
 def test_blocks_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    real = calls_of.weigh
+    real = calls_of.weigh_rows
 
     def seen(query: Tensor, key: Tensor, *others: object) -> object:
         sizes.append(query.shape[0] * query.shape[1] * key.shape[0])
         return real(query, key, *others)
 
-    monkeypatch.setattr(calls_of, "weigh", seen)
+    monkeypatch.setattr(calls_of, "weigh_rows", seen)
     monkeypatch.setattr(calls_of, "BLOCK_LOGITS", 1000)
     kv_forecast(Plain(is_causal=True), (torch.randn(1, 96, 64),), kv_dtype="int8")
     assert 96 <= max(sizes) <= 1000
