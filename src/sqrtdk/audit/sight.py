@@ -35,15 +35,8 @@ _BY_CALL = ("blip_text_model",)  # its config says "decoder", but an argument of
 
 Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, id of the source
 _KINDS_AHEAD = {
-    "bi",
-    "bidirectional",
-    "non_causal",
-    "noncausal",
-    "prefix",
-    "prefix_lm",
-    "block_causal",
-    "blockwise_causal",
-}
+    "bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal",
+}  # fmt: skip
 # Fields that declare that rows see later keys, and the values that declare it.
 _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
     (

@@ -78,11 +78,8 @@ def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
     lost = next((place for place, step in enumerate(steps) if isinstance(step, OpaqueStep)), None)
     if lost is None and (steps or _gives(path, seen, dtype)):
         return path
-    cached = (
-        cache_rounding(known, seen)
-        if all(isinstance(step, OpaqueStep | RoundingStep) for step in steps[lost:])
-        else None
-    )
+    is_cache = all(isinstance(step, OpaqueStep | RoundingStep) for step in steps[lost:])
+    cached = cache_rounding(known, seen) if is_cache else None
     if cached is not None:
         return replace(path, steps=(*steps[:lost], cached))
     return path if steps else replace(path, steps=(OpaqueStep("not recorded"),), scaled=1.0)

@@ -173,11 +173,8 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
     for prefix, one, other in (("", a, b), ("config.", getattr(a, "config", None), getattr(b, "config", None))):
         values, others = _held(one), _held(other)
         for name, value in values.items():
-            partner = (
-                name
-                if name in others
-                else next((eps for eps in EPS_NAMES if name in EPS_NAMES and eps in others), None)
-            )
+            renamed = next((eps for eps in EPS_NAMES if name in EPS_NAMES and eps in others), None)
+            partner = name if name in others else renamed
             if partner is None or _alike(value, others[partner]):
                 continue
             own, (old, new) = f"`{prefix}{name}`", _words(value, others[partner])

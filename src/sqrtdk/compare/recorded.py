@@ -130,11 +130,8 @@ class Recorded:
             return FAR_OFF_FACTOR * far
         if roughly:
             return 0.0
-        fine = (
-            TRIAL_SLACK
-            * math.sqrt(self.query.shape[-1])
-            * (FLOAT64_SHARE if self.output.dtype == torch.float64 else 1.0)
-        )
+        unit = FLOAT64_SHARE if self.output.dtype == torch.float64 else 1.0
+        fine = TRIAL_SLACK * math.sqrt(self.query.shape[-1]) * unit
         noise = fine * self._noise(formula, output, lse, "float32")
         if self._half:
             noise += TRIAL_SLACK * self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch."))

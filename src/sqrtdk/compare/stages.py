@@ -245,10 +245,8 @@ def picture_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> MaskPicture 
         return None
     batch, head, row, key = (int(at) for at in unlike[0])
     first_row, first_key = max(0, min(row - 2, shape[2] - PICTURE_SIDE)), max(0, min(key - 2, shape[3] - PICTURE_SIDE))
-    shown = [
-        x[batch, head, first_row : first_row + PICTURE_SIDE, first_key : first_key + PICTURE_SIDE].tolist()
-        for x in (a, b)
-    ]
+    cut = slice(first_row, first_row + PICTURE_SIDE), slice(first_key, first_key + PICTURE_SIDE)
+    shown = [x[batch, head][cut].tolist() for x in (a, b)]
     marks = {(True, True): "+", (True, False): "a", (False, True): "b", (False, False): "."}
     rows = ["".join(marks[both] for both in zip(*lines, strict=True)) for lines in zip(*shown, strict=True)]
     return MaskPicture(first_row, first_key, tuple(rows))

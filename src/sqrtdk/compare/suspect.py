@@ -29,7 +29,7 @@ OWN_DTYPE = "causes.rounding.own_dtype"
 ABSENT_WORDS = (NO_VALUE, "causes.rope_missing.not_rotated")  # words for having nothing of a kind
 FIT_ROUNDINGS = 8.0  # roundings of a fitted number: by both sides' steps before and after it
 FINEST_FIT = 2.0**-40  # no fit in float64 is finer than this
-EQUAL_TO_A_READER = 0.05  # relative distance of two fitted numbers that a reader would call equal
+READER_TOLERANCE = 0.05  # relative distance of two fitted numbers that a reader would call equal
 
 T = TypeVar("T")
 Word = str | float | None
@@ -205,7 +205,7 @@ def _alike(one: PartDifference, other: PartDifference) -> bool:
     if one.key is not None:
         return one.key == other.key
     return all(
-        abs(x - y) <= EQUAL_TO_A_READER * max(abs(x), abs(y))
+        abs(x - y) <= READER_TOLERANCE * max(abs(x), abs(y))
         if isinstance(x, float) and isinstance(y, float)
         else x == y
         for x, y in ((one.a, other.a), (one.b, other.b))

@@ -114,12 +114,8 @@ def _cause(
     # One scale for all heads, set by another head: a scale for each head would repair this one.
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
-    if (
-        stored.name == "tensor"
-        and largest is not head
-        and own is not None
-        and own <= HELPING_SHARE * _most(stored, bad)
-    ):
+    helps = own is not None and own <= HELPING_SHARE * _most(stored, bad)
+    if stored.name == "tensor" and largest is not head and helps:
         return largest.head, OTHER_HEAD
     # A single large number is both an outlier channel and a large row. The storage that helps more decides.
     by_channel = min((x for name in ("channel", "fold") if (x := _kl(others, name, bad)) is not None), default=0.0)

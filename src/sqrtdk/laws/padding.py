@@ -105,11 +105,8 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     message: str = Message("laws.padding.seen", mask=mask.name, share=share, what=what)
     if not arrives:
         message = joined([message, Message("laws.padding.without_effect", mask=mask.name)])
-    fix, source, value = (
-        Message("laws.padding.fix_seen", mask=mask.name),
-        Message(PADDING_LAW_SOURCE),
-        float(max(seen, 1)),
-    )
+    fix, source = Message("laws.padding.fix_seen", mask=mask.name), Message(PADDING_LAW_SOURCE)
+    value = float(max(seen, 1))
     return law_broken(LAW, mask.name, severity, site, message, fix, source, value=value, positions=positions)
 
 

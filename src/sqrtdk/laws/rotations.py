@@ -30,11 +30,7 @@ ROPE_BASE_FIELDS = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base",
 ROTATED_SHARE_FIELDS = ("partial_rotary_factor", "rotary_pct", "rotary_percentage")
 ROTATED_WIDTH_FIELDS = ("qk_rope_head_dim", "rotary_dim")
 # Ends of names: `local_rope_theta` for one kind of layer.
-_OTHER_BASES = (
-    "rope_theta",
-    "rope_local_base_freq",
-    "rotary_base",
-)
+_BASE_ENDINGS = (*ROPE_BASE_FIELDS, "rope_local_base_freq")
 _ROTARY = re.compile(r"rope|rotary")
 # Fields of sizes, which do not change frequencies.
 _OF_WIDTH = re.compile(r"dim|elem|width|size|head|len|layer|start|kind|section")
@@ -168,9 +164,7 @@ def _unknown(config: Any) -> str | None:
     for name, value in owner.items():
         if not isinstance(name, str) or not _ROTARY.search(name) or _OF_WIDTH.search(name):
             continue
-        if name in (*ROPE_BLOCKS, *ROTATED_SHARE_FIELDS, *ROTATED_WIDTH_FIELDS) or name.endswith(
-            (*ROPE_BASE_FIELDS, *_OTHER_BASES)
-        ):
+        if name in (*ROPE_BLOCKS, *ROTATED_SHARE_FIELDS, *ROTATED_WIDTH_FIELDS) or name.endswith(_BASE_ENDINGS):
             continue
         if (isinstance(value, Mapping) and value) or (as_number(value) or 1.0) != 1.0:
             return f"config.{name}"
@@ -207,11 +201,8 @@ def _bases(config: Any) -> set[float]:
     found = set()
     for owner in owners:
         for name in owner:
-            value = (
-                number_at(owner, name)
-                if isinstance(name, str) and name.endswith((*ROPE_BASE_FIELDS, *_OTHER_BASES))
-                else None
-            )
+            named = isinstance(name, str) and name.endswith(_BASE_ENDINGS)
+            value = number_at(owner, name) if named else None
             if value is not None and value > 1:
                 found.add(value)
     return found

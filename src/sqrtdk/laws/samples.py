@@ -128,14 +128,8 @@ def _most_hidden(subject: Subject, batch: int) -> int:
 
 def _widened(subject: Subject) -> Subject:
     """Repeat the only sample three times, and give the two copies other content."""
-    wide = subject.over(
-        {
-            name: value.repeat_interleave(MOST_SAMPLES, 0)
-            if isinstance(value, Tensor) and value.shape[:1] == (1,)
-            else value
-            for name, value in subject.inputs.items()
-        }
-    )
+    single = {name: x for name, x in subject.inputs.items() if isinstance(x, Tensor) and x.shape[:1] == (1,)}
+    wide = subject.over(subject.inputs | {name: x.repeat_interleave(MOST_SAMPLES, 0) for name, x in single.items()})
     others = torch.arange(MOST_SAMPLES) != 0
     return wide.over(wide.inputs | {content.name: other_content(wide, content, others) for content in contents(wide)})
 

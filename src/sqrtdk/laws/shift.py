@@ -98,9 +98,8 @@ def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
             return name, value
     if _POSITION_INPUTS[0] not in forward_arguments(subject.module) or _POSITION_INPUTS[0] in subject.inputs:
         raise NotAsked(Message("laws.shift.no_argument"))
-    return _POSITION_INPUTS[0], torch.arange(length, device=next(iter(subject.tensors.values())).device).repeat(
-        batch, 1
-    )
+    device = next(iter(subject.tensors.values())).device
+    return _POSITION_INPUTS[0], torch.arange(length, device=device).repeat(batch, 1)
 
 
 def _of_cache(path: str, output: Tensor) -> bool:

@@ -116,12 +116,8 @@ def frozen_entropy(keys: int) -> float:
 
 def bar_nats(keys: int, sigma: float) -> float:
     """Return the least entropy (nats) of a healthy row of `keys` logits whose deviation by the scale is `sigma`."""
-    frozen = frozen_entropy(keys)
-    return (
-        frozen
-        if SIGMA_SLACK * sigma <= critical_sigma(keys)
-        else min(frozen, expected_entropy_nats(keys, SIGMA_SLACK * sigma))
-    )
+    frozen, widest = frozen_entropy(keys), SIGMA_SLACK * sigma
+    return frozen if widest <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, widest))
 
 
 def entropy(context: Context) -> Iterable[Finding]:

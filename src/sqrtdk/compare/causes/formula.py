@@ -70,10 +70,8 @@ def _cap_words(both: BothParts[Formula]) -> Message | None:
     a, b, off = both.a, both.b, both.sides.off
     assert a.softcap is not None
     assert b.softcap is not None
-    by, one_argument = (
-        single_ratio(total(a), total(b)),
-        same(quotient(a.scale, a.softcap), quotient(b.scale, b.softcap), off),
-    )
+    by = single_ratio(total(a), total(b))
+    one_argument = same(quotient(a.scale, a.softcap), quotient(b.scale, b.softcap), off)
     if by is None or not one_argument:
         return None
     if is_close(by, 1 / a.softcap, CONSTANT_TOLERANCE):

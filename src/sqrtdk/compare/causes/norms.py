@@ -14,8 +14,8 @@ import torch
 from sqrtdk.compare.numbers import few_digits, range_text, same
 from sqrtdk.compare.program import QK, NormStep, Rotation, VectorPath
 from sqrtdk.compare.suspect import (
-    EQUAL_TO_A_READER,
     NO_VALUE,
+    READER_TOLERANCE,
     BothParts,
     PartDifference,
     Sides,
@@ -107,7 +107,7 @@ def compare_eps(both: BothParts[NormStep]) -> PartDifference | None:
     # The eps of "l2" is added to a length, that of "rms" to a mean square: their numbers can't be compared.
     a, b = both.a, both.b
     other_unit = (a.kind == "l2") != (b.kind == "l2")
-    if other_unit or abs(a.eps - b.eps) <= EQUAL_TO_A_READER * max(a.eps, b.eps):
+    if other_unit or abs(a.eps - b.eps) <= READER_TOLERANCE * max(a.eps, b.eps):
         return None
     return PartDifference(*few_digits(a.eps, b.eps))
 

@@ -142,10 +142,8 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
     """
     orders = _moved(sides) if orders is None else orders
     for vector in QK:
-        (turned, other), own = (
-            (rotation_of(path_of(x, vector)) for x in (sides.a, sides.b)),
-            path_of(sides.a, vector).affine,
-        )
+        turned, other = (rotation_of(path_of(program, vector)) for program in (sides.a, sides.b))
+        own = path_of(sides.a, vector).affine
         if turned is None or other is None or turned.layout == other.layout or turned.width != other.width:
             return False
         if own is None or vector not in orders:
