@@ -14,6 +14,7 @@ from typing import Any
 from sqrtdk import _json
 from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk.errors import OutputError, RunFolderError
+from sqrtdk.messages import Message
 from sqrtdk.store import disk
 
 RUN = "run.json"
@@ -22,8 +23,8 @@ MAX_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
 _INVENTORY = ("parts", "last_step")  # fields of an attempt that older versions did not write
+_HINT = "errors.folder.is_it_a_run"
 _DAMAGED = "Copy it again; the parts beside it are Parquet files, which other programs read as well."
-_HINT = "Is it the folder of a run? It holds run.json and parts/."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,13 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = disk.take(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise RunFolderError(f"{quote(folder)} holds no run: there is no {RUN}", hint=_HINT) from error
+        raise RunFolderError(
+            Message("errors.folder.no_run", folder=quote(folder), file=RUN), hint=Message(_HINT)
+        ) from error
     except RunFolderError as error:
-        raise RunFolderError(f"{quote(path)}: {error}", hint=_HINT) from error
+        raise RunFolderError(f"{quote(path)}: {error}", hint=Message(_HINT)) from error
     what = quote(path)
-    return _manifest(parse_json(content, what, RunFolderError, _HINT), what)
+    return _manifest(parse_json(content, what, RunFolderError, Message(_HINT)), what)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -140,7 +143,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 def _manifest(document: Any, what: str) -> Manifest:
     if not isinstance(document, dict) or "schema_version" not in document:
-        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=_HINT)
+        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=Message(_HINT))
     if (version := document["schema_version"]) != SCHEMA_VERSION or isinstance(version, bool):
         raise RunFolderError(
             f"{what} is of schema version {quote(version)}; this version of sqrtdk has {SCHEMA_VERSION}",
@@ -149,11 +152,12 @@ def _manifest(document: Any, what: str) -> Manifest:
     attempts = document.get("attempts")
     if "model" not in document or not isinstance(attempts, list) or not len(attempts) <= MAX_ATTEMPTS:
         raise RunFolderError(
-            f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}", hint=_HINT
+            f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}",
+            hint=Message(_HINT),
         )
     some = tuple(_attempt(attempt, f"{what}: attempts[{number}]") for number, attempt in enumerate(attempts))
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
-        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_HINT)
+        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=Message(_HINT))
     content = {name: value for name, value in document.items() if name != "checksum"}
     # the keys of files written before there were checksums
     old = document.keys() <= {"schema_version", "attempts", "model"}
@@ -163,7 +167,7 @@ def _manifest(document: Any, what: str) -> Manifest:
 
 
 def _attempt(document: Any, what: str) -> Attempt:
-    attempt = record_from_json(Attempt, document, what, RunFolderError, _HINT, others=True)
+    attempt = record_from_json(Attempt, document, what, RunFolderError, Message(_HINT), others=True)
     limits = {
         "number": (1, 10**9 - 1),
         "first_step": (0, MAX_STEP),
@@ -174,5 +178,8 @@ def _attempt(document: Any, what: str) -> Attempt:
     for name, (least, greatest) in limits.items():
         value = getattr(attempt, name)
         if value is not None and not least <= value <= greatest:
-            raise RunFolderError(f"{what}.{name} is {quote(value)}; it is from {least} to {greatest}", hint=_HINT)
+            raise RunFolderError(
+                f"{what}.{name} is {quote(value)}; it is from {least} to {greatest}",
+                hint=Message(_HINT),
+            )
     return attempt
