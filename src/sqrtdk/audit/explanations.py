@@ -273,7 +273,7 @@ def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]
     return held, text, None if held is not None else idle
 
 
-def _named(e: Evidence) -> tuple[str, str | None]:
+def _by_mistake(e: Evidence) -> tuple[str, str | None]:
     """Return the mistake that gives the scale, and how it was distinguished from its look-alikes."""
     return name_mistake(e.call, e.effective[0], layered=e.layered)
 
@@ -286,7 +286,7 @@ def _attribute(e: Evidence) -> JudgedCall | None:
     if not heads_agree(e.effective):
         by = Message("sources.declared.attribute_per_head", name=text)
         return JudgedCall(e.call, "declared", declared_by=by, attribute=text)
-    mistake, how = _named(e)
+    mistake, how = _by_mistake(e)
     if not _excused(e, mistake, held):
         return None
     value = f"{e.effective[0]:.6g}"
@@ -307,7 +307,7 @@ def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
 
 
 def _cosine_with_gain(e: Evidence) -> str | None:
-    mistake = _named(e)[0] if heads_agree(e.effective) else UNKNOWN_MISTAKE
+    mistake = _by_mistake(e)[0] if heads_agree(e.effective) else UNKNOWN_MISTAKE
     return cosine_gain(e.call, e.effective) if mistake == UNKNOWN_MISTAKE else None
 
 
@@ -335,7 +335,7 @@ def _heads_differ(e: Evidence) -> JudgedCall | None:
 
 
 def _mistake(e: Evidence) -> JudgedCall:
-    mistake, how = _named(e)
+    mistake, how = _by_mistake(e)
     held, text, note = _holder(e)
     if held is not None and MISTAKES[mistake].excuse == "nothing":
         note = Message("rules.verdict.attribute_holds_mistake", attribute=text or "", mistake=mistake)

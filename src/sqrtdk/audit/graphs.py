@@ -84,10 +84,10 @@ def audit_graph(
             raise
         raise ModelError(
             f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
-            hint=_without(walked.unread),
+            hint=_hint_on_operators(walked.unread),
         ) from error
     if walked.sizes:
-        run = _without_sizes(run, walked, _again(path, config, options))
+        run = _without_sizes(run, walked, _at_other_sizes(path, config, options))
     sick = (of_weights(walked.sick),) if walked.sick else ()
     run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
     if run_it and graph_kind(path) == ".pt2":
@@ -103,7 +103,7 @@ def audit_graph(
     return _at_file(run, path), missing, tuple(map(not_read, missing))
 
 
-def _without(unread: tuple[str, ...]) -> str:
+def _hint_on_operators(unread: tuple[str, ...]) -> str:
     """Return the hint for operators that are not read."""
     if not unread:
         return "Export the model without branches and loops, or check the model itself."
@@ -137,7 +137,7 @@ def _by_operator(calls: tuple[JudgedCall, ...], walked: Walked) -> tuple[JudgedC
     return tuple(map(named, calls))
 
 
-def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
+def _at_other_sizes(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
     """Return the attentions at other values for the graph's free sizes, or None if the graph does not accept them."""
     try:
         walked = open_graph(path, config, trust_remote_code=options.trust_remote_code, larger=True)

@@ -127,7 +127,7 @@ def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | N
             break
         known.update({(key, asked[key].path): answer for key, answer in answers.items()})
         judged = [verdict(call) for call in calls]
-    return tuple(_alone(judged))
+    return tuple(_without_lone_attribute(judged))
 
 
 def _unasked(
@@ -147,7 +147,7 @@ def _unasked(
     return asked
 
 
-def _alone(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
+def _without_lone_attribute(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
     """Return the verdicts; a scale of 1 that only one layer's attribute declares becomes a missing scale."""
     verdicts = list(judged)
     for place, siblings in strangers(judged).items():

@@ -43,7 +43,7 @@ def split_alike(a: Formula, b: Formula, off: float = CONSTANT_TOLERANCE) -> tupl
     """
     a, b = _split_by_other(a, b, off), _split_by_other(b, a, off)
     a, b = _completed(a, b), _completed(b, a)
-    return _named(a, off), _named(b, off)
+    return _with_alibi_named(a, off), _with_alibi_named(b, off)
 
 
 def common_keys(a: Formula, b: Formula) -> Tensor | None:
@@ -64,7 +64,7 @@ def _lets_through(formula: Formula) -> bool:
 
 def _split_by_other(own: Formula, other: Formula, off: float) -> Formula:
     """Returns the formula with a bias of its own and a fill, if the other side hides keys and this one hides none."""
-    shown = _shown(other)
+    shown = _visible_keys(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
     added, seen = torch.broadcast_tensors(four_axes(own.bias), four_axes(shown))  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ def _split_by_other(own: Formula, other: Formula, off: float) -> Formula:
     return own
 
 
-def _shown(formula: Formula) -> Tensor | None:
+def _visible_keys(formula: Formula) -> Tensor | None:
     """Returns the visible keys. A bias of only 0 and one negative number counts as a mask, if the side has no other."""
     if formula.visible is not None or formula.bias is None:
         return formula.visible
@@ -141,7 +141,7 @@ def _completed(own: Formula, other: Formula) -> Formula:
     return replace(own, bias=_distinct(torch.where(visible, mine, like / (by or own.bias_by or 1.0))))
 
 
-def _named(formula: Formula, off: float) -> Formula:
+def _with_alibi_named(formula: Formula, off: float) -> Formula:
     """Returns the formula with a bias that is straight lines at visible keys named ALiBi."""
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula

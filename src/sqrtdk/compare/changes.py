@@ -64,25 +64,25 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
             texts = [text for text, _ in parts]
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
             kind = OTHER_NUMBERS if mentions(text, OTHER_NUMBERS) else LAYER_NUMBER.sub("#", text)
-            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values), kind)
+            yield ModuleChange(text, partial(_apply_edits, [edit for _, edit in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
             names = [f"{type(module).__module__}.{name}" for module, name in zip((a, b), names, strict=True)]
         text = Message("outputs.module.other_type", one=names[0], other=names[1])
-        yield ModuleChange(text, partial(_put, b), True, LAYER_NUMBER.sub("#", text))
+        yield ModuleChange(text, partial(_put_module, b), True, LAYER_NUMBER.sub("#", text))
 
 
 PartChange = tuple[Message, Callable[[nn.Module], None]]  # what differs, and the edit that gives it to a module
 
 
-def _each(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
+def _apply_edits(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
     for edit in edits:
         edit(model.get_submodule(path))
 
 
-def _put(module: nn.Module, model: nn.Module, path: str) -> None:
+def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:
     """Puts a copy of a module at a path of the model, in the model's dtype and training mode."""
     parent, _, name = path.rpartition(".")
     old = model.get_submodule(path)
@@ -171,13 +171,13 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
     """Returns numbers, names and functions that the modules and their configs hold and that differ."""
     found: list[PartChange] = []
     for prefix, one, other in (("", a, b), ("config.", getattr(a, "config", None), getattr(b, "config", None))):
-        values, others = _held(one), _held(other)
+        values, others = _held_values(one), _held_values(other)
         for name, value in values.items():
             renamed = next((eps for eps in EPS_NAMES if name in EPS_NAMES and eps in others), None)
             partner = name if name in others else renamed
             if partner is None or _alike(value, others[partner]):
                 continue
-            own, (old, new) = f"`{prefix}{name}`", _words(value, others[partner])
+            own, (old, new) = f"`{prefix}{name}`", _value_texts(value, others[partner])
             if old == new:
                 text = Message("outputs.module.other_function", name=own)
             elif partner == name:
@@ -189,7 +189,7 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
     return found
 
 
-def _held(holder: object) -> dict[str, HeldValue]:
+def _held_values(holder: object) -> dict[str, HeldValue]:
     fields = getattr(holder, "__dict__", {})
     return {
         name: x
@@ -208,7 +208,7 @@ def _alike(a: HeldValue, b: HeldValue) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _words(a: HeldValue, b: HeldValue) -> Sequence[str]:
+def _value_texts(a: HeldValue, b: HeldValue) -> Sequence[str]:
     """Returns two values as text that shows where they differ; untrusted text may be of any length, so it is cut."""
     if type(a) in (int, float) and type(b) in (int, float):
         return unequal_texts(float(a), float(b))  # type: ignore[arg-type]

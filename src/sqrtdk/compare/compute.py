@@ -168,7 +168,7 @@ def compute_logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor
     """
     scale = formula.scale
     if product is None and formula.own is not None:
-        product, scale = _own_product(query, key, formula.own), _left(scale, formula.own)
+        product, scale = _own_product(query, key, formula.own), _scale_after_product(scale, formula.own)
     z = query.double() @ repeat_heads(key, query.shape[1]).double().mT if product is None else product
     z = _capped(z * _to(scale, z.dtype), formula, ("scaled", "product"))
     if formula.bias is not None:
@@ -273,7 +273,7 @@ def _own_product(query: Tensor, key: Tensor, own: LogitPrecision) -> Tensor:
     return queries @ (repeat_heads(key, query.shape[1]).double() * factor).to(dtype).mT
 
 
-def _left(scale: Tensor | float, own: LogitPrecision) -> Tensor | float:
+def _scale_after_product(scale: Tensor | float, own: LogitPrecision) -> Tensor | float:
     """Returns the scale without the parts on q and k; where such a part is 0, the rest is arbitrary."""
     there = own.query * own.key
     return scale / (there.masked_fill(there == 0, 1.0) if isinstance(there, Tensor) else there or 1.0)

@@ -183,8 +183,8 @@ def sides_diff(
             side.exact = replace(side.exact, steps=(), listened=False)
     unread = _unread(*sides)
     pairs = (*pairs, *unread.values())
-    unpaired_a = _alone(side_a, alignment.alone_a, "B", unread)
-    unpaired_b = _alone(side_b, alignment.alone_b, "A", unread)
+    unpaired_a = _unpaired(side_a, alignment.alone_a, "B", unread)
+    unpaired_b = _unpaired(side_b, alignment.alone_b, "A", unread)
     infos = side_a.info, side_b.info
     return DiffReport(
         *infos,
@@ -235,7 +235,9 @@ def _unread(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:
     }  # fmt: skip
 
 
-def _alone(side: ModelSide, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]) -> tuple[Unpaired, ...]:
+def _unpaired(
+    side: ModelSide, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]
+) -> tuple[Unpaired, ...]:
     calls = [side.calls[place] for place in places]
     formulas = [None if call.call is None else call.call.formula for call in calls]
     alone = [

@@ -67,16 +67,16 @@ def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained
 
     chosen = _nearest(segment, sides, causes, programs)
     # two suspicions may help only together, so all are tried at once before giving up
-    if not left(chosen).within and left(every := _all(segment, sides, causes)).within:
+    if not left(chosen).within and left(every := _all_suspicions(segment, sides, causes)).within:
         chosen = every
     if left(chosen).within:  # drop causes that are not needed for agreement, the last one first
         for suspicion in reversed(chosen):
-            rest = _without(chosen, suspicion)
+            rest = _without_suspicion(chosen, suspicion)
             chosen = rest if left(rest).within else chosen
     after = left(chosen)
     found = []
     for one in chosen:
-        share = _share(left(_without(chosen, one)), after)
+        share = _share(left(_without_suspicion(chosen, one)), after)
         if after.within or share >= LEAST_SHARE_EXPLAINED:
             found.append(Cause(one.name, one.a, one.b, share, one.text, one.stage))
     if not after.within:
@@ -84,7 +84,9 @@ def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained
     return Explained(tuple(found), _applied(programs, chosen), before, after)
 
 
-def _asked(segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]) -> Iterator[Suspicion]:
+def _suspicions_left(
+    segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]
+) -> Iterator[Suspicion]:
     """Yields suspicions about the segment that are not chosen yet."""
     names = {(old.name, old.stage) for old in chosen}
     every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
@@ -98,7 +100,7 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs)
     for _ in range(MOST_CAUSES):
         program, best = _applied(programs, chosen), None
         # Suspicions depend on the program: with the scale corrected, a softcap may be seen for what it is.
-        for other in _asked(segment, replace(sides, a=program), causes, chosen):
+        for other in _suspicions_left(segment, replace(sides, a=program), causes, chosen):
             changed = other.change(program)
             found = segment_gap(segment, changed)
             if best is None or found.within or found.size < best[0].size:
@@ -114,12 +116,12 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs)
     return chosen
 
 
-def _all(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
+def _all_suspicions(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
     """Returns all suspicions in the order in which they appear; some help only in combination."""
     chosen: Chosen = ()
     program = sides.a
     for _ in range(MOST_TOGETHER):
-        suspicion = next(_asked(segment, replace(sides, a=program), causes, chosen), None)
+        suspicion = next(_suspicions_left(segment, replace(sides, a=program), causes, chosen), None)
         if suspicion is None:
             break
         chosen, program = (*chosen, suspicion), suspicion.change(program)
@@ -133,7 +135,7 @@ def _applied(programs: Programs, suspicions: Chosen) -> Program:
     return programs[suspicions]
 
 
-def _without(suspicions: Chosen, one: Suspicion) -> Chosen:
+def _without_suspicion(suspicions: Chosen, one: Suspicion) -> Chosen:
     return tuple(other for other in suspicions if other is not one)
 
 

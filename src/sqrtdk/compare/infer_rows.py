@@ -194,9 +194,9 @@ def _padding(
     count, rows = torch.arange(keys + 1), torch.arange(len(index))
     kept, left = [], 0.0
     for own in squares:
-        entry = (0, keys, _left(own[rows, low, high], low < high))
-        from_left = _left(own[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
-        from_right = _left(own[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
+        entry = (0, keys, _mean_misfit(own[rows, low, high], low < high))
+        from_left = _mean_misfit(own[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
+        from_right = _mean_misfit(own[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
         if entry[2] > misses.unit:
             sides = [(int(from_left.argmin()), keys, from_left.min()), (0, int(from_right.argmin()), from_right.min())]
             entry = min([entry, *sides], key=lambda one: float(one[2]))
@@ -206,7 +206,7 @@ def _padding(
     return None if bool(padding.all()) else padding, left
 
 
-def _left(squares: Tensor, sees: Tensor) -> Tensor:
+def _mean_misfit(squares: Tensor, sees: Tensor) -> Tensor:
     """Returns the mean over the rows that see a key; more than any misfit if no row does."""
     counted = squares.clamp(max=1.0).masked_fill(~sees, 0.0).sum(-1)
     some = sees.expand(squares.shape).sum(-1)

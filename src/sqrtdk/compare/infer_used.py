@@ -111,7 +111,7 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     for own, before, bound in _supposed(a, dtype):
         mine = () if own is None else (own,)
         known = None if own is None else take_apart(own.table)
-        for steps in ((), *(() if own is None or known is None else _changed(own, known, a.shape[3]))):
+        for steps in ((), *(() if own is None or known is None else _other_rotations(own, known, a.shape[3]))):
             if agrees(steps, before, b, dtype, bound):
                 return _pair(before, mine, VectorPath(steps=steps))
         fit = fit_rotation(before, b, dtype=dtype)
@@ -148,7 +148,7 @@ def _table(positions: Tensor, frequencies: Tensor) -> Tensor:
     return Turn(positions, frequencies, torch.ones(1, 1, 1, dtype=torch.float64)).table()
 
 
-def _changed(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
+def _other_rotations(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
     """Yields A's rotation in the other layout, then over fewer or more channels."""
     yield (replace(own, layout="interleaved" if own.layout == "half" else "half"),)
     law = known.law

@@ -169,14 +169,14 @@ def _taken_apart(visible: Tensor, batch: int, rows: int, keys: int) -> Parts:
         some = _left_out(core, (core.sum(-1) <= 1).all(1))  # rows that see only themselves may be padding: `mask | eye`
         _, greatest = _bounds_that_hide(some, *_bounds(some), batch)
         open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
-    alone = _alone(visible, open_rows, batch)
+    alone = _only_key(visible, open_rows, batch)
     core = _left_out(visible, open_rows | (alone >= 0))
     least, greatest = _bounds_that_hide(core, *_bounds(core), batch)
     if least is None and greatest is None:  # an entry that sees everything has no mask: its rows are not special
         open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
         core = _left_out(visible, open_rows | (alone >= 0))
     apart = torch.where(open_rows, OPEN, alone)
-    parts = _parts(visible, core, apart, (least, greatest))
+    parts = _parts_around(visible, core, apart, (least, greatest))
     if parts.rest is None or rows > keys:
         return parts
     # Documents and blocks are tried only if a rest is left: each try splits the mask again.
@@ -188,7 +188,7 @@ def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
     return visible & ~rows[:, None, :, None] if bool(rows.any()) else visible
 
 
-def _alone(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
+def _only_key(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
     """Returns the one key that a blind row sees, (b, L), else `NOT_APART`; rows that see more decide who is blind.
 
     Both diagonals are tried, since code may write `eye(L, S)` or its lower right form. The one with more rows counts.
@@ -213,7 +213,7 @@ def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apa
         if not bool(core.any()):  # no other row is evidence
             return torch.zeros_like(alone)
         least, greatest = _bounds_that_hide(core, *_bounds(core), batch)
-        parts = _parts(visible, core, torch.where(open_rows, OPEN, NOT_APART), (least, greatest))
+        parts = _parts_around(visible, core, torch.where(open_rows, OPEN, NOT_APART), (least, greatest))
         blinded = alone & blind(parts)
         if least is not None and least <= apart:  # in an entry where all rows are blind, the last row is a token
             blinded[:, -1] &= ~blinded.all(-1)
@@ -269,7 +269,7 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
     live[:, keys - rows :] |= seen.any(-1)
     documents = linked(seen, live)
     other = ~same_stretch(documents, rows)
-    yield _parts(visible, core, apart, _bounds_that_hide(core, *_bounds(core), batch, other), documents)
+    yield _parts_around(visible, core, apart, _bounds_that_hide(core, *_bounds(core), batch, other), documents)
     blocks = linked(seen & ~band_mask(rows, keys, corner, None, core.device), torch.ones_like(live))
     single = torch.zeros_like(blocks).scatter_add_(1, blocks - 1, torch.ones_like(blocks)) == 1
     # A block of one position is no block: the causal band shows a row its own key anyway.
@@ -278,7 +278,7 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
     _, greatest = _bounds(core & ~own[:, None])
     for free, parted in ((own, None), (own | other, documents)):
         _, early = _bounds_that_hide(core, corner, greatest, batch, free)
-        yield _parts(visible, core, apart, (corner, early), parted, blocks)
+        yield _parts_around(visible, core, apart, (corner, early), parted, blocks)
 
 
 def linked(pairs: Tensor, live: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def linked(pairs: Tensor, live: Tensor) -> Tensor:
     return ((ties.cumsum(1)[:, :keys] == 0) & live).cumsum(1).clamp(min=1)
 
 
-def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
+def _parts_around(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
     """Returns the parts for known band, documents and blocks; padding, special rows and rest explain what is left."""
     rows, keys = visible.shape[-2:]
     tokens = core.any(1).any(-2)

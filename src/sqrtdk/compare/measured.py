@@ -289,7 +289,7 @@ def compare_inputs(
     a: ModelSide, b: ModelSide, calls: Sequence[tuple[CallTensors, CallTensors]], blind: BlindRows, listen: bool = False
 ) -> list[Entering]:
     """Compares what enters every pair; `listen` makes the float64 runs record their modules."""
-    every = [_both(one, other, blind) for one, other in calls]
+    every = [_entering_of_both(one, other, blind) for one, other in calls]
     exact = None
     if any(both is not None and both.is_apart() for both in every):
         exact = [exact_of(side, listen) for side in (a, b)]
@@ -310,7 +310,7 @@ def compare_inputs(
     return found
 
 
-def _both(a: CallTensors, b: CallTensors, blind: BlindRows) -> TensorOfBoth | None:
+def _entering_of_both(a: CallTensors, b: CallTensors, blind: BlindRows) -> TensorOfBoth | None:
     """Returns what enters a pair, of the first kind that both sides have."""
     one, other = ({} if call.missing is not None else entering_of(call) for call in (a, b))
     for kind, x in one.items():

@@ -211,11 +211,11 @@ def replaced(value: Any, others: list[Tensor]) -> Any:
     for name, part in named:
         other = replaced(part, others)
         if other is not part:
-            return _with(value, name, other)
+            return _with_part(value, name, other)
     return value
 
 
-def _with(value: Any, name: Any, other: Any) -> Any:
+def _with_part(value: Any, name: Any, other: Any) -> Any:
     """Returns a copy of a tuple, list, mapping or dataclass with one part replaced."""
     if isinstance(value, tuple | list):
         parts = [*value[:name], other, *value[name + 1 :]]

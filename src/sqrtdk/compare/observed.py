@@ -110,7 +110,7 @@ def _observe_vector(vector: Vector, count: int, *, grouped: bool, scale: bool) -
     projection = vector.projection
     return ObservedVector(
         heads=of_queries,
-        used=_without(used, factor, vector, first) if scale else used,
+        used=_without_factor(used, factor, vector, first) if scale else used,
         factor=factor if scale else 1.0,
         scaled=1.0 if scale else factor,
         projected=None if vector.projected is None else vector.projected[:, first].double(),
@@ -138,7 +138,7 @@ def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
     return vector, found.factor if found.before else 1.0
 
 
-def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
+def _without_factor(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
     """Returns values without a factor; where it is 0 (log n of a row with one key), those of the last step."""
     if not isinstance(factor, Tensor) or bool((factor != 0).all()):
         return used / factor

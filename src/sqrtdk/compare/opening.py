@@ -48,26 +48,27 @@ def open_sides(
     """
     files = {}
     for label, one, options in (("A", a, options_a), ("B", b, options_b)):
-        if not isinstance(one, nn.Module) and _is(one, TRACE):
+        if not isinstance(one, nn.Module) and _has_suffix(one, TRACE):
             files[label] = run_side(Path(one), label, None, options)
     asked = (options_a.text, options_a.input_file, options_a.batch, options_a.seq_len)
     start = inputs
     if start is None and all(value is None for value in asked):
         start = next((side.inputs for side in files.values() if side.inputs is not None), None)
-    if start is None and options_a.input_file is not None and (_is(a, ONNX) or _is(a, EXPORTED)):
+    if start is None and options_a.input_file is not None and (_has_suffix(a, ONNX) or _has_suffix(a, EXPORTED)):
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
-    others = any(_is(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
-    if start is None and inputs_b is None and all(value is None for value in asked) and _is(b, EXPORTED) and not others:
+    others = any(_has_suffix(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
+    nothing_asked = start is None and inputs_b is None and all(value is None for value in asked)
+    if nothing_asked and _has_suffix(b, EXPORTED) and not others:
         program = load_side(b, "B", None, options_b)  # most accept no other sizes, and a model as A accepts any
         start = program.inputs if isinstance(program, LoadedModel) else None
-    graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
+    graph = next((str(one) for one in (a, b) if _has_suffix(one, ONNX)), None)
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
     report_progress(Message("progress.loading"))
     loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
     if graph is not None and inputs is None and isinstance(chosen, dict):
         more = usual_inputs(graph, chosen)
-        loaded_a, loaded_b = (_with(loaded, more) for loaded in (loaded_a, loaded_b))
+        loaded_a, loaded_b = (_with_inputs(loaded, more) for loaded in (loaded_a, loaded_b))
         chosen = {**chosen, **more}
     if start is None and inputs_b is None:
         own = options_a.text is not None or options_a.input_file is not None
@@ -108,14 +109,14 @@ def _sized(options: LoadOptions, graph: str) -> LoadOptions:
     return replace(options, batch=batch, seq_len=length)
 
 
-def _with(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
+def _with_inputs(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
     """Returns the side with the inputs that the graph on the other side needs in addition."""
     if not isinstance(loaded, LoadedModel) or not isinstance(loaded.inputs, dict):
         return loaded
     return replace(loaded, inputs={**loaded.inputs, **more})
 
 
-def _is(given: ModelSource, suffix: str) -> bool:
+def _has_suffix(given: ModelSource, suffix: str) -> bool:
     return isinstance(given, str | Path) and Path(given).suffix.lower() == suffix
 
 

@@ -90,7 +90,7 @@ def pair_outputs(a: ModelSide, b: ModelSide, blind: BlindRows) -> tuple[tuple[Te
     notes = []
     for letter, every in alone:
         if lost := [name for name in every if name not in unlike]:
-            notes.append(Message("compare.note.alone", side=letter, names=_named(lost)))
+            notes.append(Message("compare.note.alone", side=letter, names=_names_text(lost)))
     notes += [
         Message("compare.note.padding", out=int(hidden.sum()), rows=hidden.numel())
         for hidden in padding_of(a, b).values()
@@ -212,13 +212,13 @@ def _size(outputs: Sequence[OutputDiff]) -> Message:
             if math.isfinite(by)
             else Message("paragraphs.size.not_finite")
         )
-    names = _named([one.name for one in off])
+    names = _names_text([one.name for one in off])
     if math.isfinite(by):
         return Message("paragraphs.size.most", by=percent_of_size(by), names=names)
     return Message("paragraphs.size.not_finite_of", names=names)
 
 
-def _named(outputs: Sequence[str]) -> str:
+def _names_text(outputs: Sequence[str]) -> str:
     """Returns names of outputs as text; only the first ones of many."""
     names = joined([f"`{name}`" for name in outputs[:MOST_OUTPUTS_NAMED]], "comma")
     more = len(outputs) - MOST_OUTPUTS_NAMED

@@ -119,7 +119,7 @@ def judge_pair(
         # a fitted formula may be off by the rounding of the numbers to which it was fitted
         before = replace(before, within=True)
     front = segments(b, ahead.seen, ahead.a, precisions, rows) if passed else []
-    split = [part for part in front if _of(part, passed)]
+    split = [part for part in front if _is_segment_of(part, passed)]
     same = before.within and all(segment_gap(part, ahead.a).within for part in split)
     asked = None if same else causes
     if passed:  # first the paths before unknown steps, then the paths behind them with the causes found for all others
@@ -128,7 +128,7 @@ def judge_pair(
         for name in QKV:
             if name not in passed:
                 found = with_path(found, name, path_of(program, name))
-        last = [part for part in every if part.name == "output" or _of(part, passed)]
+        last = [part for part in every if part.name == "output" or _is_segment_of(part, passed)]
         later, program = _explained(last, replace(sides, a=found), asked)
         parts = [*later, *parts]
     else:
@@ -147,7 +147,9 @@ def judge_pair(
         parts, program = by_way
     after = before if same else segment_gap(whole_way, program)
     if before.within and not same:  # the difference is before an unknown step, which the whole path leaves out
-        most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
+        most = max(
+            (found for part, found in parts if _is_segment_of(part, passed)), key=lambda found: found.before.size
+        )
         before, after = most.before, most.after
     stages = []
     for segment, explained in parts:
@@ -232,7 +234,7 @@ def _by_the_way(
     return None if left else (told, found.program)
 
 
-def _of(part: Segment, names: list[str]) -> bool:
+def _is_segment_of(part: Segment, names: list[str]) -> bool:
     """Returns whether a segment belongs to one of these vectors."""
     return part.name.removesuffix(" used") in names
 

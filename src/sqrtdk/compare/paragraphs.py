@@ -81,7 +81,7 @@ def paragraphs(
     ]
     sentences += of_outputs.after
     if unpaired_a or unpaired_b:
-        sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
+        sentences.append(_unpaired_calls(len(unpaired_a), len(unpaired_b)))
     if unjudged := [pair for pair in pairs if pair.same is None]:
         sentences.append(_unjudged(unjudged, len(pairs)))
     if not pairs:
@@ -217,7 +217,7 @@ def _stages(stages: Sequence[str]) -> str:
     return Message("joins.side_by_side", first=joined(first, "comma"), second=last) if first else last
 
 
-def _alone(of_a: int, of_b: int) -> Message:
+def _unpaired_calls(of_a: int, of_b: int) -> Message:
     texts = [
         Message("paragraphs.alone.no_partner", count=f"{number:,}", side=side, other=other)
         for number, side, other in ((of_a, "A", "B"), (of_b, "B", "A"))

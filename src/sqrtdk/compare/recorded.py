@@ -158,7 +158,9 @@ class Recorded:
             )
             share = FLIPPED_SHARE
         pairs = zip(noisy, exact, strict=True)
-        return torch.tensor([(share * _rms(one, two), _most(one, two)) for one, two in pairs], dtype=torch.float64)
+        return torch.tensor(
+            [(share * _rms(one, two), _largest_entry(one, two)) for one, two in pairs], dtype=torch.float64
+        )
 
 
 def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
@@ -166,7 +168,10 @@ def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
     eps = torch.finfo(there.dtype).eps
     largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
     allowed_rms, allowed_most = float(noise[0]) + eps * _size(here), TRIAL_SLACK * (float(noise[1]) + eps * largest)
-    return max(_rms(there, here) / (allowed_rms + DIVISION_FLOOR), _most(there, here) / (allowed_most + DIVISION_FLOOR))
+    return max(
+        _rms(there, here) / (allowed_rms + DIVISION_FLOOR),
+        _largest_entry(there, here) / (allowed_most + DIVISION_FLOOR),
+    )
 
 
 def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
@@ -197,7 +202,7 @@ def _rms(a: Tensor, b: Tensor) -> float:
     return float(_apart(a, b).square().mean().sqrt()) if a.numel() else 0.0
 
 
-def _most(a: Tensor, b: Tensor) -> float:
+def _largest_entry(a: Tensor, b: Tensor) -> float:
     return float(_apart(a, b).abs().max()) if a.numel() else 0.0
 
 

@@ -127,7 +127,7 @@ def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: Lo
         ModelError: the module can't be built.
         InvalidValueError: no inputs are given and none can be made.
     """
-    with _named(label):
+    with _errors_name_side(label):
         if isinstance(given, nn.Module):
             return from_module(given, _fitted(given, inputs), options)
         if not isinstance(given, str | Path):
@@ -168,7 +168,7 @@ def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
 
 
 @contextmanager
-def _named(label: str) -> Iterator[None]:
+def _errors_name_side(label: str) -> Iterator[None]:
     """Adds the side to the message of a ModelError, since both sides may have the same class."""
     try:
         yield
@@ -210,7 +210,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             f"{label}: {type(module).__name__} offers no choice of attention, {attn} was asked for",
             hint=f"Leave --attn-{label.lower()} out.",
         )
-    with _named(label):
+    with _errors_name_side(label):
         refuse_empty(loaded.inputs)
         tokens = tokens_of(module, loaded.inputs)
         run, returned = _traced(module, loaded.inputs, seed, attn)

@@ -97,7 +97,7 @@ def _softcap(formula: Formula) -> str:
 def _bias(formula: Formula) -> str:
     if formula.bias is None:
         return Message(NO_VALUE)
-    words = {"bias": _named(formula.bias_name), "number": factor_text(formula.bias)}
+    words = {"bias": _term_word(formula.bias_name), "number": factor_text(formula.bias)}
     if formula.bias_by == 1:
         return Message("stages.what.bias", **words)
     return Message("stages.what.bias_times", factor=f"{formula.bias_by:.4g}", **words)
@@ -109,7 +109,7 @@ def _mask(formula: Formula) -> str:
     share = float(formula.visible.double().mean())
     fill = formula.fill * formula.fill_by
     shown = "-inf" if fill == float("-inf") else f"{fill:.4g}"
-    return Message("stages.what.mask", mask=_named(formula.mask or "mask"), share=f"{share:.1%}", fill=shown)
+    return Message("stages.what.mask", mask=_term_word(formula.mask or "mask"), share=f"{share:.1%}", fill=shown)
 
 
 def _weights(formula: Formula) -> str:
@@ -123,7 +123,7 @@ def _weights(formula: Formula) -> str:
     return joined(kinds, "clause") if kinds else "softmax"
 
 
-def _named(name: str) -> str:
+def _term_word(name: str) -> str:
     """Returns the name of a bias or mask in words, if it has any."""
     return Message(TERM_WORDS[name]) if name in TERM_WORDS else name
 

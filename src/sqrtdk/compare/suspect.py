@@ -188,14 +188,14 @@ def suspicions(row: CauseRow, sides: Sides) -> Iterator[Suspicion]:
         changes = [both.on(one.edit or _copy_fields(row.fields, both.b)) for both, one in group]
         stage = f"{first.vector} {row.stage}".strip()
         sentence = partial(_sentence, row, found, vectors)
-        yield Suspicion(row.name, stage, found.a, found.b, partial(_changed, changes), sentence)
+        yield Suspicion(row.name, stage, found.a, found.b, partial(_apply_changes, changes), sentence)
 
 
 def _copy_fields(fields: tuple[str, ...], other: Any) -> Edit[Any]:
     return lambda own: replace(own, **{name: getattr(other, name) for name in fields})
 
 
-def _changed(changes: list[ProgramChange], program: Program) -> Program:
+def _apply_changes(changes: list[ProgramChange], program: Program) -> Program:
     for change in changes:
         program = change(program)
     return program

@@ -60,8 +60,8 @@ def past_unknown(
         # Only a step that both sides have can be passed; a step of one side is a difference to be explained.
         if len(spans) < 2 or _labels(paths[0], spans[0]) != _labels(paths[1], spans[1]):
             continue
-        starts = [_at(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
-        ends = [_at(vector, span.stop) for vector, span in zip(vectors, spans, strict=True)]
+        starts = [_values_after(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
+        ends = [_values_after(vector, span.stop) for vector, span in zip(vectors, spans, strict=True)]
         if starts[1] is None or ends[1] is None:
             continue
         same = _near(vectors[0].input, vectors[1].input) and _near(*starts)
@@ -92,7 +92,7 @@ def _labels(path: VectorPath, span: range) -> list[str]:
     return [step.name if isinstance(step, OpaqueStep) else type(step).__name__ for step in steps]
 
 
-def _at(seen: ObservedVector, count: int) -> Tensor | None:
+def _values_after(seen: ObservedVector, count: int) -> Tensor | None:
     """Returns the values after the first `count` steps; None if not recorded."""
     if count == 0:
         return seen.projected
@@ -128,7 +128,7 @@ def compare_directly(
     for name in QKV:
         if f"{name} used" in covered or equal_in_roundings(sides, name, rows):
             continue
-        one, other = _both(sides, name, rows)
+        one, other = _vector_of_both(sides, name, rows)
         if one_input and one.shape == other.shape:
             stage = stage_of_vector(name, [side.program for side in sides])
             parts.append(differs(sides, name, (stage,), rows, program))
@@ -141,7 +141,7 @@ def equal_in_roundings(
     sides: list[KnownSide], name: str, rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS
 ) -> bool:
     """Returns whether a vector at the product, or the output, is equal within roundings of the coarser dtype."""
-    return near(*_both(sides, name, rows), coarser(sides), roundings)
+    return near(*_vector_of_both(sides, name, rows), coarser(sides), roundings)
 
 
 def same_input(sides: list[KnownSide], rows: Tensor | None) -> bool:
@@ -164,7 +164,7 @@ def differs(
     sides: list[KnownSide], name: str, stages: tuple[str, ...], rows: Tensor | None, program: Program
 ) -> tuple[Segment, Explained]:
     """Returns the segment of a vector or output that differs, with an unknown cause."""
-    one, other = _both(sides, name, rows)
+    one, other = _vector_of_both(sides, name, rows)
     unit = max(torch.finfo(coarser(sides)).eps, torch.finfo(torch.float32).eps) / 2
     difference = entry_distances(one, other)
     allowed = EQUAL_ROUNDINGS * unit * float(other.double().square().mean().sqrt())
@@ -173,7 +173,7 @@ def differs(
     return part, Explained((unknown_cause(stages[0], left),), program, left, left)
 
 
-def _both(sides: list[KnownSide], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+def _vector_of_both(sides: list[KnownSide], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """Returns a vector, or the output, of both sides, reduced to compared rows; all rows if it has other rows."""
     one, other = (side.call.output if name == "output" else side.seen[name].used for side in sides)
     return _rows_of_vector(one, rows), _rows_of_vector(other, rows)

@@ -114,7 +114,7 @@ def _cause(
     # One scale for all heads, set by another head: a scale for each head would repair this one.
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
-    helps = own is not None and own <= HELPING_SHARE * _most(stored, bad)
+    helps = own is not None and own <= HELPING_SHARE * _largest_mean_kl(stored, bad)
     if stored.name == "tensor" and largest is not head and helps:
         return largest.head, OTHER_HEAD
     # A single large number is both an outlier channel and a large row. The storage that helps more decides.
@@ -133,7 +133,7 @@ def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[Sto
     if own is None:
         return False
     if by_kl:
-        return _most(own, bad) <= HELPING_SHARE * _most(stored, bad)
+        return _largest_mean_kl(own, bad) <= HELPING_SHARE * _largest_mean_kl(stored, bad)
     return max(own.heads[i].output_error for i in bad) <= HELPING_SHARE * max(stored.heads[i].output_error for i in bad)
 
 
@@ -146,21 +146,21 @@ def _blame(
     limit: float | None,
 ) -> Blame:
     mended = [storage.name for storage in others if all(level(storage.heads[i]) is None for i in bad)]
-    half = HELPING_SHARE * _most(stored, bad)
-    helped = [] if cause == VALUES else [storage.name for storage in others if _most(storage, bad) <= half]
+    half = HELPING_SHARE * _largest_mean_kl(stored, bad)
+    helped = [] if cause == VALUES else [storage.name for storage in others if _largest_mean_kl(storage, bad) <= half]
     severities = [severity for i in bad if (severity := level(stored.heads[i])) is not None]
     return Blame(
         key_head=head.head,
         cause=cause,
         heads=tuple(bad),
         severity=max(severities, key=SEVERITIES.index),
-        text=_text(head, cause, limit),
+        text=_cause_text(head, cause, limit),
         mended_by=tuple(mended),
         helped_by=tuple(name for name in helped if name not in mended),
     )
 
 
-def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
+def _cause_text(head: KeyHead, cause: str, limit: float | None = None) -> str:
     at = head.head
     if cause == CUT_OFF:
         beyond, k, v = f"{limit:.4g}", f"{100 * head.cut_off:.2g}%", f"{100 * head.cut_off_values:.2g}%"
@@ -199,8 +199,8 @@ def _outliers(head: KeyHead) -> Message:
 def _kl(storages: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
     """Return the largest mean KL of some heads under one storage; None if it was not computed."""
     storage = next((storage for storage in storages if storage.name == name), None)
-    return None if storage is None else _most(storage, heads)
+    return None if storage is None else _largest_mean_kl(storage, heads)
 
 
-def _most(storage: StoredWay, heads: Sequence[int]) -> float:
+def _largest_mean_kl(storage: StoredWay, heads: Sequence[int]) -> float:
     return max(storage.heads[i].kl_mean_nats for i in heads)

@@ -249,21 +249,21 @@ def _errors(call: CallTensors, storage: Storage, rows: Tensor) -> list[QueryHead
             k, v = key[sequence, head].double(), value[sequence, head].double()
             k = rms_normalised(k) if storage.normed else k
             k_stored, v_stored = storage.key(sequence, head), storage.value(sequence, head)
-            for part in _parts(rows, group * key.shape[-2]):
+            for part in _row_blocks(rows, group * key.shape[-2]):
                 place = RowsOfHeads(sequence, mine, part, length)
                 q = query[sequence, mine][:, part].double()
                 q = rms_normalised(q) if storage.normed else q
                 exact = weigh_rows(q, k, terms, place)
-                add(sums[mine], exact, _seen(weigh_rows(q, k_stored, terms, place), exact), v, v_stored)
+                add(sums[mine], exact, _counting_rows_of(weigh_rows(q, k_stored, terms, place), exact), v, v_stored)
     return sums
 
 
-def _seen(stored: Weighed, exact: Weighed) -> Weighed:
+def _counting_rows_of(stored: Weighed, exact: Weighed) -> Weighed:
     """Count only rows that see a key in the exact run; nothing is known of other rows."""
     return Weighed(stored.logits, stored.weights, stored.lse, exact.seeing)
 
 
-def _parts(rows: Tensor, row: int) -> Iterator[Tensor]:
+def _row_blocks(rows: Tensor, row: int) -> Iterator[Tensor]:
     """Yield the rows in blocks; `row` is the number of logits of one row of all heads."""
     step = max(1, BLOCK_LOGITS // max(1, row))
     for first in range(0, len(rows), step):

@@ -88,7 +88,7 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.cache.few_tokens", count=length, least=_LEAST_CACHED_TOKENS))
     for kind in _CACHE_KINDS:
         try:
-            yield _asked(named, content, kind, own)
+            yield _answer_for_kind(named, content, kind, own)
         except NotAsked as error:
             yield law_not_asked(LAW, _about(kind), error.reason)
 
@@ -97,7 +97,7 @@ def _about(kind: str) -> Message:
     return Message(f"laws.cache.about.{kind}")
 
 
-def _asked(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -> LawAnswer:
+def _answer_for_kind(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -> LawAnswer:
     whole, tokens = subject, content
     if kind == _LEFT_PADDING:
         if mask_name(subject, content) is None:
@@ -187,9 +187,9 @@ def _compared(
     if all(row is None for row in rows[1:]):
         raise NotAsked(Message("laws.asking.no_output_per_token"))
     # In a static cache, a prefill that differs may see empty slots, which is a fault.
-    if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and kind != _STATIC:
+    if rows[0] is not None and bool(_without_padding(subject, content, rows[0]).any()) and kind != _STATIC:
         raise NotAsked(Message("laws.cache.later_tokens_move"))
-    moved = [None if row is None else _real(subject, content, row) for row in rows]
+    moved = [None if row is None else _without_padding(subject, content, row) for row in rows]
     faulty = [step for step, row in zip(steps, moved, strict=True) if row is not None and bool(row.any())]
     if not faulty:
         return law_holds(LAW, _about(kind))
@@ -214,7 +214,7 @@ def _unlike(base: Outputs, step: DecodingStep, batch: int, length: int) -> Tenso
     return found
 
 
-def _real(subject: Subject, content: Content, rows: Tensor) -> Tensor:
+def _without_padding(subject: Subject, content: Content, rows: Tensor) -> Tensor:
     """Return the rows without those of padding, whose outputs do not matter."""
     name = mask_name(subject, content)
     mask = None if name is None else subject.inputs.get(name)

@@ -30,12 +30,12 @@ GIVEN, EMPTY = "laws.cache.about.given_keys", "laws.cache.about.empty_slots"
 def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
     """Yield one answer for a module that takes cached keys and values as two tensors and returns none."""
     try:
-        yield _given(subject, content)
+        yield _answer_on_keys(subject, content)
     except NotAsked as error:
         yield law_not_asked(LAW, Message(GIVEN), error.reason)
 
 
-def _given(subject: Subject, content: Content) -> LawAnswer:
+def _answer_on_keys(subject: Subject, content: Content) -> LawAnswer:
     names = cache_arguments(subject)
     given = [subject.inputs.get(name) for name in names]
     if len(names) == 1 and isinstance(given[0], tuple | list):

@@ -183,7 +183,7 @@ def _broken(runs: _Runs) -> LawAnswer:
     evaluated, trained = (_calls(runs, training) for training in (False, True))
     twins = {(call.site, call.index): call for call in trained}
     pairs = [(call, twins[call.site, call.index]) for call in evaluated if (call.site, call.index) in twins]
-    found = next(((one.site, what) for one, two in pairs if (what := _what(one, two)) is not None), None)
+    found = next(((one.site, what) for one, two in pairs if (what := _difference_of_calls(one, two)) is not None), None)
     message = Message("laws.modes.train")
     at_attention = any(site == call.site or (site or "").startswith(f"{call.site}.") for call in evaluated if call.site)
     if found is not None:
@@ -200,7 +200,7 @@ def _calls(runs: _Runs, training: bool) -> tuple[AttentionCall, ...]:
     return seen.calls
 
 
-def _what(one: AttentionCall, other: AttentionCall) -> str | None:
+def _difference_of_calls(one: AttentionCall, other: AttentionCall) -> str | None:
     """Return what differs between two readings of an attention, or None if nothing that was read does."""
     found = call_difference(one, other, outputs=False)
     if found is not None:

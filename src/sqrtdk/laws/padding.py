@@ -73,7 +73,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     # Rows that are causal anyway only show a hidden token if a shown one follows it.
     tells = hidden[:, :-1] & ~hidden[:, 1:] if causal else hidden
     if not tells.any() or bool(hidden.all()):
-        hidden = _some(subject, content, mask.tensor)
+        hidden = _positions_to_hide(subject, content, mask.tensor)
     if not hidden.any():
         raise NotAsked(Message("laws.padding.all_special"))
     hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
@@ -87,7 +87,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     arrives = any_moved(before, shown)
     seen, of, positions = 0, 0, None
     if _keys_are_tokens(subject, content):
-        seen, of, positions = _seen(before, subject.run(changes[1]), hidden, _hidden_elsewhere(subject, mask))
+        seen, of, positions = _count_moved(before, subject.run(changes[1]), hidden, _hidden_elsewhere(subject, mask))
     if arrives and not seen:
         return law_holds(LAW, mask.name)
     if not seen:
@@ -131,7 +131,7 @@ def _hidden_elsewhere(subject: Subject, mask: MaskInput) -> dict[int, Tensor]:
     return {other.hidden.shape[1]: other.hidden.cpu() for other in others if other.hidden is not None}
 
 
-def _seen(
+def _count_moved(
     before: Outputs, after: Outputs, hidden: Tensor, elsewhere: dict[int, Tensor]
 ) -> tuple[int, int, Tensor | None]:
     """Return how many positions moved wrongly, of how many (0 if there are none), and which in the worst sample."""
@@ -145,7 +145,7 @@ def _seen(
             continue
         axis = position_axis(one, batch, length)
         if axis is not None:
-            rows = _shown(moved_positions(one, two, axis).cpu() & ~hidden, elsewhere)
+            rows = _not_hidden_elsewhere(moved_positions(one, two, axis).cpu() & ~hidden, elsewhere)
             if rows.any():
                 worst = int(rows.sum(1).argmax())
                 return int(rows[worst].sum()), int((~hidden[worst]).sum()), rows[worst]
@@ -153,7 +153,7 @@ def _seen(
             if moved_entries(one, two)[~hidden.all(1).to(one.device)].any():
                 return 1, 0, None
         else:  # text and image in one sequence: the hidden tokens are among the output's positions
-            rows = _shown(moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu(), elsewhere)
+            rows = _not_hidden_elsewhere(moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu(), elsewhere)
             over = rows.sum(1) - hidden.sum(1)
             if bool((over > 0).any()):
                 worst = int(over.argmax())
@@ -161,7 +161,7 @@ def _seen(
     return 0, 0, None
 
 
-def _shown(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
+def _not_hidden_elsewhere(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
     """Return the rows without those that another mask hides."""
     hidden = elsewhere.get(rows.shape[1])
     return rows if hidden is None or hidden.shape != rows.shape else rows & ~hidden
@@ -180,7 +180,7 @@ def _causal_rows(subject: Subject, content: Content) -> bool:
     return any(mask is not None and (mask.kind in _CAUSAL_OR_WINDOW or mask.least == 0) for mask in masks)
 
 
-def _some(subject: Subject, content: Content, mask: Tensor) -> Tensor:
+def _positions_to_hide(subject: Subject, content: Content, mask: Tensor) -> Tensor:
     """Choose a third of the positions to hide: of ids the middle, of features the end, as their masks may be lengths.
 
     The first and last token, special ids, and the largest id are not hidden, because models read their output there.

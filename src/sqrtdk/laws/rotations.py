@@ -89,10 +89,10 @@ class DeclaredRotation:
         if law is None or width < 2:
             return None
         bases = [base for base in self.bases if base > 1]
-        tables = [law(_Asked(base, width, head_dim, length, longest, self.block)) for base in bases]
+        tables = [law(_LawArguments(base, width, head_dim, length, longest, self.block)) for base in bases]
         if self.scaled and self.base is not None:  # Gemma 3's local layers have their own, unscaled base
             others = (base for base in bases if base != self.base.value)
-            tables += [_Asked(base, width, head_dim, length, longest, {}).plain for base in others]
+            tables += [_LawArguments(base, width, head_dim, length, longest, {}).plain for base in others]
         return [table for table in tables if table is not None] if all(x is not None for x in tables) else None
 
     @property
@@ -105,7 +105,7 @@ class DeclaredRotation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _LawArguments:
     """The arguments of a law."""
 
     base: float
@@ -211,19 +211,19 @@ def _bases(config: Any) -> set[float]:
 # -- laws --------------------------------------------------------------------------------------------------------------
 
 
-def _dynamic(asked: _Asked) -> Tensor | None:
+def _dynamic(asked: _LawArguments) -> Tensor | None:
     """Return the plain frequencies if the inputs are no longer than the model was trained for, else None."""
     # Beyond this length "dynamic" scales by the length of the inputs, which changes from run to run.
     original = asked.longest or asked.original
     return asked.plain if original is not None and asked.length <= original else None
 
 
-def _linear(asked: _Asked) -> Tensor | None:
+def _linear(asked: _LawArguments) -> Tensor | None:
     factor = asked.get("factor")
     return None if not factor else asked.plain / factor
 
 
-def _llama3(asked: _Asked) -> Tensor | None:
+def _llama3(asked: _LawArguments) -> Tensor | None:
     factor, original = asked.get("factor"), asked.original
     low, high = asked.get("low_freq_factor"), asked.get("high_freq_factor")
     if not factor or not original or low is None or high is None or high == low:
@@ -235,7 +235,7 @@ def _llama3(asked: _Asked) -> Tensor | None:
     return (1 - share) * f / factor + share * f
 
 
-def _yarn(asked: _Asked) -> Tensor | None:
+def _yarn(asked: _LawArguments) -> Tensor | None:
     original = asked.original
     factor = asked.get("factor") or (asked.longest / original if asked.longest and original else None)
     fast, slow = asked.get("beta_fast") or 32.0, asked.get("beta_slow") or 1.0
@@ -253,14 +253,14 @@ def _yarn(asked: _Asked) -> Tensor | None:
     )
 
 
-def _longrope(asked: _Asked) -> Tensor | None:
+def _longrope(asked: _LawArguments) -> Tensor | None:
     factors, original = asked.block.get("short_factor"), asked.original
     if not isinstance(factors, list | tuple) or len(factors) != asked.width // 2 or not original:
         return None
     return asked.plain / torch.tensor(factors, dtype=torch.float64) if asked.length <= original else None
 
 
-def _proportional(asked: _Asked) -> Tensor | None:
+def _proportional(asked: _LawArguments) -> Tensor | None:
     share, factor = asked.get("partial_rotary_factor") or 1.0, asked.get("factor") or 1.0
     if asked.width != asked.head_dim:
         return None
@@ -269,7 +269,7 @@ def _proportional(asked: _Asked) -> Tensor | None:
     return table
 
 
-FREQUENCY_LAWS: dict[str, Callable[[_Asked], Tensor | None]] = {
+FREQUENCY_LAWS: dict[str, Callable[[_LawArguments], Tensor | None]] = {
     "default": lambda asked: asked.plain,
     "mrope": lambda asked: asked.plain,  # only the positions differ, by section of pairs
     "dynamic": _dynamic,
@@ -290,4 +290,4 @@ def scaled_frequencies(law: str, base: float, width: int, block: Mapping[str, An
         >>> scaled_frequencies("linear", 100.0, 4, {"factor": 4.0}).tolist()
         [0.25, 0.025]
     """
-    return FREQUENCY_LAWS[law](_Asked(base, width, width, 1, None, block))
+    return FREQUENCY_LAWS[law](_LawArguments(base, width, width, 1, None, block))

@@ -113,10 +113,10 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
             elif large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             else:
-                told = _asked(name, subject)
+                told = _answers_of_law(name, subject)
                 if subject.taken and any(answer.state == BROKEN for answer in told):
                     subject.take({})  # a trace may run other kernels, whose rounding differs
-                    told = _asked(name, subject)
+                    told = _answers_of_law(name, subject)
                 answers += told
     return tuple(answers)
 
@@ -128,11 +128,11 @@ def is_large(module: nn.Module) -> bool:
 
 def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
     if name in WITHOUT_VALUES:
-        return _asked(name, subject, WITHOUT_VALUES)
+        return _answers_of_law(name, subject, WITHOUT_VALUES)
     return [law_not_asked(name, "", Message(NO_VALUES))]
 
 
-def _asked(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
+def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
     try:
         return list(laws[name](subject))
     except NotAsked as error:

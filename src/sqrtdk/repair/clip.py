@@ -163,7 +163,7 @@ def _by_trace(
     each = [None if call.stats is None else call.stats.max_logit for call in run.calls]
     maxima = merged(each, [plan.heads for plan in plans], group)
     records = clip_(model, plans, _clipped.get(run, maxima), threshold, balance, optimizer=optimizer)
-    _clipped[run] = _left(records, threshold)
+    _clipped[run] = _maxima_left(records, threshold)
     return records
 
 
@@ -174,11 +174,11 @@ def _by_watch(
     if step is None:
         return ()
     records = clip_(watch.model, step.plans, step.maxima, threshold, balance, optimizer=optimizer)
-    step.clips.left(step.places, _left(records, threshold))
+    step.clips.left(step.places, _maxima_left(records, threshold))
     return tuple(replace(one, partial=partial) for one, partial in zip(records, step.partial, strict=True))
 
 
-def _left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
+def _maxima_left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
     """Return the maxima after a clip, from which a second clip by the same measurement starts."""
     return [torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 LEAST_SIMILARITY = 0.5  # share of the squares; a weight moved by training stays far above it, another weight far below
-_MADE = "a parametrization, an adapter, or quantised"
+_NOT_A_PARAMETER = "a parametrization, an adapter, or quantised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,13 @@ class Parameters:
         if projection.name in self._named:
             places = self._fit(projection, self._first[projection.name])
             if not places:
-                raise Refusal(f"{projection.name} is not the weight that {side} was projected by: {_MADE}")
+                raise Refusal(f"{projection.name} is not the weight that {side} was projected by: {_NOT_A_PARAMETER}")
             return max(places, key=lambda place: place.alike)
         if projection.name:
-            raise Refusal(f"{projection.name}, which projects {side}, is no parameter of the model: {_MADE}")
-        raise Refusal(f"the weight that projects {side} is no parameter: it is made while the model runs ({_MADE})")
+            raise Refusal(f"{projection.name}, which projects {side}, is no parameter of the model: {_NOT_A_PARAMETER}")
+        raise Refusal(
+            f"the weight that projects {side} is no parameter: it is made while the model runs ({_NOT_A_PARAMETER})"
+        )
 
     def why_no_projection(self, side: str, site: str) -> str:
         """Say why a vector comes from no single projection."""
@@ -137,7 +139,7 @@ class Parameters:
             return []
         axes = [axis for axis in (0, 1) if _fits(parameter, axis, weight.shape[-1], int(features.max()))]
         whole = self.whole(name) if axes else parameter
-        places = (_place(name, axis, whole if axis == 0 else whole.mT, weight.cpu(), features) for axis in axes)
+        places = (_find_slice(name, axis, whole if axis == 0 else whole.mT, weight.cpu(), features) for axis in axes)
         return [place for place in places if place is not None]
 
     def _bias(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"], place: ParameterSlice) -> HeadRows:
@@ -181,7 +183,7 @@ def _fits(parameter: Tensor, axis: int, width: int, feature: int) -> bool:
     return parameter.shape[1 - axis] == width and parameter.shape[axis] > feature
 
 
-def _place(
+def _find_slice(
     name: str, axis: int, rows: Float[Tensor, "F D"], weight: Float[Tensor, "H E D"], features: Int[Tensor, "H E"]
 ) -> ParameterSlice | None:
     """Return where in a parameter the projection's weight is; a slice is placed by its most similar row."""

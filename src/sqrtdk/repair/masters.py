@@ -37,7 +37,7 @@ class Copies:
 
     def __init__(self, scaled: Mapping[str, Tensor], others: frozenset[int], optimizers: Optimizers) -> None:
         self._of: dict[str, list[Tensor]] = defaultdict(list)
-        for optimizer in _listed(optimizers):
+        for optimizer in _optimizer_list(optimizers):
             own = {id(p): p for each in optimizer.param_groups for p in each["params"]}
             for name, copies in _in_state(scaled, optimizer.state).items():
                 self._of[name] += copies
@@ -61,7 +61,7 @@ class Copies:
             self._of[name] += found
 
 
-def _listed(optimizers: Optimizers) -> list[Any]:
+def _optimizer_list(optimizers: Optimizers) -> list[Any]:
     if optimizers is None:
         return []
     listed = (

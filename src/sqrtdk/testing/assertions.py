@@ -148,7 +148,7 @@ def assert_same_attention(
     outputs = [] if attention_only else _outputs(report, bad, lonely, allowed)
     if bad or lonely or outputs:
         headline = _difference(report, bad, len(lonely), len(outputs))
-        raise AssertionError("\n".join([headline, *_told(bad), *lonely, *outputs_lines(report, outputs)]))
+        raise AssertionError("\n".join([headline, *_pair_lines(bad), *lonely, *outputs_lines(report, outputs)]))
     return report
 
 
@@ -182,7 +182,7 @@ def _difference(report: DiffReport, bad: Sequence[PairDiff], alone: int, outputs
     return f"attention of {printable(report.a.name)} (A) and {printable(report.b.name)} (B): {', '.join(parts)}"
 
 
-def _told(bad: Sequence[PairDiff]) -> list[str]:
+def _pair_lines(bad: Sequence[PairDiff]) -> list[str]:
     """Return lines on pairs with a difference of their own; pairs that follow from them are counted."""
     own = [pair for pair in bad if pair.follows_from is None]
     following: dict[str, int] = {}

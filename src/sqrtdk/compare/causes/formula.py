@@ -158,7 +158,7 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
         >>> shown_apart(50.0, 50.0000001), shown_apart(0.125, one[None, :, None, None])
         ((50.0, 50.0000001), (0.125, '0.1 to 0.4 by head'))
     """
-    words = _shown(a), _shown(b)
+    words = _value_text(a), _value_text(b)
     if words[0] != words[1] or a is None or b is None:
         return words
     x, y = torch.broadcast_tensors(*(torch.as_tensor(value, dtype=torch.float64) for value in (a, b)))  # type: ignore[no-untyped-call]
@@ -175,7 +175,7 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
     return old, new
 
 
-def _shown(value: Value | None) -> str | float | None:
+def _value_text(value: Value | None) -> str | float | None:
     """Returns a number as records show it; for a tensor, its range and the axes along which it varies."""
     number = None if value is None else single_number(value)
     if value is None or number is not None:

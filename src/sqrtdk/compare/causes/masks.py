@@ -70,11 +70,11 @@ def mask_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
 def band_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
     """Yields the parts of both masks, if their bands explain the difference."""
     for both in mask_pairs(sides):
-        if _lopsided(both) or _laid(both) is not None:
+        if _lopsided(both) or _layout_of_b(both) is not None:
             continue
         a, b = both.a, both.b
         if a.rows == 1 < a.keys:  # a single row sees every key if it is the last
-            a, b = _alone(a, b), _alone(b, a)
+            a, b = _as_last_row(a, b), _as_last_row(b, a)
         yield replace(both, a=a, b=b)
 
 
@@ -83,15 +83,15 @@ def _lopsided(both: BothParts[Parts]) -> bool:
     return (both.a.rest is None) != (both.b.rest is None)
 
 
-def _laid(both: BothParts[Parts]) -> DifferenceWords | None:
+def _layout_of_b(both: BothParts[Parts]) -> DifferenceWords | None:
     """Returns how B's mask is A's laid out differently; None if one bound or the padding is all that differs."""
     a, b = both.a, both.b
     plain = None is a.rest is b.rest is a.documents is b.documents is a.blocks is b.blocks
     unlike = [a.least != b.least, a.greatest != b.greatest, bool((a.padding != b.padding).any())]
-    return None if plain and sum(unlike) < 2 else layout_words(a, b, _whole(both), "mask")
+    return None if plain and sum(unlike) < 2 else layout_words(a, b, _whole_masks(both), "mask")
 
 
-def _alone(parts: Parts, other: Parts) -> Parts:
+def _as_last_row(parts: Parts, other: Parts) -> Parts:
     return replace(parts, least=1 - parts.keys) if parts.least is None and other.least == 0 else parts
 
 
@@ -131,17 +131,17 @@ def _windows(both: BothParts[Parts]) -> bool:
     return any(x.symmetric and (y.symmetric or y.least is None is y.greatest) for x, y in ((a, b), (b, a)))
 
 
-def _felt(parts: Parts, shift: int) -> int | None:
+def _greatest_that_hides(parts: Parts, shift: int) -> int | None:
     """Returns the greatest i - j after a shift of the alignment; None if it hides nothing there."""
-    moved = _plus(parts.greatest, shift)
+    moved = _shifted(parts.greatest, shift)
     return None if moved is None or moved >= parts.rows - 1 else moved
 
 
-def _plus(bound: int | None, by: int) -> int | None:
+def _shifted(bound: int | None, by: int) -> int | None:
     return None if bound is None else bound + by
 
 
-def _put(both: BothParts[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
+def _mask_edit(both: BothParts[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
     """Returns the edit that puts `moved(current parts, B's parts)` into the formula; by default B's whole mask.
 
     If the formula had no mask, hidden keys also get B's fill.
@@ -166,7 +166,7 @@ def _banded(both: BothParts[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[F
         least, greatest = bounds(parts)
         return with_pattern(parts, other, least=least, greatest=greatest)
 
-    return _put(both, moved)
+    return _mask_edit(both, moved)
 
 
 # -- what differs ------------------------------------------------------------------------------------------------------
@@ -177,7 +177,8 @@ def compare_alignment(both: BothParts[Parts]) -> PartDifference | None:
     a, b, shift = both.a, both.b, _shift(both)
     if not shift:
         return None
-    hidden = b.greatest if _felt(b, -shift) is None else None  # such a window shows only in B's alignment
+    # a window that hides nothing in A's alignment shows only in B's
+    hidden = b.greatest if _greatest_that_hides(b, -shift) is None else None
 
     def bounds(parts: Parts) -> Bounds:
         low = b.least if parts.least is None else parts.least + shift
@@ -202,7 +203,7 @@ def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
         id = "causes.mask_offset.ahead" if offset < 0 else "causes.mask_offset.hides"
         text = Message(id, keys=one if abs(offset) == 1 else many, new=b, old=a)
         reach = offset if moved else 0
-        edit = _banded(both, lambda parts: (_plus(parts.least, offset), _plus(parts.greatest, reach)))
+        edit = _banded(both, lambda parts: (_shifted(parts.least, offset), _shifted(parts.greatest, reach)))
     old, new = (Message(NO_VALUE) if least is None else least for least in (a, b))
     return PartDifference(old, new, edit=edit, text=text)
 
@@ -212,12 +213,12 @@ def compare_window(both: BothParts[Parts]) -> PartDifference | None:
     a, b, shift, both_bounds = both.a, both.b, _shift(both), _windows(both)
     sizes = a.greatest, b.greatest
     if not both_bounds:  # a window is compared only as far as it hides a key in the other's alignment
-        sizes = _felt(a, shift), None if _felt(b, -shift) is None else b.greatest
+        sizes = _greatest_that_hides(a, shift), None if _greatest_that_hides(b, -shift) is None else b.greatest
     if _offset(both)[1] or sizes[0] == sizes[1]:
         return None
 
     def bounds(parts: Parts) -> Bounds:
-        return b.least if both_bounds else parts.least, _plus(b.greatest, -shift)
+        return b.least if both_bounds else parts.least, _shifted(b.greatest, -shift)
 
     return PartDifference(_size(a), _size(b), edit=_banded(both, bounds))
 
@@ -230,7 +231,7 @@ def _size(parts: Parts) -> int | str:
 def compare_padding(both: BothParts[Parts]) -> PartDifference | None:
     """Compares padding: it is visible, or other keys are padding; or the same keys, but rows of padding see others."""
     a, b = both.a, both.b
-    if _lopsided(both) or _laid(both) is not None:
+    if _lopsided(both) or _layout_of_b(both) is not None:
         return None
     if not bool((a.padding != b.padding).any()):
         # the padding agrees, but `mask | is_padding[:, None, :, None]` shows padding rows every key to avoid NaN
@@ -239,19 +240,19 @@ def compare_padding(both: BothParts[Parts]) -> PartDifference | None:
             return None
         words = DifferenceWords(_rows(a), _rows(b), _rows_text(a, b, rows))
     else:
-        words = layout_words(a, b, _whole(both), "padding") or _keys_words(_keys(a), _keys(b))
-    return PartDifference(words.a, words.b, words.values, _put(both, with_padding), text=words.text)
+        words = layout_words(a, b, _whole_masks(both), "padding") or _keys_words(_keys(a), _keys(b))
+    return PartDifference(words.a, words.b, words.values, _mask_edit(both, with_padding), text=words.text)
 
 
 def compare_structure(both: BothParts[Parts]) -> PartDifference | None:
     """Compares documents, blocks and layouts; else single keys, unless named parts or special rows explain them all."""
     a, b = both.a, both.b
-    one, other = _whole(both)
+    one, other = _whole_masks(both)
     if torch.equal(one, other):
         return None
-    laid, edit = _laid(both), _put(both)
+    laid, edit = _layout_of_b(both), _mask_edit(both)
     if laid is None and a.rest is None and b.rest is None:
-        words, edit = stretches_words(a, b), _put(both, _with_stretches)
+        words, edit = stretches_words(a, b), _mask_edit(both, _with_stretches)
     elif laid is None and not _lopsided(both) and _in_parts(a, b, other):
         words = None
     else:
@@ -263,7 +264,7 @@ def _with_stretches(parts: Parts, other: Parts) -> Parts:
     return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
 
 
-def _whole(both: BothParts[Parts]) -> tuple[Tensor, Tensor]:
+def _whole_masks(both: BothParts[Parts]) -> tuple[Tensor, Tensor]:
     """Returns both masks, (B, H, L, S)."""
     a = both.a
     every = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)

@@ -127,7 +127,9 @@ def compare_norm_count(both: BothParts[VectorPath]) -> PartDifference | None:
     if len(a) > len(b):
         return PartDifference(NORM_WORDS[a[len(b)].kind], Message(NO_VALUE), edit=lambda own: _first(own, len(b)))
     if len(b) > len(a):
-        return PartDifference(Message(NO_VALUE), NORM_WORDS[b[len(a)].kind], edit=lambda own: _with(own, other, len(a)))
+        return PartDifference(
+            Message(NO_VALUE), NORM_WORDS[b[len(a)].kind], edit=lambda own: _with_norms_of(own, other, len(a))
+        )
     return None
 
 
@@ -137,7 +139,7 @@ def _first(old: VectorPath, count: int) -> VectorPath:
     return replace(old, steps=tuple(step for step in old.steps if not any(step is one for one in gone)))
 
 
-def _with(old: VectorPath, other: VectorPath, have: int) -> VectorPath:
+def _with_norms_of(old: VectorPath, other: VectorPath, have: int) -> VectorPath:
     """Returns the path with the norms of `other` from number `have` on, on the same side of the rotation as there."""
     before, rest = norms_before_rotation(other), norms_of(other)[have:]
     early = rest if before is None else rest[: max(0, before - have)]

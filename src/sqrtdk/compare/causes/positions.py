@@ -172,7 +172,7 @@ def axes_words(a: Tensor, b: Tensor, near: float) -> DifferenceWords | None:
     if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):
         return None
     old, new = (joined([_pairs_by(axis, one) for axis in side], "side_by_side") for side in (one, other))
-    return DifferenceWords(old, new, *_how(one, other))
+    return DifferenceWords(old, new, *_axes_sentence(one, other))
 
 
 def _pairs_by(axis: ImageAxis, of_a: Sequence[ImageAxis]) -> Message:
@@ -185,7 +185,7 @@ def _pairs_by(axis: ImageAxis, of_a: Sequence[ImageAxis]) -> Message:
     return Message("causes.positions.pairs_by", pairs=_numbers(axis.pairs), axis=counts)
 
 
-def _how(a: Sequence[ImageAxis], b: Sequence[ImageAxis]) -> tuple[str, dict[str, str]]:
+def _axes_sentence(a: Sequence[ImageAxis], b: Sequence[ImageAxis]) -> tuple[str, dict[str, str]]:
     """Returns the sentence on how the axes differ."""
     if len(a) == 1:
         return "causes.positions.more_axes", {"axes": f"{len(b)}"}

@@ -176,7 +176,7 @@ def row_orders(sides: Sides) -> Iterator[BothParts[dict[str, Tensor]]]:
     def change(program: Program) -> Program:
         new = program
         for vector, order in orders.items():
-            new = with_path(new, vector, _taken(program, vector, order, sides.self_attention))
+            new = with_path(new, vector, _with_row_order(program, vector, order, sides.self_attention))
         return new
 
     if orders:
@@ -189,7 +189,7 @@ def compare_head_order(both: BothParts[dict[str, Tensor]]) -> PartDifference:
     return PartDifference(Message("causes.head_order.in_order"), _order_words(both), {"parts": parts})
 
 
-def _taken(program: Program, vector: str, order: Tensor, together: bool) -> VectorPath:
+def _with_row_order(program: Program, vector: str, order: Tensor, together: bool) -> VectorPath:
     """Returns the path with a projection that has A's rows in the given order."""
     path, (pool, _) = path_of(program, vector), _pool(program, vector, together)
     own = path.affine

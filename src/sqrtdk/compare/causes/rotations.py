@@ -61,14 +61,14 @@ def compare_rotation_presence(both: BothParts[VectorPath]) -> PartDifference | N
     a, b = rotation_of(both.a), rotation_of(both.b)
     if a is not None and b is None:
         of_position_0 = both.vector == "query" and _with_position_0(both.sides) is not both.sides
-        return None if of_position_0 else PartDifference(Message(ROTATED), Message(NOT_ROTATED), edit=_without)
+        return None if of_position_0 else PartDifference(Message(ROTATED), Message(NOT_ROTATED), edit=_without_rotation)
     if b is None or a is not None:
         return None
     before = norms_before_rotation(both.b)
     last = before == len(norms_of(both.b))
 
     def added(old: VectorPath) -> VectorPath:
-        rest = _without(old).steps
+        rest = _without_rotation(old).steps
         # among A's norms, at the place that it has among B's
         places = [i for i, step in enumerate(rest) if isinstance(step, NormStep)][before:]
         place = len(rest) if last or not places else places[0]
@@ -77,7 +77,7 @@ def compare_rotation_presence(both: BothParts[VectorPath]) -> PartDifference | N
     return PartDifference(Message(NOT_ROTATED), Message(ROTATED), edit=added)
 
 
-def _without(old: VectorPath) -> VectorPath:
+def _without_rotation(old: VectorPath) -> VectorPath:
     return replace(old, steps=tuple(step for step in old.steps if not isinstance(step, Rotation)))
 
 

@@ -53,7 +53,7 @@ def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> MaskLay
     return made
 
 
-def _seen(parts: Parts) -> Tensor:
+def _seen_keys(parts: Parts) -> Tensor:
     return pattern_mask(parts)[:, None]
 
 
@@ -69,12 +69,12 @@ MASK_LAYOUTS: tuple[tuple[str, MaskLayout, str, str], ...] = (
         "padding",  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
         _as(
             "causes.padding.the_keys", "causes.padding.the_rows",
-            lambda parts, _: _seen(parts) & _tokens(parts).mT, square=True,
+            lambda parts, _: _seen_keys(parts) & _tokens(parts).mT, square=True,
         ),
         "causes.padding.on_rows", "causes.padding.on_keys",
     ),
     (
-        "padding", _as(AS_IT_IS, INVERTED, lambda parts, _: _seen(parts) & ~_tokens(parts)),
+        "padding", _as(AS_IT_IS, INVERTED, lambda parts, _: _seen_keys(parts) & ~_tokens(parts)),
         "causes.padding.inverts", "causes.padding.inverts",
     ),
     (
@@ -82,14 +82,14 @@ MASK_LAYOUTS: tuple[tuple[str, MaskLayout, str, str], ...] = (
         "causes.padding.of_others", "causes.padding.own",
     ),
     (
-        "mask", _as(AS_IT_IS, INVERTED, lambda _, whole: ~whole, lambda parts, _: ~_seen(parts) & _tokens(parts)),
+        "mask", _as(AS_IT_IS, INVERTED, lambda _, whole: ~whole, lambda parts, _: ~_seen_keys(parts) & _tokens(parts)),
         "causes.mask.inverts", "causes.mask.inverts",
     ),
     (
         "mask",
         _as(
             "causes.mask.row_by_key", "causes.mask.key_by_row",
-            lambda _, whole: whole.mT, lambda parts, _: _seen(parts).mT & _tokens(parts), square=True,
+            lambda _, whole: whole.mT, lambda parts, _: _seen_keys(parts).mT & _tokens(parts), square=True,
         ),
         "causes.mask.transposed", "causes.mask.transposed",
     ),
@@ -141,11 +141,11 @@ def _moved(order: list[int], name: str) -> tuple[str, str]:
     places = [at for at, source in enumerate(order) if source != at]
     sources = [order[at] for at in places]
     sources = sources if len(set(sources)) > 1 else sources[:1]
-    taken, having = (_named(name, len(numbers), _listed(numbers)) for numbers in (sources, places))
+    taken, having = (_numbers_text(name, len(numbers), _list_text(numbers)) for numbers in (sources, places))
     return taken, having
 
 
-def _named(name: str, count: int, numbers: str) -> Message:
+def _numbers_text(name: str, count: int, numbers: str) -> Message:
     """Returns numbers with the name of what they count, a row of `causes.numbered`: "samples 0, 1"."""
     return Message(f"causes.numbered.{name}{'s' if count > 1 else ''}", numbers=numbers)
 
@@ -228,7 +228,7 @@ def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
     texts = []
     for id, pairs in (("causes.mask.hides", hidden), ("causes.mask.shows", shown)):
         if bool(pairs.any()):
-            where, axes = _where(pairs)
+            where, axes = _rows_and_keys_text(pairs)
             text = Message(id, pairs=where)
             whose = joined(axes, "comma") if axes else ""
             texts.append(Message("causes.mask.in_whose", text=text, whose=whose) if whose else text)
@@ -237,7 +237,7 @@ def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
     return DifferenceWords(old, new, joined(texts))
 
 
-def _where(pairs: Tensor) -> tuple[Message, list[Message]]:
+def _rows_and_keys_text(pairs: Tensor) -> tuple[Message, list[Message]]:
     """Returns the rows and keys of pairs, and their samples and heads unless they are in all."""
     samples, heads = (pairs.transpose(0, axis).flatten(1).any(1) for axis in (0, 1))
     flat = pairs[samples][:, heads]
@@ -262,14 +262,14 @@ def _numbered(name: str, flags: Tensor) -> Message:
     for number in flags.nonzero()[:, 0].tolist():
         first = runs.pop()[0] if runs and number == runs[-1][1] + 1 else number
         runs.append((first, number))
-    return _named(name, int(flags.sum()), _spans(runs))
+    return _numbers_text(name, int(flags.sum()), _spans(runs))
 
 
 def _spans(runs: list[tuple[int, int]]) -> str:
-    return _listed([f"{first}" if first == last else span(first, last) for first, last in runs])
+    return _list_text([f"{first}" if first == last else span(first, last) for first, last in runs])
 
 
-def _listed(words: Sequence[str | int]) -> str:
+def _list_text(words: Sequence[str | int]) -> str:
     some = joined([word if isinstance(word, str) else str(word) for word in words[:MOST_ENTRIES_LISTED]], "comma")
     more = len(words) - MOST_ENTRIES_LISTED
     return Message("causes.numbered.more", numbers=some, count=more) if more > 0 else some
@@ -286,6 +286,6 @@ def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> s
 ReadStretches = Callable[[Parts], list[list[Any]]]  # of each sample
 StretchSize = Callable[[list[list[Any]], Parts], str | None]
 STRETCH_READINGS: tuple[tuple[ReadStretches, str, StretchSize, str, Callable[[list[Any]], str]], ...] = (
-    (_borders, "chunks", _chunk, "documents", _listed),
+    (_borders, "chunks", _chunk, "documents", _list_text),
     (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is a single block at the start
 )

@@ -140,13 +140,13 @@ def like_widths(sides: Sides) -> Sides:
         if a is None or b is None or "interleaved" not in (a.layout, b.layout):
             continue
         own, other = (b, a) if b.layout == "interleaved" else (a, b)
-        like = _like(own, other, sides)
+        like = _in_other_width(own, other, sides)
         change = change_step(vector, Rotation)(lambda _, like=like: like)  # type: ignore[misc]
         sides = replace(sides, b=change(sides.b)) if own is b else replace(sides, a=change(sides.a))
     return sides
 
 
-def _like(own: Rotation, other: Rotation, sides: Sides) -> Rotation:
+def _in_other_width(own: Rotation, other: Rotation, sides: Sides) -> Rotation:
     turn, known = take_apart(own.table), take_apart(other.table)
     law, like = (None if each is None else each.law for each in (turn, known))
     if turn is None or law is None or law.factor != 1 or law.base <= 1:
