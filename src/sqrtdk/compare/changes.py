@@ -56,9 +56,8 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
     `others` are modules of A that may hold what B's module holds.
     """
     tensors, values = _of_tensors(a, b, others), _of_values(a, b)
-    sets = (
-        [[*tensors, value] for value in values] if 1 < len(values) <= _MOST_CHANGES_NAMED else []
-    )  # one alone may be the cause
+    # one alone may be the cause
+    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST_CHANGES_NAMED else []
     for parts in (*sets, [*tensors, *values]):
         if 0 < len(parts) <= _MOST_CHANGES_NAMED:
             texts = [text for text, _ in parts]

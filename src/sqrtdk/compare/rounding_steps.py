@@ -227,9 +227,8 @@ def _angles(rotation: Rotation, length: int) -> Tensor:
     frequencies = torch.ones(1, 1, table.shape[-1], dtype=torch.float64)
     if table.shape[-2] > 1:
         frequencies = (table[:, 1:] * table[:, :-1].conj()).angle().abs().amax((0, 1), keepdim=True).clamp(max=1.0)
-        frequencies = torch.where(
-            (frequencies - 1.0).abs() < UNIT_FREQUENCY_TOLERANCE, 0.0, frequencies
-        )  # frequency base^0 is exact
+        one = (frequencies - 1.0).abs() < UNIT_FREQUENCY_TOLERANCE  # the frequency base^0 is exact
+        frequencies = torch.where(one, 0.0, frequencies)
     positions = torch.full((table.shape[-2],), float(length), dtype=torch.float64)
     if bool((table[:, 0].angle().abs() < STILL_RADIANS).all()):
         positions = torch.arange(table.shape[-2], dtype=torch.float64)
