@@ -185,7 +185,7 @@ def main(arguments: Sequence[str]) -> int:
             "measured": measured,
             "not_measured": missing,
         }
-        options.json.write_text(_json.document(document), encoding="utf-8")
+        options.json.write_text(_json.json_document(document), encoding="utf-8")
     others = {*options.ways} - {BASE}
     return 1 if not measured or (others and not others & {row["way"] for row in measured}) else 0
 

@@ -25,7 +25,7 @@ def row(record: Record) -> dict[str, object]:
 
 def line(content: object) -> str:
     """As one line of JSON, without NaN."""
-    return json.dumps(json.loads(_json.document(content)), separators=(",", ":"))
+    return json.dumps(json.loads(_json.json_document(content)), separators=(",", ":"))
 
 
 def main() -> None:

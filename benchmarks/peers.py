@@ -152,7 +152,7 @@ def onnxruntime(case: Case) -> Call:
         MissingExtraError: onnxruntime or onnx is not installed.
         UnsupportedError: the case has a backward pass.
     """
-    runtime = _extras.load("onnxruntime", "onnx")
+    runtime = _extras.load_extra("onnxruntime", "onnx")
     if case.training:
         raise UnsupportedError("onnxruntime runs inference only")
     options = runtime.SessionOptions()
@@ -179,7 +179,7 @@ def onnxruntime(case: Case) -> Call:
 
 
 def _model(case: Case, kind: str) -> bytes:
-    proto = _extras.load("onnx", "onnx")
+    proto = _extras.load_extra("onnx", "onnx")
     helper, types = proto.helper, proto.TensorProto
     workload = case.workload
     element = getattr(types, TYPES[case.query.dtype])

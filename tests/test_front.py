@@ -14,7 +14,7 @@ import torch
 import cost_page
 import readme_picture
 import sqrtdk
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
 from sqrtdk.audit.records import SEVERITIES, VERDICTS
 from sqrtdk.models.demo import VARIANTS, weights_name
 from tests.support.program import called
@@ -115,7 +115,7 @@ def test_the_table_of_mistakes_is_that_of_the_code() -> None:
 
 
 def test_the_page_names_every_verdict_and_severity() -> None:
-    for name in (*VERDICTS, *SEVERITIES, UNKNOWN):
+    for name in (*VERDICTS, *SEVERITIES, UNKNOWN_MISTAKE):
         assert f"`{name}" in text("docs/en/check.md")
 
 

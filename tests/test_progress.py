@@ -10,7 +10,7 @@ import pytest
 
 import sqrtdk
 from sqrtdk import _progress
-from sqrtdk._progress import bar, counted, heard, shown, tell
+from sqrtdk._progress import pass_progress_to, progress_bar, progress_counted, progress_shown, report_progress
 from sqrtdk.lab.sweep import Grid, sweep
 from tests.support.program import terminal, warm
 
@@ -89,16 +89,16 @@ def test_it_can_be_switched_off(
 ) -> None:
     stream = stand_in(0.0)
     monkeypatch.setenv(variable, value)
-    with shown("work"):
-        tell("half", 1, 2)
+    with progress_shown("work"):
+        report_progress("half", 1, 2)
         threading.Event().wait(0.2)  # a bar would be there
     assert stream.text == ""
 
 
 def test_what_is_quick_shows_nothing(stand_in: Callable[[float], Terminal]) -> None:
     stream = stand_in(60.0)
-    with shown("work"):
-        tell("half", 1, 2)
+    with progress_shown("work"):
+        report_progress("half", 1, 2)
     assert stream.text == ""
     assert not any(
         isinstance(thread, threading.Timer) and not thread.finished.is_set() for thread in threading.enumerate()
@@ -109,16 +109,16 @@ def test_a_bar_goes_also_where_the_work_raises(stand_in: Callable[[float], Termi
     stream = stand_in(0.0)
 
     def work() -> None:
-        with shown("work"):
+        with progress_shown("work"):
             _until(lambda: "work" in stream.text)
-            tell("half", 1, 1)
+            report_progress("half", 1, 1)
             assert "work: half" in stream.text
             raise KeyError
 
     with pytest.raises(KeyError):
         work()
     assert stream.text.endswith("\x1b[2K")
-    tell("nobody listens", 1, 1)
+    report_progress("nobody listens", 1, 1)
 
 
 def _until(true: object) -> None:
@@ -133,25 +133,29 @@ def _until(true: object) -> None:
 def test_who_listens_is_told_and_no_bar_is_shown(stand_in: Callable[[float], Terminal]) -> None:
     stream = stand_in(0.0)
     told: list[tuple[str, int, int]] = []
-    with heard(lambda *words: told.append(words)), shown("inner"), counted("cells") as count:
-        tell("half", 1, 2)
+    with (
+        pass_progress_to(lambda *words: told.append(words)),
+        progress_shown("inner"),
+        progress_counted("cells") as count,
+    ):
+        report_progress("half", 1, 2)
         count(2, 2)
     assert told == [("half", 1, 2), ("cells", 2, 2)]
     assert stream.text == ""
-    with bar("outer"), shown("inner"):
+    with progress_bar("outer"), progress_shown("inner"):
         pass
 
 
 def test_counts_go_to_the_function_that_was_given(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    with heard(lambda *words: pytest.fail(str(words))):
+    with pass_progress_to(lambda *words: pytest.fail(str(words))):
         sweep(Grid(d_k=[16, 32], keys=[8], rows=16), tmp_path, progress=lambda *count: told.append(count))
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_a_check_and_a_comparison_tell_what_they_do() -> None:
     told: list[tuple[str, int, int]] = []
-    with heard(lambda *words: told.append(words)):
+    with pass_progress_to(lambda *words: told.append(words)):
         sqrtdk.check("demo", seq_len=16)
         checked = [text for text, _, _ in told]
         assert checked[:3] == ["loading", "running", "judging the scales"]

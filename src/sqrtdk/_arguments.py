@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import AnyKey, Query, Value
 
-FARTHEST = 2**40  # a wider window hides nothing, and sums with it would overflow int64
+WIDEST_WINDOW = 2**40  # a wider window hides nothing, and sums with it would overflow int64
 
-_FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
 def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
@@ -33,7 +33,7 @@ def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
     a, b, c = query.shape, key.shape, value.shape
     return (
         query.dtype == key.dtype == value.dtype
-        and query.dtype in _FLOATS
+        and query.dtype in _FLOAT_DTYPES
         and query.device == key.device == value.device
         and query.layout is key.layout is value.layout is torch.strided
         and len(a) == len(b) == len(c) > 1
@@ -50,7 +50,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
         if not isinstance(tensor, Tensor):
             raise InvalidTypeError(f"{name} is a tensor; got {type(tensor).__name__}", hint="Pass torch tensors.")
         check_class(name, tensor)
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in _FLOAT_DTYPES:
             raise InvalidTypeError(f"{name} has a real floating dtype; got {tensor.dtype}", hint="Convert it first.")
         if tensor.layout != torch.strided:
             raise InvalidTypeError(f"{name} is a dense tensor; got {tensor.layout}", hint="Use to_dense().")
@@ -90,7 +90,7 @@ def check_scored(query: Query, key: AnyKey) -> None:
         )
 
 
-def check_heads(
+def check_head_counts(
     query: Float[Tensor, "... L E"], key: Float[Tensor, "... S Ek"], value: Float[Tensor, "... S Ev"], enable_gqa: bool
 ) -> None:
     """Refuse leading dimensions that do not broadcast, and heads that do not divide."""
@@ -158,7 +158,7 @@ def check_device(name: str, tensor: Tensor, query: Query) -> None:
         )
 
 
-def number(name: str, value: Any, *, above: float = -math.inf) -> float:
+def finite_number(name: str, value: Any, *, above: float = -math.inf) -> float:
     """Return a finite number above `above`; bools, NaN and infinities are refused."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidTypeError(f"{name} is a number; got {value!r}", hint="Pass a float.")
@@ -183,10 +183,10 @@ def scale_number(scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, Real):
         hint = "Call it: scales.log_n()." if callable(scale) else "0.125 or scales.log_n(), for one."
         raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint=hint)
-    return number("scale", scale)
+    return finite_number("scale", scale)
 
 
-def probability(value: Any) -> float:
+def dropout_rate(value: Any) -> float:
     """Return a dropout rate, 0 <= p <= 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
         raise InvalidValueError(f"dropout_p is from 0 to 1; got {value!r}", hint="Pass 0.0 in evaluation.")
@@ -206,7 +206,7 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
                 f"a side of the window is a size from 0, or None or -1 for no bound; got {side!r}",
                 hint="(1023, 0) looks back 1023 keys.",
             )
-        sides.append(None if side in (None, -1) or side > FARTHEST else side)
+        sides.append(None if side in (None, -1) or side > WIDEST_WINDOW else side)
     return sides[0], sides[1]
 
 

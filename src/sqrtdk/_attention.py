@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from sqrtdk import _arguments as arguments
-from sqrtdk._resolve import needs_care, resolve
-from sqrtdk._subclasses import PLAIN, named_in_errors, torch_attention
+from sqrtdk._resolve import needs_care, resolve_arguments
+from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
@@ -174,8 +174,8 @@ def attention(
     extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None
     plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)
-    foreign = not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN)
-    foreign = foreign or not (attn_mask is None or type(attn_mask) in PLAIN)
+    foreign = not (type(query) in PLAIN_TYPES and type(key) in PLAIN_TYPES and type(value) in PLAIN_TYPES)
+    foreign = foreign or not (attn_mask is None or type(attn_mask) in PLAIN_TYPES)
     if plain and not foreign and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
         careless = not needs_care(query, key, value, scale, attn_mask is not None or is_causal)
@@ -186,7 +186,7 @@ def attention(
             )
     tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     with named_in_errors(tensors | {"scale": scale, "bias": bias, "sinks": sinks, "score": score}):
-        call = resolve(
+        call = resolve_arguments(
             query,
             key,
             value,
@@ -250,7 +250,7 @@ def explain(
         'dense'
     """
     try:
-        call = resolve(
+        call = resolve_arguments(
             query,
             key,
             value,
@@ -289,16 +289,16 @@ def _check(
     scale: Any,
     enable_gqa: bool,
 ) -> None:
-    """Check the arguments of the plain path, which skips `resolve`."""
+    """Check the arguments of the plain path, which skips `resolve_arguments`."""
     if not arguments.fit_at_a_glance(query, key, value):
         arguments.check_tensors(query, key, value)
-        arguments.check_heads(query, key, value, enable_gqa)
+        arguments.check_head_counts(query, key, value, enable_gqa)
         arguments.check_widths(query, key)
     if attn_mask is not None:
         call = Call(query, key, value, 1.0)
         arguments.check_mask(attn_mask, (*call.lead, call.length, call.keys), value)
     if dropout_p != 0.0:
-        arguments.probability(dropout_p)
+        arguments.dropout_rate(dropout_p)
     if scale is not None:
         arguments.scale_number(scale)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk._progress import shown, tell
+from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.graphs import audit_graph
 from sqrtdk.audit.model_run import ModelRun, run_model, with_laws
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
@@ -19,7 +19,7 @@ from sqrtdk.audit.rules import RULES, unmeasured
 from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
-from sqrtdk.laws.answers import not_asked
+from sqrtdk.laws.answers import law_not_asked
 from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
@@ -104,7 +104,7 @@ def check(
         dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
         offload_folder=offload_folder,
     )  # fmt: skip
-    with shown("check"):
+    with progress_shown("check"):
         return check_with(model, inputs, options, laws=laws, fail_on=fail_on, command=command)
 
 
@@ -144,7 +144,7 @@ def check_with(
             raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
         run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
         run = dataclasses.replace(
-            run, laws=tuple(not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
+            run, laws=tuple(law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
         )
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
     if like is not None or run_graph:
@@ -152,7 +152,7 @@ def check_with(
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")
-    tell(Message("progress.loading"))
+    report_progress(Message("progress.loading"))
     for build in _builds(model, None if inputs is None else as_inputs(inputs), options):
         if build.reason is not None:
             missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
@@ -162,14 +162,14 @@ def check_with(
                 how = "never" if runs else compare
                 run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
                 if not runs:
-                    tell(Message("progress.laws"))
+                    report_progress(Message("progress.laws"))
                     run = with_laws(run, answers_of(build.loaded, run, names, options.seed))
             runs.append(run)
             if after is not None:
                 after(build.loaded)
         del build  # frees the model: two large ones must not be in memory at once
     # with "both", implementations that exist are audited; one asked for by name is missed even if another ran
-    not_run = [unmeasured.not_run(entry) for entry in missing] if attn in ATTN else []
+    not_run = [unmeasured.not_run_finding(entry) for entry in missing] if attn in ATTN else []
     return _report(runs, missing, not_run, seed=options.seed, command=command, fail_on=fail_on)
 
 

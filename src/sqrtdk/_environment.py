@@ -22,7 +22,7 @@ from sqrtdk.errors import short_text
 from sqrtdk.impl.gpu import load as gpu
 from sqrtdk.impl.kernel import compiler, load
 
-LIBRARIES = ("sqrtdk", "torch", "numpy", "safetensors", "transformers", "onnxruntime", "onnx", "ray")
+REPORTED_LIBRARIES = ("sqrtdk", "torch", "numpy", "safetensors", "transformers", "onnxruntime", "onnx", "ray")
 TRITONS = (
     "triton",
     "triton-rocm",
@@ -47,7 +47,7 @@ def environment() -> dict[str, Any]:
     kernel = load.kernel_state()
     triton = gpu.state()
     return {
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in REPORTED_LIBRARIES},
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "cpus": os.cpu_count(),
@@ -95,16 +95,16 @@ def _gpu(at: int) -> str:
         return f"device {at}, which torch can't use: {short_text(error)}"
 
 
-_LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
+_NUMERIC_LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
 _DRAWING = ("cli", "report")  # packages that change no number
 
 
 @cache
-def code() -> str:
+def code_hash() -> str:
     """Return a hash of the package's files, data included, but without the packages that only print and draw.
 
     Example:
-        >>> len(code()), code() == code()
+        >>> len(code_hash()), code_hash() == code_hash()
         (16, True)
     """
     root = Path(__file__).parent
@@ -127,8 +127,8 @@ def numbers_from() -> Mapping[str, str]:
 
     path = library()
     kernel = "none" if path is None else path.name
-    found = {"code": code(), "python": platform.python_version(), "kernel": kernel}
-    for name in _LIBRARIES:
+    found = {"code": code_hash(), "python": platform.python_version(), "kernel": kernel}
+    for name in _NUMERIC_LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

@@ -11,7 +11,7 @@ from sqrtdk.errors import MissingExtraError
 from sqrtdk.messages import Message
 
 
-def load(module: str, extra: str = "lab") -> Any:
+def load_extra(module: str, extra: str = "lab") -> Any:
     """Import a module of an extra.
 
     Args:
@@ -22,7 +22,7 @@ def load(module: str, extra: str = "lab") -> Any:
         MissingExtraError: It can't be imported; the hint names the pip command.
 
     Example:
-        >>> load("matplotlib.figure").__name__
+        >>> load_extra("matplotlib.figure").__name__
         'matplotlib.figure'
     """
     try:

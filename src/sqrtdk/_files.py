@@ -25,11 +25,11 @@ _REASONS: dict[type[OSError], str] = {  # what the operating system says -> id o
 }
 
 
-def reason_of(error: OSError) -> str:
+def os_reason(error: OSError) -> str:
     """Return why the operating system refused a file, without the file's name.
 
     Example:
-        >>> reason_of(FileNotFoundError(2, "No such file or directory"))
+        >>> os_reason(FileNotFoundError(2, "No such file or directory"))
         'No such file or directory'
     """
     if error.errno == errno.ENOSPC:
@@ -51,7 +51,7 @@ def check_writable(path: str | Path, force: bool = False) -> None:
         mode = None
     except OSError as error:
         raise OutputError(
-            Message("errors.output.failed", path=str(path), reason=reason_of(error)),
+            Message("errors.output.failed", path=str(path), reason=os_reason(error)),
             hint=Message("errors.hint.another_path"),
         ) from error
     if mode is not None and stat.S_ISDIR(mode):
@@ -135,7 +135,7 @@ def write_parts(path: str | Path, parts: Iterable[bytes | memoryview], force: bo
             raise _exists(path) from error
         except OSError as error:
             raise OutputError(
-                Message("errors.output.failed", path=str(path), reason=reason_of(error)),
+                Message("errors.output.failed", path=str(path), reason=os_reason(error)),
                 hint=Message("errors.hint.another_path"),
             ) from error
         finally:

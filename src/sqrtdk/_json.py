@@ -14,10 +14,10 @@ from typing import Any
 
 from sqrtdk.errors import INTERRUPTS
 
-NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NONFINITE_NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def document(value: Any) -> str:
+def json_document(value: Any) -> str:
     """Return `value` as one JSON document, ASCII only, that ends with a newline.
 
     Args:
@@ -25,7 +25,7 @@ def document(value: Any) -> str:
             text. A subclass, which a model may bring, is written as its content.
 
     Example:
-        >>> print(document({"a": [1, math.inf], "b": math.nan}), end="")
+        >>> print(json_document({"a": [1, math.inf], "b": math.nan}), end="")
         {
           "a": [1, "Infinity"],
           "b": null
@@ -60,7 +60,7 @@ def numbers_back(value: Any) -> Any:
         return {name: numbers_back(item) for name, item in value.items()}
     if isinstance(value, list):
         return [numbers_back(item) for item in value]
-    return NAMED.get(value, value) if isinstance(value, str) else value
+    return NONFINITE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def plain_data(value: Any, nan: str | None = None) -> Any:

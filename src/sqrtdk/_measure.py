@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._arguments import autocast_dtype
-from sqrtdk._resolve import resolve
+from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import Call, has_values
@@ -81,7 +81,7 @@ def measure(
     with torch.no_grad(), named_in_errors(tensors):
         if isinstance(key, Tensor):
             check_class("key", key)
-        call = resolve(
+        call = resolve_arguments(
             query,
             key,
             key[..., :0] if isinstance(key, Tensor) and key.ndim else key,  # no values, as only statistics are needed

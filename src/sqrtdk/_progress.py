@@ -17,14 +17,14 @@ from typing import Any
 
 AFTER_S = 1.0  # shorter work needs no bar
 EVERY_S = 0.1
-OFF = "SQRTDK_PROGRESS"  # "0" in the environment disables the bar
+OFF_VARIABLE = "SQRTDK_PROGRESS"  # "0" in the environment disables the bar
 Tell = Callable[[str, int, int], None]  # current work, steps done, total steps; 0 of 0: unknown
 Count = Callable[[int, int], None]
 
 _listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
 
 
-def tell(text: str, done: int = 0, total: int = 0) -> None:
+def report_progress(text: str, done: int = 0, total: int = 0) -> None:
     """Report the current work; `text` is our own, and holds no text from a model."""
     listener = _listener.get()
     if listener is not None:
@@ -32,7 +32,7 @@ def tell(text: str, done: int = 0, total: int = 0) -> None:
 
 
 @contextmanager
-def heard(listener: Tell) -> Iterator[None]:
+def pass_progress_to(listener: Tell) -> Iterator[None]:
     """Pass every message from inside the block to `listener`."""
     token = _listener.set(listener)
     try:
@@ -42,17 +42,17 @@ def heard(listener: Tell) -> Iterator[None]:
 
 
 @contextmanager
-def shown(title: str) -> Iterator[None]:
+def progress_shown(title: str) -> Iterator[None]:
     """Show the messages from inside the block, unless a listener already receives them."""
     if _listener.get() is not None:
         yield
         return
-    with bar(title) as listener, heard(listener):
+    with progress_bar(title) as listener, pass_progress_to(listener):
         yield
 
 
 @contextmanager
-def counted(title: str, given: Count | None = None) -> Iterator[Count]:
+def progress_counted(title: str, given: Count | None = None) -> Iterator[Count]:
     """Yield the function that receives (done, total): `given`, or the current listener, or a bar."""
     listener = _listener.get()
     if given is not None:
@@ -60,14 +60,14 @@ def counted(title: str, given: Count | None = None) -> Iterator[Count]:
     elif listener is not None:
         yield lambda done, total: listener(title, done, total)
     else:
-        with bar(title) as own:
+        with progress_bar(title) as own:
             yield lambda done, total: own("", done, total)
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Tell]:
-    """Yield the function that updates a bar, which is removed at the end. `heard` does not connect to it."""
-    screen = None if os.environ.get(OFF) == "0" else _screen()
+def progress_bar(title: str) -> Iterator[Tell]:
+    """Yield the function that updates a bar, which is removed at the end. `pass_progress_to` does not reach it."""
+    screen = None if os.environ.get(OFF_VARIABLE) == "0" else _screen()
     if screen is None:
         yield lambda text, done, total: None
         return

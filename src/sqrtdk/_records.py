@@ -18,23 +18,23 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from sqrtdk._json import NAMED
+from sqrtdk._json import NONFINITE_NAMES
 from sqrtdk.errors import SqrtdkError
 
 Record = TypeVar("Record")
 _UNIONS = (types.UnionType, typing.Union)
 # an error of msgspec: "Expected `str`, got `int` - at `$.calls[0].site`", "... - at `key` in `$.packages`"
-_RULE = re.compile(r"(?P<rule>.*?)(?: - at (?P<key>`key` in )?`\$(?P<at>[^`]*)`)?", re.DOTALL)
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_MSGSPEC_ERROR = re.compile(r"(?P<rule>.*?)(?: - at (?P<key>`key` in )?`\$(?P<at>[^`]*)`)?", re.DOTALL)
+_PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 MAX_BRACKETS = 2**19  # containers in one document; parsed, each takes 30 times its size in the text
-MAX_DEPTH = 16
+MAX_RECORD_DEPTH = 16
 
 
-def shown(text: object) -> str:
+def quote(text: object) -> str:
     r"""Return an untrusted text for a message: short, quoted, and without terminal control characters.
 
     Example:
-        >>> shown("a\x1b[31m")
+        >>> quote("a\x1b[31m")
         "'a\\x1b[31m'"
     """
     text = str(text)
@@ -68,7 +68,7 @@ def parse_json(text: bytes | str, what: str, error: type[SqrtdkError], hint: str
         if len(names) < len(pairs):
             seen: set[str] = set()
             twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise error(f"{what} has the name {shown(twice)} twice", hint=hint)
+            raise error(f"{what} has the name {quote(twice)} twice", hint=hint)
         return names
 
     def constant(name: str) -> NoReturn:
@@ -81,19 +81,19 @@ def parse_json(text: bytes | str, what: str, error: type[SqrtdkError], hint: str
     except RecursionError:
         raise _too_deep(what, error, hint) from None
     except (ValueError, UnicodeDecodeError) as broken:
-        raise error(f"{what} is not JSON: {shown(broken)}", hint=hint) from broken
+        raise error(f"{what} is not JSON: {quote(broken)}", hint=hint) from broken
     if _is_deep(document):
         raise _too_deep(what, error, hint)
     return document
 
 
 def _too_deep(what: str, error: type[SqrtdkError], hint: str) -> SqrtdkError:
-    return error(f"{what} is nested too deeply; at most {MAX_DEPTH} levels are read", hint=hint)
+    return error(f"{what} is nested too deeply; at most {MAX_RECORD_DEPTH} levels are read", hint=hint)
 
 
 def _is_deep(document: Any) -> bool:
     level = [document]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_RECORD_DEPTH):
         level = [
             child
             for item in level
@@ -148,7 +148,7 @@ def record_from_json(
     try:
         return msgspec.convert(ready, kind)
     except msgspec.ValidationError as broken:
-        refuse(_told(str(broken), ready, what))
+        refuse(_as_our_error(str(broken), ready, what))
     except UnicodeEncodeError:  # msgspec fails to say what is wrong with "\\ud800", half of a surrogate pair
         refuse(f"{what} has a text that is not Unicode, where no text belongs")
 
@@ -171,8 +171,8 @@ class _Reader:
             self.refuse(f"{at} {_received(value)}; one of {', '.join(map(str, inner))} belongs there")
         if hint is float:
             if isinstance(value, int) and abs(value) > sys.float_info.max:  # JSON's integers have no end
-                self.refuse(f"{at} is {shown(value)}, beyond every number that is read")
-            return math.nan if value is None else NAMED.get(value, value) if isinstance(value, str) else value
+                self.refuse(f"{at} is {quote(value)}, beyond every number that is read")
+            return math.nan if value is None else NONFINITE_NAMES.get(value, value) if isinstance(value, str) else value
         if hint is str and self.longest is not None and isinstance(value, str) and len(value) > self.longest:
             self.refuse(f"{at} has {len(value)} characters; at most {self.longest} are read")
         if isinstance(value, dict):
@@ -194,10 +194,10 @@ class _Reader:
     def _object(self, value: dict[str, Any], hint: Any, inner: Sequence[Any], at: str) -> dict[str, Any]:
         if not dataclasses.is_dataclass(hint):
             of = inner[1] if len(inner) == 2 else Any
-            return {name: self.ready(item, of, f"{at}[{shown(name)}]") for name, item in value.items()}
+            return {name: self.ready(item, of, f"{at}[{quote(name)}]") for name, item in value.items()}
         hints = _hints(typing.cast(type, hint))
         if not self.others and (unknown := value.keys() - hints.keys()):
-            self.refuse(f"{at} has the unknown field {shown(min(unknown))}")
+            self.refuse(f"{at} has the unknown field {quote(min(unknown))}")
         return {name: self.ready(value[name], of, f"{at}.{name}") for name, of in hints.items() if name in value}
 
 
@@ -206,9 +206,9 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _told(text: str, document: Any, what: str) -> str:
+def _as_our_error(text: str, document: Any, what: str) -> str:
     """Return an error of msgspec as one of ours: where it is, what was received, and the rule."""
-    match = _RULE.fullmatch(text)
+    match = _MSGSPEC_ERROR.fullmatch(text)
     assert match is not None
     rule, at = match["rule"].replace("`", ""), match["at"] or ""
     if (name := rule.removeprefix("Object missing required field ")) != rule:
@@ -216,7 +216,7 @@ def _told(text: str, document: Any, what: str) -> str:
     rule = rule[0].lower() + rule[1:]
     if match["key"] or "[...]" in at:  # a name of a mapping, or what stands below one: msgspec does not say which
         return f"{what}{at} has a wrong {'name' if match['key'] else 'value'}; {rule}"
-    for name, number in _STEP.findall(at):
+    for name, number in _PATH_STEP.findall(at):
         document = document[int(number)] if number else document[name]
     return f"{what}{at} {_received(document)}; {rule}"
 
@@ -227,4 +227,4 @@ def _received(value: Any) -> str:
         return f"has {len(value)} characters"
     if isinstance(value, dict | list):
         return f"is {'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    return f"is {shown(value)}"
+    return f"is {quote(value)}"

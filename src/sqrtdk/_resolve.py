@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FEW_KEYS = 32  # fewer keys than a SIMD vector holds: torch's CPU kernel gives 0 for a NaN row
 
 
-def resolve(
+def resolve_arguments(
     query: Query,
     key: AnyKey,
     value: Value,
@@ -47,7 +47,7 @@ def resolve(
     """Validate the arguments of `attention`, and bring them to the form that implementations run."""
     arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
     arguments.check_tensors(query, key, value)
-    arguments.check_heads(query, key, value, enable_gqa)
+    arguments.check_head_counts(query, key, value, enable_gqa)
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
         raise InvalidTypeError(
             f"return_aux is an AuxRequest or None; got {return_aux!r}", hint="AuxRequest.all() asks for everything."
@@ -66,11 +66,11 @@ def resolve(
         value,
         1.0,
         score=pairs,
-        softcap=None if softcap is None else arguments.number("softcap", softcap, above=0.0),
+        softcap=None if softcap is None else arguments.finite_number("softcap", softcap, above=0.0),
         diagonal=diagonal,
         window=UNBOUNDED if window is None else arguments.window_sides(window),
         shift=shift,
-        dropout_p=arguments.probability(dropout_p),
+        dropout_p=arguments.dropout_rate(dropout_p),
         aux=return_aux,
     )
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
@@ -151,7 +151,7 @@ def _sinks(call: Call, sinks: Any) -> Sinks | None:
             arguments.check_broadcast("sinks", sinks, (*call.lead, call.length, 1))
         arguments.check_device("sinks", sinks, call.query)
         return sinks
-    value = arguments.number("sinks", sinks)
+    value = arguments.finite_number("sinks", sinks)
     return torch.full((call.heads,), value, dtype=call.dtype, device=call.query.device)
 
 

@@ -9,7 +9,7 @@ from typing import cast
 from sqrtdk import _files
 
 
-def table(record: object) -> str:
+def notebook_table(record: object) -> str:
     """Return the HTML of a record for a notebook, without a script; names from a model are escaped."""
     return cast(str, import_module("sqrtdk.report.notebook").to_html(record))
 
@@ -20,7 +20,7 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return table(self)
+        return notebook_table(self)
 
 
 class Saved:

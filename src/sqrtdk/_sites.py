@@ -9,9 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-ROOT = "(root)"  # display name of the root module, whose path is ""
+ROOT_NAME = "(root)"  # display name of the root module, whose path is ""
 
-_INTEGER = re.compile(r"([0-9]{1,18})")  # a longer number is no layer's
+_INTEGER_IN_SITE = re.compile(r"([0-9]{1,18})")  # a longer number is no layer's
 _MOST_RANGES = 3
 
 
@@ -25,13 +25,13 @@ def fold_sites(sites: Iterable[str]) -> tuple[str, ...]:
     return tuple(site for site, _ in fold(dict.fromkeys(sites), lambda site: site, lambda _: None))
 
 
-def ranges(integers: Sequence[int]) -> str:
+def range_list(integers: Sequence[int]) -> str:
     """Show integers as ranges.
 
     Example:
-        >>> ranges([0, 1, 2, 3]), ranges([4]), ranges([0, 2, 4, 6]), ranges([0, 1, 3, 4])
+        >>> range_list([0, 1, 2, 3]), range_list([4]), range_list([0, 2, 4, 6]), range_list([0, 1, 3, 4])
         ('0-3', '4', '0,2,..,6', '0-1,3-4')
-        >>> ranges([0, 1, 3, 4, 6, 7, 9])
+        >>> range_list([0, 1, 3, 4, 6, 7, 9])
         '0-1,3-4,..,9'
     """
     ordered = sorted(set(integers))
@@ -65,7 +65,7 @@ def fold(items: Iterable[T], site_of: Callable[[T], str], shown: Callable[[T], H
     buckets: dict[tuple[Hashable, Hashable], list[int]] = {}
     keys: list[list[tuple[Hashable, Hashable]]] = []
     for position, item in enumerate(remaining):
-        parts = _INTEGER.split(site_of(item))
+        parts = _INTEGER_IN_SITE.split(site_of(item))
         same = shown(item)
         holes = [(*parts[:hole], None, *parts[hole + 1 :]) for hole in range(1, len(parts), 2)] or [tuple(parts)]
         keys.append([(same, hole) for hole in holes])
@@ -78,21 +78,23 @@ def fold(items: Iterable[T], site_of: Callable[[T], str], shown: Callable[[T], H
             continue
         group = max(([p for p in buckets[key] if p not in taken] for key in keys[position]), key=len)
         taken.update(group)
-        folded.append((label([site_of(remaining[p]) for p in group]), [remaining[p] for p in group]))
+        folded.append((common_label([site_of(remaining[p]) for p in group]), [remaining[p] for p in group]))
     return folded
 
 
-def label(sites: Sequence[str]) -> str:
+def common_label(sites: Sequence[str]) -> str:
     """Return the common name of sites that differ only in integers.
 
     Example:
-        >>> label(["h.0.attn", "h.1.attn"])
+        >>> common_label(["h.0.attn", "h.1.attn"])
         'h.0-1.attn'
     """
     if len(set(sites)) == 1:
         return sites[0]
-    columns = list(zip(*(_INTEGER.split(site) for site in sites), strict=True))
-    return "".join(column[0] if len(set(column)) == 1 else ranges([int(part) for part in column]) for column in columns)
+    columns = list(zip(*(_INTEGER_IN_SITE.split(site) for site in sites), strict=True))
+    return "".join(
+        column[0] if len(set(column)) == 1 else range_list([int(part) for part in column]) for column in columns
+    )
 
 
 def site_name(site: str, index: int = 0) -> str:
@@ -102,14 +104,14 @@ def site_name(site: str, index: int = 0) -> str:
         >>> site_name("h.0"), site_name("h.0", 1), site_name("")
         ('h.0', 'h.0 #1', '(root)')
     """
-    return f"{site or ROOT}{f' #{index}' if index else ''}"
+    return f"{site or ROOT_NAME}{f' #{index}' if index else ''}"
 
 
-def shape(site: str) -> str:
+def site_shape(site: str) -> str:
     """Return the site without its integers; sites of one shape can share a label.
 
     Example:
-        >>> shape("h.12.attn")
+        >>> site_shape("h.12.attn")
         'h.#.attn'
     """
-    return _INTEGER.sub("#", site)
+    return _INTEGER_IN_SITE.sub("#", site)

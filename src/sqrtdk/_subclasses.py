@@ -28,8 +28,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, SqrtdkError, Unsu
 
 # torch's own, even if `torch.nn.functional.scaled_dot_product_attention` has been replaced by `sqrtdk.attention`
 torch_attention = torch._C._nn.scaled_dot_product_attention
-PLAIN = (Tensor, Parameter)
-_MASKS = ("attn_mask", "attention_mask", "bias", "key_padding_mask", "position_bias", "visible", "float_mask")
+PLAIN_TYPES = (Tensor, Parameter)
+_MASK_NAMES = ("attn_mask", "attention_mask", "bias", "key_padding_mask", "position_bias", "visible", "float_mask")
 _AS_STORED = "Pass x.as_subclass(torch.Tensor) if the numbers that it stores are meant."
 
 
@@ -50,7 +50,7 @@ def check_class(name: str, tensor: Tensor) -> None:
             f"{name} is one dense tensor; got a nested one ({kind.__name__}, {tensor.layout})",
             hint="Pad it (torch.nested.to_padded_tensor) and hide the padding with attn_mask.",
         )
-    if kind in PLAIN:
+    if kind in PLAIN_TYPES:
         return
     if isinstance(tensor, MaskedTensor):
         raise InvalidTypeError(
@@ -75,7 +75,7 @@ def is_causal_bias(tensor: Any) -> bool:
 
     The class is recognised by name, because importing that module imports torch's compiler.
     """
-    if type(tensor) in PLAIN:
+    if type(tensor) in PLAIN_TYPES:
         return False
     return any(c.__name__ == "CausalBias" and c.__module__ == "torch.nn.attention.bias" for c in type(tensor).__mro__)
 
@@ -151,7 +151,7 @@ def _tensors_of(value: Any) -> Iterable[Any]:
 
 def _is_foreign(kind: type) -> bool:
     """Return whether a class has operations of its own; torch's tracer classes count as plain tensors."""
-    if kind in PLAIN or not issubclass(kind, Tensor) or kind.__module__.startswith("torch._subclasses"):
+    if kind in PLAIN_TYPES or not issubclass(kind, Tensor) or kind.__module__.startswith("torch._subclasses"):
         return False
     return _has_dispatch(kind) or _has_function(kind)
 
@@ -173,14 +173,14 @@ def _is_its_memory(name: str, tensor: Tensor) -> bool:
     be compared: a mask is refused, and any other tensor, which came from operations, is trusted.
     """
     if torch.compiler.is_compiling():
-        return name not in _MASKS
+        return name not in _MASK_NAMES
     with _disable_current_modes(), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         stored = tensor.detach().as_subclass(Tensor)
         if stored.ndim < 2 or stored.is_meta or not stored.numel():
             return True
         *lead, rows, columns = stored.shape
         dtype = stored.dtype if stored.is_floating_point() else torch.float32
-        mask = name in _MASKS
+        mask = name in _MASK_NAMES
         query = torch.zeros(*lead, rows if mask else 1, 1, dtype=dtype, device=stored.device)
         key = query.new_zeros(*lead, columns if mask else rows, 1)
         value = torch.arange(1.0, columns + 1, dtype=dtype, device=stored.device)[:, None].expand(*lead, columns, 1)

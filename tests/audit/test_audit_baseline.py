@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.audit.baseline import Ledger, compare, from_document, ledger, read, same_formula
+from sqrtdk.audit.baseline import Ledger, compare_with_baseline, from_document, ledger_of, read_baseline, same_formula
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
 from sqrtdk.errors import BaselineError
 from sqrtdk.report.baseline import to_file, to_json, to_markdown, to_text
@@ -24,7 +24,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "baseline.schema.json"
 
 def kept(report: CheckReport) -> Ledger:
     """The ledger, written and read again."""
-    document = json.loads(to_file(ledger(report)))
+    document = json.loads(to_file(ledger_of(report)))
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     return from_document(document, "the baseline")
 
@@ -41,15 +41,15 @@ def scaled(report: CheckReport, site: int, ratio: float, **changes: Any) -> Chec
 @pytest.mark.parametrize("make", REPORTS)
 def test_a_file_says_what_the_ledger_says_and_nothing_changed(make) -> None:  # type: ignore[no-untyped-def]
     report = make()
-    assert kept(report) == ledger(report)
-    held = compare(kept(report), dataclasses.replace(report, fail_on="note"), "b.json")
+    assert kept(report) == ledger_of(report)
+    held = compare_with_baseline(kept(report), dataclasses.replace(report, fail_on="note"), "b.json")
     assert held.changes == ()
     assert held.exit_code == 0
     assert held.unchanged >= len(report.calls)
 
 
 def test_one_line_an_attention_layers_in_their_order() -> None:
-    lines = to_file(ledger(healthy(12))).splitlines()
+    lines = to_file(ledger_of(healthy(12))).splitlines()
     sites = [json.loads(line.strip(" ,"))["site"] for line in lines if '"site"' in line]
     assert sites == [f"model.layers.{layer}.self_attn" for layer in range(12)]
 
@@ -58,7 +58,7 @@ def test_what_was_not_read_has_a_line_too() -> None:
     lines = {line.site: line for line in kept(unjudged()).lines}
     assert lines["vision.attn"].verdict == lines["h.1.attn"].verdict == "unmeasured"
     assert lines["vision.attn"].findings == ("note unmeasured",)
-    assert compare(kept(unjudged()), unjudged(), "b").unjudged == 2
+    assert compare_with_baseline(kept(unjudged()), unjudged(), "b").unjudged == 2
 
 
 @each(
@@ -74,11 +74,11 @@ def test_what_was_not_read_has_a_line_too() -> None:
     ],
 )
 def test_a_changed_ledger_fails(ratio: float, changes: dict[str, Any], what: list[str]) -> None:
-    held = compare(kept(healthy(3)), scaled(healthy(3), 1, ratio, **changes), "b")
+    held = compare_with_baseline(kept(healthy(3)), scaled(healthy(3), 1, ratio, **changes), "b")
     assert [change.what for change in held.changes] == what
     assert held.exit_code == bool(what)
     assert held.unchanged == 3 - bool(what)
-    never = compare(
+    never = compare_with_baseline(
         kept(healthy(3)), scaled(dataclasses.replace(healthy(3), fail_on="never"), 1, ratio, **changes), "b"
     )
     assert (len(never.changes), never.exit_code) == (len(what), 0)
@@ -86,16 +86,16 @@ def test_a_changed_ledger_fails(ratio: float, changes: dict[str, Any], what: lis
 
 def test_nothing_is_the_same_as_an_infinity() -> None:
     """A number beyond all floats reads as one."""
-    held = compare(kept(scaled(healthy(2), 1, math.inf, formula="softmax(1e999 * q.k)")), healthy(2), "b")
+    held = compare_with_baseline(kept(scaled(healthy(2), 1, math.inf, formula="softmax(1e999 * q.k)")), healthy(2), "b")
     assert [change.what for change in held.changes] == ["formula", "ratio"]
     both = scaled(healthy(2), 1, math.inf)
-    assert compare(kept(both), both, "b").exit_code == 0
+    assert compare_with_baseline(kept(both), both, "b").exit_code == 0
     assert not same_formula("softmax(1e999 * q.k)", "softmax(0.125 * q.k)")
 
 
 def test_what_is_added_and_what_is_gone_fails() -> None:
     for before, now, kind in ((healthy(2), healthy(3), "added"), (healthy(3), healthy(2), "removed")):
-        held = compare(kept(before), now, "b")
+        held = compare_with_baseline(kept(before), now, "b")
         assert [(change.kind, change.site) for change in held.changes] == [(kind, "model.layers.2.self_attn")]
         assert held.exit_code == 1
         assert held.unchanged == 2
@@ -106,7 +106,7 @@ def test_an_attention_that_can_no_longer_be_judged_fails() -> None:
     before = dataclasses.replace(
         now, calls=tuple(judged(call.call.site) for call in now.calls), findings=(), not_measured=()
     )
-    held = compare(kept(before), now, "b")
+    held = compare_with_baseline(kept(before), now, "b")
     verdicts = [(change.before, change.after) for change in held.changes if change.what == "verdict"]
     assert verdicts == [("exact", "unmeasured")]
     assert held.exit_code == 1
@@ -117,9 +117,9 @@ def test_an_attention_that_can_no_longer_be_judged_fails() -> None:
 def test_a_new_finding_fails_at_the_bar_and_a_known_one_never(severity: str, fail_on: str) -> None:
     finding = Finding("entropy", severity, "model.layers.0.self_attn", 1.0, 1.0, "m", "f", "s")
     now = dataclasses.replace(healthy(2), findings=(finding,), fail_on=fail_on)
-    assert compare(kept(healthy(2)), now, "b").exit_code == now.exit_code
-    assert compare(kept(now), now, "b").exit_code == 0
-    gone = compare(kept(now), dataclasses.replace(healthy(2), fail_on="note"), "b")
+    assert compare_with_baseline(kept(healthy(2)), now, "b").exit_code == now.exit_code
+    assert compare_with_baseline(kept(now), now, "b").exit_code == 0
+    gone = compare_with_baseline(kept(now), dataclasses.replace(healthy(2), fail_on="note"), "b")
     assert ([change.kind for change in gone.changes], gone.exit_code) == (["gone finding"], 0)
 
 
@@ -133,7 +133,7 @@ def test_formulas_are_compared_number_by_number() -> None:
 @each("change", ["findings", "texts"])
 def test_comparisons_are_drawn_whatever_the_names(change: str) -> None:
     now = hostile() if change == "texts" else sick()
-    held = compare(kept(healthy(2)), now, "b\x1b.json")
+    held = compare_with_baseline(kept(healthy(2)), now, "b\x1b.json")
     assert all("\x1b" not in text for text in (to_text(held), to_markdown(held), to_json(held)))
     assert json.loads(to_json(held))["exit_code"] == 1
     assert "<script" not in to_markdown(held)
@@ -144,14 +144,14 @@ def test_changes_that_do_not_count_are_counted_one_by_one() -> None:
     now = healthy(3)
     for site in range(3):
         now = scaled(now, site, 2.0)
-    held = compare(kept(healthy(3)), now, "b")
+    held = compare_with_baseline(kept(healthy(3)), now, "b")
     held = dataclasses.replace(held, changes=tuple(dataclasses.replace(one, fails=False) for one in held.changes))
     comment = to_markdown(held)
     assert "3 more changes, not counted" in comment
     assert comment.count("| ratio changed |") == 1  # layers that changed alike are one row
 
 
-GOOD = json.loads(to_file(ledger(healthy(1))))
+GOOD = json.loads(to_file(ledger_of(healthy(1))))
 LINE = GOOD["attentions"][0]
 
 
@@ -199,17 +199,17 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes | None, why: 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BaselineError, match=why) as caught:
-        read(path)
+        read_baseline(path)
     assert caught.value.hint
 
 
 def test_a_pipe_and_a_directory_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/dev/zero")):
         with pytest.raises(BaselineError):
-            read(path)
+            read_baseline(path)
 
 
 def test_static_and_dynamic_are_not_compared() -> None:
     with pytest.raises(BaselineError, match="of a static check") as caught:
-        compare(kept(static()), healthy(1), "b.json")
+        compare_with_baseline(kept(static()), healthy(1), "b.json")
     assert "--static" in caught.value.hint

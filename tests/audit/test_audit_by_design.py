@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from sqrtdk._check import check
-from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.explanations import judge_scale
 from tests.attentions.each import each
 
 HEADS, WIDTH, LENGTH = 4, 16, 24
@@ -208,15 +208,15 @@ def test_a_constant_gives_back_no_whole_base(wrong):
 def test_a_mistake_that_gives_back_a_whole_base_by_chance_is_one(make_call):
     module = Processed(processor=Processor())
     chance = {"query_len": 256, "key_len": 256, "effective": 8**-0.5}  # r^2 = 2 = log_16(256)
-    assert judge(make_call(**chance), module).declared_by.startswith("argument base_sequence_length = 16 (")
-    assert judge(make_call(**chance, heads=8, kv_heads=8), module).mistake == "head_count"
-    assert judge(make_call(**chance)).mistake == "unknown"
+    assert judge_scale(make_call(**chance), module).declared_by.startswith("argument base_sequence_length = 16 (")
+    assert judge_scale(make_call(**chance, heads=8, kv_heads=8), module).mistake == "head_count"
+    assert judge_scale(make_call(**chance)).mistake == "unknown"
 
 
 @each("changes", [{"query_len": 1}, {"factors": ()}, {"factors": (None,)}, {"effective": None}])
 def test_a_scale_that_was_not_read_gives_back_no_base(make_call, changes):
     call = make_call(**{"query_len": 256, "key_len": 256, "effective": 8**-0.5, "factors": (8**-0.5,)} | changes)
-    assert judge(call, Processed(processor=Processor())).verdict in ("unexplained", "unmeasured")
+    assert judge_scale(call, Processed(processor=Processor())).verdict in ("unexplained", "unmeasured")
 
 
 # --- the data ---

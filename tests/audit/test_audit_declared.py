@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import sqrtdk
-from sqrtdk.audit.declared import declared
+from sqrtdk.audit.declared import declared_scale
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
 from sqrtdk.audit.multipliers import LENGTH_FACTORS, rope_block, yarn_mscale
 from sqrtdk.tracing.records import Stage
@@ -51,7 +51,7 @@ hf = pytest.importorskip("transformers")
     ],
 )
 def test_declared_value(make_call, config, expected):
-    found = declared(make_call(rope=True), None, config, layer=2)
+    found = declared_scale(make_call(rope=True), None, config, layer=2)
     assert found.values == pytest.approx((expected,))
 
 
@@ -76,22 +76,22 @@ def test_declared_value(make_call, config, expected):
     ],
 )
 def test_nothing_declared(make_call, config):
-    assert declared(make_call(rope=True), None, config, layer=2) is None
+    assert declared_scale(make_call(rope=True), None, config, layer=2) is None
 
 
 def test_disentangled_terms(make_call):
-    found = declared(make_call(terms=3, score="disentangled"), None, {"model_type": "deberta-v2"})
+    found = declared_scale(make_call(terms=3, score="disentangled"), None, {"model_type": "deberta-v2"})
     assert found.values == pytest.approx((48**-0.5,))
 
 
 def test_learned_family_admits_any_value(make_call):
-    assert declared(make_call(), None, {"model_type": "swinv2"}).values == ()
+    assert declared_scale(make_call(), None, {"model_type": "swinv2"}).values == ()
 
 
 def test_a_family_rule_may_hold_for_one_class_only(make_call):
     config = {"model_type": "evolla"}
-    assert declared(make_call(), None, config) is None
-    assert declared(make_call(module_class="EvollaSequenceAlignerCrossAttention"), None, config).values == (0.5,)
+    assert declared_scale(make_call(), None, config) is None
+    assert declared_scale(make_call(module_class="EvollaSequenceAlignerCrossAttention"), None, config).values == (0.5,)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
@@ -119,7 +119,7 @@ def test_each_side_that_is_not_normed_again_has_the_factor(make_call, own, norme
     gain = 0.1 * math.log(4.0) + 1.0
     config = {"rope_scaling": dict(YARN), **LLAMA} if own else hf.LlamaConfig(**LLAMA, rope_parameters=dict(YARN))
     stages = [Stage(side, name, "") for side in "qk" for name in ("rope", *("norm" if side in normed else "",)) if name]
-    found = declared(make_call(rope=True, stages=tuple(stages)), None, config)
+    found = declared_scale(make_call(rope=True, stages=tuple(stages)), None, config)
     assert found is None if power == 0 else found.values == pytest.approx((0.25 * gain**power,))
 
 
@@ -144,21 +144,21 @@ def test_a_rope_type_of_two_names_is_one_row(other, rope_type):
 def test_llama_ignores_mscale_all_dim_in_the_softmax_and_deepseek_does_not(make_call):
     block = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
     llama = hf.LlamaConfig(**LLAMA, rope_parameters=dict(block))
-    assert declared(make_call(rope=True), None, llama) is None
+    assert declared_scale(make_call(rope=True), None, llama) is None
     deepseek = hf.DeepseekV3Config(**LLAMA, rope_parameters=dict(block))
     square = yarn_mscale(4.0, 0.7) ** 2
-    assert declared(make_call(rope=True), None, deepseek).values == pytest.approx((0.25 * square,))
+    assert declared_scale(make_call(rope=True), None, deepseek).values == pytest.approx((0.25 * square,))
 
 
 def test_a_length_factor_is_of_rotated_calls_alone(make_call):
     config = hf.LlamaConfig(**LLAMA, rope_parameters=dict(YARN))
-    assert declared(make_call(rope=True), None, config) is not None
-    assert declared(make_call(rope=False), None, config) is None
+    assert declared_scale(make_call(rope=True), None, config) is not None
+    assert declared_scale(make_call(rope=False), None, config) is None
 
 
 def test_partial_rotation_admits_what_lies_between(make_call):
     config = hf.LlamaConfig(**LLAMA, rope_parameters=YARN | {"partial_rotary_factor": 0.5})
-    found = declared(make_call(rope=True), None, config)
+    found = declared_scale(make_call(rope=True), None, config)
     assert found.interval
     assert found.values == pytest.approx((0.25, 0.25 * yarn_mscale(4.0) ** 2))
 
@@ -168,17 +168,19 @@ def test_rope_by_layer_type(make_call):
         "rope_parameters": {"full": YARN, "sliding": {"rope_type": "default"}},
         "layer_types": ["full", "sliding"],
     }
-    assert declared(make_call(rope=True), None, config, layer=0) is not None
-    assert declared(make_call(rope=True), None, config, layer=1) is None
+    assert declared_scale(make_call(rope=True), None, config, layer=0) is not None
+    assert declared_scale(make_call(rope=True), None, config, layer=1) is None
     module = nn.Module()
     module.layer_type = "full"
-    assert declared(make_call(rope=True), module, config, layer=1) is not None
+    assert declared_scale(make_call(rope=True), module, config, layer=1) is not None
 
 
 def test_temperature_by_position_is_an_interval_that_starts_past_the_floor(make_call):
     config = {"attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8}
-    assert declared(make_call(key_len=24), None, config).values == pytest.approx((0.25, 0.25 * (1 + 0.1 * math.log(4))))
-    assert declared(make_call(key_len=4), None, config) is None
+    assert declared_scale(make_call(key_len=24), None, config).values == pytest.approx(
+        (0.25, 0.25 * (1 + 0.1 * math.log(4)))
+    )
+    assert declared_scale(make_call(key_len=4), None, config) is None
 
 
 @each("name", sorted(set(FAMILIES) | MLA_YARN))
@@ -189,16 +191,16 @@ def test_every_family_of_the_tables_exists(name):
 
 
 def test_logarithm_of_the_position_is_an_interval_that_starts_past_the_trained_length(make_call):
-    found = declared(make_call(key_len=64), None, {"use_logn_attn": True, "seq_length": 8})
+    found = declared_scale(make_call(key_len=64), None, {"use_logn_attn": True, "seq_length": 8})
     assert found.interval
     assert found.values == pytest.approx((0.25, 0.25 * 2.0))  # log_8 64 = 2
 
 
 def test_no_scaling_explains_a_run_without_a_scale_and_promises_nothing(make_call):
-    assert declared(make_call(1.0), None, {"scaling": False}).values == (1.0,)
-    assert declared(make_call(0.25), None, {"scaling": False}) is None
+    assert declared_scale(make_call(1.0), None, {"scaling": False}).values == (1.0,)
+    assert declared_scale(make_call(0.25), None, {"scaling": False}) is None
     inputs = hf.TimeSeriesTransformerConfig(prediction_length=4, scaling=False)  # of the series, not of the scores
-    assert declared(make_call(1.0), None, inputs) is None
+    assert declared_scale(make_call(1.0), None, inputs) is None
 
 
 def test_a_config_that_raises_is_no_declaration(make_call):
@@ -206,4 +208,4 @@ def test_a_config_that_raises_is_no_declaration(make_call):
         def __getattr__(self, name):
             raise RuntimeError(name)
 
-    assert declared(make_call(), None, Odd()) is None
+    assert declared_scale(make_call(), None, Odd()) is None

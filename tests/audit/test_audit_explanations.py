@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from sqrtdk.audit import explanations
-from sqrtdk.audit.explanations import EXPLANATIONS, judge
+from sqrtdk.audit.explanations import EXPLANATIONS, judge_scale
 from sqrtdk.tracing.records import BY_BLOCK, FROM_DATA, Factor, Stage
 from tests.audit.stranger_modules import module
 
@@ -70,6 +70,6 @@ def test_a_row_is_the_first_to_explain_its_call(monkeypatch, make_call, name):
     table = {row: recorded(row, explain) for row, explain in EXPLANATIONS.items()}
     monkeypatch.setattr(explanations, "EXPLANATIONS", table)
     effective, changes, declared, expected = ROWS[name]
-    judged = judge(make_call(effective, **changes), **declared)
+    judged = judge_scale(make_call(effective, **changes), **declared)
     assert applied[-1] == name  # what stands beside a factor of the data is explained before it
     assert (judged.verdict, judged.mistake) == expected

@@ -6,7 +6,7 @@ from torch import nn
 
 from sqrtdk._check import check
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import Factor, Stage
@@ -27,8 +27,8 @@ BOTH = (Stage("q", "norm", "l2"), Stage("k", "norm", "l2"))
 def test_a_norm_declares_only_on_both_sides(make_call, side, effective, norm, mistake):
     one = make_call(effective, norm=norm, stages=(Stage(side, "norm", norm),))
     both = make_call(effective, norm=norm, stages=BOTH)
-    assert told(judge(one)) == ("unexplained", mistake)
-    assert judge(both).verdict == "declared"
+    assert told(judge_scale(one)) == ("unexplained", mistake)
+    assert judge_scale(both).verdict == "declared"
 
 
 def test_a_norm_on_q_only_in_a_run(x):
@@ -62,28 +62,28 @@ def test_a_learned_gain_of_one_excuses_no_mistake(make_call, fixed, mistake, hea
     changes = {"padded_head_dim": 24, "norm": "rms"}
     one = Factor(1.0, "logits", "parameter attn.gain", heads, learned=True)
     verdict = "unexplained" if mistake else "declared"
-    assert told(judge(make_call(fixed, factors=(one, fixed), **changes))) == (verdict, mistake)
+    assert told(judge_scale(make_call(fixed, factors=(one, fixed), **changes))) == (verdict, mistake)
     two = Factor(3.0, "logits", "parameter attn.gain", heads and (1.0, 1.0, 9.0, 9.0), learned=True)
-    assert judge(make_call(3 * fixed, factors=(two, fixed), **changes)).verdict == "declared"
+    assert judge_scale(make_call(3 * fixed, factors=(two, fixed), **changes)).verdict == "declared"
     spread = Factor(1.0, "logits", "parameter attn.gain", (0.5, 0.5, 2.0, 2.0), learned=True)
-    assert judge(make_call(fixed, factors=(spread, fixed), **changes)).verdict == "declared"
+    assert judge_scale(make_call(fixed, factors=(spread, fixed), **changes)).verdict == "declared"
 
 
 def test_a_gain_on_one_side_is_no_norm_of_both(make_call):
     q = Factor(0.125, "q", "tensor")
-    assert told(judge(make_call(0.125, norm="rms", factors=(q,)))) == ("unexplained", "model_dim")
+    assert told(judge_scale(make_call(0.125, norm="rms", factors=(q,)))) == ("unexplained", "model_dim")
     half = Factor(0.125**0.5, "q", "tensor"), Factor(0.125**0.5, "k", "tensor")
-    assert judge(make_call(0.125, norm="rms", factors=half)).verdict == "declared"
+    assert judge_scale(make_call(0.125, norm="rms", factors=half)).verdict == "declared"
 
 
 @each("effective, verdict", [(10.0, "declared"), (14.3, "declared"), (0.125, "unexplained"), (0.3, "unexplained")])
 def test_the_fixed_gain_of_a_cosine(make_call, effective, verdict):
-    assert judge(make_call(effective, norm="l2")).verdict == verdict
-    assert judge(make_call(effective, norm="rms")).verdict == "unexplained"
+    assert judge_scale(make_call(effective, norm="l2")).verdict == verdict
+    assert judge_scale(make_call(effective, norm="rms")).verdict == "unexplained"
 
 
 def test_fixed_gains_of_a_cosine_by_head_and_by_layer(make_call):
     heads = make_call(10.0, norm="l2", per_head=(8.0, 9.0, 11.0, 12.0))
-    assert "gain 8 to 12" in judge(heads).declared_by
+    assert "gain 8 to 12" in judge_scale(heads).declared_by
     calls = [make_call(15.0 / (layer + 1), norm="l2", site=f"layers.{layer}.attn") for layer in range(3)]
     assert [judged.mistake for judged in judge_all(calls, nn.Module())][1:] == ["layer_index", "layer_index"]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sqrtdk._check import check
-from sqrtdk.audit.configs import field, held, module_at, present
-from sqrtdk.audit.declared import declared
+from sqrtdk.audit.configs import field, module_at, own_fields, present
+from sqrtdk.audit.declared import declared_scale
 from sqrtdk.errors import ModelError
 from tests.attentions import programs
 from tests.attentions.each import each
@@ -47,8 +47,8 @@ def test_the_readers():
     assert field(hostile, "parts.0.nothing") is None
     assert not present(hostile.parts[0], "nothing")
     assert present(hostile.parts[0], "v")
-    assert held(hostile.parts[0])["width"] == 8
-    assert held(3) == {}
+    assert own_fields(hostile.parts[0])["width"] == 8
+    assert own_fields(3) == {}
     assert module_at(hostile, "parts.0.v") is hostile.parts[0].v
     assert module_at(hostile, "") is hostile
     assert module_at(hostile, "parts.0.number") is None
@@ -60,7 +60,7 @@ def test_a_mapping_that_raises_is_no_config(make_call):
         def get(self, *_):
             raise StrangeError
 
-    assert declared(make_call(), None, Odd(attention_multiplier=0.5)) is None
+    assert declared_scale(make_call(), None, Odd(attention_multiplier=0.5)) is None
 
 
 class Scriptable(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sqrtdk import check
-from sqrtdk.audit.records import broken
+from sqrtdk.audit.records import has_nonfinite
 from sqrtdk.report.headline import headline
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.tape.nonfinite import find_origin
@@ -103,7 +103,7 @@ def test_a_sick_weight_is_where_it_begins(weight, place, reached, value):
     assert (first.severity, first.site, first.message) == (
         "critical", weight.rpartition(".")[0], f"parameter {weight} holds NaN or infinity",
     )  # fmt: skip
-    assert [broken(judged.call) for judged in report.calls] == [i >= 3 - reached for i in range(3)]
+    assert [has_nonfinite(judged.call) for judged in report.calls] == [i >= 3 - reached for i in range(3)]
     assert second.value == reached
     assert second.message.endswith("the model's output")
     assert headline(report).en.startswith(f"Not finite from {first.site} on: parameter {weight} holds")
@@ -128,7 +128,7 @@ def test_rows_without_a_key_are_critical_where_they_become_nan(attend):
     assert first.message == f"{3 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
     assert second.message == "NaN or infinity reaches 3 of 3 attentions (blocks.0-2) and the model's output"
     assert "mask_audit" not in {finding.rule for finding in report.findings}
-    assert all(map(broken, (judged.call for judged in report.calls)))
+    assert all(map(has_nonfinite, (judged.call for judged in report.calls)))
 
 
 @each("attend", [cleaned, fused])

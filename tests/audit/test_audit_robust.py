@@ -12,10 +12,10 @@ from torch import nn
 
 from sqrtdk._check import check
 from sqrtdk.audit.attributes import scale_attributes
-from sqrtdk.audit.configs import number
+from sqrtdk.audit.configs import number_at
 from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.declared import declared
-from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.declared import declared_scale
+from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.families import FAMILIES
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all, layer_of
@@ -52,7 +52,7 @@ def test_nothing_to_scale_is_unmeasured(x, made, static):
 @each("config", [None, {"model_type": "zamba2"}, {"mup_use_scaling": True}])
 def test_a_head_without_dimensions_is_unmeasured_whatever_is_declared(make_call, effective, config):
     call = make_call(effective, head_dim=0)
-    assert told(judge(call, module(scale=1.0, temperature=1.0), config)) == ("unmeasured", None)
+    assert told(judge_scale(call, module(scale=1.0, temperature=1.0), config)) == ("unmeasured", None)
     model = module(scale=1.0, temperature=1.0)
     context = Context(model, judge_all([call], model), "dynamic", rerun=lambda *_: Rerun((call,), ()))
     assert [entry for rule in RULES.values() for entry in rule(context)] == []
@@ -115,7 +115,7 @@ def test_any_field_may_be_none(make_call, make_stats, kind, name):
 
 def test_unread_factors_name_no_mistake(make_call):
     learned = Factor(1.0, "logits", "parameter attn.gain", learned=True)
-    judged = judge(make_call(0.5, factors=(learned, Factor(None, "q", "tensor"))))
+    judged = judge_scale(make_call(0.5, factors=(learned, Factor(None, "q", "tensor"))))
     assert told(judged) == ("declared", None)
 
 
@@ -173,18 +173,18 @@ def test_a_strange_child_excuses_no_missing_scale(make_call, name, child):
     made = child()
     holder = module(**{name: made})
     assert scale_attributes(holder, 4) == ()
-    assert told(judge(make_call(1.0), holder)) == ("unexplained", "missing")
+    assert told(judge_scale(make_call(1.0), holder)) == ("unexplained", "missing")
 
 
 def test_another_attention_beneath_declares_nothing(make_call):
     beneath = Attention()
     beneath.scale = 1.0
-    assert told(judge(make_call(1.0), module(attn=beneath))) == ("unexplained", "missing")
+    assert told(judge_scale(make_call(1.0), module(attn=beneath))) == ("unexplained", "missing")
 
 
 @each("name, verdict", [("act", "unexplained"), ("q", "unexplained"), ("attn_fn", "declared")])
 def test_a_child_of_no_telling_class_is_known_by_its_name(make_call, name, verdict):
-    assert judge(make_call(1.3), module(**{name: Booster(1.3)})).verdict == verdict
+    assert judge_scale(make_call(1.3), module(**{name: Booster(1.3)})).verdict == verdict
 
 
 def test_a_lora_layer_excuses_no_missing_scale_in_a_run(x):
@@ -195,7 +195,9 @@ def test_a_lora_layer_excuses_no_missing_scale_in_a_run(x):
 
 @each("name", ["attend", "core_attention", "attn_fn", "softmax", "scaled_dot_product", "scale"])
 def test_a_child_that_attends_declares(make_call, name):
-    assert judge(make_call(10.0), module(**{name: module(scale=10)})).declared_by == f"attribute {name}.scale = 10"
+    assert (
+        judge_scale(make_call(10.0), module(**{name: module(scale=10)})).declared_by == f"attribute {name}.scale = 10"
+    )
 
 
 def test_odd_attributes_are_no_scales(x):
@@ -203,7 +205,7 @@ def test_odd_attributes_are_no_scales(x):
     model.scale, model.scaling, model.gain = 10**400, torch.ones(4).to_sparse(), torch.tensor(3)
     assert scale_attributes(model, 4) == ()
     assert [judged.verdict for judged in check(model, x).calls] == ["exact"]
-    assert number({"scale": 10**400}, "scale") is None
+    assert number_at({"scale": 10**400}, "scale") is None
 
 
 # --- configs of strangers ---
@@ -220,13 +222,13 @@ def test_odd_attributes_are_no_scales(x):
     ],
 )
 def test_a_config_of_impossible_numbers_declares_nothing(make_call, config):
-    assert declared(make_call(rope=True), None, config, layer=1) is None
+    assert declared_scale(make_call(rope=True), None, config, layer=1) is None
 
 
 def test_a_length_factor_of_zero_is_a_contradiction(make_call):
     config = {"rope_scaling": {"type": "yarn", "factor": 8.0, "attention_factor": 0.0}}
-    assert judge(make_call(rope=True), config=config).verdict == "unexplained"
-    assert judge(make_call(1.0, rope=True), config=config).mistake == "missing"
+    assert judge_scale(make_call(rope=True), config=config).verdict == "unexplained"
+    assert judge_scale(make_call(1.0, rope=True), config=config).mistake == "missing"
 
 
 def test_a_layer_number_below_zero_is_none(make_call):

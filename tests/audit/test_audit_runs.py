@@ -156,9 +156,9 @@ def test_an_implementation_that_a_module_cannot_run_is_an_error():
 
 def test_a_large_model_is_compared_only_when_asked(monkeypatch):
     model = build("llama", "sdpa")
-    monkeypatch.setattr(eager_vs_sdpa, "LARGE", sum(p.numel() for p in model.parameters()))
+    monkeypatch.setattr(eager_vs_sdpa, "LARGE_MODEL", sum(p.numel() for p in model.parameters()))
     assert check(model, seq_len=24).not_measured == ()
-    monkeypatch.setattr(eager_vs_sdpa, "LARGE", eager_vs_sdpa.LARGE - 1)
+    monkeypatch.setattr(eager_vs_sdpa, "LARGE_MODEL", eager_vs_sdpa.LARGE_MODEL - 1)
     (entry,) = check(model, seq_len=24).not_measured
     assert "--attn both" in entry.reason
     assert "parameters" in entry.reason

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sqrtdk._check import check
 from sqrtdk.audit.multipliers import by_config
-from sqrtdk.audit.records import Source
-from sqrtdk.audit.sources import declared_at, each, field_lines
+from sqrtdk.audit.records import SourceFile
+from sqrtdk.audit.sources import declared_at, field_lines, split_lines
 from sqrtdk.messages import Message
 from tests.report.sample_report import judged
 
@@ -71,8 +71,8 @@ def test_every_key_has_its_line(document: dict[str, object], indent: int | None)
 
 
 def test_places_are_read_back() -> None:
-    assert each("a.py:3, b.py:14") == (("a.py", 3), ("b.py", 14))
-    assert each(None) == each("nowhere") == ()
+    assert split_lines("a.py:3, b.py:14") == (("a.py", 3), ("b.py", 14))
+    assert split_lines(None) == split_lines("nowhere") == ()
 
 
 def test_code_of_the_repository_is_named_from_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_code_of_the_repository_is_named_from_its_root(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(home))
     report = check("far_nets:make", seq_len=8)
     assert report.root == os.path.realpath(tmp_path / "repo")
-    assert report.sources == (Source("far_nets.py", "lib/far_nets.py", "root"),)
+    assert report.sources == (SourceFile("far_nets.py", "lib/far_nets.py", "root"),)
     assert report.model.at == "far_nets.py:14"
     assert [finding.at for finding in report.findings if finding.rule == "scale_ledger"] == ["far_nets.py:11"]
     sys.modules.pop("far_nets")
@@ -109,7 +109,7 @@ def test_a_declaration_is_at_its_line_of_the_config(tmp_path: Path, monkeypatch:
     assert [judged.verdict for judged in report.calls] == ["declared"]
     assert report.calls[0].declared_at == "models/a/config.json:11"
     assert report.model.at == "models/a/config.json:2"
-    assert Source("models/a/config.json", "models/a/config.json", "root") in report.sources
+    assert SourceFile("models/a/config.json", "models/a/config.json", "root") in report.sources
     assert {source.base for source in report.sources} == {"root", "packages"}  # the code is transformers'
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.verdicts import judge_all, strangers
 from sqrtdk.tracing.records import Factor
@@ -46,11 +46,11 @@ def test_the_factor_of_a_layer_is_the_textbook_scale_times_its_ratio():
     [(0.25, "exact"), (0.2524, "exact"), (0.2476, "exact"), (0.2526, "unexplained"), (0.2474, "unexplained")],
 )
 def test_exact_is_within_one_percent(make_call, effective, verdict):
-    assert judge(make_call(effective)).verdict == verdict
+    assert judge_scale(make_call(effective)).verdict == verdict
 
 
 def test_quarter_root_on_both_is_exact(make_call):
-    assert told(judge(make_call(0.25, factors=(0.5, 0.5)), module(scaling=0.5))) == ("exact", None)
+    assert told(judge_scale(make_call(0.25, factors=(0.5, 0.5)), module(scaling=0.5))) == ("exact", None)
 
 
 @each("effective, changes, mistake", [
@@ -72,22 +72,22 @@ def test_quarter_root_on_both_is_exact(make_call):
         (0.25 / 3, {}, "unknown"),
     ])  # fmt: skip
 def test_each_mistake_is_named(make_call, effective, changes, mistake):
-    assert told(judge(make_call(effective, **changes))) == ("unexplained", mistake)
+    assert told(judge_scale(make_call(effective, **changes))) == ("unexplained", mistake)
 
 
 def test_padding_evidence_beats_the_value_alone(make_call):
     sizes = {"heads": 2, "kv_heads": 2, "model_dim": 32}
-    assert judge(make_call(32**-0.5, **sizes)).mistake == "model_dim"
-    assert judge(make_call(32**-0.5, padded_head_dim=32, **sizes)).mistake == "padded_head"
+    assert judge_scale(make_call(32**-0.5, **sizes)).mistake == "model_dim"
+    assert judge_scale(make_call(32**-0.5, padded_head_dim=32, **sizes)).mistake == "padded_head"
 
 
 def test_padded_but_rightly_scaled_is_exact(make_call):
-    assert told(judge(make_call(0.25, padded_head_dim=32))) == ("exact", None)
+    assert told(judge_scale(make_call(0.25, padded_head_dim=32))) == ("exact", None)
 
 
 def test_one_over_d_is_twice_by_two_factors_and_else_points_at_mup(make_call):
-    two = judge(make_call(1 / 16, factors=(Factor(0.25, "q", "number"), Factor(0.25, "op", "sdpa scale"))))
-    one = judge(make_call(1 / 16))
+    two = judge_scale(make_call(1 / 16, factors=(Factor(0.25, "q", "number"), Factor(0.25, "op", "sdpa scale"))))
+    one = judge_scale(make_call(1 / 16))
     assert (two.mistake, one.mistake) == ("twice", "twice")
     assert "2 factors" in two.reason
     assert "muP" in one.reason
@@ -95,30 +95,30 @@ def test_one_over_d_is_twice_by_two_factors_and_else_points_at_mup(make_call):
 
 def test_model_dim_equal_to_d_squared_is_told_by_the_factors(make_call):
     square = {"heads": 16, "kv_heads": 16, "model_dim": 256}
-    assert judge(make_call(1 / 16, **square)).mistake == "model_dim"
-    assert judge(make_call(1 / 16, factors=(0.25, 0.25), **square)).mistake == "twice"
+    assert judge_scale(make_call(1 / 16, **square)).mistake == "model_dim"
+    assert judge_scale(make_call(1 / 16, factors=(0.25, 0.25), **square)).mistake == "twice"
 
 
 def test_mup_is_declared_by_config_or_attribute_but_two_factors_are_not_excused_by_an_attribute(make_call):
-    assert judge(make_call(1 / 16), config={"mup_scale_qk_dot_by_d": True}).verdict == "declared"
-    assert judge(make_call(1 / 16), module(scale=1 / 16)).verdict == "declared"
-    assert judge(make_call(1 / 16, factors=(0.25, 0.25)), module(scale=1 / 16)).mistake == "twice"
+    assert judge_scale(make_call(1 / 16), config={"mup_scale_qk_dot_by_d": True}).verdict == "declared"
+    assert judge_scale(make_call(1 / 16), module(scale=1 / 16)).verdict == "declared"
+    assert judge_scale(make_call(1 / 16, factors=(0.25, 0.25)), module(scale=1 / 16)).mistake == "twice"
 
 
 @each("effective, mistake", [(4.0, "inverted"), (0.5, "head_count"), (0.125, "model_dim"), (32**-0.5, "padded_head")])
 def test_an_attribute_does_not_excuse_a_signature(make_call, effective, mistake):
-    judged = judge(make_call(effective), module(scale=effective))
+    judged = judge_scale(make_call(effective), module(scale=effective))
     assert told(judged) == ("unexplained", mistake)
     assert "attribute scale holds" in judged.reason
 
 
 def test_attributes_declare(make_call):
-    assert judge(make_call(0.3), module(scaling=0.3)).declared_by == "attribute scaling = 0.3"
-    assert judge(make_call(0.3), module(norm_factor=1 / 0.3)).declared_by.startswith("attribute 1/norm_factor")
-    assert judge(make_call(0.3), module(scale=torch.tensor(0.3))).verdict == "declared"
+    assert judge_scale(make_call(0.3), module(scaling=0.3)).declared_by == "attribute scaling = 0.3"
+    assert judge_scale(make_call(0.3), module(norm_factor=1 / 0.3)).declared_by.startswith("attribute 1/norm_factor")
+    assert judge_scale(make_call(0.3), module(scale=torch.tensor(0.3))).verdict == "declared"
     child = module(attend=module(scale=10))
-    assert judge(make_call(10.0), child).declared_by == "attribute attend.scale = 10"
-    assert judge(make_call(10.0), module(q_norm=module(scale=10))).verdict == "unexplained"
+    assert judge_scale(make_call(10.0), child).declared_by == "attribute attend.scale = 10"
+    assert judge_scale(make_call(10.0), module(q_norm=module(scale=10))).verdict == "unexplained"
 
 
 @each(
@@ -134,24 +134,29 @@ def test_attributes_declare(make_call):
     ],
 )
 def test_a_scale_of_one_is_declared_only_by_an_attribute_that_is_followed(make_call, name, follows, verdict):
-    judged = judge(make_call(1.0), module(**{name: 1.0}), follows=lambda attribute: follows)
+    judged = judge_scale(make_call(1.0), module(**{name: 1.0}), follows=lambda attribute: follows)
     assert told(judged) == (verdict, None if verdict == "declared" else "missing")
 
 
 def test_an_attribute_that_is_not_followed_declares_nothing(make_call):
-    judged = judge(make_call(0.3), module(scale=0.3), follows=lambda attribute: False)
+    judged = judge_scale(make_call(0.3), module(scale=0.3), follows=lambda attribute: False)
     assert told(judged) == ("unexplained", "unknown")
     assert "does not follow" in judged.reason
-    two = judge(make_call(0.3), module(scale=0.3, gain=0.3), follows=lambda attribute: attribute.name == "gain")
+    two = judge_scale(make_call(0.3), module(scale=0.3, gain=0.3), follows=lambda attribute: attribute.name == "gain")
     assert two.declared_by == "attribute gain = 0.3"
     heads = (0.25, 0.25, 0.5, 0.5)
     per_head = module(scale=torch.tensor(heads))
-    assert judge(make_call(0.354, per_head=heads), per_head, follows=lambda attribute: False).verdict == "unexplained"
+    assert (
+        judge_scale(make_call(0.354, per_head=heads), per_head, follows=lambda attribute: False).verdict
+        == "unexplained"
+    )
 
 
 @each("effective, word", [(0.0, "scale 0"), (-0.25, "negative"), (-1.0, "negative")])
 def test_nothing_excuses_a_scale_of_zero_or_below(make_call, effective, word):
-    judged = judge(make_call(effective), module(scale=effective, scaling=effective), follows=lambda attribute: True)
+    judged = judge_scale(
+        make_call(effective), module(scale=effective, scaling=effective), follows=lambda attribute: True
+    )
     assert told(judged) == ("unexplained", "unknown")
     assert word in judged.reason
 
@@ -201,58 +206,60 @@ def test_the_probe_is_asked_about_one_attribute_after_the_other(make_call):
 
 
 def test_a_divisor_that_holds_the_textbook_value_does_not_excuse_the_inverse(make_call):
-    assert judge(make_call(4.0), module(scale=0.25)).mistake == "inverted"
+    assert judge_scale(make_call(4.0), module(scale=0.25)).mistake == "inverted"
 
 
 def test_learned_gains_are_declared_but_not_a_mistake_beside_them(make_call):
     gain = Factor(7.0, "logits", "parameter attn.logit_scale", (5.0, 6.0, 8.0, 9.0), learned=True)
-    judged = judge(make_call(7.0, per_head=gain.per_head, factors=(gain,)))
+    judged = judge_scale(make_call(7.0, per_head=gain.per_head, factors=(gain,)))
     assert (judged.verdict, judged.declared_by) == ("declared", "parameter attn.logit_scale (learned)")
-    inverted = judge(make_call(28.0, factors=(Factor(7.0, "q", "attn.gain", learned=True), 4.0)))
+    inverted = judge_scale(make_call(28.0, factors=(Factor(7.0, "q", "attn.gain", learned=True), 4.0)))
     assert told(inverted) == ("unexplained", "inverted")
-    twice = judge(make_call(7 / 16, factors=(Factor(7.0, "q", "attn.gain", learned=True), 0.25, 0.25)))
+    twice = judge_scale(make_call(7 / 16, factors=(Factor(7.0, "q", "attn.gain", learned=True), 0.25, 0.25)))
     assert told(twice) == ("unexplained", "twice")
 
 
 def test_a_learned_gain_without_data_is_declared(make_call):
     factor = Factor(None, "logits", "parameter attn.logit_scale", learned=True)
-    judged = judge(make_call(None, factors=(factor,), reason="no data on the meta device"))
+    judged = judge_scale(make_call(None, factors=(factor,), reason="no data on the meta device"))
     assert (judged.verdict, judged.reason) == ("declared", "value not read")
 
 
 def test_heads_that_differ(make_call):
     heads = (0.25, 0.25, 0.5, 0.5)
-    assert told(judge(make_call(0.354, per_head=heads, factors=()))) == ("unexplained", "unknown")
-    assert judge(make_call(0.25, per_head=(0.25, 0.2501, 0.25, 0.25))).verdict == "exact"
-    assert judge(make_call(0.354, per_head=heads), module(scale=torch.tensor(heads))).verdict == "declared"
+    assert told(judge_scale(make_call(0.354, per_head=heads, factors=()))) == ("unexplained", "unknown")
+    assert judge_scale(make_call(0.25, per_head=(0.25, 0.2501, 0.25, 0.25))).verdict == "exact"
+    assert judge_scale(make_call(0.354, per_head=heads), module(scale=torch.tensor(heads))).verdict == "declared"
 
 
 def test_normalised_q_and_k(make_call):
-    assert judge(make_call(1.0, norm="rms")).declared_by == "q/k norm (rms): scale 1.0"
-    assert judge(make_call(1.0, norm="rms"), module(scaling=0.25)).mistake == "missing"  # held, and dropped
-    assert judge(make_call(1.0, norm="rms"), module(scaling=1.0)).verdict == "declared"
-    assert judge(make_call(0.25, norm="rms")).verdict == "exact"
-    assert judge(make_call(4.0, norm="l2")).verdict == "declared"
-    assert judge(make_call(4.0, norm="rms")).mistake == "inverted"
-    assert judge(make_call(10.0, norm="l2"), module(scale=10)).verdict == "declared"
+    assert judge_scale(make_call(1.0, norm="rms")).declared_by == "q/k norm (rms): scale 1.0"
+    assert judge_scale(make_call(1.0, norm="rms"), module(scaling=0.25)).mistake == "missing"  # held, and dropped
+    assert judge_scale(make_call(1.0, norm="rms"), module(scaling=1.0)).verdict == "declared"
+    assert judge_scale(make_call(0.25, norm="rms")).verdict == "exact"
+    assert judge_scale(make_call(4.0, norm="l2")).verdict == "declared"
+    assert judge_scale(make_call(4.0, norm="rms")).mistake == "inverted"
+    assert judge_scale(make_call(10.0, norm="l2"), module(scale=10)).verdict == "declared"
 
 
 def test_gains_of_the_norm_are_no_mistake(make_call):
     gains = (Factor(0.25, "q", "tensor"), Factor(0.25, "k", "tensor"))
-    assert judge(make_call(1 / 16, norm="rms", factors=gains)).verdict == "declared"  # rms with d^-1/2 on both is l2
-    assert judge(make_call(1 / 16, factors=gains)).mistake == "twice"
+    assert (
+        judge_scale(make_call(1 / 16, norm="rms", factors=gains)).verdict == "declared"
+    )  # rms with d^-1/2 on both is l2
+    assert judge_scale(make_call(1 / 16, factors=gains)).mistake == "twice"
     beside = (Factor(2.0, "q", "tensor"), Factor(2.0, "k", "tensor"), 0.25)
-    assert judge(make_call(1.0, norm="l2", factors=beside), module(scale=0.25)).verdict == "declared"
-    assert judge(make_call(1.0, factors=beside)).mistake == "missing"
+    assert judge_scale(make_call(1.0, norm="l2", factors=beside), module(scale=0.25)).verdict == "declared"
+    assert judge_scale(make_call(1.0, factors=beside)).mistake == "missing"
     numbers = (Factor(0.25, "q", "number"), Factor(0.25, "op", "sdpa scale"))
-    assert judge(make_call(1 / 16, norm="rms", factors=numbers)).mistake == "twice"
+    assert judge_scale(make_call(1 / 16, norm="rms", factors=numbers)).mistake == "twice"
 
 
 def test_unmeasured(make_call):
-    assert judge(make_call(None, reason="unknown(foo)")).reason == "unknown(foo)"
-    disagree = judge(make_call(0.25, agree=False, reason="symbolic 0.25, numeric 0.3"))
+    assert judge_scale(make_call(None, reason="unknown(foo)")).reason == "unknown(foo)"
+    disagree = judge_scale(make_call(0.25, agree=False, reason="symbolic 0.25, numeric 0.3"))
     assert (disagree.verdict, disagree.reason) == ("unmeasured", "symbolic 0.25, numeric 0.3")
-    assert judge(make_call(float("nan"))).verdict == "unmeasured"
+    assert judge_scale(make_call(float("nan"))).verdict == "unmeasured"
 
 
 YARN = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -263,11 +270,11 @@ MSCALE = 0.1 * math.log(40) + 1
 @each("as_dict", [True, False])
 def test_length_factor(make_call, key, as_dict):
     config = {key: YARN} if as_dict else SimpleNamespace(**{key: YARN})
-    right = judge(make_call(0.25 * MSCALE**2, rope=True), config=config)
+    right = judge_scale(make_call(0.25 * MSCALE**2, rope=True), config=config)
     assert (right.verdict, "mscale" in right.declared_by) == ("declared", True)
-    assert told(judge(make_call(0.25, rope=True), config=config)) == ("unexplained", "length_factor")
-    assert told(judge(make_call(0.25 * MSCALE, rope=True), config=config)) == ("unexplained", "unknown")
-    assert told(judge(make_call(MSCALE**2, rope=True), config=config)) == ("unexplained", "missing")
+    assert told(judge_scale(make_call(0.25, rope=True), config=config)) == ("unexplained", "length_factor")
+    assert told(judge_scale(make_call(0.25 * MSCALE, rope=True), config=config)) == ("unexplained", "unknown")
+    assert told(judge_scale(make_call(MSCALE**2, rope=True), config=config)) == ("unexplained", "missing")
 
 
 def test_layer_index_needs_the_pattern_of_the_layers(make_call):
@@ -292,18 +299,18 @@ def test_two_layers_show_no_pattern(make_call, second, mistake):
 
 def test_declared_inverse_layer_rule(make_call):
     config = {"scale_attn_by_inverse_layer_idx": True}
-    assert judge(make_call(0.25 / 3), config=config, layer=2).verdict == "declared"
-    assert judge(make_call(0.25), config=config, layer=0).verdict == "exact"
-    assert told(judge(make_call(0.25), config=config, layer=2)) == ("unexplained", "layer_index")
+    assert judge_scale(make_call(0.25 / 3), config=config, layer=2).verdict == "declared"
+    assert judge_scale(make_call(0.25), config=config, layer=0).verdict == "exact"
+    assert told(judge_scale(make_call(0.25), config=config, layer=2)) == ("unexplained", "layer_index")
 
 
 def test_a_contradicted_declaration_is_unexplained_even_at_the_textbook_value(make_call):
     config = {"query_pre_attn_scalar": 20}
-    assert judge(make_call(20**-0.5), config=config).verdict == "declared"
-    wrong = judge(make_call(0.25), config=config)
+    assert judge_scale(make_call(20**-0.5), config=config).verdict == "declared"
+    wrong = judge_scale(make_call(0.25), config=config)
     assert told(wrong) == ("unexplained", "unknown")
     assert wrong.expected == pytest.approx(20**-0.5)
-    assert told(judge(make_call(1.0), config=config)) == ("unexplained", "missing")
+    assert told(judge_scale(make_call(1.0), config=config)) == ("unexplained", "missing")
 
 
 def test_the_config_is_that_of_the_nearest_module_and_of_the_named_part(make_call):

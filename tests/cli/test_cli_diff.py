@@ -155,7 +155,7 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparing, "judge", interrupt)
+    monkeypatch.setattr(comparing, "judge_pair", interrupt)
     monkeypatch.chdir(tmp_path)
     done = diff("demo", "demo", "--seq-len", "8", "--output", "r.json")
     assert done.returncode == 130

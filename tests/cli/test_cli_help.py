@@ -12,7 +12,7 @@ import pytest
 from sqrtdk.audit.records import FAIL_ON as AUDIT
 from sqrtdk.cli.help import help_row
 from sqrtdk.cli.verbs import EXAMPLES
-from sqrtdk.compare.records import FAIL_ON as DIFF
+from sqrtdk.compare.records import DIFF_FAIL_ON as DIFF
 from tests.cli.commands import COMMANDS, EVERY
 from tests.support.program import called
 

@@ -254,7 +254,7 @@ VALUES: dict[str, tuple[object, str | None]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_a_document_is_of_jsons_own_types(name: str) -> None:
     value, text = VALUES[name]
-    document = _json.document({"value": value, "deeper": [{"value": value}]})
+    document = _json.json_document({"value": value, "deeper": [{"value": value}]})
     found = json.loads(document, parse_constant=pytest.fail)
     assert found["value"] == found["deeper"][0]["value"]
     assert document.isascii()

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare.masks import band
+from sqrtdk.compare.masks import band_mask
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -123,7 +123,7 @@ def run(engine: Engine, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     z = z if engine.softcap is None else engine.softcap * (z / engine.softcap).tanh()
     corner = rows - keys
     bounds = [None if bound is None else bound + corner for bound in (engine.least, engine.greatest)]
-    visible = band(rows, keys, *bounds).expand(len(q), 1, rows, keys).clone()
+    visible = band_mask(rows, keys, *bounds).expand(len(q), 1, rows, keys).clone()
     for entry, count_of in enumerate(engine.padding):
         visible[entry, :, :, keys - count_of :] = False
     z = z.masked_fill(~visible, -torch.inf)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import attend
-from sqrtdk.compare.masks import band
-from sqrtdk.compare.program import Formula, Program, Rounded, Way
+from sqrtdk.compare.compute import compute_output
+from sqrtdk.compare.masks import band_mask
+from sqrtdk.compare.program import Formula, Program, RoundingStep, VectorPath
 from sqrtdk.compare.suspect import Sides, Suspicion
 from sqrtdk.positions import alibi_slopes
 from tests.tolerances import allowed
@@ -34,7 +34,7 @@ class Case:
 
 
 def visible(rows: int, keys: int, least: int | None, greatest: int | None = None) -> Tensor:
-    return band(rows, keys, least, greatest)[None, None]
+    return band_mask(rows, keys, least, greatest)[None, None]
 
 
 def tokens(keys: int, left: bool) -> Tensor:
@@ -209,10 +209,10 @@ class Trial:
         vectors = [self.query, self.key, self.value]
         for number, way in enumerate((program.query, program.key, program.value)):
             for step in way.steps:
-                assert isinstance(step, Rounded)
+                assert isinstance(step, RoundingStep)
                 vectors[number] = vectors[number].to(getattr(torch, step.dtype)).double()
         assert program.formula is not None
-        return attend(*vectors, program.formula)[0]
+        return compute_output(*vectors, program.formula)[0]
 
     def left(self, a: Program) -> float:
         """Largest difference of the outputs of `a` and B."""
@@ -239,7 +239,7 @@ def trial(a: Formula, b: Formula, rows: int, keys: int, seed: int = 0) -> Trial:
     shapes = (HEADS, rows), (GROUPS, keys), (GROUPS, keys)
     vectors = [torch.randn(BATCH, *shape, HEAD_DIM, generator=generator, dtype=torch.float64) for shape in shapes]
     groups = torch.arange(HEADS) // (HEADS // GROUPS)
-    sides = (Program(Way(), Way(heads=groups), Way(heads=groups), formula) for formula in (a, b))
+    sides = (Program(VectorPath(), VectorPath(heads=groups), VectorPath(heads=groups), formula) for formula in (a, b))
     return Trial(Sides(*sides, HEAD_DIM, MODEL_DIM, HEADS, rows == keys), *vectors)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.addends import common_keys, told_alike
+from sqrtdk.compare.addends import common_keys, split_alike
 from sqrtdk.compare.program import Formula
 
 ROWS = 7
@@ -45,7 +45,7 @@ def near(one: Tensor, other: Tensor) -> bool:
 def test_a_sum_is_told_apart_where_the_other_side_hides_keys(bias: Tensor | None, hidden: Tensor) -> None:
     added = torch.where(hidden, 0.0, -5.0) + (0.0 if bias is None else bias)
     own = Formula(bias=added, bias_by=2.0)
-    _, told = told_alike(Formula(visible=CAUSAL), own)
+    _, told = split_alike(Formula(visible=CAUSAL), own)
     assert told.visible is not None
     assert torch.equal(told.visible.expand_as(hidden), hidden)
     assert told.fill == pytest.approx(-5.0)
@@ -56,7 +56,7 @@ def test_a_sum_is_told_apart_where_the_other_side_hides_keys(bias: Tensor | None
 
 def test_the_other_sides_bias_is_known_again_times_a_number() -> None:
     own = Formula(bias=0.3 * table(0) + torch.where(CAUSAL, 0.0, -7.0))
-    a, told = told_alike(Formula(bias=table(0), visible=CAUSAL), own)
+    a, told = split_alike(Formula(bias=table(0), visible=CAUSAL), own)
     assert told.bias is not None
     assert a.bias is not None
     assert told.fill == pytest.approx(-7.0)
@@ -66,7 +66,7 @@ def test_the_other_sides_bias_is_known_again_times_a_number() -> None:
 
 @pytest.mark.parametrize("own", [table(1), table(1) + torch.where(CAUSAL, 0.0, -5.0)], ids=["no fill", "a fill"])
 def test_what_could_be_any_bias_stays_one(own: Tensor) -> None:
-    _, told = told_alike(Formula(visible=CAUSAL), Formula(bias=own, bias_name="relative"))
+    _, told = split_alike(Formula(visible=CAUSAL), Formula(bias=own, bias_name="relative"))
     assert told.visible is None
     assert told.bias is own
     assert told.bias_name == "relative"
@@ -74,13 +74,13 @@ def test_what_could_be_any_bias_stays_one(own: Tensor) -> None:
 
 def test_two_numbers_on_both_sides_are_two_masks() -> None:
     other = torch.where(CAUSAL.tril(1) & CAUSAL.roll(1, -1), 0.0, -2.0)
-    a, b = told_alike(Formula(bias=torch.where(CAUSAL, 0.0, -25.0)), Formula(bias=other))
+    a, b = split_alike(Formula(bias=torch.where(CAUSAL, 0.0, -25.0)), Formula(bias=other))
     assert (a.bias, a.fill, b.bias, b.fill) == (None, -25.0, None, -2.0)
 
 
 def test_a_bias_that_was_lost_in_minus_infinity_is_the_other_sides() -> None:
     lost, known = torch.where(CAUSAL, table(0), 0.0), 0.25 * table(0)
-    a, b = told_alike(Formula(bias=lost, visible=CAUSAL), Formula(bias=known, visible=CAUSAL | CAUSAL.roll(1, -1)))
+    a, b = split_alike(Formula(bias=lost, visible=CAUSAL), Formula(bias=known, visible=CAUSAL | CAUSAL.roll(1, -1)))
     assert a.bias is not None
     assert b.bias is known
     assert near(a.bias, table(0)[None].double())
@@ -92,7 +92,7 @@ def test_a_bias_that_was_lost_in_minus_infinity_is_the_other_sides() -> None:
     ids=["on both sides of the diagonal", "through the diagonal", "by the key", "of the lower right diagonal"],
 )
 def test_straight_lines_are_alibi(line: Tensor) -> None:
-    a, b = told_alike(Formula(bias=-SLOPES * line, bias_name="relative"), Formula(bias=table(0), bias_name="relative"))
+    a, b = split_alike(Formula(bias=-SLOPES * line, bias_name="relative"), Formula(bias=table(0), bias_name="relative"))
     assert (a.bias_name, b.bias_name) == ("alibi", "relative")
 
 

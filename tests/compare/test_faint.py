@@ -11,7 +11,7 @@ import torch
 from sqrtdk.compare import explain
 from sqrtdk.compare.precision import RISK
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.segments import Gap
+from sqrtdk.compare.segments import SegmentGap
 from tests.compare.ports.built import build
 from tests.compare.ports.config import BASES
 from tests.compare.ports.pairs import compare
@@ -34,12 +34,12 @@ def test_a_scale_that_is_off_by_a_fiftieth_is_named(base: str, dtype: torch.dtyp
         assert pair.allowed is not None
         assert pair.residue <= pair.allowed
         assert pair.explained is not None
-        assert pair.explained >= 1 - math.sqrt(explain.LEFT)
+        assert pair.explained >= 1 - math.sqrt(explain.MOST_SQUARES_LEFT)
 
 
 def test_it_is_found_by_all_numbers_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """No single one is beyond what is allowed."""
-    monkeypatch.setattr(explain, "LEFT", 0.0)
+    monkeypatch.setattr(explain, "MOST_SQUARES_LEFT", 0.0)
     assert planted("eager", torch.bfloat16, scale=1.02 * BASES["eager"].factor).same is True
 
 
@@ -67,13 +67,13 @@ def test_how_many_vectors_chance_does_not_line_up() -> None:
         best = (
             (noise[:, 0] > 0) * noise[:, 0].square() / noise.square().sum(-1)
         )  # what a change along one axis can take
-        share = float((best >= 1 - explain.LEFT).double().mean())
+        share = float((best >= 1 - explain.MOST_SQUARES_LEFT).double().mean())
         limit = 2 ** (-(count + 1) / 2)
         assert limit / 4 < share <= limit
 
 
 def test_what_is_exact_has_no_cause() -> None:
-    nothing, something = (Gap(size, size, 1.0, True) for size in (0.0, 1.0))
+    nothing, something = (SegmentGap(size, size, 1.0, True) for size in (0.0, 1.0))
     assert not explain.shows(nothing, nothing)
     assert explain.shows(something, nothing)
     assert not explain.shows(something, something)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.compare.fit import CAPS, fit_scale
+from sqrtdk.compare.fit import USUAL_SOFTCAPS, fit_scale
 from sqrtdk.compare.precision import Precision
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.rounding import output_allowed
@@ -93,7 +93,7 @@ def test_scale_and_softcap(cap: float, dtype: torch.dtype) -> None:
     q, k, v, visible = sides(dtype)
     z = cap * ((q.double() @ wide(k).double().mT) / cap).tanh()
     output = (z.masked_fill(~visible, -math.inf).softmax(-1) @ wide(v).double()).to(dtype)
-    fit = fit_scale(q, k, v, output, formula=Formula(visible=visible), caps=CAPS)
+    fit = fit_scale(q, k, v, output, formula=Formula(visible=visible), caps=USUAL_SOFTCAPS)
     assert fit is not None
     assert fit.softcap is not None
     assert fit.common is not None
@@ -106,7 +106,7 @@ def test_scale_and_softcap(cap: float, dtype: torch.dtype) -> None:
 def test_a_softcap_that_is_not_there_is_told_by_its_error_or_its_size() -> None:
     q, k, v, visible = sides(torch.float32)
     output = functional.scaled_dot_product_attention(q, wide(k), wide(v), visible, scale=0.25)
-    fit = fit_scale(q, k, v, output, formula=Formula(visible=visible), caps=CAPS)
+    fit = fit_scale(q, k, v, output, formula=Formula(visible=visible), caps=USUAL_SOFTCAPS)
     assert fit is not None
     assert fit.softcap is not None
     assert fit.softcap > 300

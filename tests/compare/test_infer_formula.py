@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sqrtdk.compare.compute import attend
-from sqrtdk.compare.infer_formula import Known, infer, known_of
+from sqrtdk.compare.compute import compute_output
+from sqrtdk.compare.infer_formula import KnownFormula, infer_formula, known_formula
 from sqrtdk.compare.observed import observe
 from sqrtdk.compare.options import BIAS, DROPOUT, FILL, MASK, ROUNDING, SCALE, SINKS, SOFTCAP
 from sqrtdk.compare.program import Formula
@@ -50,7 +50,7 @@ def _recorded(case: Case) -> tuple[Formula, list[Tensor], Tensor, Tensor]:
     a, b = planted.sides.a.formula, planted.sides.b.formula
     assert a is not None
     assert b is not None
-    output, lse = attend(*vectors, b)  # type: ignore[arg-type]
+    output, lse = compute_output(*vectors, b)  # type: ignore[arg-type]
     noise = (torch.rand(output.shape, generator=torch.Generator().manual_seed(1)) - 0.5) * torch.finfo(
         torch.float32
     ).eps
@@ -58,7 +58,7 @@ def _recorded(case: Case) -> tuple[Formula, list[Tensor], Tensor, Tensor]:
 
 
 def _left(vectors: list[Tensor], output: Tensor, formula: Formula) -> float:
-    return float((attend(*vectors, formula)[0] - output).abs().max())  # type: ignore[arg-type]
+    return float((compute_output(*vectors, formula)[0] - output).abs().max())  # type: ignore[arg-type]
 
 
 @pytest.mark.sampled(12)
@@ -66,7 +66,7 @@ def _left(vectors: list[Tensor], output: Tensor, formula: Formula) -> float:
 def test_a_formula_is_found_and_has_the_cause(number: int) -> None:
     case = KNOWABLE[number]
     a, (query, key, value), output, lse = _recorded(case)
-    formula = infer(Recorded(query, key, value, output, lse if number % 3 == 0 else None), a)
+    formula = infer_formula(Recorded(query, key, value, output, lse if number % 3 == 0 else None), a)
     assert formula is not None
     assert _left([query, key, value], output, formula) < 1e-5 * float(value.abs().max())
     found = trial(a, formula, query.shape[-2], key.shape[-2])
@@ -77,7 +77,7 @@ def test_a_formula_is_found_and_has_the_cause(number: int) -> None:
 @pytest.mark.parametrize("case", UNKNOWABLE, ids=lambda case: f"{case.base}-{case.name}-{case.text}")
 def test_what_the_other_side_does_not_tell_is_not_made_up(case: Case) -> None:
     a, (query, key, value), output, _ = _recorded(case)
-    assert infer(Recorded(query, key, value, output, None), a) is None
+    assert infer_formula(Recorded(query, key, value, output, None), a) is None
 
 
 _CAUSAL, _LEFT = visible(8, 8, 0), tokens(8, True)
@@ -125,8 +125,8 @@ def _both(a: Formula, formula: Formula, rows: int, keys: int) -> list[str]:
 def test_two_changes_are_found(number: int) -> None:
     name, (a, b, causes) = list(TWICE.items())[number]
     query, key, value = _vectors(8, 8)
-    output = attend(query, key, value, b)[0].float()
-    formula = infer(Recorded(query, key, value, output, None), a)
+    output = compute_output(query, key, value, b)[0].float()
+    formula = infer_formula(Recorded(query, key, value, output, None), a)
     assert formula is not None
     if "fitted" not in name:
         assert _both(a, formula, 8, 8) == causes
@@ -157,26 +157,28 @@ def test_what_runs_in_other_dtypes_is_found(
 ) -> None:
     query, key, value = _vectors(32, 32, dtype)
     output = attention(query, key, value, scale, visible(32, 32, least))
-    formula = infer(Recorded(query, key, value, output, None), Formula(0.25, visible=visible(32, 32, 0)))
+    formula = infer_formula(Recorded(query, key, value, output, None), Formula(0.25, visible=visible(32, 32, 0)))
     assert formula is not None
     assert formula.scale == scale
     expected = visible(32, 32, least)
     assert torch.equal(expected if formula.visible is None else formula.visible.expand(1, 1, 32, 32), expected)
 
 
-def known(scale: float | None = None, softcap: float | None = None, visible: Tensor | None = None) -> Known:
+def known(scale: float | None = None, softcap: float | None = None, visible: Tensor | None = None) -> KnownFormula:
     parts = {SCALE: scale, SOFTCAP: softcap, MASK: visible}
     formula = Formula(1.0 if scale is None else scale, softcap, visible=visible)
-    return Known(formula, {part for part, value in parts.items() if value is not None})
+    return KnownFormula(formula, {part for part, value in parts.items() if value is not None})
 
 
 def test_what_is_known_is_not_put_in_question() -> None:
     query, key, value = _vectors(8, 8)
     base = BASES["causal"][2]
-    output = attend(query, key, value, replace(base, scale=1.0))[0].float()
+    output = compute_output(query, key, value, replace(base, scale=1.0))[0].float()
     everything = torch.ones(8, 8, dtype=torch.bool)
-    assert infer(Recorded(query, key, value, output, None), base, known=known(1.0, visible=everything)) is None
-    found = infer(Recorded(query, key, value, output, None), Formula(0.25), known=known(visible=visible(8, 8, 0)))
+    assert infer_formula(Recorded(query, key, value, output, None), base, known=known(1.0, visible=everything)) is None
+    found = infer_formula(
+        Recorded(query, key, value, output, None), Formula(0.25), known=known(visible=visible(8, 8, 0))
+    )
     assert found is not None
     assert found.scale == 1.0
 
@@ -184,8 +186,10 @@ def test_what_is_known_is_not_put_in_question() -> None:
 def test_the_place_of_a_softcap_that_is_known_is_looked_for() -> None:
     query, key, value = _vectors(8, 8)
     b = Formula(1.0, 2.0, "product", 0.25)
-    output = attend(query, key, value, b)[0].float()
-    found = infer(Recorded(query, key, value, output, None), Formula(0.25, softcap=2.0), known=known(0.25, softcap=2.0))
+    output = compute_output(query, key, value, b)[0].float()
+    found = infer_formula(
+        Recorded(query, key, value, output, None), Formula(0.25, softcap=2.0), known=known(0.25, softcap=2.0)
+    )
     assert found is not None
     assert (found.softcap, found.softcap_at) == (2.0, "product")
 
@@ -205,7 +209,7 @@ def test_what_a_call_tells_of_its_formula() -> None:
     terms = (Term("scale", 0.25), mask, Term("mask", tokens(8, True), "padding", lowest, added=True))
     vectors = (Vector(query, 0.5), Vector(key), Vector(value))
     call = CallTensors("attn", 0, *vectors, query, terms, weights_dtype="float16")
-    whole = known_of(call, observe(call))
+    whole = known_formula(call, observe(call))
     assert whole.parts == {SCALE, SOFTCAP, BIAS, MASK, FILL, SINKS, ROUNDING}
     found = whole.put_into(Formula(1.0, 2.0, bias=learned(1, HEADS, 8, 8), sinks=learned(3, HEADS)))
     assert (found.scale, found.softcap, found.bias, found.sinks, found.mask) == (0.125, None, None, None, "mask")
@@ -218,20 +222,22 @@ def test_what_a_call_tells_of_its_formula() -> None:
         (Term("scale", None), {SOFTCAP, MASK, FILL, SINKS, ROUNDING}),
     ):
         some = replace(call, terms=(*terms, lost))
-        assert known_of(some, observe(some)).parts == parts
+        assert known_formula(some, observe(some)).parts == parts
     bare = replace(call, terms=None, kept=torch.ones(1, 1, 8, 8).bool())
-    assert known_of(bare, observe(bare)).parts == {ROUNDING, DROPOUT}
+    assert known_formula(bare, observe(bare)).parts == {ROUNDING, DROPOUT}
 
 
 def test_what_another_call_had_is_tried_first() -> None:
     """A bias of the side's own is not among the options; a call that has it as well needs to be told."""
     query, key, value = _vectors(8, 8)
     a, b = Formula(0.25, bias=learned(1, HEADS, 8, 8)), Formula(0.25, bias=learned(6, HEADS, 8, 8))
-    output = attend(query, key, value, b)[0].float()
-    found = infer(Recorded(query, key, value, output, None), a, b)
+    output = compute_output(query, key, value, b)[0].float()
+    found = infer_formula(Recorded(query, key, value, output, None), a, b)
     assert found is b
     few = _vectors(7, 7)
-    found = infer(Recorded(*few, attend(*few, Formula(1.0))[0].float(), None), Formula(0.25), b)  # of other sizes
+    found = infer_formula(
+        Recorded(*few, compute_output(*few, Formula(1.0))[0].float(), None), Formula(0.25), b
+    )  # of other sizes
     assert found is not None
     assert (found.scale, found.bias) == (1.0, None)
 
@@ -239,4 +245,4 @@ def test_what_another_call_had_is_tried_first() -> None:
 def test_an_output_that_is_no_number_has_no_formula() -> None:
     query, key, value = _vectors(8, 8)
     output = torch.full((BATCH, HEADS, 8, HEAD_DIM), float("nan"))
-    assert infer(Recorded(query, key, value, output, None), Formula(0.25)) is None
+    assert infer_formula(Recorded(query, key, value, output, None), Formula(0.25)) is None

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import follow, project
+from sqrtdk.compare.compute import follow_path, project_input
 from sqrtdk.compare.infer_used import compare_used
-from sqrtdk.compare.infer_vectors import infer_way
-from sqrtdk.compare.program import Affine, Norm, Program, Rotation, Way
+from sqrtdk.compare.infer_vectors import infer_path
+from sqrtdk.compare.program import QK, QKV, Affine, NormStep, Program, Rotation, VectorPath
 from sqrtdk.compare.rounding_steps import agrees, allowed
-from sqrtdk.compare.suspect import QK, QKV, way_of, with_way
+from sqrtdk.compare.suspect import path_of, with_path
 from tests.compare.causes.vector_plants import cases, planted, style_of
 from tests.compare.causes.vector_programs import CHANNELS, STYLES, entering, program, sides, table
 
@@ -27,10 +27,10 @@ INFERRED = [(*case, dtype) for dtype in DTYPES for case in cases() if case[0].st
 
 def told(of: Program, part: str, entered: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Projected and used, rounded as a side of that dtype has them."""
-    own = way_of(of, part)
+    own = path_of(of, part)
     assert own.affine is not None
-    projected = project(own.affine, entered).to(dtype)
-    return projected, follow(own, projected)[-1].to(dtype)
+    projected = project_input(own.affine, entered).to(dtype)
+    return projected, follow_path(own, projected)[-1].to(dtype)
 
 
 def inferred(a: Program, b: Program, dtype: torch.dtype) -> Program:
@@ -38,10 +38,10 @@ def inferred(a: Program, b: Program, dtype: torch.dtype) -> Program:
     entered, result = entering(), replace(b, dtype=dtype)
     for part in QKV:
         projected, used = told(b, part, entered, dtype)
-        guess = infer_way(projected, used, way_of(a, part))
+        guess = infer_path(projected, used, path_of(a, part))
         assert guess is not None, part
         assert agrees(guess.steps, projected.double(), used.double() / guess.scaled, dtype)
-        result = with_way(result, part, guess)
+        result = with_path(result, part, guess)
     return result
 
 
@@ -73,15 +73,15 @@ def test_from_nothing_known_of_the_other_side(style: str, part: str, dtype: torc
     """All but a norm with a mean beside a rotation."""
     own = program(style_of(style))
     projected, used = told(own, part, entering(), dtype)
-    found = infer_way(projected, used, Way())
+    found = infer_path(projected, used, VectorPath())
     assert found is not None
-    assert [type(step) for step in found.steps] == [type(step) for step in way_of(own, part).steps]
-    for step, known in zip(found.steps, way_of(own, part).steps, strict=True):
+    assert [type(step) for step in found.steps] == [type(step) for step in path_of(own, part).steps]
+    for step, known in zip(found.steps, path_of(own, part).steps, strict=True):
         if isinstance(step, Rotation) and isinstance(known, Rotation):
             assert (step.layout, step.first) == (known.layout, known.first)
             # slow pairs of neighbours do not show in bfloat16
             assert step.width == known.width or (dtype == torch.bfloat16 and step.layout == "interleaved")
-        elif isinstance(step, Norm) and isinstance(known, Norm):
+        elif isinstance(step, NormStep) and isinstance(known, NormStep):
             assert (step.kind, step.over) == (known.kind, known.over)
 
 
@@ -100,13 +100,13 @@ def test_heads_factor_and_bias_beside_the_steps(style: str, dtype: torch.dtype) 
     own = program(style_of(style)).query
     assert own.affine is not None
     projected, used = told(program(style_of(style)), "value", entering(), dtype)
-    projected = project(own.affine, entering()).to(dtype)
-    used = follow(own, projected)[-1].to(dtype)
-    permuted = infer_way(projected, _heads(used), own)
+    projected = project_input(own.affine, entering()).to(dtype)
+    used = follow_path(own, projected)[-1].to(dtype)
+    permuted = infer_path(projected, _heads(used), own)
     assert permuted is not None
     assert permuted.affine is not None
     assert torch.equal(permuted.affine.weight, own.affine.weight[[2, 0, 1, 3]])
-    scaled = infer_way(projected, _half(used), own)
+    scaled = infer_path(projected, _half(used), own)
     assert scaled is not None
     assert scaled.scaled == pytest.approx(0.5, rel=torch.finfo(dtype).eps)
     assert [step is known for step, known in zip(scaled.steps, own.steps, strict=True)] == [True] * len(own.steps)
@@ -115,9 +115,9 @@ def test_heads_factor_and_bias_beside_the_steps(style: str, dtype: torch.dtype) 
 def test_an_offset_is_a_bias() -> None:
     own = program(STYLES["llama"]).key
     assert own.affine is not None
-    projected, offset = project(own.affine, entering()).float(), torch.randn(len(own.affine.weight), CHANNELS)
-    used = follow(own, projected + offset[:, None])[-1].float()
-    found = infer_way(projected, used, own)
+    projected, offset = project_input(own.affine, entering()).float(), torch.randn(len(own.affine.weight), CHANNELS)
+    used = follow_path(own, projected + offset[:, None])[-1].float()
+    found = infer_path(projected, used, own)
     assert found is not None
     assert found.affine is not None
     assert found.affine.bias is not None
@@ -127,9 +127,9 @@ def test_an_offset_is_a_bias() -> None:
 def test_keys_repeated_for_the_query_heads() -> None:
     own = program(STYLES["llama"]).key
     assert own.affine is not None
-    projected = project(own.affine, entering()).float()
-    used = follow(own, projected)[-1].float()[:, [0, 1, 0, 1]]
-    found = infer_way(projected, used, own)
+    projected = project_input(own.affine, entering()).float()
+    used = follow_path(own, projected)[-1].float()[:, [0, 1, 0, 1]]
+    found = infer_path(projected, used, own)
     assert found is not None
     assert found.heads is not None
     assert found.heads.tolist() == [0, 1, 0, 1]
@@ -138,9 +138,9 @@ def test_keys_repeated_for_the_query_heads() -> None:
 def test_values_of_another_origin_are_not_explained() -> None:
     own = program(STYLES["qwen3"]).query
     projected = torch.randn(2, 4, 12, CHANNELS)
-    assert infer_way(projected, torch.randn_like(projected), own) is None
-    assert infer_way(projected, torch.randn(2, 4, 11, CHANNELS), own) is None
-    assert infer_way(projected, torch.full_like(projected, float("nan")), own) is None
+    assert infer_path(projected, torch.randn_like(projected), own) is None
+    assert infer_path(projected, torch.randn(2, 4, 11, CHANNELS), own) is None
+    assert infer_path(projected, torch.full_like(projected, float("nan")), own) is None
 
 
 def test_an_entry_is_off_by_what_it_was_made_of() -> None:
@@ -157,16 +157,16 @@ ROWS = torch.arange(24)
 
 
 def _turned(x: Tensor, positions: Tensor, layout: str = "half", **other: float) -> Tensor:
-    return follow(Way(steps=(Rotation(table(positions, **other), layout),)), x)[-1]
+    return follow_path(VectorPath(steps=(Rotation(table(positions, **other), layout),)), x)[-1]
 
 
 def test_a_rotation_beside_one_of_positions_of_each_entry() -> None:
     x = torch.randn(2, 4, 24, CHANNELS, dtype=torch.float64)
     each = torch.cat([table(ROWS), table(ROWS + 3)])
     used = _turned(x, ROWS, "interleaved", base=5e5).float()
-    found = infer_way(x.float(), used, Way(steps=(Rotation(each, "interleaved"),)))
+    found = infer_path(x.float(), used, VectorPath(steps=(Rotation(each, "interleaved"),)))
     assert found is not None
-    assert float((follow(found, x)[-1] - used).abs().max()) < 1e-5
+    assert float((follow_path(found, x)[-1] - used).abs().max()) < 1e-5
 
 
 USED = {
@@ -196,7 +196,7 @@ def test_the_cause_is_named_from_used_values_alone(name: str, dtype: torch.dtype
     assert names == {name}
     for each, values in ((pair.a, a), (pair.b, b)):
         assert isinstance(each.affine, Affine)
-        got = follow(each, project(each.affine, pair.input))[-1]
+        got = follow_path(each, project_input(each.affine, pair.input))[-1]
         assert float((got - values.double()).abs().max()) < 16 * torch.finfo(dtype).eps * float(values.abs().max())
 
 

@@ -10,8 +10,18 @@ from torch import Tensor
 
 from sqrtdk.compare import masks
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.masks import CLOSED, OPEN, Parts, band, decompose, recompose, shape_of, with_padding, with_pattern
-from sqrtdk.compare.program import Formula, Program, Way
+from sqrtdk.compare.masks import (
+    CLOSED,
+    OPEN,
+    Parts,
+    band_mask,
+    common_mask_shape,
+    decompose,
+    recompose,
+    with_padding,
+    with_pattern,
+)
+from sqrtdk.compare.program import Formula, Program, VectorPath
 from sqrtdk.compare.suspect import Sides
 from tests.compare.formula_cases import tokens, visible
 
@@ -27,7 +37,7 @@ def _masks(draw: st.DrawFn) -> tuple[Tensor, int, int, int]:
     """Any mask: a band or none, padding or none, rows of padding open or closed, and scattered keys hidden."""
     batch, rows, keys = draw(st.integers(1, 3)), draw(st.integers(1, 7)), draw(st.integers(1, 7))
     least, greatest = (draw(st.one_of(st.none(), st.integers(-keys, rows))) for _ in range(2))
-    mask = band(rows, keys, least, greatest)[None, None]
+    mask = band_mask(rows, keys, least, greatest)[None, None]
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     if draw(st.booleans()):
         mask = mask & (torch.rand(batch, 1, 1, keys, generator=generator) < 0.7)
@@ -53,9 +63,11 @@ def test_a_mask_with_all_parts_of_another_is_the_other(drawn: tuple[Tensor, int,
     mask, batch, rows, keys = drawn
     generator = torch.Generator().manual_seed(seed)
     least, greatest = (int(torch.randint(-3, 4, (), generator=generator)) for _ in range(2))
-    made = band(rows, keys, least, greatest)[None, None] & (torch.rand(batch, 1, 1, keys, generator=generator) < 0.8)
+    made = band_mask(rows, keys, least, greatest)[None, None] & (
+        torch.rand(batch, 1, 1, keys, generator=generator) < 0.8
+    )
     other = decompose(made, batch, rows, keys)
-    parts = decompose(mask & band(rows, keys, least, None), batch, rows, keys)
+    parts = decompose(mask & band_mask(rows, keys, least, None), batch, rows, keys)
     if parts.rest is not None or other.rest is not None:
         return  # a rest is no part that is put over
     moved = with_padding(with_pattern(parts, other, least=other.least, greatest=other.greatest), other)
@@ -89,7 +101,7 @@ KNOWN = {  # mask, least, greatest, hidden keys, open rows, closed rows
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_parts_are_what_it_was_made_of(name: str) -> None:
     mask, least, greatest, hidden, opened, closed = KNOWN[name]
-    batch, rows, keys = shape_of(mask, torch.ones(1, 1, 1, 8))
+    batch, rows, keys = common_mask_shape(mask, torch.ones(1, 1, 1, 8))
     parts: Parts = decompose(mask, batch, 8 if mask is None else rows, keys)
     assert (parts.least, parts.greatest, parts.rest) == (least, greatest, None)
     assert int((~parts.padding).sum()) == hidden
@@ -109,7 +121,10 @@ def test_a_mask_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many causes look at it."""
     seen = []
     monkeypatch.setattr(masks, "_taken_apart", lambda *args: seen.append(args[0]) or TAKEN_APART(*args))
-    a, b = (Program(Way(), Way(), Way(), Formula(visible=mask)) for mask in (_CAUSAL.clone(), _CAUSAL & _LEFT))
+    a, b = (
+        Program(VectorPath(), VectorPath(), VectorPath(), Formula(visible=mask))
+        for mask in (_CAUSAL.clone(), _CAUSAL & _LEFT)
+    )
     found = [one for suspected in CAUSES.values() for one in suspected(Sides(a, b, 8, None, 2, self_attention=True))]
     assert [one.name for one in found] == ["padding"]
     assert len(seen) == 2

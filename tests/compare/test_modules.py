@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.compare import modules
-from sqrtdk.compare.modules import Listener
+from sqrtdk.compare.modules import ModuleListener
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.returned import tensors_of
@@ -17,7 +17,7 @@ from tests.compare.decoders import IDS, decoder
 def test_what_is_kept_in_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "_MOST_BYTES", 2**20)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(32)))
-    listener = Listener()
+    listener = ModuleListener()
     with torch.no_grad(), listener.on(model):
         model(torch.randn(512, 64))  # 33 tensors of 2**17 bytes
     kept = {id(one): one for step in listener.steps for one in (*step.takes, *step.gives)}
@@ -35,7 +35,7 @@ def test_what_was_written_into_since_is_kept_anew() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.other(self.one(x + 0).mul_(2))
 
-    listener, model = Listener(), Model()
+    listener, model = ModuleListener(), Model()
     with listener.on(model):
         model(torch.ones(3))
     assert listener.steps[0].gives[0].values.tolist() == [1.0, 1.0, 1.0]
@@ -58,7 +58,7 @@ def test_a_module_that_raises_inside_another_ends_with_it() -> None:
             except RuntimeError:
                 return x
 
-    model, listener = nn.Sequential(Tries(), nn.Identity()), Listener()
+    model, listener = nn.Sequential(Tries(), nn.Identity()), ModuleListener()
     with listener.on(model):
         model(torch.ones(2))
     numbers = {step.place[0]: (step.number, step.parent) for step in listener.steps}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.measured import rows_of
+from sqrtdk.compare.measured import seeing_entries
 from sqrtdk.compare.records import FOLLOWS
 from sqrtdk.messages import id_of
 from sqrtdk.report.diff_json import to_json
@@ -252,7 +252,7 @@ def test_of_several_states_the_one_that_belongs_is_compared() -> None:
 def test_a_cache_of_a_window_holds_the_last_rows() -> None:
     hidden = torch.zeros(2, 7, dtype=torch.bool)
     hidden[1, 5:] = True
-    rows = rows_of(torch.Size((2, 3, 4, 8)), {(2, 7): hidden}, cache=True)
+    rows = seeing_entries(torch.Size((2, 3, 4, 8)), {(2, 7): hidden}, cache=True)
     assert rows is not None
     assert rows[:, 0, :, 0].tolist() == [[True] * 4, [True, True, False, False]]
-    assert rows_of(torch.Size((2, 3, 4, 8)), {(2, 7): hidden}) is None
+    assert seeing_entries(torch.Size((2, 3, 4, 8)), {(2, 7): hidden}) is None

@@ -12,8 +12,8 @@ from torch import Tensor
 from sqrtdk.compare.build import rounded_norm
 from sqrtdk.compare.compute import apply_norm
 from sqrtdk.compare.infer_vectors import with_known_norm
-from sqrtdk.compare.observed import Seen, rounded_factor
-from sqrtdk.compare.program import Norm, Rounded, Way
+from sqrtdk.compare.observed import ObservedVector, rounded_factor
+from sqrtdk.compare.program import NormStep, RoundingStep, VectorPath
 from sqrtdk.tracing.tensors import Waypoint
 
 FACTORS = {
@@ -70,38 +70,40 @@ def test_what_is_no_factor_and_rounding(name: str) -> None:
     assert rounded_factor(x, UNLIKE[name](x)) is None
 
 
-def seen_of(projected: torch.Tensor, used: torch.Tensor) -> Seen:
+def seen_of(projected: torch.Tensor, used: torch.Tensor) -> ObservedVector:
     heads = torch.arange(projected.shape[1])
-    return Seen(heads, used.double(), 1.0, projected=projected.double(), steps=(Waypoint("norm", "rms", used),))
+    return ObservedVector(
+        heads, used.double(), 1.0, projected=projected.double(), steps=(Waypoint("norm", "rms", used),)
+    )
 
 
 @pytest.mark.parametrize("over", ["head", "heads"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_norm_and_the_rounding_are_told_apart(dtype: torch.dtype, over: str) -> None:
     x = torch.randn(2, 4, 24, 8)
-    norm = Norm("rms", 1 + 0.25 * torch.randn(4, 8), eps=1e-6, over=over)
+    norm = NormStep("rms", 1 + 0.25 * torch.randn(4, 8), eps=1e-6, over=over)
     used = apply_norm(norm, x).to(dtype).float()
     found = rounded_norm(x, used, "rms", torch.float32)
     assert found is not None
     step, rounding = found
-    assert (step.kind, step.over, rounding) == ("rms", over, Rounded(str(dtype).removeprefix("torch.")))
+    assert (step.kind, step.over, rounding) == ("rms", over, RoundingStep(str(dtype).removeprefix("torch.")))
     assert not torch.equal(apply_norm(step, x).to(dtype).float(), used)  # its gain is fitted to rounded values
-    known = with_known_norm(Way(steps=found), seen_of(x, used), Way(steps=(norm,)))
-    assert isinstance(known.steps[0], Norm)
+    known = with_known_norm(VectorPath(steps=found), seen_of(x, used), VectorPath(steps=(norm,)))
+    assert isinstance(known.steps[0], NormStep)
     assert torch.equal(apply_norm(known.steps[0], x).to(dtype).float(), used)
 
 
 def test_another_norm_is_not_taken_for_it() -> None:
     x = torch.randn(2, 4, 24, 8)
-    norm = Norm("rms", 1 + 0.25 * torch.randn(4, 8), eps=1e-6)
+    norm = NormStep("rms", 1 + 0.25 * torch.randn(4, 8), eps=1e-6)
     used = apply_norm(norm, x).bfloat16().float()
     found = rounded_norm(x, used, "rms", torch.float32)
     assert found is not None
-    way, other = Way(steps=found), replace(norm, gain=norm.gain * 1.1, eps=0.5)
-    assert with_known_norm(way, seen_of(x, used), Way(steps=(other,))) is way
+    way, other = VectorPath(steps=found), replace(norm, gain=norm.gain * 1.1, eps=0.5)
+    assert with_known_norm(way, seen_of(x, used), VectorPath(steps=(other,))) is way
 
 
 def test_a_norm_that_was_not_rounded_has_no_rounding() -> None:
     x = torch.randn(2, 4, 24, 8)
-    assert rounded_norm(x, apply_norm(Norm("rms", torch.ones(1, 8)), x).float(), "rms", torch.float32) is None
+    assert rounded_norm(x, apply_norm(NormStep("rms", torch.ones(1, 8)), x).float(), "rms", torch.float32) is None
     assert rounded_norm(x, x.tanh().bfloat16().float(), "rms", torch.float32) is None

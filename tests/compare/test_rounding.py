@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.precision import Precision, unit
-from sqrtdk.compare.program import Affine, Formula, Norm, Rotation, Step, Way
+from sqrtdk.compare.precision import Precision, rounding_unit
+from sqrtdk.compare.program import Affine, Formula, NormStep, PathStep, Rotation, VectorPath
 from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Off, followed, projected
+from sqrtdk.compare.rounding_steps import VectorErrors, errors_along, projection_errors
 from tests.compare.rounding_ways import Attended, draw, ways
 from tests.support.kernel_here import unable
 from tests.support.paths import with_tests
@@ -36,10 +36,10 @@ def ratios_of(count: int, dtype: torch.dtype, *, small: bool, kernel: bool) -> t
 
 
 def _judge(call: Attended, kernel: bool, ratios: Ratios, wrong: list[str]) -> None:
-    expected, _ = compute.attend(call.query, call.key, call.value, call.formula)
+    expected, _ = compute.compute_output(call.query, call.key, call.value, call.formula)
     limits: dict[tuple[Precision, int], Tensor] = {}
-    nothing = [Off.none(x) for x in (call.query, call.key, call.value)]
-    offs = [Off.none(x).plus(unit(x.dtype) * x.double().abs()) for x in (call.query, call.key)]
+    nothing = [VectorErrors.none(x) for x in (call.query, call.key, call.value)]
+    offs = [VectorErrors.none(x).plus(rounding_unit(x.dtype) * x.double().abs()) for x in (call.query, call.key)]
     for name, attend, *side in ways(call, kernel):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # flex runs without being compiled
@@ -92,7 +92,7 @@ def test_a_wrong_scale_is_beyond_it_in_every_dtype() -> None:
         q, k, v = (torch.randn(2, 4, 64, 32).to(dtype) for _ in range(3))
         output = functional.scaled_dot_product_attention(q, k, v, scale=factor * 32**-0.5)
         side, formula = Precision(dtype, logit_steps=2), Formula(32**-0.5)
-        expected, _ = compute.attend(q, k, v, formula)
+        expected, _ = compute.compute_output(q, k, v, formula)
         assert bool(((output.double() - expected).abs() > output_allowed(q, k, v, formula, (EXACT, side))).any()), dtype
 
 
@@ -103,15 +103,15 @@ def test_projections(dtype: torch.dtype) -> None:
         bias = torch.randn(64).to(dtype)
         affine = Affine("q", weight.view(4, 16, entering), bias.view(4, 16), torch.arange(64).view(4, 16))
         its = functional.linear(x, weight, bias).view(2, 20, 4, 16).transpose(1, 2).double()
-        allowed = projected(affine, x, (EXACT, Precision(dtype)))[1].bound
-        ratio = (its - compute.project(affine, x)).abs() / allowed
+        allowed = projection_errors(affine, x, (EXACT, Precision(dtype)))[1].bound
+        ratio = (its - compute.project_input(affine, x)).abs() / allowed
         assert 0.05 < float(ratio.max()) <= 1.0
-        wrong = compute.project(affine, x * (1 + 100 * torch.finfo(dtype).eps))
-        assert float(((wrong - compute.project(affine, x)).abs() / allowed).max()) > 1.0
+        wrong = compute.project_input(affine, x * (1 + 100 * torch.finfo(dtype).eps))
+        assert float(((wrong - compute.project_input(affine, x)).abs() / allowed).max()) > 1.0
 
 
-def allowed_of(step: Step, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return followed(Way(steps=(step,)), x, Off.none(x), (EXACT, Precision(dtype)))[1].bound
+def allowed_of(step: PathStep, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return errors_along(VectorPath(steps=(step,)), x, VectorErrors.none(x), (EXACT, Precision(dtype)))[1].bound
 
 
 @pytest.mark.sampled(4)
@@ -121,7 +121,7 @@ def test_norms_by_torch_and_by_hand(kind: str, dtype: torch.dtype) -> None:
     for features, offset in ((8, 0.0), (128, 0.0), (64, 3.0)):
         x = (torch.randn(2, 4, 50, features) + offset).to(dtype)
         gain, shift = (torch.randn(features).to(dtype) for _ in range(2))
-        norm = Norm(kind, gain[None], shift[None] if kind == "layer" else None, eps=0.0 if kind == "l2" else 1e-5)
+        norm = NormStep(kind, gain[None], shift[None] if kind == "layer" else None, eps=0.0 if kind == "l2" else 1e-5)
         if kind == "rms":
             by_torch = functional.rms_norm(x, (features,), gain, 1e-5)
             by_hand = x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
@@ -162,13 +162,14 @@ def test_a_softmax_in_half_is_allowed_to_fall_on_the_next_number() -> None:
     output = (q @ k.mT * 0.5).half().softmax(-1).float() @ v
     half = Precision(logits_dtype=torch.float16, weights_dtype=torch.float16)
     formula, side = Formula(0.5, logits_dtype="float16", weights_dtype="float16"), half
-    expected, _ = compute.attend(q, k, v, formula)
+    expected, _ = compute.compute_output(q, k, v, formula)
     allowed = output_allowed(q, k, v, formula, (EXACT, side))
     assert bool(((output.double() - expected).abs() <= allowed).all())
     plain = Formula(0.5)
     assert bool(
         (
-            (output.double() - compute.attend(q, k, v, plain)[0]).abs() > output_allowed(q, k, v, plain, (EXACT, side))
+            (output.double() - compute.compute_output(q, k, v, plain)[0]).abs()
+            > output_allowed(q, k, v, plain, (EXACT, side))
         ).any()
     )
 

@@ -16,10 +16,10 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.compare.observed import observe
 from sqrtdk.compare.pair import precision_of
 from sqrtdk.compare.precision import Precision, Precisions
-from sqrtdk.compare.program import Affine, Formula, Norm, Program, Rotation, Rounded, Way
+from sqrtdk.compare.program import Affine, Formula, NormStep, Program, Rotation, RoundingStep, VectorPath
 from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Off, Steps, followed, projected
-from sqrtdk.compare.segments import gap, of_measured, reach, whole
+from sqrtdk.compare.rounding_steps import Steps, VectorErrors, errors_along, projection_errors
+from sqrtdk.compare.segments import joined_segments, of_measured, run_segment, segment_gap
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 from tests.compare.ports.built import build, inputs
@@ -39,7 +39,7 @@ def whole_of(a: CallTensors, b: CallTensors) -> tuple[segments.Segment, Program]
     seen = observe(b)
     program = program_of(a, observe(a))
     every = segments.segments(b, seen, program, (precision_of(a), precision_of(b)), None)
-    return whole(every, program), program
+    return joined_segments(every, program), program
 
 
 @pytest.mark.sampled(2)
@@ -49,8 +49,8 @@ def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkey
     monkeypatch.setattr(segments, "_begin", lambda *_: begin)
     for base, style in (("rope_gqa", "eager"), ("sdpa", "eager"), ("rope", "einsum"), ("rope_fused", "sdpa")):
         part, program = whole_of(kept(base, dtype), kept(base, dtype, style=style))
-        assert gap(part, program).within, base
-        values, allowed = reach(part, program)
+        assert segment_gap(part, program).within, base
+        values, allowed = run_segment(part, program)
         ratio = (values - part.target.double()).abs() / allowed(None)
         assert float(ratio.max()) > 0.01, base
 
@@ -69,23 +69,23 @@ def test_rounding_of_the_way_is_within_it(begin: str, dtype: torch.dtype, monkey
 )
 def test_small_differences_are_seen(base: str, common: dict[str, Any], planted: dict[str, Any]) -> None:
     part, program = whole_of(kept(base, common=common), kept(base, common=common, **planted))
-    assert not gap(part, program).within
+    assert not segment_gap(part, program).within
     part, program = whole_of(kept(base, common=common), kept(base, common=common))
-    assert gap(part, program).within
+    assert segment_gap(part, program).within
 
 
 def test_what_cancels_over_the_whole_way_is_the_same() -> None:
     a, b = kept("rope", dtype=torch.float32), kept("rope", shift_q=3, shift_k=3)
     part, program = whole_of(a, b)
-    assert gap(part, program).within
+    assert segment_gap(part, program).within
     part, program = whole_of(a, kept("rope", shift_q=3))
-    assert not gap(part, program).within
+    assert not segment_gap(part, program).within
 
 
 def test_some_rows_are_allowed_what_they_are_among_all() -> None:
     part, program = whole_of(kept("rope_gqa"), kept("rope_gqa", shift_q=1, shift_k=1))
     rows = torch.tensor([3, 17, 9])
-    _, allowed = reach(part, program)
+    _, allowed = run_segment(part, program)
     torch.testing.assert_close(allowed(rows), allowed(None)[:, :, rows])
 
 
@@ -102,29 +102,32 @@ def test_errors_of_vectors_move_the_output_by_no_more() -> None:
     q, k, v = (torch.randn(2, 3, 40, 16, dtype=torch.float64) for _ in range(3))
     k = k + 5 * torch.randn(16)  # what all keys have in common cancels
     formula = Formula(0.3, visible=torch.ones(40, 40).tril().bool(), softcap=20.0)
-    expected = compute.attend(q, k, v, formula)[0]
+    expected = compute.compute_output(q, k, v, formula)[0]
     for each, row in ((1e-4, 0.0), (0.0, 1e-4), (1e-5, 1e-4)):
-        offs = [Off(torch.full_like(x, each), torch.full_like(x[..., :1], row), torch.zeros_like(x)) for x in (q, k, v)]
+        offs = [
+            VectorErrors(torch.full_like(x, each), torch.full_like(x[..., :1], row), torch.zeros_like(x))
+            for x in (q, k, v)
+        ]
         limit = output_allowed(q, k, v, formula, (EXACT, EXACT), offs)
         moved = [x * (1 + row * torch.randn(2, 3, 40, 1)) + each * torch.randn(x.shape) for x in (q, k, v)]
-        ratio = (compute.attend(*moved, formula)[0] - expected).abs() / limit
+        ratio = (compute.compute_output(*moved, formula)[0] - expected).abs() / limit
         assert 0.05 < float(ratio.max()) <= 1.0
 
 
 def test_the_deviations_of_a_way_are_those_of_its_rounding() -> None:
     x, weight = torch.randn(2, 30, 64), torch.randn(4, 16, 64)
     affine = Affine("q", weight, None, torch.arange(64).view(4, 16))
-    way = Way(affine, (Norm("rms", torch.ones(1, 16), eps=1e-6), Rounded("bfloat16")))
-    exact, off = followed(way, *projected(affine, x, (EXACT, Precision())), (EXACT, Precision()))
+    way = VectorPath(affine, (NormStep("rms", torch.ones(1, 16), eps=1e-6), RoundingStep("bfloat16")))
+    exact, off = errors_along(way, *projection_errors(affine, x, (EXACT, Precision())), (EXACT, Precision()))
     its: Tensor = torch.einsum("bld,hed->bhle", x, weight)
     its = (its * (its.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16().double()
-    torch.testing.assert_close(exact, compute.follow(way, compute.project(affine, x))[-1])
+    torch.testing.assert_close(exact, compute.follow_path(way, compute.project_input(affine, x))[-1])
     assert bool(((its - exact).abs() <= 8 * off.each).all())
     assert float((off.each > 0).double().mean()) < 0.05  # few are near enough to the middle of two numbers
 
 
-def norm_of(kind: str, over: str = "head") -> Norm:
-    return Norm(kind, 1 + 0.5 * torch.randn(3, 16), torch.randn(3, 16) if kind == "layer" else None, over=over)
+def norm_of(kind: str, over: str = "head") -> NormStep:
+    return NormStep(kind, 1 + 0.5 * torch.randn(3, 16), torch.randn(3, 16) if kind == "layer" else None, over=over)
 
 
 def turn_of(layout: str, first: int) -> Rotation:
@@ -145,12 +148,12 @@ def turn_of(layout: str, first: int) -> Rotation:
 )
 def test_no_error_before_a_step_is_more_behind_it_than_its_bound(steps: Callable[[], Steps]) -> None:
     """Errors of any signs, and those that lie along the vector, or all to one side, and change length and mean most."""
-    x, way = torch.randn(2, 3, 10, 16, dtype=torch.float64), Way(steps=steps())
+    x, way = torch.randn(2, 3, 10, 16, dtype=torch.float64), VectorPath(steps=steps())
     size = 1e-6 * torch.rand(x.shape, dtype=torch.float64)
-    limit = followed(way, x, Off.none(x).plus(size), (EXACT, EXACT))[1].bound
+    limit = errors_along(way, x, VectorErrors.none(x).plus(size), (EXACT, EXACT))[1].bound
     highest = 0.0
     for signs in (torch.randn(x.shape).sign(), x.sign(), -x.sign(), torch.ones_like(x)):
-        moved = (compute.follow(way, x + signs * size)[-1] - compute.follow(way, x)[-1]).abs()
+        moved = (compute.follow_path(way, x + signs * size)[-1] - compute.follow_path(way, x)[-1]).abs()
         assert bool((moved <= limit * (1 + 1e-4)).all())
         highest = max(highest, float((moved / limit).max()))
     assert highest > 0.5
@@ -165,9 +168,9 @@ def test_what_was_made_of_one_input_bit_for_bit_alike_is_the_same_whatever_made_
     for alike in (False, True):
         told = {**off, "query": replace(off["query"], alike=alike)}
         part = next(one for one in segments.segments(call, told, program, precisions, None) if one.name == "query")
-        assert gap(part, program).within is alike
+        assert segment_gap(part, program).within is alike
         other = replace(program.query.affine, weight=2 * program.query.affine.weight)  # type: ignore[type-var, union-attr]
-        assert not gap(part, replace(program, query=replace(program.query, affine=other))).within
+        assert not segment_gap(part, replace(program, query=replace(program.query, affine=other))).within
 
 
 def test_one_attention_in_two_orders_of_the_channels_differs_by_its_base_alone() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
-from sqrtdk._resolve import resolve
+from sqrtdk._resolve import resolve_arguments
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
@@ -175,7 +175,7 @@ def test_a_row_of_minus_infinity_alone_is_counted_and_not_blind(length: int) -> 
 def unseen(leaves: Leaves, **options: Any) -> tuple[Tensor, AuxOutput]:
     """Of a call whose numbers nobody looked at, as on a GPU, or while compiling."""
     given = {name: value.to(DEVICE) for name, value in {**leaves, **options}.items() if isinstance(value, Tensor)}
-    return triton(replace(resolve(**{**options, **given}, return_aux=ALL), unclean=False))
+    return triton(replace(resolve_arguments(**{**options, **given}, return_aux=ALL), unclean=False))
 
 
 @pytest.mark.sampled(2)

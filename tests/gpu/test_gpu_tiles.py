@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import AuxRequest
-from sqrtdk._resolve import resolve
+from sqrtdk._resolve import resolve_arguments
 from sqrtdk.impl.triton import row_statistics
 from sqrtdk.stats import RowStats
 from sqrtdk.stats.request import aux_output
@@ -222,5 +222,5 @@ def measured(leaves: Leaves, options: dict[str, Any], rows: Tensor | None) -> Ro
     given = {name: leaf.to(DEVICE, torch.float32) for name, leaf in leaves.items()}
     given |= {name: value.to(DEVICE) for name, value in options.items() if isinstance(value, Tensor)}
     given["value"] = given["key"][..., :0]
-    call = resolve(**{**options, **given}, enable_gqa=True)
+    call = resolve_arguments(**{**options, **given}, enable_gqa=True)
     return row_statistics(call if rows is None else call.sample(rows.to(DEVICE)))

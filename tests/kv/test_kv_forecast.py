@@ -17,7 +17,7 @@ from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.kv import FORMATS, forecast_calls, kv_forecast
 from sqrtdk.kv import call as calls_of
-from sqrtdk.kv.call import stored
+from sqrtdk.kv.call import stored_and_read
 from sqrtdk.kv.findings import KL_BARS, OUTPUT_BARS
 from sqrtdk.kv.forecast import checked_scale
 from sqrtdk.kv.formats import bounds, limit_of
@@ -189,20 +189,20 @@ def test_rows_are_sampled_and_told_and_blocks_change_nothing(monkeypatch: pytest
 
 
 def test_many_heads_and_keys_leave_fewer_rows() -> None:
-    request = calls_of.Request("int8", "tensor", None, 0)
+    request = calls_of.ForecastRequest("int8", "tensor", None, 0)
     assert [request.rows_of(heads * keys) for heads, keys in ((12, 128), (32, 8192), (64, 2**20))] == [256, 64, 16]
-    assert calls_of.Request("int8", "tensor", 7, 0).rows_of(2**30) == 7
+    assert calls_of.ForecastRequest("int8", "tensor", 7, 0).rows_of(2**30) == 7
 
 
 def test_blocks_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    real = calls_of.weigh
+    real = calls_of.weigh_rows
 
     def seen(query: Tensor, key: Tensor, *others: object) -> object:
         sizes.append(query.shape[0] * query.shape[1] * key.shape[0])
         return real(query, key, *others)
 
-    monkeypatch.setattr(calls_of, "weigh", seen)
+    monkeypatch.setattr(calls_of, "weigh_rows", seen)
     monkeypatch.setattr(calls_of, "BLOCK_LOGITS", 1000)
     kv_forecast(Plain(is_causal=True), (torch.randn(1, 96, 64),), kv_dtype="int8")
     assert 96 <= max(sizes) <= 1000
@@ -226,7 +226,7 @@ def test_what_is_read_back_is_within_a_step(seed: int, size: float, dtype: str) 
     form = FORMATS[dtype]
     for scale, grain in form.grains.items():
         low, high = bounds(x, grain)
-        back = torch.stack([stored(x, dtype, scale, 70)(0, head) for head in range(2)])[None]
+        back = torch.stack([stored_and_read(x, dtype, scale, 70)(0, head) for head in range(2)])[None]
         assert back.isfinite().all() or (dtype == "q8_0" and size == 1e30)  # its scale is a float16
         largest = torch.maximum(low.abs(), high.abs()).double()
         step = {"int8": largest / 127, "q8_0": largest / 127, "int4": (high.double() - low) / 15}.get(dtype)
@@ -240,7 +240,7 @@ def test_what_is_read_back_is_within_a_step(seed: int, size: float, dtype: str) 
 
 def test_q8_0_is_ggml_s() -> None:
     x = torch.randn(1, 1, 3, 64, dtype=torch.float64)
-    assert torch.equal(stored(x, "q8_0", "block", 3)(0, 0), blocks_of_32(x)[0, 0])
+    assert torch.equal(stored_and_read(x, "q8_0", "block", 3)(0, 0), blocks_of_32(x)[0, 0])
 
 
 def test_heads_that_q8_0_does_not_take_are_told() -> None:

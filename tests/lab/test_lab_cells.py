@@ -81,13 +81,13 @@ def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeyp
     monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_environment.py"))
     counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/claim.py", "theory/table.json", "scales/cli/a.py"]
     others = ["cli/a.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
-    found = [_environment.code.__wrapped__()]
+    found = [_environment.code_hash.__wrapped__()]
     for name in (*counted, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-        found.append(_environment.code.__wrapped__())
+        found.append(_environment.code_hash.__wrapped__())
         (tmp_path / name).write_text("2")
-        found.append(_environment.code.__wrapped__())
+        found.append(_environment.code_hash.__wrapped__())
     assert len(set(found)) == 1 + 2 * len(counted)
     assert len(set(found[2 * len(counted) :])) == 1
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import sqrtdk
 from sqrtdk import check, laws
-from sqrtdk.audit.baseline import compare, ledger
+from sqrtdk.audit.baseline import compare_with_baseline, ledger_of
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, CheckReport
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.messages import said
@@ -194,9 +194,9 @@ def test_sarif_has_rules_and_states() -> None:
 
 def test_a_baseline_holds_broken_laws_like_other_findings() -> None:
     before, now = check(leaking(), ids(), laws="none"), leak()
-    comparison = compare(ledger(before), now, "b.json")
+    comparison = compare_with_baseline(ledger_of(before), now, "b.json")
     assert [change.after for change in comparison.changes if change.fails] == ["critical law_causal"]
-    assert compare(ledger(now), now, "b.json").exit_code == 0
+    assert compare_with_baseline(ledger_of(now), now, "b.json").exit_code == 0
 
 
 def test_laws_are_asked_once_and_not_said_to_be_of_one_implementation() -> None:

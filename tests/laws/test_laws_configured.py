@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sqrtdk import check
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.rotations import declared
+from sqrtdk.laws.rotations import declared_rotation
 from tests.hf.small import build, inputs_of, needs, small_config
 
 HEADS, HEAD, WIDTH = 2, 16, 32
@@ -167,7 +167,9 @@ def test_a_law_of_the_older_field_and_positions_that_are_scaled_for_no_reason() 
 
 def test_another_factor_of_a_law_is_told_by_the_pair_that_is_farthest_off() -> None:
     block = LAWS["llama3"] | {"rope_theta": 1e4}
-    table = declared(config_of(rope_parameters=block | {"factor": 2.0}), None, None, HEAD).tables(HEAD, HEAD, 16, 512)
+    table = declared_rotation(config_of(rope_parameters=block | {"factor": 2.0}), None, None, HEAD).tables(
+        HEAD, HEAD, 16, 512
+    )
     assert table is not None
     (message,) = broken(Model(config_of(rope_parameters=block), Attention(table[0].float())))
     assert "by llama3 with factor 8 of config.rope_parameters.rope_theta = 10000" in message
@@ -223,7 +225,7 @@ def test_tables_are_those_of_transformers(law: str) -> None:
         rope_parameters=LAWS[law] | {"rope_theta": 1e4},
     )  # fmt: skip
     theirs, _ = ROPE_INIT_FUNCTIONS[law](config, torch.device("cpu"))
-    tables = declared(config, None, None, HEAD).tables(HEAD, HEAD, 16, 256)
+    tables = declared_rotation(config, None, None, HEAD).tables(HEAD, HEAD, 16, 256)
     assert tables is not None
     torch.testing.assert_close(tables[0], theirs.double(), rtol=1e-6, atol=1e-12)
 

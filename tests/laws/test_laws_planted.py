@@ -90,7 +90,7 @@ def test_torch_s_own_encoder(wrong, causal):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("wrong", [None, "future"])
 def test_a_large_model_is_asked_what_two_runs_tell(wrong, dtype, monkeypatch):
-    monkeypatch.setattr(table, "LARGE", 0)
+    monkeypatch.setattr(table, "LARGE_MODEL", 0)
     torch.manual_seed(0)
     report = check(Decoder(wrong).eval().to(dtype), INPUTS["decoder"](), laws="all")
     states = {answer.law: answer.state for answer in report.laws}
@@ -111,7 +111,7 @@ def test_the_laws_of_a_large_model_cost_one_forward(dtype, attn, monkeypatch):
     forwards = {}
     for large in (False, True):
         for laws in ("none", "finite,causal", "all"):
-            monkeypatch.setattr(table, "LARGE", 0 if large else 10**9)
+            monkeypatch.setattr(table, "LARGE_MODEL", 0 if large else 10**9)
             model, count = LlamaForCausalLM(SMALL_LLAMA).eval().to(dtype), [0]
             model.register_forward_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
             report = check(model, {"input_ids": ids()}, laws=laws, attn=attn)
@@ -143,7 +143,7 @@ def test_a_broken_law_of_a_large_model_is_asked_again_without_a_trace(monkeypatc
             x = super().forward(input_ids)
             return x * 1.01 if _get_current_dispatch_mode_stack() else x
 
-    monkeypatch.setattr(table, "LARGE", 0)
+    monkeypatch.setattr(table, "LARGE_MODEL", 0)
     report = check(Rounds().eval(), {"input_ids": ids()}, laws="all")
     assert {answer.state for answer in report.laws if answer.law in table.CHEAP} == {"kept"}
     report = check(Decoder("future").eval(), {"input_ids": ids()}, laws="all")

@@ -12,9 +12,9 @@ from torch.nn import functional
 from sqrtdk import check
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.laws.causal import tokens_of_decoder
-from sqrtdk.laws.moved import ROUNDINGS
-from sqrtdk.laws.padded import padded
-from sqrtdk.laws.shift import ENLARGED, SHIFT
+from sqrtdk.laws.moved import MOVED_ROUNDINGS
+from sqrtdk.laws.padded import pad_both_sides
+from sqrtdk.laws.shift import LAYER_ENLARGEMENT, SHIFT
 from sqrtdk.laws.subject import subject_of
 from tests.laws.caching_models import Decoder, Layer, ids, lower_right, turned
 
@@ -38,11 +38,11 @@ def test_padding_on_either_side_is_the_same_to_the_right_model(mask: torch.Tenso
 def test_padding_of_the_last_sample_alone() -> None:
     subject = subject_of(Decoder(), {"input_ids": ids(), "attention_mask": MASK})
     content = tokens_of_decoder(subject)
-    both = padded(subject, content, last_sample=True)
+    both = pad_both_sides(subject, content, last_sample=True)
     assert both.hidden_left.tolist() == [[False] * 12, [True] * 3 + [False] * 9]
     assert torch.equal(both.left.inputs["input_ids"][1, 3:], both.right.inputs["input_ids"][1, :9])
     assert both.left.inputs["position_ids"].tolist() == [[*range(12)], [0, 0, 0, *range(9)]]
-    assert padded(subject, content).hidden_right.tolist() == [[False] * 9 + [True] * 3] * 2
+    assert pad_both_sides(subject, content).hidden_right.tolist() == [[False] * 9 + [True] * 3] * 2
 
 
 @pytest.mark.parametrize("mask", [MASK, PADDED, PADDED.flip(1)])
@@ -165,7 +165,7 @@ def test_the_bar_holds_what_rounded_angles_move(first: int) -> None:
     gap = float((one - other).abs().max() / one.abs().max()) / torch.finfo(torch.float32).eps
     last = first + 63 + SHIFT
     assert gap < last  # of the same size as half a position for q and for k
-    assert gap < ROUNDINGS + ENLARGED * last / 2
+    assert gap < MOVED_ROUNDINGS + LAYER_ENLARGEMENT * last / 2
 
 
 class Heads(nn.Module):

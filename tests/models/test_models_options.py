@@ -65,7 +65,7 @@ def handed_on(monkeypatch: pytest.MonkeyPatch, verb: str, **own: Any) -> list[Lo
     function, receiver, without, others = VERBS[verb]
     monkeypatch.setattr(receiver, catch)
     monkeypatch.setattr(names, "check_name", lambda *args: None)
-    monkeypatch.setattr(sqrtdk.audit.baseline, "read", lambda file: None)
+    monkeypatch.setattr(sqrtdk.audit.baseline, "read_baseline", lambda file: None)
     monkeypatch.setattr(sqrtdk.kv.forecast, "check_sizes", lambda *sizes: None)
     monkeypatch.setattr(sqrtdk.kv.forecast, "check_seed", lambda seed: None)
     values = {name: f"a value of {name}" for name in NAMES - without}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from sqrtdk._json import document
+from sqrtdk._json import json_document
 from sqrtdk.messages import Message, joined, said, table_of
 from sqrtdk.monitor.checkpoints._measure import _plain, read_result
 from sqrtdk.monitor.columns import LATER
@@ -102,7 +102,7 @@ def test_the_result_of_a_checkpoint_keeps_its_sentences() -> None:
         "notes": [REASON, "n"],
         "sample": asdict(StepSample(3, (call,), not_measured("x"))),
     }
-    again = read_result(json.loads(document(_plain(told) | {"messages": table_of(told)})))
+    again = read_result(json.loads(json_document(_plain(told) | {"messages": table_of(told)})))
     assert again.sample is not None
     assert again.sample.calls == (call,)
     assert [said(text, "zh") for text in (again.sample.how, again.sample.calls[0].reason or "")] == [

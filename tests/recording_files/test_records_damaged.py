@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqrtdk.audit import baseline
-from sqrtdk.audit.baseline import ledger
+from sqrtdk.audit.baseline import ledger_of
 from sqrtdk.errors import BaselineError, InvalidValueError, RunFolderError, SqrtdkError, TraceFileError
 from sqrtdk.lab import record as lab_record
 from sqrtdk.lab.figures import Axis, Figure, Method, Plot, Series
@@ -73,7 +73,7 @@ KINDS = {
     "manifest": Kind(
         RunFolderError, lambda path: read_manifest(path.parent), _manifest, name="run.json", free=("model", "settings")
     ),
-    "baseline": Kind(BaselineError, baseline.read, lambda: json.loads(to_file(ledger(sick())))),
+    "baseline": Kind(BaselineError, baseline.read_baseline, lambda: json.loads(to_file(ledger_of(sick())))),
     "claim": Kind(
         InvalidValueError, lab_record.read, lambda: json.loads(_claim()), free=("parameters", "sound", "decided", "at")
     ),

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.records import FAIL_ON
+from sqrtdk.compare.records import DIFF_FAIL_ON
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff_fold import has_words
 
@@ -46,4 +46,4 @@ def test_every_key_of_the_document_is_told() -> None:
 
 def test_the_bars_are_those_of_the_verb() -> None:
     (option,) = re.findall(r"`--fail-on ([^`]+)`", DOCS)
-    assert tuple(option.split("\\|")) == FAIL_ON
+    assert tuple(option.split("\\|")) == DIFF_FAIL_ON

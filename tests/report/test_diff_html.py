@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.records import DiffReport, MaskPicture
+from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, MaskPicture
 from sqrtdk.compare.suspect import STAGES
-from sqrtdk.compare.words import UNKNOWN
 from sqrtdk.messages import Message
 from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, MARKS, SAME, UNJUDGED, fold_pairs, mark
 from sqrtdk.report.diff_html import formulas, ladder, to_html
@@ -174,7 +173,7 @@ def test_many_layers_fit() -> None:
 def test_the_causes_are_those_of_the_schema_and_of_the_page_of_the_documentation() -> None:
     schema = json.loads((ROOT / "docs" / "diff.schema.json").read_text())
     names = schema["$defs"]["cause"]["properties"]["name"]["enum"]
-    assert set(names) == {*CAUSES, "input", UNKNOWN}
+    assert set(names) == {*CAUSES, "input", UNKNOWN_CAUSE}
     text = (ROOT / "docs" / "en" / "diff.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", text[text.index("| cause |") :], re.MULTILINE)
     assert rows[: len(names)] == [(name, Message(f"causes.{name}.meaning")) for name in names]

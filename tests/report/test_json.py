@@ -12,8 +12,8 @@ import pytest
 
 import sqrtdk
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.records import FAIL_ON, HEALTH, OUTCOMES, STATES, CheckReport, LawAnswer
-from sqrtdk.compare.records import FAIL_ON as DIFF_FAIL_ON
+from sqrtdk.audit.records import FAIL_ON, HEALTH, LAW_STATES, OUTCOMES, CheckReport, LawAnswer
+from sqrtdk.compare.records import DIFF_FAIL_ON as DIFF_FAIL_ON
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo, StageDiff, Unpaired
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import recorded, said
@@ -176,7 +176,7 @@ def test_the_words_of_the_records_are_those_of_the_schemas_and_of_the_reports() 
     assert set(call["health"]["enum"]) == set(HEALTH)
     assert call["mistake"]["enum"] == [None, *MISTAKES]
     law = SCHEMAS["check"]["$defs"]["law"]["properties"]
-    assert tuple(law["state"]["enum"]) == STATES
+    assert tuple(law["state"]["enum"]) == LAW_STATES
     assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"} | SAID
     assert set(SCHEMAS["check"]["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
     assert set(terminal._OUTCOME_STYLE) == set(TONES) == set(OUTCOMES)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import sqrtdk
-from sqrtdk._json import document
+from sqrtdk._json import json_document
 from sqrtdk.messages import Message, fields, joined, recorded, said, word
 from sqrtdk.messages._catalogue import faults, placeholders, template, topic, topics
 
@@ -93,7 +93,7 @@ def test_a_message_survives_pickle_copy_and_json() -> None:
     for twin in (
         pickle.loads(pickle.dumps(MESSAGE)),
         copy.deepcopy(MESSAGE),
-        recorded(str(MESSAGE), *json.loads(document(fields(MESSAGE))).values()),
+        recorded(str(MESSAGE), *json.loads(json_document(fields(MESSAGE))).values()),
     ):
         assert (twin, twin.id, dict(twin.values)) == (str(MESSAGE), MESSAGE.id, dict(MESSAGE.values))
         assert twin.said("zh") == "相同（3）"

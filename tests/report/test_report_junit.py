@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sqrtdk.audit.records import FAIL_ON, CheckReport, Finding, Source
+from sqrtdk.audit.records import FAIL_ON, CheckReport, Finding, SourceFile
 from sqrtdk.report.junit import to_junit
 from tests.report.sample_report import healthy, hostile, lawless, leaking, sick, static, unjudged
 
@@ -66,7 +66,7 @@ def test_a_failure_says_where_why_and_what_to_do() -> None:
     note = dataclasses.replace(finding, severity="note", rule="entropy", message="low")
     call = dataclasses.replace(healthy(1).calls[0].call, product_at="mine.py:3")
     calls = (dataclasses.replace(healthy(1).calls[0], call=call),)
-    sources = (Source("mine.py", "src/mine.py", "root"),)
+    sources = (SourceFile("mine.py", "src/mine.py", "root"),)
     report = dataclasses.replace(healthy(1), calls=calls, findings=(finding, note), sources=sources)
     case = suite(report).find("testcase")
     assert case is not None

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, Source
+from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, SourceFile
 from sqrtdk.audit.rules import RULES
 from sqrtdk.laws import LAWS
 from sqrtdk.messages import Message
@@ -75,10 +75,10 @@ def test_every_rule_has_words_and_every_severity_a_level() -> None:
 
 def test_a_finding_lies_in_the_repository_first() -> None:
     sources = (
-        Source("lib/attn.py", "lib/attn.py", "packages"),
-        Source("mine.py", "src/mine.py", "root"),
-        Source("m/config.json", "m/config.json", "root"),
-        Source("far.py", "/opt/far.py", "elsewhere"),
+        SourceFile("lib/attn.py", "lib/attn.py", "packages"),
+        SourceFile("mine.py", "src/mine.py", "root"),
+        SourceFile("m/config.json", "m/config.json", "root"),
+        SourceFile("far.py", "/opt/far.py", "elsewhere"),
     )
     report = placed(healthy(1), "lib/attn.py:3, mine.py:14", sources=sources, root="/work tree")
     calls = (dataclasses.replace(report.calls[0], declared_at="m/config.json:9"),)
@@ -97,7 +97,7 @@ def test_without_a_place_a_finding_lies_where_the_call_was_made_or_where_the_mod
     report = healthy(1)
     call = dataclasses.replace(report.calls[0].call, product_at="mine.py:3", softmax_at="mine.py:5")
     report = dataclasses.replace(report, calls=(dataclasses.replace(report.calls[0], call=call),))
-    sources = (Source("mine.py", "mine.py", "root"), Source("nets.py", "nets.py", "root"))
+    sources = (SourceFile("mine.py", "mine.py", "root"), SourceFile("nets.py", "nets.py", "root"))
     assert artifacts(placed(report, None, sources=sources)) == [
         ("mine.py", "SRCROOT", 3),
         ("mine.py", "SRCROOT", 5),
@@ -134,7 +134,7 @@ def test_what_is_said_twice_at_a_site_is_two_results() -> None:
 
 
 def test_a_name_makes_no_link_and_no_path_out_of_the_tree() -> None:
-    report = placed(healthy(1), f"{EVIL}/a b.py:3", sources=(Source(f"{EVIL}/a b.py", f"{EVIL}/a b.py", "root"),))
+    report = placed(healthy(1), f"{EVIL}/a b.py:3", sources=(SourceFile(f"{EVIL}/a b.py", f"{EVIL}/a b.py", "root"),))
     assert len(artifacts(report)) == 1
     finding = dataclasses.replace(report.findings[0], message="see [here](http://evil)")
     (result,) = sarif_rules.checked(to_sarif(dataclasses.replace(report, findings=(finding,))))["results"]

@@ -9,7 +9,7 @@ import re
 import pytest
 
 import sqrtdk
-from sqrtdk.audit.baseline import compare, ledger
+from sqrtdk.audit.baseline import compare_with_baseline, ledger_of
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES, by_family
 from sqrtdk.audit.mistakes import MISTAKES
@@ -126,8 +126,8 @@ def test_a_claim_in_chinese_has_chinese_punctuation(name: str) -> None:
 
 
 def test_a_baseline_in_chinese_says_the_same() -> None:
-    kept = ledger(sqrtdk.check("demo", seq_len=16))
-    comparison = compare(kept, sqrtdk.check("demo:unscaled", seq_len=16), "baseline.json")
+    kept = ledger_of(sqrtdk.check("demo", seq_len=16))
+    comparison = compare_with_baseline(kept, sqrtdk.check("demo:unscaled", seq_len=16), "baseline.json")
     assert comparison.exit_code == 1
     chinese = baseline.to_text(comparison, width=200, language="zh")
     assert "- 判定：相符" in chinese

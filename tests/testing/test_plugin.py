@@ -180,8 +180,8 @@ def test_unmeasured_fails_where_it_is_asked_for(suite: pytest.Pytester) -> None:
 
 
 def test_its_words_are_those_of_the_audit() -> None:
-    assert plugin.FAIL_ON == records.FAIL_ON
-    assert list(reversed(plugin.SEVERITIES)) == list(records.SEVERITIES)
+    assert plugin.FAIL_ON_CHOICES == records.FAIL_ON
+    assert list(reversed(plugin.WORST_FIRST)) == list(records.SEVERITIES)
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"sqrtdk": plugin.__name__}
 

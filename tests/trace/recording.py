@@ -42,9 +42,9 @@ class Writer:
 
     def write(self, kind: str, records: Any) -> None:
         """Append one line: the test, what made the records, and their whole JSON."""
-        from sqrtdk._json import document
+        from sqrtdk._json import json_document
 
-        text = _ADDRESS.sub("ADDRESS", json.dumps(json.loads(document(records))))
+        text = _ADDRESS.sub("ADDRESS", json.dumps(json.loads(json_document(records))))
         name = self.test.partition("::")[0].replace("/", "-")
         with (self.home / f"{name}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(f"{json.dumps([self.test, kind])[:-1]}, {text}]\n")

@@ -50,8 +50,8 @@ addEventListener("keydown", (event) => {
 
 def look(language: Language) -> dict[str, Any]:
     """Return theme, style and head of the page: system fonts, and the page's language announced to the browser."""
-    themes = _extras.load("gradio.themes", "app")
-    font = _extras.load("gradio.themes.utils.fonts", "app").Font
+    themes = _extras.load_extra("gradio.themes", "app")
+    font = _extras.load_extra("gradio.themes.utils.fonts", "app").Font
     sans = [font(name) for name in ("system-ui", "Noto Sans", "PingFang SC", "Microsoft YaHei", "sans-serif")]
     mono = [font(name) for name in ("ui-monospace", "Menlo", "DejaVu Sans Mono", "monospace")]
     css = importlib.resources.files("sqrtdk.app").joinpath("style.css").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def look(language: Language) -> dict[str, Any]:
 
 def build(language: Language) -> Any:
     """Return the page in one language as Gradio Blocks."""
-    gradio = _extras.load("gradio", "app")
+    gradio = _extras.load_extra("gradio", "app")
     with gradio.Blocks(title=word("app.page.title", language), analytics_enabled=False) as blocks:
         _header(gradio, language)
         with gradio.Tabs():

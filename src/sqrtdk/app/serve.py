@@ -46,8 +46,8 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="sqrtdk-app-", ignore_cleanup_errors=True) as folder:
         os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": folder})
-        uvicorn = _extras.load("uvicorn", _EXTRA)
-        _extras.load("gradio", _EXTRA)
+        uvicorn = _extras.load_extra("uvicorn", _EXTRA)
+        _extras.load_extra("gradio", _EXTRA)
         with _listening(port) as listener:
             port = listener.getsockname()[1]
             app = application(port, Path(folder))
@@ -66,8 +66,8 @@ def application(port: int, folder: Path) -> App:
     """
     from sqrtdk.app.page import LANGUAGES, build, look
 
-    fastapi, gradio = _extras.load("fastapi", _EXTRA), _extras.load("gradio", _EXTRA)
-    responses = _extras.load("fastapi.responses", _EXTRA)
+    fastapi, gradio = _extras.load_extra("fastapi", _EXTRA), _extras.load_extra("gradio", _EXTRA)
+    responses = _extras.load_extra("fastapi.responses", _EXTRA)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -132,7 +132,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
             listener.listen()  # a browser that comes before the server runs waits instead of being refused
         except OSError as error:
             raise InvalidValueError(
-                Message("errors.options.port_taken", port=port, address=LOOPBACK, reason=_files.reason_of(error)),
+                Message("errors.options.port_taken", port=port, address=LOOPBACK, reason=_files.os_reason(error)),
                 hint=Message("errors.hint.another_port"),
             ) from error
         yield listener

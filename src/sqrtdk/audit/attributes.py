@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, field, held
-from sqrtdk.audit.tolerance import close, inverse_root, matches
+from sqrtdk.audit.configs import as_number, field, own_fields
+from sqrtdk.audit.tolerance import are_close, inverse_root, is_close
 from sqrtdk.tracing.records import AttentionCall
 
 Form = tuple[str, Callable[[float, int], float]]
@@ -25,7 +25,7 @@ def _inverse(value: float) -> float:
     return 1.0 / value if value else math.inf
 
 
-PLAIN: Form = ("{}", lambda value, head_dim: value)
+AS_IT_IS: Form = ("{}", lambda value, head_dim: value)
 INVERSE: Form = ("1/{}", lambda value, head_dim: _inverse(value))
 EXP: Form = ("exp({})", lambda value, head_dim: math.exp(min(value, 700.0)))  # exp(710) overflows
 OVER_SQRT: Form = ("{}/sqrt(head_dim)", lambda value, head_dim: value * inverse_root(head_dim))
@@ -38,13 +38,13 @@ SCALE_ATTRIBUTES: dict[str, tuple[Form, ...]] = {
         ("scale", "scaling", "softmax_scale", "attn_scale", "attention_scale", "sm_scale", "qk_scale", "q_scale",
          "scale_factor", "scale_qk", "softmax_scaling", "scaling_factor", "attention_multiplier", "qk_norm_scale",
          "inv_norm_factor", "normalize_fact"),
-        (PLAIN,),
+        (AS_IT_IS,),
     ),
     **dict.fromkeys(("sqrt_d", "sqrt_dk", "sqrt_head_dim"), (INVERSE,)),
-    **dict.fromkeys(("norm_factor", "scale_attn", "normalizer"), (INVERSE, PLAIN)),
-    **dict.fromkeys(("temperature", "tau"), (INVERSE, PLAIN, OVER_SQRT, INVERSE_OVER_SQRT)),
-    **dict.fromkeys(("gain", "alpha", "qk_scale_factor"), (PLAIN, OVER_SQRT)),
-    "logit_scale": (PLAIN, EXP),
+    **dict.fromkeys(("norm_factor", "scale_attn", "normalizer"), (INVERSE, AS_IT_IS)),
+    **dict.fromkeys(("temperature", "tau"), (INVERSE, AS_IT_IS, OVER_SQRT, INVERSE_OVER_SQRT)),
+    **dict.fromkeys(("gain", "alpha", "qk_scale_factor"), (AS_IT_IS, OVER_SQRT)),
+    "logit_scale": (AS_IT_IS, EXP),
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def _holds_scale(name: str, child: nn.Module) -> bool:
 def _stored(owner: nn.Module, name: str) -> tuple[Any, MutableMapping[str, Any] | None]:
     """Return the module's own (not its class's) value of a name and the dictionary that holds it, else (None, None)."""
     # `self.scale = 0.125` is in the module's __dict__, a Parameter or a buffer in a dictionary of its own.
-    for store in (held(owner), *(held(owner).get(kind) for kind in ("_parameters", "_buffers"))):
+    for store in (own_fields(owner), *(own_fields(owner).get(kind) for kind in ("_parameters", "_buffers"))):
         if isinstance(store, MutableMapping) and store.get(name) is not None:
             return store[name], store
     return (field(owner, name), None) if isinstance(owner, torch.jit.ScriptModule) else (None, None)
@@ -153,14 +153,14 @@ def holders(
     """Yield each attribute that has a reading equal to the effective scale, with the text of that reading."""
     for attribute in attributes:
         for text, values in readings(attribute, head_dim):
-            if matches(effective, values):
+            if are_close(effective, values):
                 yield attribute, text
                 break
 
 
 def names_the_scale(attribute: ScaleAttribute) -> bool:
     """Return whether the attribute's name can mean nothing but the whole scale of the softmax."""
-    return not attribute.flag and SCALE_ATTRIBUTES[attribute.name] == (PLAIN,)
+    return not attribute.flag and SCALE_ATTRIBUTES[attribute.name] == (AS_IT_IS,)
 
 
 def is_flag(text: str) -> bool:
@@ -168,13 +168,13 @@ def is_flag(text: str) -> bool:
     return text.endswith(FLAG_TEXT.format(""))
 
 
-FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
+PROBE_FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
 Key = tuple[str, int]  # site and index of a call
 Probe = Callable[[Mapping[Key, ScaleAttribute]], Mapping[Key, bool]]
 
 
 @contextmanager
-def enlarged(attributes: Iterable[ScaleAttribute], factor: float = FACTOR) -> Iterator[None]:
+def enlarged(attributes: Iterable[ScaleAttribute], factor: float = PROBE_FACTOR) -> Iterator[None]:
     """Multiply numbers and buffers by `factor` and turn switches within the block; restore them afterwards."""
     restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
     changed: set[tuple[int, str]] = set()
@@ -199,10 +199,12 @@ def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> di
     """Return for each call whether its scale differs after a change; calls without a readable scale are left out."""
     scales = {(call.site, call.index): call.scale.effective for call in after}
     pairs = (((call.site, call.index), call.scale.effective) for call in before)
-    return {key: not close(new, old) for key, old in pairs if old is not None and (new := scales.get(key)) is not None}
+    return {
+        key: not is_close(new, old) for key, old in pairs if old is not None and (new := scales.get(key)) is not None
+    }
 
 
-def followed(
+def scales_that_follow(
     calls: Sequence[AttentionCall], run: Callable[[], Sequence[AttentionCall]], asked: Mapping[Key, ScaleAttribute]
 ) -> Mapping[Key, bool]:
     """Return for each call whether its scale changes with the attribute asked about.

@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqrtdk import _files
-from sqrtdk._records import parse_json, record_from_json, shown
+from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, at_bar, at_site
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import is_close
 from sqrtdk.errors import BaselineError, ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import read_bytes
 
-SCHEMA_VERSION = 1
-MAX_BYTES = 2**24
+BASELINE_VERSION = 1
+MAX_BASELINE_BYTES = 2**24
 CHANGES = ("added", "removed", "changed", "new finding", "gone finding")
-_ANEW = "Write it anew with sqrtdk baseline write --force, and review what changes."
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+_WRITE_ANEW = "Write it anew with sqrtdk baseline write --force, and review what changes."
+_NUMBER_IN_FORMULA = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerLine:
     """One attention of the ledger, or a site without an attention that has a finding."""
 
     site: str
@@ -58,11 +58,11 @@ class Ledger:
 
     model: str
     mode: str
-    lines: tuple[Line, ...]
+    lines: tuple[LedgerLine, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LedgerChange:
     """One difference between a run and its baseline; `fails` is decided at the bar of the comparison."""
 
     kind: str  # one of CHANGES
@@ -75,13 +75,13 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BaselineComparison:
     """A run held against a baseline."""
 
     file: str
     model: str
     mode: str
-    changes: tuple[Change, ...]  # the failing ones first
+    changes: tuple[LedgerChange, ...]  # the failing ones first
     unchanged: int  # attentions
     unjudged: int  # attentions of this run that could not be judged, known to the baseline or not
     fail_on: str
@@ -92,21 +92,21 @@ class Comparison:
         return int(any(change.fails for change in self.changes))
 
 
-def ledger(report: CheckReport) -> Ledger:
+def ledger_of(report: CheckReport) -> Ledger:
     """Return the lines of a report."""
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     rest = {id(finding): finding for finding in report.findings}
     for judged in report.calls:
         call, here = judged.call, at_site(judged.call.site, report.findings)
         ratio = None if call.scale.ratio is None else float(f"{call.scale.ratio:.6g}")
-        lines.append(Line(*judged.key, call.formula, ratio, judged.verdict, judged.mistake, _kinds(here)))
+        lines.append(LedgerLine(*judged.key, call.formula, ratio, judged.verdict, judged.mistake, _kinds(here)))
         for finding in here:
             rest.pop(id(finding), None)
     # The rest are findings on an attention that was not read, or on a site without one.
     for site in dict.fromkeys(finding.site for finding in rest.values()):
         kinds = _kinds(finding for finding in rest.values() if finding.site == site)
         unread = any(kind.endswith(f" {UNMEASURED}") for kind in kinds)
-        lines.append(Line(site, None, None, None, UNMEASURED if unread else None, None, kinds))
+        lines.append(LedgerLine(site, None, None, None, UNMEASURED if unread else None, None, kinds))
     return Ledger(report.model.id, report.mode, tuple(sorted(lines, key=_order)))
 
 
@@ -115,7 +115,7 @@ def _kinds(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(f"{SEVERITIES[-worst]} {rule}" for worst, rule in sorted(kinds))
 
 
-def _order(line: Line) -> tuple[Any, ...]:
+def _order(line: LedgerLine) -> tuple[Any, ...]:
     """Return a sort key that compares the numbers in a site as numbers: layer 9 before layer 10."""
     # At most 18 digits: int() refuses the thousands that an untrusted site may hold.
     parts = re.split(r"([0-9]{1,18})", line.site)
@@ -124,19 +124,19 @@ def _order(line: Line) -> tuple[Any, ...]:
     ], -1 if line.index is None else line.index
 
 
-def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
+def compare_with_baseline(before: Ledger, report: CheckReport, file: str) -> BaselineComparison:
     """Compare a report with a baseline, at the report's own `fail_on`.
 
     Raises:
         BaselineError: Only one of the two is static, or the run has two calls with the same site and index.
     """
-    now = ledger(report)
+    now = ledger_of(report)
     if before.mode != now.mode:
         raise BaselineError(
-            f"{shown(file)} is of a {before.mode} check, and this one is {now.mode}",
+            f"{quote(file)} is of a {before.mode} check, and this one is {now.mode}",
             hint="Give --static to both or to neither.",
         )
-    old, new = _by_key(before.lines, shown(file)), _by_key(now.lines, "this run")
+    old, new = _by_key(before.lines, quote(file)), _by_key(now.lines, "this run")
     changes = [
         change
         for key in sorted({*old, *new}, key=lambda key: _order(new.get(key) or old[key]))
@@ -147,27 +147,27 @@ def compare(before: Ledger, report: CheckReport, file: str) -> Comparison:
     unchanged = sum(key in old and key not in loud for key in attentions)
     unjudged = sum(new[key].verdict == UNMEASURED for key in attentions)
     ordered = tuple(sorted(changes, key=lambda change: not change.fails))
-    return Comparison(file, now.model, now.mode, ordered, unchanged, unjudged, report.fail_on)
+    return BaselineComparison(file, now.model, now.mode, ordered, unchanged, unjudged, report.fail_on)
 
 
-def _by_key(lines: Iterable[Line], whose: str) -> dict[tuple[str, int | None], Line]:
-    by_key: dict[tuple[str, int | None], Line] = {}
+def _by_key(lines: Iterable[LedgerLine], whose: str) -> dict[tuple[str, int | None], LedgerLine]:
+    by_key: dict[tuple[str, int | None], LedgerLine] = {}
     for line in lines:
         if line.key in by_key:
-            place = f"{shown(line.site)}, index {line.index}"
-            raise BaselineError(f"{whose} has two lines of {place}", hint=_ANEW)
+            place = f"{quote(line.site)}, index {line.index}"
+            raise BaselineError(f"{whose} has two lines of {place}", hint=_WRITE_ANEW)
         by_key[line.key] = line
     return by_key
 
 
-def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Change]:
+def _changes(old: LedgerLine | None, new: LedgerLine | None, fail_on: str) -> Iterable[LedgerChange]:
     line = new or old
     assert line is not None
     loud = fail_on != "never"
     if (old is None or new is None) and line.verdict is not None:
         said = f"{line.formula or 'not read'}  {line.judgement}"
         kind, before, after = ("added", None, said) if old is None else ("removed", said, None)
-        yield Change(kind, *line.key, "attention", before, after, loud)
+        yield LedgerChange(kind, *line.key, "attention", before, after, loud)
     elif old is not None and new is not None:
         for what, before, after in (
             ("formula", old.formula, new.formula),
@@ -175,16 +175,16 @@ def _changes(old: Line | None, new: Line | None, fail_on: str) -> Iterable[Chang
             ("verdict", old.judgement, new.judgement),
         ):
             if not same_formula(before, after):
-                yield Change("changed", *line.key, what, before, after, loud)
+                yield LedgerChange("changed", *line.key, what, before, after, loud)
     known, now = (side.findings if side else () for side in (old, new))
     for kind in now:
         if kind not in known:
             severity, rule = kind.split(" ", 1)
-            yield Change("new finding", *line.key, "finding", None, kind, at_bar(fail_on, severity, rule))
+            yield LedgerChange("new finding", *line.key, "finding", None, kind, at_bar(fail_on, severity, rule))
     # A removed line is reported as a whole, and not by its findings.
     for kind in known if new else ():
         if kind not in now:
-            yield Change("gone finding", *line.key, "finding", kind, None, False)
+            yield LedgerChange("gone finding", *line.key, "finding", kind, None, False)
 
 
 def _text(ratio: float | None) -> str | None:
@@ -202,47 +202,47 @@ def same_formula(old: str | None, new: str | None) -> bool:
     """
     if old is None or new is None:
         return old == new
-    if _NUMBER.split(old) != _NUMBER.split(new):
+    if _NUMBER_IN_FORMULA.split(old) != _NUMBER_IN_FORMULA.split(new):
         return False
-    pairs = zip(_NUMBER.findall(old), _NUMBER.findall(new), strict=True)
-    return all(one == other or close(float(other), float(one)) for one, other in pairs)
+    pairs = zip(_NUMBER_IN_FORMULA.findall(old), _NUMBER_IN_FORMULA.findall(new), strict=True)
+    return all(one == other or is_close(float(other), float(one)) for one, other in pairs)
 
 
-def read(path: str | os.PathLike[str]) -> Ledger:
+def read_baseline(path: str | os.PathLike[str]) -> Ledger:
     """Read a baseline, which is an untrusted file.
 
     Raises:
         BaselineError: The file can't be read, is not a baseline, has another version, or breaks a rule of the format.
     """
-    what = f"the baseline {shown(os.fspath(path))}"
+    what = f"the baseline {quote(os.fspath(path))}"
     try:
-        content = read_bytes(Path(path), what, MAX_BYTES)
+        content = read_bytes(Path(path), what, MAX_BASELINE_BYTES)
     except OSError as error:
         raise BaselineError(
-            Message("errors.baseline.unreadable", path=shown(os.fspath(path)), reason=_files.reason_of(error)),
+            Message("errors.baseline.unreadable", path=quote(os.fspath(path)), reason=_files.os_reason(error)),
             hint=Message("errors.hint.write_baseline"),
         ) from error
     except ModelError as error:
         raise BaselineError(error.message, hint=error.hint) from error
-    return from_document(parse_json(content, what, BaselineError, _ANEW), what)
+    return from_document(parse_json(content, what, BaselineError, _WRITE_ANEW), what)
 
 
 def from_document(document: Any, what: str) -> Ledger:
     """Return the ledger that a JSON document holds.
 
     Raises:
-        BaselineError: See `read`.
+        BaselineError: See `read_baseline`.
     """
     if not isinstance(document, dict) or "schema_version" not in document:
-        raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_ANEW)
+        raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_WRITE_ANEW)
     version = document["schema_version"]
     # Not isinstance: True is an int as well.
-    if type(version) is not int or version != SCHEMA_VERSION:
+    if type(version) is not int or version != BASELINE_VERSION:
         raise BaselineError(
-            f"{what} is of version {shown(version)}; this sqrtdk reads version {SCHEMA_VERSION}",
-            hint=f"Use the sqrtdk that wrote it. Or: {_ANEW[0].lower()}{_ANEW[1:]}",
+            f"{what} is of version {quote(version)}; this sqrtdk reads version {BASELINE_VERSION}",
+            hint=f"Use the sqrtdk that wrote it. Or: {_WRITE_ANEW[0].lower()}{_WRITE_ANEW[1:]}",
         )
-    kept = record_from_json(_Document, document, what, BaselineError, _ANEW)
+    kept = record_from_json(_Document, document, what, BaselineError, _WRITE_ANEW)
     lines = tuple(_line(entry, f"{what}, attention {number}") for number, entry in enumerate(kept.attentions, 1))
     _by_key(lines, what)
     return Ledger(kept.model, kept.mode, lines)
@@ -269,14 +269,16 @@ class _Document:
     attentions: tuple[_Entry, ...]
 
 
-def _line(entry: _Entry, what: str) -> Line:
+def _line(entry: _Entry, what: str) -> LedgerLine:
     if entry.index is not None and entry.index < 0:
-        raise BaselineError(f"{what}: index is {shown(entry.index)}, not a whole number from 0 or null", hint=_ANEW)
+        raise BaselineError(
+            f"{what}: index is {quote(entry.index)}, not a whole number from 0 or null", hint=_WRITE_ANEW
+        )
     if entry.verdict is not None and entry.verdict not in VERDICTS:
         rule = f"one of {', '.join(VERDICTS)}, or null"
-        raise BaselineError(f"{what}: verdict is {shown(entry.verdict)}, not {rule}", hint=_ANEW)
+        raise BaselineError(f"{what}: verdict is {quote(entry.verdict)}, not {rule}", hint=_WRITE_ANEW)
     kinds = tuple(entry.findings.split(", ")) if entry.findings else ()
     for kind in kinds:
         if kind.partition(" ")[0] not in SEVERITIES or not kind.partition(" ")[2]:
-            raise BaselineError(f"{what}: {shown(kind)} is no severity and rule", hint=_ANEW)
-    return Line(entry.site, entry.index, entry.formula, entry.ratio, entry.verdict, entry.mistake, kinds)
+            raise BaselineError(f"{what}: {quote(kind)} is no severity and rule", hint=_WRITE_ANEW)
+    return LedgerLine(entry.site, entry.index, entry.formula, entry.ratio, entry.verdict, entry.mistake, kinds)

@@ -8,7 +8,7 @@ from sqrtdk._shown import Saved
 from sqrtdk.tracing.records import NotMeasured
 
 FOLD, QK_NORM = "fold", "qk_norm"  # ways to store that change more than how scales are shared
-OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = CAUSES = (
+OUTLIERS, ROWS, OTHER_HEAD, PRECISION, VALUES, CUT_OFF, COARSE = CACHE_CAUSES = (
     "outlier channels", "large rows", "another head's scale", "precision", "values", "cut off", "coarse scale",
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ class Blame:
     """A key head at fault, the cause, and the remedies."""
 
     key_head: int  # 0-based
-    cause: str  # one of `CAUSES`
+    cause: str  # one of `CACHE_CAUSES`
     heads: tuple[int, ...]  # the query heads above a bar
     severity: str  # of the worst of `heads`
     text: str  # the cause in numbers

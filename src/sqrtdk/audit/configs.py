@@ -11,15 +11,20 @@ from torch import nn
 from sqrtdk.errors import INTERRUPTS
 
 # The base classes' own methods: those of a subclass may be overridden.
-_READ: dict[type, Callable[[Any], Any]] = {float: float.__float__, int: int.__int__, str: str.__str__, list: list.copy}
+_OWN_METHODS: dict[type, Callable[[Any], Any]] = {
+    float: float.__float__,
+    int: int.__int__,
+    str: str.__str__,
+    list: list.copy,
+}
 
 
 def _pythons(value: Any) -> Any:
     """Return a number, text or list of a user's subclass as Python's own type: its own methods may raise anything."""
     kind = type(value)  # not `__class__`, which an object can fake
-    if kind is bool or kind in _READ:
+    if kind is bool or kind in _OWN_METHODS:
         return value
-    return next((read(value) for cls, read in _READ.items() if issubclass(kind, cls)), value)
+    return next((read(value) for cls, read in _OWN_METHODS.items() if issubclass(kind, cls)), value)
 
 
 def _safely(read: Callable[..., Any], *args: Any) -> Any:
@@ -63,7 +68,7 @@ def present(config: Any, name: str) -> bool:
     return _safely(hasattr, config, name) is True
 
 
-def held(config: Any) -> Mapping[str, Any]:
+def own_fields(config: Any) -> Mapping[str, Any]:
     """Return an object's own `__dict__`, or an empty mapping if it has none."""
     attributes = field(config, "__dict__")
     return attributes if isinstance(attributes, Mapping) else {}
@@ -87,7 +92,7 @@ def module_at(model: nn.Module, site: str) -> nn.Module | None:
     return module  # type: ignore[no-any-return]
 
 
-def number(config: Any, path: str) -> float | None:
+def number_at(config: Any, path: str) -> float | None:
     """Return the finite number at `path`, else None; a bool does not count as a number."""
     return as_number(field(config, path))
 

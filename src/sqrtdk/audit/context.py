@@ -27,11 +27,11 @@ _TRUE_IS_PADDING = {  # torch's names -> transformers' names; in torch True mark
 }
 _TRUE_IS_TOKEN = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # Modules that read no text. A length that equals the text's by chance says nothing about their padding.
-_OTHER = re.compile(r"vision|visual|image|audio|speech|video|pixel|patch|backbone|qformer|perceiver|resampler")
+_NOT_TEXT = re.compile(r"vision|visual|image|audio|speech|video|pixel|patch|backbone|qformer|perceiver|resampler")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class TokenMasks:
     """Masks of padded inputs by transformers' names, True at a token; `two` if there is an encoder and a decoder."""
 
     masks: Mapping[str, Tensor] = default(default_factory=dict)
@@ -41,7 +41,7 @@ class Tokens:
         self, site: str, batch: int, rows: int, columns: int, self_attention: bool | None
     ) -> tuple[Tensor, Tensor] | None:
         """Return the token masks of a call's rows (B, L) and keys (B, S), or None if no padding is known."""
-        if not self.masks or _OTHER.search(site.lower()):
+        if not self.masks or _NOT_TEXT.search(site.lower()):
             return None
         across = self_attention is False or rows != columns
         # The first word of the path says whose tokens the rows are: `model.decoder.layers.0.encoder_attn`.
@@ -72,7 +72,7 @@ class Tokens:
         return mask if mask is not None and mask.shape == (batch, length) else None
 
 
-def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
+def tokens_of(module: nn.Module, inputs: Inputs) -> TokenMasks:
     """Return the padding masks of a model's inputs; masks that hide nothing or hold more than 0 and 1 are left out."""
     named = inputs if isinstance(inputs, dict) else dict(zip(forward_arguments(module), inputs, strict=False))
     masks: dict[str, Tensor] = {}
@@ -82,7 +82,7 @@ def tokens_of(module: nn.Module, inputs: Inputs) -> Tokens:
         elif name in _TRUE_IS_PADDING and (mask := _zero_one(value)) is not None:
             masks[_TRUE_IS_PADDING[name]] = ~mask
     two = field(module, "config.is_encoder_decoder") is True or bool({"tgt", "decoder_input_ids"} & set(named))
-    return Tokens({name: mask for name, mask in masks.items() if not bool(mask.all())}, two)
+    return TokenMasks({name: mask for name, mask in masks.items() if not bool(mask.all())}, two)
 
 
 def _zero_one(value: Any) -> Tensor | None:
@@ -117,7 +117,7 @@ class Context:
     lost: tuple[NotMeasured, ...] = ()  # attentions that ran and could not be read
     idle_or_doubtful: tuple[NotMeasured, ...] = ()  # attentions that did not run, and softmaxes that may be attentions
     unread: frozenset[str] = frozenset()  # parameters that nothing read
-    tokens: Tokens = default(default_factory=Tokens)  # which positions of the inputs are tokens
+    tokens: TokenMasks = default(default_factory=TokenMasks)  # which positions of the inputs are tokens
     spoiled: tuple[str, ...] = ()  # outputs of the model that hold NaN or infinity
     infinite: tuple[str, ...] = ()  # those of `spoiled` without a NaN
     # Runs the model once more to find the first number that is not finite; raises a `SqrtdkError` if that run fails.

@@ -14,10 +14,18 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, held, is_transformers, model_type, module_at, number, present
+from sqrtdk.audit.configs import field, is_transformers, model_type, module_at, number_at, own_fields, present
 from sqrtdk.audit.families import by_family, family
-from sqrtdk.audit.multipliers import BASE_LENGTHS, FIXED, GROWING, LAYER_SWITCH, ROPE_FIELDS, by_config, multipliers
-from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.audit.multipliers import (
+    BASE_LENGTHS,
+    FIXED_FACTORS,
+    GROWING_FACTORS,
+    LAYER_SWITCH,
+    ROPE_FIELDS,
+    by_config,
+    multipliers,
+)
+from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
@@ -35,15 +43,15 @@ _CAPPED = (
     "attention_logit", "attention_logits", "attention_score", "attention_scores", "conf_attention_logit", "qk_logit",
     "qk_logits",
 )  # fmt: skip
-_CAPS = ("softcapping", "soft_capping", "softcap", "soft_cap", "capping", "cap")
-SOFTCAP_FIELDS = tuple(f"{logits}_{cap}" for logits in _CAPPED for cap in _CAPS)
+_CAP_WORDS = ("softcapping", "soft_capping", "softcap", "soft_cap", "capping", "cap")
+SOFTCAP_FIELDS = tuple(f"{logits}_{cap}" for logits in _CAPPED for cap in _CAP_WORDS)
 
 # An attention module's own attributes need not mention attention: `self.softcap`, `self.logit_cap`.
-_OWN = ("logit", "logits", "score", "scores")
+_LOGIT_WORDS = ("logit", "logits", "score", "scores")
 SOFTCAP_ATTRIBUTES = (
     *SOFTCAP_FIELDS,
-    *(cap for cap in _CAPS if cap.startswith("soft")),
-    *(f"{logits}_{cap}" for logits in _OWN for cap in _CAPS),
+    *(cap for cap in _CAP_WORDS if cap.startswith("soft")),
+    *(f"{logits}_{cap}" for logits in _LOGIT_WORDS for cap in _CAP_WORDS),
 )
 UNUSED_NAME = "a name that no config has"
 
@@ -60,7 +68,7 @@ def _sub_config(config: Any, site: str) -> Any:
     """Return the sub-config whose stem ("vision", "text") is part of the path `site`, else the config itself."""
     # "model.vision_tower.layers.0" has the part "vision", so vision_config governs it.
     parts = site.replace("_", ".").split(".")
-    for name in config if isinstance(config, Mapping) else held(config):
+    for name in config if isinstance(config, Mapping) else own_fields(config):
         stem = name.removesuffix("_config") if isinstance(name, str) else ""
         if stem and stem in parts and (name.endswith("_config") or stem in ("encoder", "decoder")):
             sub = field(config, name)
@@ -75,7 +83,7 @@ def _says(config: Any) -> bool:
         return True
     for path in (*KNOWN_FIELDS, *SOFTCAP_FIELDS):
         value = field(config, path)
-        if isinstance(value, bool | Mapping) or number(config, path) is not None:
+        if isinstance(value, bool | Mapping) or number_at(config, path) is not None:
             return True
     return False
 
@@ -83,13 +91,13 @@ def _says(config: Any) -> bool:
 def _configs(module: nn.Module) -> Iterator[Any]:
     """Yield a module's attributes that are configs by name, as objects or mappings to read fields from."""
     for name in CONFIG_NAMES:
-        config = held(module).get(name, field(type(module), name))
+        config = own_fields(module).get(name, field(type(module), name))
         if isinstance(config, property):  # of diffusers and Lightning
             config = field(module, name)
         if not _usable(config) or isinstance(config, type):
             continue
         # A config that answers to any name would seem to declare every field, so only its own `__dict__` is read.
-        yield held(config) if not isinstance(config, Mapping) and present(config, UNUSED_NAME) else config
+        yield own_fields(config) if not isinstance(config, Mapping) and present(config, UNUSED_NAME) else config
 
 
 def config_at(model: nn.Module, site: str) -> Any:
@@ -150,7 +158,7 @@ BASE_SWITCHES: tuple[tuple[str, bool, Callable[[AttentionCall, Any], float], str
     (
         "mup_use_scaling",
         True,
-        lambda call, config: (number(config, "mup_attn_multiplier") or 1.0) / call.head_dim,
+        lambda call, config: (number_at(config, "mup_attn_multiplier") or 1.0) / call.head_dim,
         "sources.field.phi3_small",
     ),
 )
@@ -163,32 +171,32 @@ LOOSE_SWITCHES = ("scaling",)
 # A config with one of these fields says something, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
-    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED, *GROWING,
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS,
 )  # fmt: skip
 
 
 def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | None:
     for path, function, source in BASE_FIELDS:
-        value = number(config, path)
+        value = number_at(config, path)
         if value is not None and value > 0:
             return (function(value, call),), by_config(path, f"{value:g}", source)
     for path, switch, scale, source in BASE_SWITCHES:
         if field(config, path) is switch:
             return (scale(call, config),), by_config(path, str(switch), source)
-    divisor = number(config, "attn_scale")
+    divisor = number_at(config, "attn_scale")
     if field(config, "use_attn_scale") is True and divisor is not None and divisor > 0:
         return (1.0 / divisor,), by_config("attn_scale", f"{divisor:g}", "sources.field.transformer_lens_divisor")
     rule = family(call, config)
     if rule is not None:
         return rule.values(call, config), by_family(model_type(config), rule)
     for path in LOOSE_SWITCHES:
-        unscaled = call.scale.effective is not None and close(call.scale.effective, 1.0)
+        unscaled = call.scale.effective is not None and is_close(call.scale.effective, 1.0)
         if field(config, path) is False and unscaled and not is_transformers(config):
             return (1.0,), by_config(path, "False", "sources.field.no_scale")
     return None
 
 
-def declared(
+def declared_scale(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
 ) -> Declaration | None:
     """Return the effective scale that config and family declare for a call: a base times every multiplier.

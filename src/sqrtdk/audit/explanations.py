@@ -25,7 +25,7 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
-from sqrtdk.audit.declared import Declaration, declared
+from sqrtdk.audit.declared import Declaration, declared_scale
 from sqrtdk.audit.gains import (
     cosine_gain,
     divided_cosine,
@@ -37,10 +37,10 @@ from sqrtdk.audit.gains import (
     norm_rule,
     without_input_gains,
 )
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE, name_mistake, root_factors
 from sqrtdk.audit.multipliers import by_argument
 from sqrtdk.audit.records import UNMEASURED, JudgedCall
-from sqrtdk.audit.tolerance import SCALE_TOLERANCE, heads_agree, inverse_root, matches, scales_of
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE, are_close, heads_agree, inverse_root, scales_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
 
@@ -49,7 +49,7 @@ Follows = Callable[[ScaleAttribute], bool | None]  # whether the scale changes w
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The facts about one call: the arguments of `judge`, and what follows from them."""
+    """The facts about one call: the arguments of `judge_scale`, and what follows from them."""
 
     call: AttentionCall
     module: nn.Module | None
@@ -73,7 +73,7 @@ class Evidence:
     @property
     def runs_textbook(self) -> bool:
         """Whether the scale that ran is 1/sqrt(head_dim)."""
-        return matches(self.effective, (self.textbook,))
+        return are_close(self.effective, (self.textbook,))
 
     def unexplained(self, mistake: str, reason: str | None, attribute: str | None = None) -> JudgedCall:
         """Return the verdict that the scale should have been the textbook's."""
@@ -83,7 +83,7 @@ class Evidence:
 Explanation = Callable[[Evidence], JudgedCall | None]
 
 
-def judge(
+def judge_scale(
     call: AttentionCall,
     module: nn.Module | None = None,
     config: Any = None,
@@ -102,7 +102,7 @@ def judge(
         Verdict `exact` (ratio 1 within 1%, and not of a cosine), `declared`, `unexplained` with a mistake, or
         `unmeasured` with the reason.
     """
-    declaration = declared(call, module, config, layer)
+    declaration = declared_scale(call, module, config, layer)
     layered = layered if layer else None
     evidence = Evidence(call, module, config, layer, layered, follows, declaration, _unreadable(call))
     return next(judged for explain in EXPLANATIONS.values() if (judged := explain(evidence)) is not None)
@@ -140,7 +140,7 @@ def _data_factor(e: Evidence) -> JudgedCall | None:
     if rest is None:
         why = e.problem or call.scale.reason or joined(call.unknown, "comma")
         return JudgedCall(call, UNMEASURED, reason=Message("rules.verdict.beside_not_read", gains=gains, why=why))
-    fixed = judge(rest, e.module, e.config, e.layer, layered=e.layered, follows=e.follows)
+    fixed = judge_scale(rest, e.module, e.config, e.layer, layered=e.layered, follows=e.follows)
     if fixed.verdict in ("exact", "declared"):
         others = fixed.declared_by or "1/sqrt(head_dim)"
         return JudgedCall(call, "declared", declared_by=Message("sources.declared.beside", gains=gains, rest=others))
@@ -177,7 +177,7 @@ def _as_declared(e: Evidence) -> JudgedCall | None:
         low, high = min(values) * (1 - SCALE_TOLERANCE), max(values) * (1 + SCALE_TOLERANCE)
         agrees = all(low <= value <= high for value in effective)
     else:
-        agrees = any(matches(effective, (value,)) for value in values)
+        agrees = any(are_close(effective, (value,)) for value in values)
     if not agrees:
         return None
     verdict = "exact" if e.runs_textbook else "declared"
@@ -191,11 +191,11 @@ def _against_declaration(e: Evidence) -> JudgedCall | None:
     effective, values, length = e.effective, e.declaration.values, e.declaration.length
     expected, factor = values[0], e.declaration.layer_factor
     numbers = {"declared": f"{expected:.6g}", "applied": f"{effective[0]:.6g}"}
-    mistake = UNKNOWN
+    mistake = UNKNOWN_MISTAKE
     reason: str = Message("rules.verdict.against_declaration", **numbers)
-    if factor != 1.0 and matches(effective, (expected / factor,)):
+    if factor != 1.0 and are_close(effective, (expected / factor,)):
         mistake, reason = "layer_index", Message("rules.verdict.no_layer_factor", **numbers)
-    elif length not in (0.0, 1.0) and any(matches(effective, (value / length,)) for value in values):
+    elif length not in (0.0, 1.0) and any(are_close(effective, (value / length,)) for value in values):
         mistake = "length_factor"
         reason = Message("rules.verdict.no_length_factor", factor=f"{length:.4g}", **numbers)
     elif e.runs_textbook:
@@ -262,7 +262,7 @@ def _channels(e: Evidence) -> str | None:
         inverse_root(e.call.query_len): "sources.declared.channels_root",
         1.0 / e.call.head_dim: "sources.declared.channels_mean",
     }
-    return next((Message(rule) for value, rule in rules.items() if matches(e.effective, (value,))), None)
+    return next((Message(rule) for value, rule in rules.items() if are_close(e.effective, (value,))), None)
 
 
 def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
@@ -273,7 +273,7 @@ def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]
     return held, text, None if held is not None else idle
 
 
-def _named(e: Evidence) -> tuple[str, str | None]:
+def _by_mistake(e: Evidence) -> tuple[str, str | None]:
     """Return the mistake that gives the scale, and how it was distinguished from its look-alikes."""
     return name_mistake(e.call, e.effective[0], layered=e.layered)
 
@@ -286,7 +286,7 @@ def _attribute(e: Evidence) -> JudgedCall | None:
     if not heads_agree(e.effective):
         by = Message("sources.declared.attribute_per_head", name=text)
         return JudgedCall(e.call, "declared", declared_by=by, attribute=text)
-    mistake, how = _named(e)
+    mistake, how = _by_mistake(e)
     if not _excused(e, mistake, held):
         return None
     value = f"{e.effective[0]:.6g}"
@@ -307,8 +307,8 @@ def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
 
 
 def _cosine_with_gain(e: Evidence) -> str | None:
-    mistake = _named(e)[0] if heads_agree(e.effective) else UNKNOWN
-    return cosine_gain(e.call, e.effective) if mistake == UNKNOWN else None
+    mistake = _by_mistake(e)[0] if heads_agree(e.effective) else UNKNOWN_MISTAKE
+    return cosine_gain(e.call, e.effective) if mistake == UNKNOWN_MISTAKE else None
 
 
 def _channels_without_rule(e: Evidence) -> JudgedCall | None:
@@ -323,19 +323,19 @@ def _not_positive(e: Evidence) -> JudgedCall | None:
     if low > 0:
         return None
     if high <= 0 <= low:
-        return e.unexplained(UNKNOWN, Message("rules.verdict.zero"))
-    return e.unexplained(UNKNOWN, Message("rules.verdict.negative"))
+        return e.unexplained(UNKNOWN_MISTAKE, Message("rules.verdict.zero"))
+    return e.unexplained(UNKNOWN_MISTAKE, Message("rules.verdict.negative"))
 
 
 def _heads_differ(e: Evidence) -> JudgedCall | None:
     if heads_agree(e.effective):
         return None
     low, high = f"{min(e.effective):.6g}", f"{max(e.effective):.6g}"
-    return e.unexplained(UNKNOWN, Message("rules.verdict.heads_differ", low=low, high=high))
+    return e.unexplained(UNKNOWN_MISTAKE, Message("rules.verdict.heads_differ", low=low, high=high))
 
 
 def _mistake(e: Evidence) -> JudgedCall:
-    mistake, how = _named(e)
+    mistake, how = _by_mistake(e)
     held, text, note = _holder(e)
     if held is not None and MISTAKES[mistake].excuse == "nothing":
         note = Message("rules.verdict.attribute_holds_mistake", attribute=text or "", mistake=mistake)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqrtdk.audit.configs import model_type, number
+from sqrtdk.audit.configs import model_type, number_at
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -33,7 +33,7 @@ class Family:
 
 
 def _low_rank(call: AttentionCall, config: Any) -> Values:
-    width, rank = number(config, "hidden_size"), number(config, "q_lora_rank")
+    width, rank = number_at(config, "hidden_size"), number_at(config, "q_lora_rank")
     if width is None or rank is None or width <= 0 or rank <= 0:
         return (inverse_root(call.head_dim),)
     return (math.sqrt(width / rank) * inverse_root(call.head_dim),)

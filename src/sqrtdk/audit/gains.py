@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sqrtdk.audit.attributes import INVERSE, PLAIN, SCALE_ATTRIBUTES, ScaleAttribute
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN, name_mistake, root_factors
-from sqrtdk.audit.tolerance import close, heads_agree, inverse_root, matches
+from sqrtdk.audit.attributes import AS_IT_IS, INVERSE, SCALE_ATTRIBUTES, ScaleAttribute
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE, name_mistake, root_factors
+from sqrtdk.audit.tolerance import are_close, heads_agree, inverse_root, is_close
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall, EffectiveScale, Factor
 
@@ -20,7 +20,7 @@ from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall, EffectiveSc
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
 
-def normalised(call: AttentionCall) -> str | None:
+def norm_of_q_and_k(call: AttentionCall) -> str | None:
     """Return the normalisation of q and k ("rms", "layer", "l2", ...), or None if q and k are not both normalised."""
     sides = {stage.where for stage in call.stages if stage.name == "norm"} & {"q", "k"}
     return None if len(sides) == 1 else call.norm
@@ -40,7 +40,7 @@ def norm_size(call: AttentionCall) -> int:
     It is the head dimension if q and k have length 1, and 1 if each of their channels has size 1. Without a
     normalisation it is 0.
     """
-    norm = normalised(call)
+    norm = norm_of_q_and_k(call)
     return 0 if norm is None else call.head_dim if norm == "l2" else 1
 
 
@@ -48,12 +48,12 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
     """Return whether an attribute of the module holds the textbook scale, but no factor of the run is that scale."""
     if root_factors(call):
         return False
-    textbook = {PLAIN: (inverse_root(call.head_dim),), INVERSE: (math.sqrt(call.head_dim),)}
+    textbook = {AS_IT_IS: (inverse_root(call.head_dim),), INVERSE: (math.sqrt(call.head_dim),)}
     for attribute in attributes:
         if attribute.flag:
             continue
         expected = textbook.get(SCALE_ATTRIBUTES[attribute.name][0])
-        if expected and attribute.values and not attribute.learned and matches(attribute.values, expected):
+        if expected and attribute.values and not attribute.learned and are_close(attribute.values, expected):
             return True
     return False
 
@@ -65,7 +65,7 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
         return None
     sides = tuple(dict.fromkeys(factor.where for factor in gains))
     rest = math.prod(factor.value or 0.0 for factor in call.scale.factors if factor not in gains)
-    if not close(rest, 1.0) and not close(rest, inverse_root(call.head_dim)):
+    if not is_close(rest, 1.0) and not is_close(rest, inverse_root(call.head_dim)):
         return None
     excuse = MISTAKES[name_mistake(call, effective[0])[0]].excuse if heads_agree(effective) else "any attribute"
     # `q * head_dim**-0.5` after a norm is a scale that was written on q, and no gain of the norm.
@@ -76,21 +76,21 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
 
 def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> str | None:
     """Return the rule that admits a scale after q/k normalisation, or None."""
-    norm = normalised(call)
+    norm = norm_of_q_and_k(call)
     if norm is None:
         return None
     if sides := _gains(call, effective):
         return Message("sources.declared.norm_with_gains", norm=norm, sides=sides)
-    if matches(effective, (1.0,)) and not _dropped(call, attributes):
+    if are_close(effective, (1.0,)) and not _dropped(call, attributes):
         return Message("sources.declared.norm", norm=norm)
-    if norm == "l2" and matches(effective, (math.sqrt(call.head_dim),)):
+    if norm == "l2" and are_close(effective, (math.sqrt(call.head_dim),)):
         return Message("sources.declared.unit_norm")
     return None
 
 
 def divided_cosine(call: AttentionCall) -> bool:
     """Return whether the product is a cosine: q and k have unit length, and no channel has a gain of its own."""
-    return normalised(call) == "l2" and not call.norm_gain
+    return norm_of_q_and_k(call) == "l2" and not call.norm_gain
 
 
 def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
@@ -99,10 +99,10 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None
     A cosine is at most 1, so it takes a gain above 1 to let the softmax choose; one below 1 would only flatten it.
     """
     low, high = min(effective), max(effective)
-    if normalised(call) != "l2" or low < 1.0:
+    if norm_of_q_and_k(call) != "l2" or low < 1.0:
         return None
     gain = f"{low:.6g}"
-    gain = gain if close(high, low) else Message("rules.bound.range", low=gain, high=f"{high:.6g}")
+    gain = gain if is_close(high, low) else Message("rules.bound.range", low=gain, high=f"{high:.6g}")
     return Message("sources.declared.cosine_gain", gain=gain)
 
 
@@ -152,17 +152,17 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
     fixed, idle = 1.0, True
     for factor in call.scale.factors:
         if factor.learned:
-            idle = idle and factor.value is not None and matches(factor.per_head or (factor.value,), (1.0,))
+            idle = idle and factor.value is not None and are_close(factor.per_head or (factor.value,), (1.0,))
         elif factor.value is None:
             return None
         else:
             fixed *= factor.value
             idle = idle and factor.per_head is None
-    if root_factors(call) >= 2 and close(fixed, inverse_root(call.head_dim) ** 2):
+    if root_factors(call) >= 2 and is_close(fixed, inverse_root(call.head_dim) ** 2):
         return "twice"
-    if normalised(call) != "l2" and call.head_dim > 1 and close(fixed, call.head_dim**0.5):
+    if norm_of_q_and_k(call) != "l2" and call.head_dim > 1 and is_close(fixed, call.head_dim**0.5):
         return "inverted"
-    named = name_mistake(call, fixed)[0] if idle else UNKNOWN
+    named = name_mistake(call, fixed)[0] if idle else UNKNOWN_MISTAKE
     return named if named != "inverted" and MISTAKES[named].excuse == "nothing" else None
 
 

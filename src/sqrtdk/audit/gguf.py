@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from sqrtdk.audit.configs import as_number
-from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import Finding, ModelInfo, with_health
 from sqrtdk.audit.rules.scales import on_scales
@@ -37,7 +37,7 @@ def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...]
         # Granite's config would declare the same scale under another name.
         config = {"model_type": family}
         config |= {"attention_multiplier": call.scale.effective} if family.startswith("granite") else {}
-    judged = () if call is None else (judge(call, None, config),)
+    judged = () if call is None else (judge_scale(call, None, config),)
     findings = tuple(on_scales(nn.Module(), judged, "static"))
     not_seen = Message("rules.gguf.not_seen")
     missing = NotMeasured(_SITE, Message("rules.gguf.says", reason=not_seen, what=said))

@@ -22,8 +22,8 @@ from sqrtdk.audit.families import FAMILIES, MLA_YARN, Family
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
 from sqrtdk.audit.rules.scales import SCALE_RULES, on_scales
-from sqrtdk.audit.rules.unmeasured import SOURCE, not_read
-from sqrtdk.audit.tolerance import matches, scales_of
+from sqrtdk.audit.rules.unmeasured import UNMEASURED_SOURCE, not_read
+from sqrtdk.audit.tolerance import are_close, scales_of
 from sqrtdk.graphs.opening import NOTHING_DECLARED
 from sqrtdk.messages import Message, id_of
 from sqrtdk.models.load import resolve
@@ -33,7 +33,7 @@ from sqrtdk.tracing.records import AttentionCall, NotMeasured
 # Families whose config always declares a scale. The graph does not say which, so any scale may be right.
 _DECLARING = ("gemma2", "gemma3", "gemma3_text", "t5gemma", "t5gemma2", "vaultgemma", "granite", "granitemoe",
               "granitemoeshared", "granitemoehybrid", "granite4", "hyperclovax", "helium", *MLA_YARN)  # fmt: skip
-_WORDS = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
+_CLASS_ENDING = r"(Text|Vision|Audio)?(For\w+|PreTrained\w*|\w*(Model|Attention|Layer|Block|Stack|Encoder|Decoder)\w*)"
 
 # How a family is recognised if the graph keeps no class names: a pattern for the end of the attentions' paths, and one
 # for the names of weights ("" matches any).
@@ -43,7 +43,7 @@ _BY_NAMES = (
     ("deberta-v2", r"attention\.self$", "rel_embeddings"),
     ("cvt", r"attention\.attention$", "convolution_projection"),
 )
-_PARTS = ("softcap", "norm", "rope", "sinks")
+_FORMULA_PARTS = ("softcap", "norm", "rope", "sinks")
 
 
 def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) -> ModelRun:
@@ -86,7 +86,7 @@ def _judged(judged: JudgedCall, other: JudgedCall, model: str) -> JudgedCall:
     if len(here) == len(there) or len(there) == 1 or len(here) == 1:
         # One value serves for all heads.
         wide = max(len(here), len(there))
-        if matches(here * (wide // len(here)), there * (wide // len(there))):
+        if are_close(here * (wide // len(here)), there * (wide // len(there))):
             by = other.declared_by
             if other.verdict == "declared" and by is not None:
                 by = Message("sources.declared.by_like", model=model[:80], declaration=by)
@@ -107,7 +107,7 @@ def _others(
             reason = Message("rules.declared_vs_actual.no_partner", model=model[:80])
             yield not_read(NotMeasured(call.site, reason, call.formula))
             continue
-        for part in _PARTS:
+        for part in _FORMULA_PARTS:
             here, there = getattr(call, part), getattr(pair.call, part)
             if here != there:
                 message = Message(
@@ -142,7 +142,7 @@ def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
     }
 
     def asks(judged: JudgedCall) -> Finding:
-        fix, source = Message("rules.graph.fix_config"), Message(SOURCE)
+        fix, source = Message("rules.graph.fix_config"), Message(UNMEASURED_SOURCE)
         return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", fix, source)
 
     return without_verdicts(run, reasons, asks) if reasons else run
@@ -153,7 +153,7 @@ def _is_right(call: AttentionCall, rule: Family | None) -> bool:
     if rule is None:
         return True
     values = rule.values(call, None)
-    return not values or any(matches(scales_of(call), (value,)) for value in values)
+    return not values or any(are_close(scales_of(call), (value,)) for value in values)
 
 
 def _family(run: ModelRun, model: nn.Module) -> tuple[str, Family | None] | None:
@@ -161,7 +161,7 @@ def _family(run: ModelRun, model: nn.Module) -> tuple[str, Family | None] | None
     classes = {type(module).__name__ for module in model.modules()}
     by_class = {re.sub("[_-]", "", name): name for name in (*FAMILIES, *_DECLARING)}
     for name in sorted(by_class, key=len, reverse=True):  # "T5Gemma" before "T5"
-        if any(re.fullmatch(name + _WORDS, kind, re.IGNORECASE) for kind in classes):
+        if any(re.fullmatch(name + _CLASS_ENDING, kind, re.IGNORECASE) for kind in classes):
             return by_class[name], FAMILIES.get(by_class[name])
     tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     biased = any(judged.call.bias is not None for judged in run.calls)

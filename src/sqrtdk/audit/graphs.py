@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk._progress import tell
+from sqrtdk._progress import report_progress
 from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_like import as_like, ask_for_config
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
 from sqrtdk.audit.records import Finding, JudgedCall, with_health
-from sqrtdk.audit.rules.numbers import of_weights, range_forecast
+from sqrtdk.audit.rules.numbers import logits_out_of_range, of_weights
 from sqrtdk.audit.rules.statistics import entropy, flat, max_logit, saturation
 from sqrtdk.audit.rules.unmeasured import not_read
-from sqrtdk.audit.sources import each, root, source_of
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.sources import root, source_file, split_lines
+from sqrtdk.audit.tolerance import is_close
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.graphs.opening import config_beside, open_graph
 from sqrtdk.graphs.places import GraphModel
@@ -37,7 +37,7 @@ from sqrtdk.tracing.trace import trace
 _SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
 _OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
-_ON_FIGURES = (max_logit, range_forecast, saturation, entropy, flat)  # rules on the logits of a run
+_ON_FIGURES = (max_logit, logits_out_of_range, saturation, entropy, flat)  # rules on the logits of a run
 
 
 def audit_graph(
@@ -73,7 +73,7 @@ def audit_graph(
         run, lost, findings = audit_gguf(path, model)
         return _at_file(run, path), lost, findings
     config, notes = config_beside(path)
-    tell(Message("progress.graph"))
+    report_progress(Message("progress.graph"))
     walked = open_graph(path, config, trust_remote_code=options.trust_remote_code)
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
     missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)
@@ -84,10 +84,10 @@ def audit_graph(
             raise
         raise ModelError(
             f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
-            hint=_without(walked.unread),
+            hint=_hint_on_operators(walked.unread),
         ) from error
     if walked.sizes:
-        run = _without_sizes(run, walked, _again(path, config, options))
+        run = _without_sizes(run, walked, _at_other_sizes(path, config, options))
     sick = (of_weights(walked.sick),) if walked.sick else ()
     run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
     if run_it and graph_kind(path) == ".pt2":
@@ -103,7 +103,7 @@ def audit_graph(
     return _at_file(run, path), missing, tuple(map(not_read, missing))
 
 
-def _without(unread: tuple[str, ...]) -> str:
+def _hint_on_operators(unread: tuple[str, ...]) -> str:
     """Return the hint for operators that are not read."""
     if not unread:
         return "Export the model without branches and loops, or check the model itself."
@@ -113,9 +113,9 @@ def _without(unread: tuple[str, ...]) -> str:
 
 def _at_file(run: ModelRun, path: str) -> ModelRun:
     """Return the run with the graph's file, which has no lines, in place of the module that was built from it."""
-    stand_in, name = {file for file, _ in each(run.model.at)}, os.path.basename(path)
+    stand_in, name = {file for file, _ in split_lines(run.model.at)}, os.path.basename(path)
     others = (source for source in run.sources if source.file not in stand_in)
-    sources = (*others, source_of(name, os.path.abspath(path), root()))
+    sources = (*others, source_file(name, os.path.abspath(path), root()))
     return replace(run, model=replace(run.model, at=f"{name}:1"), sources=sources)
 
 
@@ -137,7 +137,7 @@ def _by_operator(calls: tuple[JudgedCall, ...], walked: GraphModel) -> tuple[Jud
     return tuple(map(named, calls))
 
 
-def _again(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
+def _at_other_sizes(path: str, config: Any, options: LoadOptions) -> tuple[AttentionCall, ...] | None:
     """Return the attentions at other values for the graph's free sizes, or None if the graph does not accept them."""
     try:
         walked = open_graph(path, config, trust_remote_code=options.trust_remote_code, larger=True)
@@ -156,7 +156,7 @@ def _without_sizes(run: ModelRun, walked: GraphModel, again: tuple[AttentionCall
     reasons: dict[Key, str] = {}
     for judged in run.calls:
         here, other = judged.call.scale.effective, others.get(judged.key)
-        if here is not None and other is not None and not close(here, other):
+        if here is not None and other is not None and not is_close(here, other):
             sizes = {"scale": f"{here:.4g}", "other": f"{other:.4g}"}
             reasons[judged.key] = Message("rules.graph.follows_size", **sizes)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.audit.configs import field, held, present
+from sqrtdk.audit.configs import field, own_fields, present
 from sqrtdk.errors import ModelError, UnsupportedError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.extras import quiet_transformers
@@ -112,7 +112,7 @@ def implementation(model: Any, name: str) -> Iterator[None]:
     parts = _parts(model)
     # set_attn_implementation changes sub-configs as well, so the private field of each is put back.
     configs = {id(c): c for part in parts for c in _sub_configs(part.config)}
-    before = [(c, held(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in held(c)]
+    before = [(c, own_fields(c)[_INTERNAL]) for c in configs.values() if _INTERNAL in own_fields(c)]
     try:
         if any(part.config._attn_implementation != name for part in parts):
             _switch(model, name)

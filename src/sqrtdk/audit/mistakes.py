@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
 Excuse = Literal["nothing", "one factor", "its name", "the config", "any attribute"]
-UNKNOWN = "unknown"
+UNKNOWN_MISTAKE = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Mistake:
     @property
     def known(self) -> bool:
         """Whether this is a mistake, rather than the lack of an explanation."""
-        return self.name != UNKNOWN
+        return self.name != UNKNOWN_MISTAKE
 
 
 def _padded_sizes(call: AttentionCall) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ MISTAKES: dict[str, Mistake] = {
             excuse="the config",
         ),
         Mistake(
-            name=UNKNOWN,
+            name=UNKNOWN_MISTAKE,
             excuse="any attribute",
         ),
     )
@@ -145,7 +145,7 @@ _BY_RANK = sorted(MISTAKES.values(), key=lambda mistake: mistake.rank)
 def root_factors(call: AttentionCall) -> int:
     """Return the number of factors along the lineage that are d^-1/2."""
     expected = inverse_root(call.head_dim)
-    return sum(factor.value is not None and close(factor.value, expected) for factor in call.scale.factors)
+    return sum(factor.value is not None and is_close(factor.value, expected) for factor in call.scale.factors)
 
 
 def name_mistake(
@@ -163,12 +163,12 @@ def name_mistake(
         return "layer_index", layered
     targets = (effective,) if length in (0.0, 1.0) else (effective, effective / length)
     padded = call.padded_head_dim
-    if padded > call.head_dim and any(close(target, inverse_root(padded)) for target in targets):
+    if padded > call.head_dim and any(is_close(target, inverse_root(padded)) for target in targets):
         return "padded_head", Message("rules.alike.padded", dims=call.head_dim, padded=padded)
     alike = [
         mistake.name
         for mistake in _BY_RANK
-        if any(close(target, value) for target in targets for value in mistake.values(call))
+        if any(is_close(target, value) for target in targets for value in mistake.values(call))
     ]
     # 1/head_dim is one number with two causes, which the factors along the lineage tell apart.
     if "twice" in alike:
@@ -178,6 +178,6 @@ def name_mistake(
         if alike[0] == "twice":
             return "twice", Message("rules.alike.one_factor")
     if not alike:
-        return UNKNOWN, None
+        return UNKNOWN_MISTAKE, None
     others = alike[1:]
     return alike[0], Message("rules.alike.by_value", others=joined(others, "comma")) if others else None

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk._progress import tell
-from sqrtdk.audit.attributes import Key, followed
-from sqrtdk.audit.context import Context, Rerun, Tokens, tokens_of
+from sqrtdk._progress import report_progress
+from sqrtdk.audit.attributes import Key, scales_that_follow
+from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, Source, with_health
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, SourceFile, with_health
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.rules.scales import SCALE_RULES
 from sqrtdk.audit.rules.unmeasured import silences
 from sqrtdk.audit.rules.unused import watch_norms
-from sqrtdk.audit.sources import declared_at, named_at, read_lines, sources
+from sqrtdk.audit.sources import declared_at, named_at, read_lines, source_files
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.messages import Message
@@ -57,7 +57,7 @@ class ModelRun:
     not_attention: tuple[NotAttention, ...]
     not_measured: tuple[NotMeasured, ...]
     findings: tuple[Finding, ...]
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceFile, ...] = ()
     laws: tuple[LawAnswer, ...] = ()
     # Floating-point tensors that the run returned, by name, if they were asked for.
     outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict, repr=False, compare=False)
@@ -82,7 +82,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         if attn in ATTN and offers_choice(module):
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
-        tell(Message("progress.running"))
+        report_progress(Message("progress.running"))
         with watch_norms(module) as ran, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         _refuse_silence(loaded, traced)
@@ -90,8 +90,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(loaded, seed)
-        tell(Message("progress.judging"))
-        judged = judge_all(traced.calls, module, partial(followed, traced.calls, lambda: rerun(None).calls))
+        report_progress(Message("progress.judging"))
+        judged = judge_all(traced.calls, module, partial(scales_that_follow, traced.calls, lambda: rerun(None).calls))
         context = Context(
             model=module,
             calls=judged,
@@ -110,7 +110,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         )
         entries: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):
-            tell(Message("progress.rules"), done, len(RULES))
+            report_progress(Message("progress.rules"), done, len(RULES))
             entries += rule(context)
         findings = tuple(entry for entry in entries if isinstance(entry, Finding))
     missed = (
@@ -133,7 +133,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         not_attention=traced.not_attention,
         not_measured=missed,
         findings=findings,
-        sources=sources(loaded, judged_calls, findings, (*traced.not_attention, *missed)),
+        sources=source_files(loaded, judged_calls, findings, (*traced.not_attention, *missed)),
         outputs=outputs,
     )
 
@@ -166,7 +166,7 @@ def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
     return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={})
 
 
-def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: Tokens) -> tuple[Trace, Any]:
+def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: TokenMasks) -> tuple[Trace, Any]:
     torch.manual_seed(seed)
     with Trace(loaded.module, stats=stats, tokens=tokens.of, values=loaded.masks) as run:
         try:

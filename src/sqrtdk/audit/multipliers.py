@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, held, is_transformers, mapping, model_type, number
+from sqrtdk.audit.configs import field, is_transformers, mapping, model_type, number_at, own_fields
 from sqrtdk.audit.families import MLA_YARN
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.tolerance import close, inverse_root, matches, scales_of
+from sqrtdk.audit.tolerance import are_close, inverse_root, is_close, scales_of
 from sqrtdk.messages import Message
 from sqrtdk.scales import yarn_mscale
 from sqrtdk.tracing.records import AttentionCall
@@ -34,7 +34,7 @@ class Multiplier:
 
 
 LAYER_SWITCH = "scale_attn_by_inverse_layer_idx"  # of GPT-2
-FIXED = {  # field -> id of its source
+FIXED_FACTORS = {  # field -> id of its source
     "key_multiplier": "sources.field.falcon_h1",
     "qk_scale_factor": "sources.field.query_gain",
 }
@@ -46,7 +46,7 @@ def _steps(strength: float, original: float, keys: int) -> float:
 
 # Factors that grow with the position, from 1 at the first rows. The field that switches a factor on -> the field of its
 # strength, the field of the length from which it grows, its value at the last of n keys, and the id of its source.
-GROWING: dict[str, tuple[str, str, Callable[[float, float, int], float], str | None]] = {
+GROWING_FACTORS: dict[str, tuple[str, str, Callable[[float, float, int], float], str | None]] = {
     "attn_temperature_tuning": ("attn_scale", "floor_scale", _steps, "sources.field.llama4"),
     "rope_parameters.llama_4_scaling_beta": (
         "rope_parameters.llama_4_scaling_beta",
@@ -82,12 +82,12 @@ def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, laye
         yield Multiplier((1.0 / (layer + 1),), by, "layer")
     if (proportional := by_base_length(call, module, config)) is not None:
         yield proportional
-    for path, source in FIXED.items():
-        value = number(config, path)
+    for path, source in FIXED_FACTORS.items():
+        value = number_at(config, path)
         if value is not None and value not in (0.0, 1.0):
             yield Multiplier((value,), by_config(path, f"{value:g}", source))
-    for switch, (strength_field, original_field, grown, origin) in GROWING.items():
-        strength, original = number(config, strength_field), number(config, original_field)
+    for switch, (strength_field, original_field, grown, origin) in GROWING_FACTORS.items():
+        strength, original = number_at(config, strength_field), number_at(config, original_field)
         if field(config, switch) and strength is not None and original:
             high = grown(strength, original, call.key_len)
             if high != 1.0:
@@ -174,8 +174,8 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
                 layer_type = layer_types[layer] if layer < len(layer_types) else None
             return mapping(parameters, layer_type) if isinstance(layer_type, str) else None
         return parameters
-    if number(config, BARE) is not None:
-        return {key: number(config, path) for key, path in _BARE_FIELDS.items()} | {"rope_type": "yarn"}
+    if number_at(config, BARE) is not None:
+        return {key: number_at(config, path) for key, path in _BARE_FIELDS.items()} | {"rope_type": "yarn"}
     return None
 
 
@@ -184,20 +184,20 @@ def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> Rope
     parameters = rope_parameters(config, module, layer)
     if not parameters:
         return None
-    rotated = number(parameters, "partial_rotary_factor") or number(config, "partial_rotary_factor") or 1.0
+    rotated = number_at(parameters, "partial_rotary_factor") or number_at(config, "partial_rotary_factor") or 1.0
     original = "original_max_position_embeddings"
     return RopeBlock(
         name=next(name for name in ROPE_FIELDS if field(config, name) is not None),
         rope_type=parameters.get("rope_type", parameters.get("type")),
-        factor=number(parameters, "factor"),
-        mscale=number(parameters, "mscale"),
-        all_dim=number(parameters, "mscale_all_dim"),
-        attention_factor=number(parameters, "attention_factor"),
-        original=number(parameters, original) or number(config, original),
-        longest=number(config, "max_position_embeddings"),
-        short=number(parameters, "short_mscale"),
-        long=number(parameters, "long_mscale"),
-        partial=rotated < 1.0 or number(config, "qk_nope_head_dim") is not None,
+        factor=number_at(parameters, "factor"),
+        mscale=number_at(parameters, "mscale"),
+        all_dim=number_at(parameters, "mscale_all_dim"),
+        attention_factor=number_at(parameters, "attention_factor"),
+        original=number_at(parameters, original) or number_at(config, original),
+        longest=number_at(config, "max_position_embeddings"),
+        short=number_at(parameters, "short_mscale"),
+        long=number_at(parameters, "long_mscale"),
+        partial=rotated < 1.0 or number_at(config, "qk_nope_head_dim") is not None,
     )
 
 
@@ -271,10 +271,10 @@ def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
 
 
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
-SINGLE = 2.0**-23  # relative rounding of a factor that was held in float32
+FLOAT32_ROUNDING = 2.0**-23  # relative rounding of a factor that was held in float32
 # Nobody trains on fewer tokens; a scale that is twice too large would read as the fourth root of a real base.
 LEAST_BASE = 16
-BLUR = 0.05  # largest error of a base that still identifies a whole number
+MOST_BASE_ERROR = 0.05  # largest error of a base that still identifies a whole number
 
 
 def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -> Multiplier | None:
@@ -285,7 +285,7 @@ def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -
     """
     for holder in (config, module):
         for name in BASE_LENGTHS:
-            base = number(holder, name)
+            base = number_at(holder, name)
             if base is None or base <= 1 or call.query_len < 2:  # log 1 = 0
                 continue
             switch = field(holder, "proportional_attn")
@@ -312,11 +312,11 @@ def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
     if name is None or call.query_len < 2 or not values or len(values) < len(call.scale.factors):
         return None
     applied = math.prod(values)
-    if call.scale.effective is None or not matches(scales_of(call), (applied,)):
+    if call.scale.effective is None or not are_close(scales_of(call), (applied,)):
         return None
     # A mistake's value may give back a whole number by chance: it stays a mistake.
     signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
-    if any(close(applied, value, 4 * SINGLE) for value in signatures):
+    if any(is_close(applied, value, 4 * FLOAT32_ROUNDING) for value in signatures):
         return None
     base = _whole_base(applied / inverse_root(call.head_dim), call.query_len)
     if base is None:
@@ -331,9 +331,9 @@ def _whole_base(ratio: float, length: int) -> int | None:
     if log_base > 50:  # nobody trains on e^50 tokens, and exp() of much more overflows
         return None
     base = math.exp(log_base)
-    error = base * log_base * 2 * SINGLE  # d b = b log(b) 2 d r / r
+    error = base * log_base * 2 * FLOAT32_ROUNDING  # d b = b log(b) 2 d r / r
     whole = round(base)
-    return whole if whole >= LEAST_BASE and error <= BLUR and abs(base - whole) <= error else None
+    return whole if whole >= LEAST_BASE and error <= MOST_BASE_ERROR and abs(base - whole) <= error else None
 
 
 def _arguments(module: nn.Module | None) -> set[str]:
@@ -341,7 +341,7 @@ def _arguments(module: nn.Module | None) -> set[str]:
     names: set[str] = set()
     if module is None:
         return names
-    processor = held(module).get("processor")
+    processor = own_fields(module).get("processor")
     for function in (field(type(module), "forward"), None if processor is None else field(type(processor), "__call__")):
         try:
             names.update(inspect.signature(function).parameters)  # type: ignore[arg-type]

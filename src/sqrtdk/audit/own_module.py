@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.configs import field, held
+from sqrtdk.audit.configs import field, own_fields
 from sqrtdk.audit.guard import current, offers_choice, random_state, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.messages import Message
@@ -93,7 +93,9 @@ def _to_meta(model: nn.Module) -> nn.Module:
         return tensor.detach().cpu().clone() if known else torch.empty_like(tensor, device="meta", requires_grad=False)
 
     # deepcopy takes the tensors in `memo` in place of the originals, so that no weight is copied.
-    attributes = (value for module in model.modules() for value in held(module).values() if isinstance(value, Tensor))
+    attributes = (
+        value for module in model.modules() for value in own_fields(module).values() if isinstance(value, Tensor)
+    )
     memo: dict[int, Any] = {id(tensor): twin_of(tensor) for tensor in (*attributes, *model.buffers())}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
@@ -125,7 +127,7 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
             return False
         return value.dtype is torch.bool or bool(((value == 0) | (value == 1) | (value <= _HIDES)).all())
 
-    named = [(path, held(module)) for path, module in model.named_modules()]
+    named = [(path, own_fields(module)) for path, module in model.named_modules()]
     tensors = {f"{path}.{name}".lstrip("."): x for path, values in named for name, x in values.items()}
     return {name: value for name, value in {**tensors, **dict(model.named_buffers())}.items() if is_mask(value)}
 

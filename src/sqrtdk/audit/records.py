@@ -23,8 +23,8 @@ OK = "ok"
 HEALTH = (OK, *SEVERITIES, UNMEASURED)
 FAILING = ("fail", "critical")
 OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
-BASES = ("root", "packages", "elsewhere")
-KEPT, BROKEN, NOT_ASKED = STATES = ("kept", "broken", "not asked")  # of a law
+SOURCE_BASES = ("root", "packages", "elsewhere")
+KEPT, BROKEN, NOT_ASKED = LAW_STATES = ("kept", "broken", "not asked")  # of a law
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
 ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls at a site
 
@@ -116,10 +116,10 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """The place of a file whose lines the report names.
 
-    `base` is one of `BASES`: for "root" `path` is relative to `CheckReport.root`, for "packages" to an entry of
+    `base` is one of `SOURCE_BASES`: for "root" `path` is relative to `CheckReport.root`, for "packages" to an entry of
     Python's import path, and for "elsewhere" it is absolute.
     """
 
@@ -142,7 +142,7 @@ class CheckReport(Saved, Shown):
     command: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     fail_on: str = "fail"
-    sources: tuple[Source, ...] = ()  # files that the report names, as far as they are known
+    sources: tuple[SourceFile, ...] = ()  # files that the report names, as far as they are known
     root: str = ""  # the repository in which the check ran, else the working directory
     laws: tuple[LawAnswer, ...] = ()
     kv_cache: CacheForecast | None = None  # forecast of a cache in fewer bits, if asked for
@@ -212,7 +212,7 @@ def _says(message: object, reason: str) -> bool:
     return message == reason
 
 
-def broken(call: AttentionCall) -> bool:
+def has_nonfinite(call: AttentionCall) -> bool:
     """Return whether a call's logits or output hold NaN or plus infinity, even if the cause is elsewhere."""
     rows = call.stats is not None and any(call.stats.nan_rows)
     return rows or (call.output_rms is not None and not math.isfinite(call.output_rms))
@@ -231,7 +231,7 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
     It is "critical" if the call's numbers are not finite, even if the finding names another site, where they begin. It
     is "unmeasured" if nothing failed but the scale could not be judged or no statistics were taken.
     """
-    if broken(judged.call):
+    if has_nonfinite(judged.call):
         return "critical"
     severities = []
     for finding in at_site(judged.call.site, findings):

@@ -20,21 +20,23 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, contexts, field, model_type, number
+from sqrtdk.audit.configs import as_number, contexts, field, model_type, number_at
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_DATA, AttentionCall, Mask
 
-WEIGHT = 1e-4
+LEAST_WEIGHT_AHEAD = 1e-4
 _ALIGNED = "sources.threshold.corner"
 _SLOTS = {"cache", "pad"}  # steps that place keys in a larger tensor: `cache[:, :, pos] = k`
-LEAST_ROWS = 4  # with fewer rows, a few visible keys fit many shapes
-SOURCE = "sources.threshold.illegal_connection"
+LEAST_ROWS_OF_SHAPE = 4  # with fewer rows, a few visible keys fit many shapes
+LEAK_SOURCE = "sources.threshold.illegal_connection"
 
-_CAUSAL = ("is_causal", "causal")
+_CAUSAL_FLAGS = ("is_causal", "causal")
 _BY_CALL = ("blip_text_model",)  # its config says "decoder", but an argument of forward decides
 
 Fault = tuple[str, float, float, str, str, str]  # severity, value, threshold, message, fix, id of the source
-_AHEAD = {"bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal"}
+_KINDS_AHEAD = {
+    "bi", "bidirectional", "non_causal", "noncausal", "prefix", "prefix_lm", "block_causal", "blockwise_causal",
+}  # fmt: skip
 # Fields that declare that rows see later keys, and the values that declare it.
 _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
     (
@@ -46,7 +48,7 @@ _DECLARES: tuple[tuple[tuple[str, ...], Callable[[Any], bool]], ...] = (
     (("causal", "is_causal", "use_causal_mask"), lambda value: value is False),
     (
         ("attn_type", "attention_type", "attention_mode", "attn_mask_type", "mask_type"),
-        lambda value: isinstance(value, str) and value.lower().replace("-", "_") in _AHEAD,
+        lambda value: isinstance(value, str) and value.lower().replace("-", "_") in _KINDS_AHEAD,
     ),
     (("prefix_length", "num_prefix_tokens"), lambda value: (as_number(value) or 0.0) > 0),
 )  # fmt: skip
@@ -58,7 +60,7 @@ _IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image toke
 
 def lookahead(owners: tuple[Any, ...]) -> float:
     """Return the declared number of keys after its own that a row sees; 0 if nothing declares any."""
-    counts = [number(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
+    counts = [number_at(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
     counts += [as_number(right) or 0.0 for owner in owners for _, (_, right) in contexts(owner)]
     return max(counts, default=0.0)
 
@@ -102,9 +104,9 @@ def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> b
     if call.axis != "positions" or call.self_attention is False or not 1 < call.query_len <= call.key_len:
         return False
     decoder = field(module, "is_decoder")
-    if any(field(module, name) is True for name in _CAUSAL):
+    if any(field(module, name) is True for name in _CAUSAL_FLAGS):
         return decoder is not False
-    if call.self_attention is not True or any(field(module, name) is False for name in _CAUSAL):
+    if call.self_attention is not True or any(field(module, name) is False for name in _CAUSAL_FLAGS):
         return False
     by_config = decoder is None and field(config, "is_decoder") is True and model_type(config) not in _BY_CALL
     return decoder is True or by_config
@@ -122,15 +124,15 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
     if mask is not None and mask.least is not None and -mask.least - before > max(declared, 0.0):
         message = Message("rules.mask_audit.sees_later", number=-mask.least - before)
         value = float(-mask.least - before) if value is None else value
-    elif value is not None and value > WEIGHT and not declared:
+    elif value is not None and value > LEAST_WEIGHT_AHEAD and not declared:
         message = Message("rules.mask_audit.weight_on_later", weight=f"{value:.3g}")
     elif mask is None and (before or static or merged) and value is None and not declared:
         message, value = Message("rules.mask_audit.no_mask"), float(call.query_len - 1)
     if message is not None and value is not None:
-        yield "critical", value, WEIGHT, message, Message("rules.mask_audit.fix_leak"), SOURCE
+        yield "critical", value, LEAST_WEIGHT_AHEAD, message, Message("rules.mask_audit.fix_leak"), LEAK_SOURCE
 
 
-def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
+def shape_fault(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
     """Return the fault in the shape of a self-attention's visible keys, by the least and greatest i - j, or None.
 
     `declared` is the declared number of later keys that a row sees. `tokens` is the number of keys without padding in
@@ -139,7 +141,7 @@ def shape(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:
         return None
-    if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS:
+    if call.self_attention is False or rows != call.key_len or rows < LEAST_ROWS_OF_SHAPE:
         return None
     ends = (rows - 1, tokens - 1)  # the last row sees all keys, or all but padding
     least, greatest = mask.least, mask.greatest
@@ -170,11 +172,11 @@ def corner(call: AttentionCall) -> Fault | None:
 def _inverted(mask: Mask, least: int, greatest: int, tokens: int) -> Fault | None:
     if greatest < 0:
         message, fix = Message("rules.mask_audit.inverted"), Message("rules.mask_audit.fix_inverted")
-        return "critical", float(least), 0.0, message, fix, SOURCE
+        return "critical", float(least), 0.0, message, fix, LEAK_SOURCE
     if mask.band and greatest == 0 and least <= 1 - tokens:
         message = Message("rules.mask_audit.inverted_with_own")
         fix = Message("rules.mask_audit.fix_inverted_with_own")
-        return "critical", float(least), 0.0, message, fix, SOURCE
+        return "critical", float(least), 0.0, message, fix, LEAK_SOURCE
     return None
 
 
@@ -182,11 +184,11 @@ def _ahead(mask: Mask, least: int, rows: int, ends: tuple[int, int], declared: f
     """Return the fault that every row sees a few keys after its own, and all before, or None."""
     if mask.ahead_by_one and declared < 1:
         message = Message("rules.mask_audit.ahead_by_one" if mask.band else "rules.mask_audit.ahead_by_one_in_some")
-        return "critical", -1.0, 0.0, message, Message("rules.mask_audit.fix_ahead_by_one"), SOURCE
+        return "critical", -1.0, 0.0, message, Message("rules.mask_audit.fix_ahead_by_one"), LEAK_SOURCE
     if mask.band and mask.greatest in ends and -rows / 2 < least < -1 and declared < -least:
         message = Message("rules.mask_audit.ahead", number=-least)
         fix = Message("rules.mask_audit.fix_ahead", number=-least)
-        return "fail", float(least), 0.0, message, fix, SOURCE
+        return "fail", float(least), 0.0, message, fix, LEAK_SOURCE
     return None
 
 
@@ -196,7 +198,7 @@ def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
         return None
     message = Message("rules.mask_audit.behind", number=least)
     message = Message("rules.mask_audit.behind_by_one") if least == 1 else message
-    return "warn", float(least), 0.0, message, Message("rules.mask_audit.fix_behind"), SOURCE
+    return "warn", float(least), 0.0, message, Message("rules.mask_audit.fix_behind"), LEAK_SOURCE
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
@@ -206,7 +208,7 @@ def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fau
     if call.mask is None and not says_causal(call, module, config):
         return None
     message, fix = Message("rules.mask_audit.gathered"), Message("rules.mask_audit.fix_gathered")
-    return "note", float(call.query_len), 0.0, message, fix, SOURCE
+    return "note", float(call.query_len), 0.0, message, fix, LEAK_SOURCE
 
 
 def own_key(call: AttentionCall) -> Fault | None:
@@ -216,9 +218,9 @@ def own_key(call: AttentionCall) -> Fault | None:
     own (Kitaev et al. 2020).
     """
     mask, rows, groups = call.mask, call.query_len, call.batch * call.heads
-    if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS:
+    if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS_OF_SHAPE:
         return None
     if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
         return None
     message = Message("rules.mask_audit.own_key", blind=groups, rows=groups * rows)
-    return "note", float(groups), 0.0, message, Message("rules.mask_audit.fix_own_key"), SOURCE
+    return "note", float(groups), 0.0, message, Message("rules.mask_audit.fix_own_key"), LEAK_SOURCE

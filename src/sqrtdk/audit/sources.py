@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType
 
 from sqrtdk.audit.configs import field
-from sqrtdk.audit.records import Finding, JudgedCall, Source
+from sqrtdk.audit.records import Finding, JudgedCall, SourceFile
 from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import config_path
@@ -27,28 +27,28 @@ from sqrtdk.tracing.tape.places import file_of, first_line, is_installed
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
     """Return file and line of each factor of the scale; of the product if no factor exists, or if one is missing."""
     factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
-    return listed(factors) or call.product_at or call.softmax_at
+    return join_lines(factors) or call.product_at or call.softmax_at
 
 
 def of_loss(call: AttentionCall) -> str | None:
     """Return file and line of the steps that could not be followed; of the scale if all were followed."""
-    return listed(stage.at or call.softmax_at for stage in call.stages if stage.name == "unknown") or of_scale(call)
+    return join_lines(stage.at or call.softmax_at for stage in call.stages if stage.name == "unknown") or of_scale(call)
 
 
-def listed(texts: Iterable[str | None], by: str = ", ") -> str | None:
+def join_lines(texts: Iterable[str | None], by: str = ", ") -> str | None:
     """Join the texts that are not empty, each once; None if there are none."""
     return by.join(dict.fromkeys(text for text in texts if text)) or None
 
 
-def each(at: str | None) -> tuple[tuple[str, int], ...]:
-    """Return the files and lines of a text made by `listed`: "a.py:3, b c.py:14"."""
+def split_lines(at: str | None) -> tuple[tuple[str, int], ...]:
+    """Return the files and lines of a text made by `join_lines`: "a.py:3, b c.py:14"."""
     return tuple((file, int(line)) for file, line in re.findall(r"(?s)(.+?):(\d{1,9})(?:, |\Z)", at or ""))
 
 
 KeyPath = tuple[str, ...]  # keys from the outermost object inwards
 Lines = Mapping[KeyPath, int]
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,\n]|[^][{}:,"\s]+')
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,\n]|[^][{}:,"\s]+')
 
 
 def field_lines(text: str) -> dict[KeyPath, int]:
@@ -63,7 +63,7 @@ def field_lines(text: str) -> dict[KeyPath, int]:
     keys: list[str] = []  # keys that lead to the innermost open object
     last: str | None = None  # the last string; it is a key if a colon follows
     key: str | None = None
-    for token in (found[0] for found in _TOKEN.finditer(text)):
+    for token in (found[0] for found in _JSON_TOKEN.finditer(text)):
         if token == "\n":
             line += 1
         elif token in ("[", "]"):
@@ -109,7 +109,7 @@ def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | No
         return None  # an attribute or a norm declares it
     parts = judged.call.site.replace("_", ".").split(".")
     found = (_line(lines, tuple(field.split(".")), parts) or model_type_line(lines, parts) for field in fields or [""])
-    return listed(f"{config_file(home)}:{line}" for line in found if line)
+    return join_lines(f"{config_file(home)}:{line}" for line in found if line)
 
 
 def _sentences(text: object) -> Iterator[Message]:
@@ -148,12 +148,12 @@ def root() -> str:
     return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))
 
 
-def sources(
+def source_files(
     loaded: LoadedModel,
     calls: Iterable[JudgedCall],
     findings: Iterable[Finding],
     missed: Iterable[NotMeasured | NotAttention],
-) -> tuple[Source, ...]:
+) -> tuple[SourceFile, ...]:
     """Return the known places of the files that the records of a run name, each once."""
     top = root()
     config = {} if loaded.home is None else {config_file(loaded.home): str(config_path(loaded.home))}
@@ -161,9 +161,9 @@ def sources(
     for judged in calls:
         call = judged.call
         texts += (call.product_at, call.softmax_at, *(f.at for f in call.scale.factors), judged.declared_at)
-    files = dict.fromkeys(file for text in texts for file, _ in each(text))
+    files = dict.fromkeys(file for text in texts for file, _ in split_lines(text))
     found = ((file, config.get(file) or _in_directory(file_of(file), loaded.home)) for file in files)
-    return tuple(source_of(file, path, top) for file, path in found if path is not None)
+    return tuple(source_file(file, path, top) for file, path in found if path is not None)
 
 
 def _in_directory(file: str | None, directory: Path | None) -> str | None:
@@ -177,15 +177,15 @@ def _in_directory(file: str | None, directory: Path | None) -> str | None:
     return file
 
 
-def source_of(file: str, path: str, top: str) -> Source:
+def source_file(file: str, path: str, top: str) -> SourceFile:
     """Return the place of a file, as seen from the directory `top`."""
     # Only the directory is resolved: a link to a file lies where the link is.
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if top and not is_installed(real) and real.startswith(top.rstrip(os.sep) + os.sep):
-        return Source(file, os.path.relpath(real, top).replace(os.sep, "/"), "root")
+        return SourceFile(file, os.path.relpath(real, top).replace(os.sep, "/"), "root")
     if not os.path.isabs(file) and file_of(file) == path:
-        return Source(file, file, "packages")
-    return Source(file, real.replace(os.sep, "/"), "elsewhere")
+        return SourceFile(file, file, "packages")
+    return SourceFile(file, real.replace(os.sep, "/"), "elsewhere")
 
 
 def named_at(loaded: LoadedModel) -> str | None:

@@ -17,24 +17,24 @@ def inverse_root(dim: float) -> float:
     return 1.0 / math.sqrt(dim) if dim > 0 else math.nan
 
 
-def close(value: float, expected: float, tolerance: float = SCALE_TOLERANCE) -> bool:
+def is_close(value: float, expected: float, tolerance: float = SCALE_TOLERANCE) -> bool:
     """Return whether `value` is within `tolerance` (relative) of `expected`; nothing is close to an infinity.
 
-    >>> close(0.1254, 0.125), close(0.118, 0.125), close(0.125, math.inf)
+    >>> is_close(0.1254, 0.125), is_close(0.118, 0.125), is_close(0.125, math.inf)
     (True, False, False)
     """
     return abs(value - expected) <= tolerance * abs(expected) < math.inf
 
 
-def matches(values: Sequence[float], expected: Sequence[float]) -> bool:
+def are_close(values: Sequence[float], expected: Sequence[float]) -> bool:
     """Return whether all `values` are close to `expected`; one expected value serves for all heads.
 
-    >>> matches((0.5, 0.5), (0.5,)), matches((0.5, 0.25), (0.5, 0.25)), matches((0.5, 0.25), (0.5,))
+    >>> are_close((0.5, 0.5), (0.5,)), are_close((0.5, 0.25), (0.5, 0.25)), are_close((0.5, 0.25), (0.5,))
     (True, True, False)
     """
     if len(expected) == 1:
-        return all(close(value, expected[0]) for value in values)
-    return len(values) == len(expected) and all(map(close, values, expected))
+        return all(is_close(value, expected[0]) for value in values)
+    return len(values) == len(expected) and all(map(is_close, values, expected))
 
 
 def scales_of(call: AttentionCall) -> tuple[float, ...]:
@@ -44,4 +44,4 @@ def scales_of(call: AttentionCall) -> tuple[float, ...]:
 
 def heads_agree(values: Sequence[float]) -> bool:
     """Return whether all heads have the same scale."""
-    return all(close(value, values[0]) for value in values)
+    return all(is_close(value, values[0]) for value in values)

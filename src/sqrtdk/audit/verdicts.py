@@ -10,16 +10,16 @@ from torch import nn
 from sqrtdk.audit.attributes import Key, Probe, ScaleAttribute, holders, scale_attributes
 from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
-from sqrtdk.audit.explanations import judge
+from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.records import JudgedCall
-from sqrtdk.audit.tolerance import close, inverse_root, scales_of
+from sqrtdk.audit.tolerance import inverse_root, is_close, scales_of
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
-def template(site: str) -> str:
+def site_template(site: str) -> str:
     """Replace the numbers in a site: "model.layers.#.self_attn" is the same place in all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "#", site)
 
@@ -37,7 +37,7 @@ def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
     """Return for every site its 0-based place among the sites of the same template, in running order."""
     places: dict[str, dict[str, int]] = {}
     for call in calls:
-        alike = places.setdefault(template(call.site), {})
+        alike = places.setdefault(site_template(call.site), {})
         alike.setdefault(call.site, len(alike))
     return {site: rank for alike in places.values() for site, rank in alike.items()}
 
@@ -47,14 +47,14 @@ def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> 
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for call in calls:
         if call.scale.ratio is not None and call.scale.ratio > 0:
-            groups.setdefault((template(call.site), call.index), {})[call.site] = call.scale.ratio
+            groups.setdefault((site_template(call.site), call.index), {})[call.site] = call.scale.ratio
     patterns: dict[str, str] = {}
     for sites in groups.values():
         if len({layers[site] for site in sites}) < LEAST_LAYERS:
             continue
         for power, pattern in ((1, "rules.alike.falls_by_layer"), (-1, "rules.alike.rises_by_layer")):
             levels = [ratio * (layers[site] + 1) ** power for site, ratio in sites.items()]
-            if all(close(level, levels[0]) for level in levels):
+            if all(is_close(level, levels[0]) for level in levels):
                 patterns.update(dict.fromkeys(sites, Message(pattern)))
     return patterns
 
@@ -70,7 +70,7 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
     for place, entry in enumerate(judged):
         call = entry.call
         if call.scale.effective is not None and entry.verdict != "unmeasured":
-            groups.setdefault((template(call.site), call.index, call.module_class), []).append(place)
+            groups.setdefault((site_template(call.site), call.index, call.module_class), []).append(place)
     siblings: dict[int, int] = {}
     for places in groups.values():
         for place in places:
@@ -79,7 +79,7 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
             own = judged[place].call.scale.effective or 0.0
             if not by_attribute(judged[place]) or not (len(others) > 1 or any(o.verdict == "exact" for o in others)):
                 continue
-            if not close(own, values[0]) and all(close(value, values[0]) for value in values):
+            if not is_close(own, values[0]) and all(is_close(value, values[0]) for value in values):
                 siblings[place] = len(values)
     return siblings
 
@@ -96,7 +96,7 @@ def siblings_text(number: int) -> str:
 
 # Runs that ask which attribute a call follows. Each run tries one more attribute with the same value: `scale`,
 # `scaling` and `norm_factor` that are all 0.125. No module with more than three of them has been seen.
-ROUNDS = 3
+MOST_PROBES = 3
 
 
 def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | None = None) -> tuple[JudgedCall, ...]:
@@ -110,7 +110,7 @@ def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | N
     known: dict[tuple[Key, str], bool] = {}
 
     def verdict(call: AttentionCall) -> JudgedCall:
-        return judge(
+        return judge_scale(
             call,
             module_at(model, call.site),
             config_at(model, call.site),
@@ -120,14 +120,14 @@ def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | N
         )
 
     judged = [verdict(call) for call in calls]
-    for _ in range(ROUNDS if probe else 0):
+    for _ in range(MOST_PROBES if probe else 0):
         asked = _unasked(judged, model, known)
         answers = probe(asked) if probe and asked else {}
         if not answers:
             break
         known.update({(key, asked[key].path): answer for key, answer in answers.items()})
         judged = [verdict(call) for call in calls]
-    return tuple(_alone(judged))
+    return tuple(_without_lone_attribute(judged))
 
 
 def _unasked(
@@ -147,12 +147,12 @@ def _unasked(
     return asked
 
 
-def _alone(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
+def _without_lone_attribute(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
     """Return the verdicts; a scale of 1 that only one layer's attribute declares becomes a missing scale."""
     verdicts = list(judged)
     for place, siblings in strangers(judged).items():
         entry = judged[place]
-        if entry.expected is not None and close(entry.expected, 1.0):
+        if entry.expected is not None and is_close(entry.expected, 1.0):
             reason = Message(
                 "rules.verdict.unlike_siblings", attribute=entry.attribute or "", siblings=siblings_text(siblings)
             )

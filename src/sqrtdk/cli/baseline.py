@@ -39,12 +39,12 @@ def write(
         from sqrtdk import _files
 
         _files.check_writable(file, force)  # before torch is imported and the model runs
-        from sqrtdk.audit.baseline import ledger
+        from sqrtdk.audit.baseline import ledger_of
         from sqrtdk.cli.output import say, tell
         from sqrtdk.report.baseline import ledger_line, to_file
         from sqrtdk.report.plain import plain
 
-        kept = ledger(_checked(model, loading, laws, "never"))
+        kept = ledger_of(_checked(model, loading, laws, "never"))
         _files.write_text(file, to_file(kept), force)
         tell(Message("progress.baseline", path=plain(str(file))))
         say(ledger_line(kept, options.language(lang)))
@@ -70,14 +70,14 @@ def check(
 
         comment = options.file_or_stdout(markdown, json_ and output is None)
         _files.check_outputs((output, sarif, comment), force)  # before torch is imported and the model runs
-        from sqrtdk.audit.baseline import compare, read
+        from sqrtdk.audit.baseline import compare_with_baseline, read_baseline
         from sqrtdk.cli.output import colors, print_text, say, width, written
         from sqrtdk.report.baseline import summary_line, to_json, to_markdown, to_text
         from sqrtdk.report.sarif import to_sarif
 
-        before = read(file)
+        before = read_baseline(file)
         report = _checked(model, loading, laws, fail_on)
-        comparison = compare(before, report, str(file))
+        comparison = compare_with_baseline(before, report, str(file))
         language = options.language(lang)
         wanted = [(output, to_json(comparison), "JSON")] if output is not None else []
         wanted += [(comment, to_markdown(comparison, language), "Markdown")] if comment is not None else []

@@ -97,7 +97,7 @@ def check(
             from sqrtdk.models.names import check_name
 
             check_name(model, loading.revision, announce)
-            from sqrtdk.kv.request import asked, check_and_forecast
+            from sqrtdk.kv.request import check_and_forecast, request_of
             from sqrtdk.report.html import to_html
             from sqrtdk.report.json import to_json
             from sqrtdk.report.junit import to_junit
@@ -105,7 +105,7 @@ def check(
             from sqrtdk.report.sarif import to_sarif
             from sqrtdk.report.terminal import summary_line, to_text
 
-            cache = asked(model, kv_dtype, kv_scale, kv_rows, loading.static)
+            cache = request_of(model, kv_dtype, kv_scale, kv_rows, loading.static)
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = check_and_forecast(
                 model, loading, cache, laws=laws, fail_on=fail_on, command=command, like=like, run_graph=run_graph

@@ -86,7 +86,9 @@ def run(
             from sqrtdk.lab.runner import run as run_claims
             from sqrtdk.report.plots import write_plots
 
-            _extras.load("matplotlib.figure")  # fail on a missing matplotlib now, not after an hour of experiments
+            _extras.load_extra(
+                "matplotlib.figure"
+            )  # fail on a missing matplotlib now, not after an hour of experiments
             running = run_claims(
                 claims,
                 quick=quick,
@@ -191,7 +193,7 @@ def sweep(
                 raise
             document = summary(swept)
         print_text(
-            _json.document(document)
+            _json.json_document(document)
             if json_
             else to_text(document, width=width(), color=colors(), language=options.language(lang))
         )

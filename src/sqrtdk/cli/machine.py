@@ -27,7 +27,7 @@ def env(
 
             machine = environment()
         if json_:
-            print_text(_json.document(machine))
+            print_text(_json.json_document(machine))
         else:
             print_text(to_text(machine, width=width(), color=colors(), language=options.language(lang)))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from sqrtdk import _files
 from sqrtdk._language import Language, chosen
-from sqrtdk._progress import heard
+from sqrtdk._progress import pass_progress_to
 from sqrtdk.errors import OutputError
 from sqrtdk.messages import Message, said
 from sqrtdk.models.alone import alone
@@ -106,7 +106,7 @@ def print_text(text: str) -> bool:
 def unwritable(error: OSError) -> OutputError:
     """Return the error for a text that stdout did not take whole."""
     return OutputError(
-        Message("errors.output.stdout", reason=_files.reason_of(error)), hint=Message("errors.hint.redirect")
+        Message("errors.output.stdout", reason=_files.os_reason(error)), hint=Message("errors.hint.redirect")
     )
 
 
@@ -203,7 +203,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
-            with alone(), heard(lambda told, done, total: None):
+            with alone(), pass_progress_to(lambda told, done, total: None):
                 yield lambda text: None
             return
         from rich.text import Text
@@ -216,7 +216,7 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
                 work = Message("progress.steps", work=work, done=done, total=total)
             status.update(Text(plain(said(work, language))))
 
-        with console.status(Text(plain(said(text, language)))) as status, alone(), heard(doing):
+        with console.status(Text(plain(said(text, language)))) as status, alone(), pass_progress_to(doing):
             yield lambda text: status.update(Text(plain(said(text, language))))
 
 
@@ -228,13 +228,13 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
-            with alone(), heard(lambda told, done, total: None):
+            with alone(), pass_progress_to(lambda told, done, total: None):
                 yield lambda done, total: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar, alone(), heard(lambda told, done, total: None):
+        with Progress(*columns, console=console) as bar, alone(), pass_progress_to(lambda told, done, total: None):
             task = bar.add_task(said(text, spoken()), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 

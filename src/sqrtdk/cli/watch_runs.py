@@ -32,7 +32,7 @@ def read(run: Path) -> Summary:
     Raises:
         RunFolderError: the folder holds no run, a damaged one, or several in folders of its own, which are named.
     """
-    from sqrtdk._records import shown
+    from sqrtdk._records import quote
     from sqrtdk.errors import RunFolderError
     from sqrtdk.monitor.reading import read_run
     from sqrtdk.report.plain import plain
@@ -43,7 +43,7 @@ def read(run: Path) -> Summary:
     if not (run / RUN).exists() and (runs := sorted(str(one.parent) for one in run.glob(f"*/{RUN}"))):
         named = joined([*map(plain, runs[:4]), *(["..."] if len(runs) > 4 else [])], "comma")
         raise RunFolderError(
-            Message("errors.watch.runs_inside", folder=shown(run), runs=len(runs)),
+            Message("errors.watch.runs_inside", folder=quote(run), runs=len(runs)),
             hint=Message("errors.watch.name_one", runs=named),
         )
     return summarise(read_run(run))
@@ -58,7 +58,7 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
     Raises:
         RunFolderError: parts are damaged or missing; the first three are named.
     """
-    from sqrtdk._records import shown
+    from sqrtdk._records import quote
     from sqrtdk.errors import RunFolderError
     from sqrtdk.monitor.names import list_parts
 
@@ -66,7 +66,7 @@ def verified(run: Path, summary: Summary) -> tuple[int, int]:
     if damaged:
         more = [Message("errors.watch.more", count=len(damaged) - 3)] if len(damaged) > 3 else []
         raise RunFolderError(
-            Message("errors.watch.damaged", folder=shown(run), parts=joined([*damaged[:3], *more])),
+            Message("errors.watch.damaged", folder=quote(run), parts=joined([*damaged[:3], *more])),
             hint=Message("errors.watch.copy_again"),
         )
     parts = list_parts(run).parts

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.masks import distances
-from sqrtdk.compare.numbers import HELD, ratio, times
+from sqrtdk.compare.numbers import CONSTANT_TOLERANCE, single_ratio, times
 from sqrtdk.compare.program import Formula
 
-FAR = -5e3  # exp(-5000) is 0: a key with this fill takes no weight next to any logit that an attention has
+ZERO_WEIGHT_FILL = -5e3  # exp(-5000) is 0: a key with this fill takes no weight next to any logit that an attention has
 ALIBI = "alibi"
 
 
-def told_alike(a: Formula, b: Formula, off: float = HELD) -> tuple[Formula, Formula]:
+def split_alike(a: Formula, b: Formula, off: float = CONSTANT_TOLERANCE) -> tuple[Formula, Formula]:
     """Returns both formulas, each with its bias and its fill separated by what the other side knows.
 
     Args:
@@ -37,13 +37,13 @@ def told_alike(a: Formula, b: Formula, off: float = HELD) -> tuple[Formula, Form
 
     Example:
         >>> lower = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-        >>> _, b = told_alike(Formula(visible=lower), Formula(bias=torch.where(lower, 0.0, -5.0)))
+        >>> _, b = split_alike(Formula(visible=lower), Formula(bias=torch.where(lower, 0.0, -5.0)))
         >>> b.bias, b.fill, bool((b.visible == lower).all())
         (None, -5.0, True)
     """
-    a, b = _told_apart(a, b, off), _told_apart(b, a, off)
+    a, b = _split_by_other(a, b, off), _split_by_other(b, a, off)
     a, b = _completed(a, b), _completed(b, a)
-    return _named(a, off), _named(b, off)
+    return _with_alibi_named(a, off), _with_alibi_named(b, off)
 
 
 def common_keys(a: Formula, b: Formula) -> Tensor | None:
@@ -59,15 +59,15 @@ def common_keys(a: Formula, b: Formula) -> Tensor | None:
 
 def _lets_through(formula: Formula) -> bool:
     # A fill of -5 or -100 leaves some weight at hidden keys; -inf and -1e4 leave none.
-    return math.isfinite(formula.fill) and formula.fill * formula.fill_by > FAR
+    return math.isfinite(formula.fill) and formula.fill * formula.fill_by > ZERO_WEIGHT_FILL
 
 
-def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
+def _split_by_other(own: Formula, other: Formula, off: float) -> Formula:
     """Returns the formula with a bias of its own and a fill, if the other side hides keys and this one hides none."""
-    shown = _shown(other)
+    shown = _visible_keys(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
-    added, seen = torch.broadcast_tensors(whole(own.bias), whole(shown))  # type: ignore[no-untyped-call]
+    added, seen = torch.broadcast_tensors(four_axes(own.bias), four_axes(shown))  # type: ignore[no-untyped-call]
     near = off * float(added.abs().max())
     for base in _biases(added, seen, other):
         rest = added - base
@@ -87,7 +87,7 @@ def _told_apart(own: Formula, other: Formula, off: float) -> Formula:
     return own
 
 
-def _shown(formula: Formula) -> Tensor | None:
+def _visible_keys(formula: Formula) -> Tensor | None:
     """Returns the visible keys. A bias of only 0 and one negative number counts as a mask, if the side has no other."""
     if formula.visible is not None or formula.bias is None:
         return formula.visible
@@ -100,7 +100,7 @@ def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
     """Yields candidates for the bias in a sum: zero, a multiple of the other side's, a straight line for each head."""
     yield torch.zeros((), dtype=torch.float64)
     if other.bias is not None and other.bias.shape[-1] == added.shape[-1]:
-        like = whole(other.bias)
+        like = four_axes(other.bias)
         yield like * _slope(added, like, seen).nanmedian()
     yield from _straight(added, seen)
 
@@ -130,23 +130,23 @@ def _completed(own: Formula, other: Formula) -> Formula:
     """Returns the formula with the other side's bias at keys that are hidden for good, where its own is lost."""
     if own.bias is None or other.bias is None or own.visible is None or _lets_through(own):
         return own
-    visible, mine, like = whole(own.visible), whole(own.bias), times(whole(other.bias), other.bias_by)
+    visible, mine, like = four_axes(own.visible), four_axes(own.bias), times(four_axes(other.bias), other.bias_by)
     assert isinstance(like, Tensor)
     # A bias that was lost reads as 0 at every hidden key: (scores + bias) + -inf is -inf.
     if mine.shape[-1] != like.shape[-1] or bool((mine.masked_fill(visible, 0.0) != 0).any()):
         return own
     both = common_keys(own, other)
     assert both is not None
-    by = ratio(torch.where(both, mine, 0.0), torch.where(both, like, 0.0))
+    by = single_ratio(torch.where(both, mine, 0.0), torch.where(both, like, 0.0))
     return replace(own, bias=_distinct(torch.where(visible, mine, like / (by or own.bias_by or 1.0))))
 
 
-def _named(formula: Formula, off: float) -> Formula:
+def _with_alibi_named(formula: Formula, off: float) -> Formula:
     """Returns the formula with a bias that is straight lines at visible keys named ALiBi."""
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
-    bias = whole(formula.bias)
-    seen = torch.ones_like(bias, dtype=torch.bool) if formula.visible is None else whole(formula.visible)
+    bias = four_axes(formula.bias)
+    seen = torch.ones_like(bias, dtype=torch.bool) if formula.visible is None else four_axes(formula.visible)
     bias, seen = torch.broadcast_tensors(bias, seen)  # type: ignore[no-untyped-call]
     near = off * float(bias.abs().max())
     lines = (torch.where(seen, bias - line, 0.0) for line in _straight(bias, seen))
@@ -154,7 +154,7 @@ def _named(formula: Formula, off: float) -> Formula:
     return replace(formula, bias_name=ALIBI) if straight else formula
 
 
-def whole(tensor: Tensor) -> Tensor:
+def four_axes(tensor: Tensor) -> Tensor:
     """Returns the tensor with all four axes, numbers in float64."""
     tensor = tensor if tensor.dtype == torch.bool else tensor.double()
     return tensor[(None,) * (4 - tensor.ndim)]

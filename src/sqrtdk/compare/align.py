@@ -23,10 +23,10 @@ from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
 
-_ALIKE = 1e-3  # relative difference up to which two rows of q or k are equal
+_ROW_TOLERANCE = 1e-3  # relative difference up to which two rows of q or k are equal
 # Evidence that two calls belong together. Equal vectors outweigh everything else: a port may rename and renumber all.
-_WORTH = {"vectors": 4.0, "numbers": 2.0, "name": 1.0, "shape": 0.5}
-_LARGEST = 2**20  # bytes of a map file
+_EVIDENCE = {"vectors": 4.0, "numbers": 2.0, "name": 1.0, "shape": 0.5}
+_MOST_MAP_BYTES = 2**20  # bytes of a map file
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,13 @@ def _worth(one: CallTensors, other: CallTensors) -> float:
     """Returns the evidence that two calls belong together; 0 if their shapes rule it out."""
     if sizes_of(one) != sizes_of(other):
         return 0.0
-    worth = _WORTH["shape"]
+    worth = _EVIDENCE["shape"]
     if _numbers(one.site) == _numbers(other.site):
-        worth += _WORTH["numbers"]
+        worth += _EVIDENCE["numbers"]
+    # "layers.3.self_attn" and "decoder.3.self_attn": a port that renamed only what is around
     if one.site.rpartition(".")[2] == other.site.rpartition(".")[2]:
-        worth += _WORTH["name"]
-    return worth + (_WORTH["vectors"] if _same_vectors(one, other) else 0.0)
+        worth += _EVIDENCE["name"]
+    return worth + (_EVIDENCE["vectors"] if _same_vectors(one, other) else 0.0)
 
 
 def _numbers(site: str) -> tuple[int, ...]:
@@ -137,8 +138,9 @@ def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
     for name in ("value", "query", "key"):
         x, y = getattr(one, name).values, getattr(other, name).values
         if x.shape == y.shape and x.numel():
+            # four rows of one head are enough to tell calls apart, and cost nothing beside a whole comparison
             x, y = x[0, 0, :4].double(), y[0, 0, :4].double()
-            if bool((x - y).norm() <= _ALIKE * x.norm()) and bool(torch.isfinite(x).all()):
+            if bool((x - y).norm() <= _ROW_TOLERANCE * x.norm()) and bool(torch.isfinite(x).all()):
                 return True
     return False
 
@@ -178,6 +180,7 @@ def in_order(call: CallTensors) -> CallTensors:
         return call
     first = projection.features[:, 0]
     order = first.argsort()
+    # already in order, or heads of one projection under several numbers
     if bool((order == torch.arange(count, device=order.device)).all()) or len(set(first.tolist())) < count:
         return call
 
@@ -241,12 +244,14 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
     if isinstance(mapping, str | Path):
         path = Path(mapping)
         try:
-            if path.stat().st_size > _LARGEST:
-                raise InvalidValueError(Message("errors.map.too_large", path=str(path), limit=_LARGEST), hint=hint)
+            if path.stat().st_size > _MOST_MAP_BYTES:
+                raise InvalidValueError(
+                    Message("errors.map.too_large", path=str(path), limit=_MOST_MAP_BYTES), hint=hint
+                )
             mapping = parse_json(path.read_bytes(), f"the map {path}", InvalidValueError, hint)
         except OSError as error:
             raise InvalidValueError(
-                Message("errors.map.unreadable", path=str(path), reason=_files.reason_of(error)), hint=hint
+                Message("errors.map.unreadable", path=str(path), reason=_files.os_reason(error)), hint=hint
             ) from error
     if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
         raise InvalidValueError(Message("errors.map.no_names"), hint=hint)

@@ -9,68 +9,83 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import MOST_STORED, dtype_of, follow, rounded
+from sqrtdk.compare.compute import MOST_STORED, dtype_by_name, follow_path, round_to
 from sqrtdk.compare.fit import fit_norm, fit_rotation
-from sqrtdk.compare.observed import LESSER, Seen
-from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Program, Rotation, Rounded, Step, Way
+from sqrtdk.compare.observed import COARSER_DTYPES, ObservedVector
+from sqrtdk.compare.program import (
+    Affine,
+    Formula,
+    LogitPrecision,
+    NormStep,
+    OpaqueStep,
+    PathStep,
+    Program,
+    Rotation,
+    RoundingStep,
+    VectorPath,
+)
 from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 
 _UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: from 1 up to rounding, to YaRN's 0.1 log(factor) + 1
-_ROUNDINGS = 4.0  # roundings by casts and factors between the projection and the product
-ONE_INPUT = 128.0  # roundings between two projections of one input
+_CAST_ROUNDINGS = 4.0  # roundings by casts and factors between the projection and the product
+ONE_INPUT_ROUNDINGS = 128.0  # roundings between two projections of one input
 LEAST_STORED = 16  # numbers of k or v: fewer may match a low-precision grid by chance
-SHARED = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))  # axes of (B, H, L, E) that share a scale: all, a head, row, channel
+# axes of (B, H, L, E) that share a scale: all, a head, row, channel
+SCALE_AXES = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))
 
 
-def program_of(call: CallTensors, seen: Mapping[str, Seen]) -> Program:
-    """Returns the program of a call. Unknown parts are listed in `unknown`, and are `Opaque` steps of a way.
+def program_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Program:
+    """Returns the program of a call. Unknown parts are listed in `unknown`, and are `OpaqueStep` steps of a path.
 
     Args:
         call: tensors of the call.
         seen: result of `observe(call)`.
     """
-    dtype = dtype_of(call.dtype)
-    ways = {name: way_of(vector, dtype) for name, vector in seen.items()}
+    dtype = dtype_by_name(call.dtype)
+    paths = {name: fit_path(vector, dtype) for name, vector in seen.items()}
     formula = formula_of(call, seen)
-    unknown = [f"{name}: {step.name}" for name, way in ways.items() for step in way.steps if isinstance(step, Opaque)]
+    unknown = [
+        f"{name}: {step.name}" for name, path in paths.items() for step in path.steps if isinstance(step, OpaqueStep)
+    ]
     if formula is None:
         unknown.append("formula")
-    return Program(ways["query"], ways["key"], ways["value"], formula, tuple(unknown), dtype)
+    return Program(paths["query"], paths["key"], paths["value"], formula, tuple(unknown), dtype)
 
 
 # -- q, k and v --------------------------------------------------------------------------------------------------------
 
 
-def way_of(seen: Seen, dtype: torch.dtype) -> Way:
-    """Returns the way of q, k or v, with each step fitted to the values before and after it."""
+def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
+    """Returns the path of q, k or v, with each step fitted to the values before and after it."""
     affine = None
     if seen.weight is not None and seen.features is not None:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
     if seen.projected is None:
-        return Way(steps=(Opaque("not recorded"),), heads=seen.heads, scaled=seen.scaled)
-    steps: list[Step] = []
+        return VectorPath(steps=(OpaqueStep("not recorded"),), heads=seen.heads, scaled=seen.scaled)
+    steps: list[PathStep] = []
     before, known = seen.projected, seen.projected
     for point in seen.steps:
         steps.append(_step(before, point, dtype, seen.rounded_by))
         if point.values is None:
             break
-        if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], Opaque):
+        if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], OpaqueStep):
             steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
-        known = before if not any(isinstance(step, Opaque) for step in steps) else known
-    # Several or unknown steps may be one rotation, or a cache: both are tried before the way counts as unknown.
+        known = before if not any(isinstance(step, OpaqueStep) for step in steps) else known
+    # Several or unknown steps may be one rotation, or a cache: both are tried before the path counts as unknown.
     steps = _one_rotation(steps, seen, dtype)
-    way = Way(affine, tuple(steps), seen.heads, seen.scaled)
-    lost = next((place for place, step in enumerate(steps) if isinstance(step, Opaque)), None)
-    if lost is None and (steps or _gives(way, seen, dtype)):
-        return way
-    cached = stored(known, seen) if all(isinstance(step, Opaque | Rounded) for step in steps[lost:]) else None
+    path = VectorPath(affine, tuple(steps), seen.heads, seen.scaled)
+    lost = next((place for place, step in enumerate(steps) if isinstance(step, OpaqueStep)), None)
+    if lost is None and (steps or _gives(path, seen, dtype)):
+        return path
+    is_cache = all(isinstance(step, OpaqueStep | RoundingStep) for step in steps[lost:])
+    cached = cache_rounding(known, seen) if is_cache else None
     if cached is not None:
-        return replace(way, steps=(*steps[:lost], cached))
-    return way if steps else replace(way, steps=(Opaque("not recorded"),), scaled=1.0)
+        return replace(path, steps=(*steps[:lost], cached))
+    return path if steps else replace(path, steps=(OpaqueStep("not recorded"),), scaled=1.0)
 
 
-def stored(before: Tensor, seen: Seen) -> Rounded | None:
+def cache_rounding(before: Tensor, seen: ObservedVector) -> RoundingStep | None:
     """Returns the rounding of a quantised cache of k or v, stored in few bits under a scale and read back; else None.
 
     Candidates for the scale are the user's, 1, and those that map the largest number before or after storage to the
@@ -80,28 +95,28 @@ def stored(before: Tensor, seen: Seen) -> Rounded | None:
     x, y = before.double() * seen.scaled, seen.used
     if x.shape != y.shape or y.numel() < LEAST_STORED or not bool(x.isfinite().all() and y.any()):
         return None
-    slack = (ONE_INPUT if seen.borrowed else _ROUNDINGS) * torch.finfo(torch.float32).eps
+    slack = (ONE_INPUT_ROUNDINGS if seen.borrowed else _CAST_ROUNDINGS) * torch.finfo(torch.float32).eps
     moved = slack * torch.maximum(x.abs(), x.square().mean().sqrt())
     for dtype, most in MOST_STORED.items():
-        sizes = [size.abs().amax(axes, keepdim=True) / most for axes in SHARED for size in (y, x)]
+        sizes = [size.abs().amax(axes, keepdim=True) / most for axes in SCALE_AXES for size in (y, x)]
         fixed = [number for number in (seen.kv_scale, 1.0) if number is not None]
         for scale in (*(x.new_tensor(number) for number in fixed), *sizes):
             scale = torch.where(scale > 0, scale, 1.0)
-            read = (rounded((x + way * moved) / scale, dtype) * scale for way in (0.0, 1.0, -1.0))
+            read = (round_to((x + path * moved) / scale, dtype) * scale for path in (0.0, 1.0, -1.0))
             off = torch.stack([(one - y).abs() for one in read]).amin(0)
             if bool((off <= slack * y.abs()).all()) and not torch.equal(x, y):
                 by = seen.scaled / scale
-                return Rounded(dtype, float(by) if by.numel() == 1 else by)
+                return RoundingStep(dtype, float(by) if by.numel() == 1 else by)
     return None
 
 
-def _one_rotation(steps: list[Step], seen: Seen, dtype: torch.dtype) -> list[Step]:
+def _one_rotation(steps: list[PathStep], seen: ObservedVector, dtype: torch.dtype) -> list[PathStep]:
     """Returns the steps with one rotation for the last ones, if these are several or unknown and one rotation fits.
 
     This covers cached and new keys that were rotated separately, cat(turn(past), turn(k)), and q rotated twice.
     """
-    first = next((i for i, step in enumerate(steps) if isinstance(step, Rotation | Opaque)), len(steps))
-    if len(steps) - first < 2 and not any(isinstance(step, Opaque) for step in steps):
+    first = next((i for i, step in enumerate(steps) if isinstance(step, Rotation | OpaqueStep)), len(steps))
+    if len(steps) - first < 2 and not any(isinstance(step, OpaqueStep) for step in steps):
         return steps
     before = seen.projected if first == 0 else seen.steps[first - 1].values
     if before is None or before.shape != seen.used.shape:
@@ -112,28 +127,28 @@ def _one_rotation(steps: list[Step], seen: Seen, dtype: torch.dtype) -> list[Ste
     return [*steps[:first], whole.rotation]
 
 
-def _gives(way: Way, seen: Seen, dtype: torch.dtype) -> bool:
-    """Returns whether a way without steps is complete: a side may tell values before its steps but not the steps."""
+def _gives(path: VectorPath, seen: ObservedVector, dtype: torch.dtype) -> bool:
+    """Returns whether a path without steps is complete: a side may tell values before its steps but not the steps."""
     assert seen.projected is not None
     if seen.projected.shape != seen.used.shape:
         return not seen.borrowed
-    got = follow(way, seen.projected)[-1]
+    got = follow_path(path, seen.projected)[-1]
     unit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return bool((got - seen.used).norm() <= _ROUNDINGS * unit * seen.used.norm())
+    return bool((got - seen.used).norm() <= _CAST_ROUNDINGS * unit * seen.used.norm())
 
 
-def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> Step:
+def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tensor | float) -> PathStep:
     label = f"{point.name} {point.detail}".strip()
     if point.values is None:
-        return Opaque(label)
+        return OpaqueStep(label)
     if point.name == "norm" and (norm := fit_norm(before, point.values, point.detail, dtype=dtype)) is not None:
         return replace(norm.norm, eps=_plain(norm.norm.eps, norm.eps_low, norm.eps_high))
     if point.name == "rope" and (turned := fit_rotation(before, point.values, dtype=dtype)) is not None:
         return turned.rotation
-    return Rounded(point.detail, rounded_by) if point.name == "rounded" else Opaque(label)
+    return RoundingStep(point.detail, rounded_by) if point.name == "rounded" else OpaqueStep(label)
 
 
-def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -> tuple[Norm, Rounded] | None:
+def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -> tuple[NormStep, RoundingStep] | None:
     """Returns a norm followed by a rounding that gives the values, (B, H, L, E), of a side with dtype `dtype`.
 
     Returns None if there is no such pair of steps.
@@ -145,12 +160,12 @@ def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -
         >>> norm.kind, rounding.dtype
         ('rms', 'bfloat16')
     """
-    for lesser in LESSER:
+    for lesser in COARSER_DTYPES:
         coarser = torch.finfo(lesser).eps > torch.finfo(dtype).eps
         if coarser and torch.equal(after.to(lesser).to(after.dtype), after):
             norm = fit_norm(before, after, kind, dtype=lesser)
             if norm is not None:
-                return norm.norm, Rounded(str(lesser).removeprefix("torch."))
+                return norm.norm, RoundingStep(str(lesser).removeprefix("torch."))
     return None
 
 
@@ -172,7 +187,7 @@ def _plain(value: float, low: float, high: float) -> float:
 # -- from the product to the softmax -----------------------------------------------------------------------------------
 
 
-def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
+def formula_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Formula | None:
     """Returns the formula of a call from its terms and the factors of q and k; None if one of them is unknown."""
     if call.terms is None:
         return None
@@ -184,10 +199,10 @@ def formula_of(call: CallTensors, seen: Mapping[str, Seen]) -> Formula | None:
         formula = None if formula is None else _with_term(formula, term)
     if formula is None:
         return None
-    lesser = torch.finfo(dtype_of(call.dtype)).eps
+    lesser = torch.finfo(dtype_by_name(call.dtype)).eps
     for name in ("logits_dtype", "weights_dtype"):
-        if torch.finfo(dtype_of(getattr(call, name))).eps > lesser:
-            formula = replace(formula, **{name: getattr(call, name)}, own=Own(call.dtype, query, key))
+        if torch.finfo(dtype_by_name(getattr(call, name))).eps > lesser:
+            formula = replace(formula, **{name: getattr(call, name)}, own=LogitPrecision(call.dtype, query, key))
     return formula
 
 

@@ -19,19 +19,27 @@ from functools import partial
 import torch
 from torch import nn
 
-from sqrtdk.compare.changes import OTHER, ModuleChange, changes_of, relation
-from sqrtdk.compare.measured import FAILED, UNMEASURED, Blind, Both, exact_of, rows_of
-from sqrtdk.compare.modules import Kept, ModuleStep, Patch, Place, align_steps, line_of, lines_of
-from sqrtdk.compare.precision import unit
+from sqrtdk.compare.changes import OTHER_NUMBERS, ModuleChange, changes_of, relation
+from sqrtdk.compare.measured import (
+    MODEL_ERRORS,
+    UNMEASURED_ROUNDINGS,
+    BlindRows,
+    TensorOfBoth,
+    exact_of,
+    seeing_entries,
+)
+from sqrtdk.compare.modules import KeptTensor, ModuleCall, ModuleStep, Patch, align_steps, line_of, lines_of
+from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.records import FirstModule, PairDiff
-from sqrtdk.compare.sides import Exact, Side
+from sqrtdk.compare.sides import FinerRun, ModelSide
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tape.stance import Disturbed
 
-_HIDDEN = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
-_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
-_RUNS = 6  # runs of A with parts of B: each costs a forward pass
-Apart = list[tuple[Kept, Kept]] | None  # tensors that differ between the sides; None if nothing can be compared
+_HIDDEN_BELOW = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
+_ENTRY_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
+_MOST_PATCHED_RUNS = 6  # runs of A with parts of B: each costs a forward pass
+# tensors that differ between the sides; None if nothing can be compared
+DifferingTensors = list[tuple[KeptTensor, KeptTensor]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Entry:
         module: the module, with the lines of B's code.
         where: place in the module: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
         how: what differs there: "ReLU in A, GELU in B"; "" if unknown.
-        others: modules of A that differ in the same way.
+        others: modules of A that differ in the same path.
         to_end: it lies between the model's last module and its output.
     """
 
@@ -54,7 +62,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class DifferenceChain:
     """All places where differences enter outside attentions, in the order of the run.
 
     Attributes:
@@ -76,18 +84,20 @@ class _Call:
 
     a: ModuleStep
     b: ModuleStep
-    takes: Apart
-    gives: Apart
+    takes: DifferingTensors
+    gives: DifferingTensors
 
 
-def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: float) -> Chain:
+def follow_differences(
+    a: ModelSide, b: ModelSide, pairs: Sequence[PairDiff], blind: BlindRows, share: float
+) -> DifferenceChain:
     """Follows the differences from where they enter to the output.
 
     `share` is the final difference of the outputs, as a share of their size.
     """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
-        return Chain()
+        return DifferenceChain()
     walk = _Walk(a, b, exact[1], pairs, blind, level_of(exact, share))
     entries: list[Entry] = []
     found, beside = walk.first(exact[0].steps), False
@@ -96,27 +106,34 @@ def follow(a: Side, b: Side, pairs: Sequence[PairDiff], blind: Blind, share: flo
         if walk.owns(entry.module.a):
             steps = walk.attentions(exact[0])
             if steps is None:
-                return Chain(tuple(entries))
+                return DifferenceChain(tuple(entries))
             found, beside = walk.first(steps), not entries
             continue
         # The first remedy that moves the walk on is the proven one; without any, the walk ends here unexplained.
         for told, patch, passed in walk.remedies(call, entry):
             steps = walk.run(patch, passed)
             then = found if steps is None else walk.first(steps)
+            # None: nothing differs any more. The same place again: this remedy has not helped.
             if then is None or (then[1].module, then[1].where) != (entry.module, entry.where):
                 entries.append(told)
                 found = then
                 break
         else:
-            return Chain((*entries, entry), entry.to_end, bool(walk.own), beside)
-    return Chain(tuple(entries), True, bool(walk.own), beside)
+            return DifferenceChain((*entries, entry), entry.to_end, bool(walk.own), beside)
+    return DifferenceChain(tuple(entries), True, bool(walk.own), beside)
 
 
 class _Walk:
     """Walks A's calls beside B's while A gets more and more parts of B."""
 
     def __init__(
-        self, a: Side, b: Side, exact: Exact, pairs: Sequence[PairDiff], blind: Blind, level: tuple[float, float]
+        self,
+        a: ModelSide,
+        b: ModelSide,
+        exact: FinerRun,
+        pairs: Sequence[PairDiff],
+        blind: BlindRows,
+        level: tuple[float, float],
     ) -> None:
         self.sides, self.exact, self.blind, self.level = (a, b), exact, blind, level
         self.sites = {pair.site_a: pair.site_b for pair in pairs}
@@ -141,7 +158,7 @@ class _Walk:
                 return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
         return None
 
-    def _apart(self, pairs: Sequence[tuple[Kept, Kept]], order: int) -> Apart:
+    def _apart(self, pairs: Sequence[tuple[KeptTensor, KeptTensor]], order: int) -> DifferingTensors:
         # Rounding of independent steps adds up like a random walk: it grows with the root of their number.
         allowed = min(self.level[0] * math.sqrt(order + 1), self.level[1])
         return [pair for pair in pairs if not gap_of(*pair, self.blind) <= allowed] if pairs else None
@@ -179,7 +196,7 @@ class _Walk:
         waiting = [site for site, _ in self.own if site not in self.passed]
         return any(_within(path, [site]) or _within(site, [path]) for site in waiting)
 
-    def attentions(self, exact: Exact) -> Sequence[ModuleStep] | None:
+    def attentions(self, exact: FinerRun) -> Sequence[ModuleStep] | None:
         """Returns A's calls when the modules of attentions with causes return B's outputs.
 
         Returns None if one of them is the whole model, or if a module ran a different number of times than its
@@ -204,13 +221,13 @@ class _Walk:
         Modules in `passed` then give B's outputs whatever they get.
         """
         again = self.sides[0].again
-        if again is None or self.runs == _RUNS:
+        if again is None or self.runs == _MOST_PATCHED_RUNS:
             return None
         self.runs += 1
         self.sides[0].forwards += 1
         try:
             run = again(True, patch)
-        except FAILED:
+        except MODEL_ERRORS:
             return None
         if run.replaced != set(patch.returned):
             return None  # A returns a tensor of another shape, or one that can't be replaced
@@ -226,7 +243,7 @@ class _Walk:
             for number, change in enumerate(_changes(*pairs[called], own)):
                 alike = {called: change}
                 for path, (one, other) in pairs.items():
-                    if change.kind == OTHER or type(one) is type(pairs[called][0]):
+                    if change.kind == OTHER_NUMBERS or type(one) is type(pairs[called][0]):
                         parts = _changes(one, other, own)[number:]
                         alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]
@@ -262,11 +279,11 @@ def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) 
     """Returns the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
     try:
         return list(changes_of(one, other, others))
-    except FAILED:
+    except MODEL_ERRORS:
         return []
 
 
-def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> Message | None:
+def _relation(numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]) -> Message | None:
     """Returns how B's numbers relate to A's; None unless all of them were kept."""
     if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
         return None
@@ -275,20 +292,20 @@ def _relation(numbers: tuple[Kept, Kept], known: Sequence[tuple[str, Kept]]) -> 
     return relation(a, b, before)
 
 
-def level_of(exact: Sequence[Exact | None], share: float) -> tuple[float, float]:
+def level_of(exact: Sequence[FinerRun | None], share: float) -> tuple[float, float]:
     """Returns the relative rounding of one step, and the largest difference that counts as rounding.
 
     The unit is at least that of float32: models cast on their way even when run in float64 (`x.float()` in a norm).
     """
-    units = [max(unit(one.dtype), unit(torch.float32)) for one in exact if one is not None]
-    return UNMEASURED * max(units), share / _SHARE if share else math.inf
+    units = [max(rounding_unit(one.dtype), rounding_unit(torch.float32)) for one in exact if one is not None]
+    return UNMEASURED_ROUNDINGS * max(units), share / _ENTRY_SHARE if share else math.inf
 
 
 def _within(path: str, sites: Collection[str]) -> bool:
     return any(path == site or not site or path.startswith(f"{site}.") for site in sites)
 
 
-def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept]]:
+def matched(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> list[tuple[KeptTensor, KeptTensor]]:
     """Returns pairs of tensors of equal kind and shape, in order; tensors of one side only are left out."""
     left = list(other)
     pairs = []
@@ -301,7 +318,7 @@ def matched(one: Sequence[Kept], other: Sequence[Kept]) -> list[tuple[Kept, Kept
     return pairs
 
 
-def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
+def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
     """Returns the root mean square of the difference, as a share of the size of A's tensor."""
     # Long tensors keep every stride-th number; both are thinned to the numbers that they share.
     stride = math.lcm(x.stride, y.stride)
@@ -310,10 +327,11 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
         return 0.0
     if not one.is_floating_point():
         return math.inf
-    rows = rows_of(x.shape, blind)
+    rows = seeing_entries(x.shape, blind)
     counted = None if rows is None else rows.reshape(-1)[::stride]
-    one, other = (values.double().clamp_min(_HIDDEN) for values in (one, other))
-    both = Both("", "", one, other, counted, (0.0, 0.0))
+    # -1e4 in one float mask and finfo.min in the other hide the same keys
+    one, other = (values.double().clamp_min(_HIDDEN_BELOW) for values in (one, other))
+    both = TensorOfBoth("", "", one, other, counted, (0.0, 0.0))
     gap, size = both.gap[0], both.size(one)[0]
     return gap / size if size else gap and math.inf
 
@@ -321,7 +339,9 @@ def gap_of(x: Kept, y: Kept, blind: Blind) -> float:
 # -- what cancels ------------------------------------------------------------------------------------------------------
 
 
-def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: Blind) -> list[bool]:
+def leaves_alike(
+    a: ModelSide, b: ModelSide, pairs: Sequence[tuple[ModuleCall, ModuleCall]], blind: BlindRows
+) -> list[bool]:
     """Returns whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
 
     `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, the same output. Three kinds of
@@ -347,7 +367,7 @@ def leaves_alike(a: Side, b: Side, pairs: Sequence[tuple[Place, Place]], blind: 
     return alike
 
 
-def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
+def _reacts(a: ModelSide, step: ModuleStep, blind: BlindRows, allowed: float) -> bool:
     """Returns whether the output of a module changes if its attention gives something else."""
     call = next((call for call in a.calls if (call.site, call.index) == step.place), None)
     if call is None or call.output is None or a.again is None:
@@ -358,12 +378,12 @@ def _reacts(a: Side, step: ModuleStep, blind: Blind, allowed: float) -> bool:
     try:
         with other:
             run = a.again(True, None)
-    except FAILED:
+    except MODEL_ERRORS:
         return False
     gives = [own.gives[:1] for own in run.steps if own.place == step.place]
     return other.done and any(gap_of(x, y, blind) > allowed for own in gives for x, y in matched(step.gives[:1], own))
 
 
-def _rows(kept: Kept) -> int:
+def _rows(kept: KeptTensor) -> int:
     """Returns the number of rows of a tensor; each id of an integer tensor is a row."""
     return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)

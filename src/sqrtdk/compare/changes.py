@@ -16,21 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare.numbers import ratio, same, told_apart
-from sqrtdk.compare.precision import unit
+from sqrtdk.compare.numbers import same, single_ratio, unequal_texts
+from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.words import short
 from sqrtdk.messages import Message, mentions
 
 # attribute names under which implementations store the same eps
-EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
-_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
-LAYER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a layer's number in a path
-OTHER = "outputs.module.other_numbers"
-_FEW = 8  # numbers that are compared before the whole tensor
-_LONG = 60  # characters of a text that are shown
-_MOST = 3  # parts of one module that are named
-_NEAR = 1e-6  # relative, for numbers computed in float64
-Held = bool | int | float | str | None | Callable[..., Any]
+EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+_SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
+LAYER_NUMBER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a layer's number in a path
+OTHER_NUMBERS = "outputs.module.other_numbers"
+_FIRST_NUMBERS = 8  # numbers that are compared before the whole tensor
+_MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown
+_MOST_CHANGES_NAMED = 3  # parts of one module that are named
+_NUMBER_TOLERANCE = 1e-6  # relative, for numbers computed in float64
+HeldValue = bool | int | float | str | None | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class ModuleChange:
         text: what A and B have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
         edit: puts it into the module at `path` of a copy of A's model, its first argument.
         written: it stands in the code or a config, so it is more than a weight.
-        kind: equal for modules of other layers that change alike. All other weights are one kind, `OTHER`.
+        kind: equal for modules of other layers that change alike. All other weights are one kind, `OTHER_NUMBERS`.
     """
 
     text: str
@@ -56,42 +56,44 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
     `others` are modules of A that may hold what B's module holds.
     """
     tensors, values = _of_tensors(a, b, others), _of_values(a, b)
-    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST else []  # one alone may be the cause
+    # one alone may be the cause
+    sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST_CHANGES_NAMED else []
     for parts in (*sets, [*tensors, *values]):
-        if 0 < len(parts) <= _MOST:
+        if 0 < len(parts) <= _MOST_CHANGES_NAMED:
             texts = [text for text, _ in parts]
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
-            kind = OTHER if mentions(text, OTHER) else LAYER.sub("#", text)
-            yield ModuleChange(text, partial(_each, [edit for _, edit in parts]), bool(values), kind)
+            kind = OTHER_NUMBERS if mentions(text, OTHER_NUMBERS) else LAYER_NUMBER.sub("#", text)
+            yield ModuleChange(text, partial(_apply_edits, [edit for _, edit in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
         names = [type(module).__name__ for module in (a, b)]
         if names[0] == names[1]:
             names = [f"{type(module).__module__}.{name}" for module, name in zip((a, b), names, strict=True)]
         text = Message("outputs.module.other_type", one=names[0], other=names[1])
-        yield ModuleChange(text, partial(_put, b), True, LAYER.sub("#", text))
+        yield ModuleChange(text, partial(_put_module, b), True, LAYER_NUMBER.sub("#", text))
 
 
-Part = tuple[Message, Callable[[nn.Module], None]]  # what differs, and the edit that gives it to a module
+PartChange = tuple[Message, Callable[[nn.Module], None]]  # what differs, and the edit that gives it to a module
 
 
-def _each(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
+def _apply_edits(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
     for edit in edits:
         edit(model.get_submodule(path))
 
 
-def _put(module: nn.Module, model: nn.Module, path: str) -> None:
+def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:
     """Puts a copy of a module at a path of the model, in the model's dtype and training mode."""
     parent, _, name = path.rpartition(".")
     old = model.get_submodule(path)
+    # A may run as a float64 copy, into which a float32 module of B has to fit.
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float64)
     model.get_submodule(parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))
 
 
-def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> list[Part]:
+def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> list[PartChange]:
     """Returns the module's own parameters and buffers that differ by more than their storage."""
     own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
-    found: list[Part] = []
+    found: list[PartChange] = []
     for name in dict.fromkeys((*own[0], *own[1])):
         x, y = (tensors.get(name) for tensors in own)
         if x is not None and y is not None:
@@ -126,7 +128,7 @@ def _hold(name: str, tensor: Tensor | None, module: nn.Module) -> None:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.numel() < 2:
         return False
-    few = one.reshape(-1)[:_FEW].to(other), other.reshape(-1)[:_FEW]
+    few = one.reshape(-1)[:_FIRST_NUMBERS].to(other), other.reshape(-1)[:_FIRST_NUMBERS]
     # A few numbers rule out nearly every candidate without reading the whole tensor.
     return torch.equal(*few) and torch.equal(one.to(other), other)
 
@@ -145,34 +147,36 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
     if a.shape != b.shape:
         shapes = {"one": f"{tuple(a.shape)}", "other": f"{tuple(b.shape)}"}
         return Message("outputs.module.other_value", name=name, **shapes)
-    coarse = sum(unit(x.dtype) for x in (a, b) if x.is_floating_point()) * 2
+    # A checkpoint in bfloat16 and one in float32 hold the same weights, rounded.
+    coarse = sum(rounding_unit(x.dtype) for x in (a, b) if x.is_floating_point()) * 2
     x, y = a.double(), b.double()
     off = (x - y).abs() > coarse * torch.maximum(x.abs(), y.abs()) if coarse else x != y
     if not bool(off.any()):
         return None
-    factor = ratio(x, y)
+    factor = single_ratio(x, y)
     if factor is not None:
         return Message("outputs.module.times", name=name, factor=f"{factor:.4g}")
     if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
         return Message("outputs.module.transposed", name=name)
     rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
-    if (count := int(rows.sum())) < _FEW_ROWS * len(rows):
+    if (count := int(rows.sum())) < _SHARE_OF_FEW_ROWS * len(rows):
         id = "outputs.module.rows" if off.dim() > 1 else "outputs.module.numbers"
         return Message(id, name=name, some=count, all=len(rows))
     size, gap = (float(values.square().mean().sqrt()) for values in (x, x - y))
-    return Message(OTHER, name=name, share=short(gap / size if size else 1.0))
+    return Message(OTHER_NUMBERS, name=name, share=short(gap / size if size else 1.0))
 
 
-def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
+def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
     """Returns numbers, names and functions that the modules and their configs hold and that differ."""
-    found: list[Part] = []
+    found: list[PartChange] = []
     for prefix, one, other in (("", a, b), ("config.", getattr(a, "config", None), getattr(b, "config", None))):
-        values, others = _held(one), _held(other)
+        values, others = _held_values(one), _held_values(other)
         for name, value in values.items():
-            partner = name if name in others else next((eps for eps in EPS if name in EPS and eps in others), None)
+            renamed = next((eps for eps in EPS_NAMES if name in EPS_NAMES and eps in others), None)
+            partner = name if name in others else renamed
             if partner is None or _alike(value, others[partner]):
                 continue
-            own, (old, new) = f"`{prefix}{name}`", _words(value, others[partner])
+            own, (old, new) = f"`{prefix}{name}`", _value_texts(value, others[partner])
             if old == new:
                 text = Message("outputs.module.other_function", name=own)
             elif partner == name:
@@ -184,35 +188,37 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[Part]:
     return found
 
 
-def _held(holder: object) -> dict[str, Held]:
+def _held_values(holder: object) -> dict[str, HeldValue]:
     fields = getattr(holder, "__dict__", {})
     return {
         name: x
         for name, x in fields.items()
+        # layer_idx differs between the layers of one model, and says nothing about what they compute
         if not name.startswith("_") and name not in ("training", "layer_idx")
         if x is None or isinstance(x, bool | int | float | str) or (callable(x) and hasattr(x, "__qualname__"))
     }
 
 
-def _alike(a: Held, b: Held) -> bool:
+def _alike(a: HeldValue, b: HeldValue) -> bool:
     """Returns whether two values are equal; functions are equal if they have the same code."""
     if callable(a) and callable(b):
         return getattr(a, "__code__", a) == getattr(b, "__code__", b)
+    # True == 1 in Python, but `bias=True` and `bias=1` are not the same field
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _words(a: Held, b: Held) -> Sequence[str]:
+def _value_texts(a: HeldValue, b: HeldValue) -> Sequence[str]:
     """Returns two values as text that shows where they differ; untrusted text may be of any length, so it is cut."""
     if type(a) in (int, float) and type(b) in (int, float):
-        return told_apart(float(a), float(b))  # type: ignore[arg-type]
+        return unequal_texts(float(a), float(b))  # type: ignore[arg-type]
     texts = [str(getattr(value, "__name__", value)) for value in (a, b)]
     apart = next((i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), 0)
-    start = max(0, apart - _LONG // 2)
-    cut = [f"{'...' if start else ''}{text[start:][:_LONG]}..." for text in texts]
-    return [text if len(text) <= _LONG else part for text, part in zip(texts, cut, strict=True)]
+    start = max(0, apart - _MOST_TEXT_CHARACTERS // 2)
+    cut = [f"{'...' if start else ''}{text[start:][:_MOST_TEXT_CHARACTERS]}..." for text in texts]
+    return [text if len(text) <= _MOST_TEXT_CHARACTERS else part for text, part in zip(texts, cut, strict=True)]
 
 
-def _set(holder: str, name: str, value: Held, module: nn.Module) -> None:
+def _set(holder: str, name: str, value: HeldValue, module: nn.Module) -> None:
     setattr(getattr(module, holder) if holder else module, name, value)
 
 
@@ -233,18 +239,18 @@ def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> Mess
     """
     if a.shape != b.shape or not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
         return None
-    factor = ratio(a, b)
+    factor = single_ratio(a, b)
     if factor is not None:
         return Message("outputs.relation.times", factor=f"{factor:.4g}")
     for name, tensor in before:
-        factor = ratio(tensor, a - b) if tensor.shape == a.shape else None
+        factor = single_ratio(tensor, a - b) if tensor.shape == a.shape else None
         if factor is None:
             continue
         one, other = ("A", "B") if factor > 0 else ("B", "A")
         words = {"one": one, "what": name, "other": other}
-        if abs(abs(factor) - 1) <= _NEAR:
+        if abs(abs(factor) - 1) <= _NUMBER_TOLERANCE:
             return Message("outputs.relation.adds", **words)
         return Message("outputs.relation.adds_more", factor=f"{abs(factor):.4g}", **words)
-    if same(a.flatten().sort().values, b.flatten().sort().values, _NEAR):
+    if same(a.flatten().sort().values, b.flatten().sort().values, _NUMBER_TOLERANCE):
         return Message("outputs.relation.order")
     return None

@@ -1,6 +1,6 @@
 """Runs a program in float64: projection, norms, rotations, logits, weights, output.
 
-Rows are computed in chunks of about `CHUNK` logits, so memory beyond q, k and v is linear in length.
+Rows are computed in chunks of about `LOGITS_AT_ONCE` logits, so memory beyond q, k and v is linear in length.
 
 If the formula names a dtype, values are rounded to it once: logits just before the softmax, weights just after it. That
 is what torch's `softmax(logits.half())` does: exponentials, sum and division are float32 inside, followed by one
@@ -23,13 +23,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, Formula, Norm, Opaque, Own, Rounded, Step, Way
+from sqrtdk.compare.program import (
+    Affine,
+    Formula,
+    LogitPrecision,
+    NormStep,
+    OpaqueStep,
+    PathStep,
+    RoundingStep,
+    VectorPath,
+)
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.tracing.probe.rotation import apply_rotation as apply_rotation
 
-CHUNK = 2**22  # logits of all heads at a time: 32 MiB in float64
+LOGITS_AT_ONCE = 2**22  # logits of all heads at a time: 32 MiB in float64
 FLOAT32_MOST = torch.finfo(torch.float32).max
-DTYPES = {
+DTYPES_BY_NAME = {
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -45,71 +54,71 @@ MOST_STORED = {  # largest number that a low-precision cache stores; larger ones
 }
 
 
-def rounded(values: Tensor, dtype: str | None) -> Tensor:
+def round_to(values: Tensor, dtype: str | None) -> Tensor:
     """Returns values rounded to a dtype, as float64; dtypes of a cache also cut off. None rounds nothing.
 
     Example:
-        >>> rounded(torch.tensor([1.0 + 2**-12]), "float16").tolist()
+        >>> round_to(torch.tensor([1.0 + 2**-12]), "float16").tolist()
         [1.0]
-        >>> rounded(torch.tensor([200.0, 2.5, -0.6]), "int8").tolist()
+        >>> round_to(torch.tensor([200.0, 2.5, -0.6]), "int8").tolist()
         [127.0, 2.0, -1.0]
     """
     if dtype is None:
         return values.double()
     if dtype in MOST_STORED:
         values = values.clamp(-MOST_STORED[dtype], MOST_STORED[dtype])
-    return values.double().round() if dtype == "int8" else values.to(dtype_of(dtype)).double()
+    return values.double().round() if dtype == "int8" else values.to(dtype_by_name(dtype)).double()
 
 
-def dtype_of(name: str) -> torch.dtype:
+def dtype_by_name(name: str) -> torch.dtype:
     """Returns the dtype of a name such as "float16" or "torch.float16".
 
     Raises:
         InvalidValueError: attentions don't compute in a dtype of this name.
     """
-    dtype = DTYPES.get(name.removeprefix("torch."))
+    dtype = DTYPES_BY_NAME.get(name.removeprefix("torch."))
     if dtype is None:
-        raise InvalidValueError(f"no floating-point dtype {name!r}", hint=f"Known are {', '.join(DTYPES)}.")
+        raise InvalidValueError(f"no floating-point dtype {name!r}", hint=f"Known are {', '.join(DTYPES_BY_NAME)}.")
     return dtype
 
 
-def project(affine: Affine, entering: Tensor) -> Tensor:
+def project_input(affine: Affine, entering: Tensor) -> Tensor:
     """Returns the heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
     heads = torch.einsum("bld,hed->bhle", entering.double(), affine.weight.double())
     return heads if affine.bias is None else heads + affine.bias.double()[:, None]
 
 
-def follow(way: Way, projected: Tensor) -> tuple[Tensor, ...]:
-    """Returns the values (B, H, L, E) after each step of a way, the last times `way.scaled`; at least the projected.
+def follow_path(path: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
+    """Returns the values (B, H, L, E) after each step of a path, the last times `path.scaled`; at least the projected.
 
     Raises:
         InvalidValueError: a step is unknown.
     """
     values = [projected.double()]
-    for step in way.steps:
+    for step in path.steps:
         values.append(apply_step(step, values[-1]))
-    last = values[-1] * way.scaled
+    last = values[-1] * path.scaled
     return (*values[1:-1], last)
 
 
-def apply_step(step: Step, values: Tensor) -> Tensor:
+def apply_step(step: PathStep, values: Tensor) -> Tensor:
     """Returns the values (B, H, L, E) after one step."""
-    if isinstance(step, Opaque):
+    if isinstance(step, OpaqueStep):
         raise InvalidValueError(
             f"nothing can be computed through {step.name!r}, a step that is not known",
             hint="Start from the values that were recorded after it.",
         )
-    if isinstance(step, Rounded):
+    if isinstance(step, RoundingStep):
         there = values * step.by  # a factor of 0 (log n of a row with one key) can't be divided out
-        return torch.where(there == 0, values, rounded(there, step.dtype) / step.by)
-    return apply_norm(step, values) if isinstance(step, Norm) else apply_rotation(step, values)
+        return torch.where(there == 0, values, round_to(there, step.dtype) / step.by)
+    return apply_norm(step, values) if isinstance(step, NormStep) else apply_rotation(step, values)
 
 
-def apply_norm(norm: Norm, values: Tensor) -> Tensor:
+def apply_norm(norm: NormStep, values: Tensor) -> Tensor:
     """Returns the values (B, H, L, E) after a normalisation of each head, or of all heads of a token together.
 
     Example:
-        >>> unit = Norm("l2", gain=torch.ones(1, 2))
+        >>> unit = NormStep("l2", gain=torch.ones(1, 2))
         >>> apply_norm(unit, torch.tensor([3.0, 4.0]).reshape(1, 1, 1, 2)).flatten().tolist()
         [0.6, 0.8]
     """
@@ -118,7 +127,7 @@ def apply_norm(norm: Norm, values: Tensor) -> Tensor:
     return x if norm.shift is None else x + norm.shift.double()[:, None]
 
 
-def centred(norm: Norm, values: Tensor) -> tuple[Tensor, Tensor]:
+def centred(norm: NormStep, values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the values (B, H, L, E), minus their mean for "layer", and their divisor."""
     x, over = values.double(), (1, 3) if norm.over == "heads" else (3,)
     if norm.kind == "layer":
@@ -129,13 +138,13 @@ def centred(norm: Norm, values: Tensor) -> tuple[Tensor, Tensor]:
     return x, (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
 
 
-def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
+def repeat_heads(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
     """Returns (B, count, ...) from (B, H, ...): query head i reads head `heads[i]`, or i // (count / H).
 
     Example:
-        >>> spread(torch.tensor([[1, 2]]), 4).tolist()
+        >>> repeat_heads(torch.tensor([[1, 2]]), 4).tolist()
         [[1, 1, 2, 2]]
-        >>> spread(torch.tensor([[1, 2]]), 4, torch.tensor([0, 1, 0, 1])).tolist()
+        >>> repeat_heads(torch.tensor([[1, 2]]), 4, torch.tensor([0, 1, 0, 1])).tolist()
         [[1, 2, 1, 2]]
     """
     if heads is not None:
@@ -151,7 +160,7 @@ def spread(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
     return tensor.repeat_interleave(count // there, 1)
 
 
-def logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None = None) -> Tensor:
+def compute_logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None = None) -> Tensor:
     """Returns the logits (B, Hq, L, S) in float64, as they enter the softmax.
 
     The order is scale, softcap (at `softcap_at`), bias, mask; then rounding to `logits_dtype`. `product` is q . k, if
@@ -159,18 +168,18 @@ def logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None 
     """
     scale = formula.scale
     if product is None and formula.own is not None:
-        product, scale = _own_product(query, key, formula.own), _left(scale, formula.own)
-    z = query.double() @ spread(key, query.shape[1]).double().mT if product is None else product
+        product, scale = _own_product(query, key, formula.own), _scale_after_product(scale, formula.own)
+    z = query.double() @ repeat_heads(key, query.shape[1]).double().mT if product is None else product
     z = _capped(z * _to(scale, z.dtype), formula, ("scaled", "product"))
     if formula.bias is not None:
         z = z + (formula.bias.double() * formula.bias_by).to(z.dtype)
     if formula.visible is not None:
         z = _masked(z, formula, formula.visible)
     z = _capped(z, formula, ("masked",))
-    return rounded(z, formula.logits_dtype)
+    return round_to(z, formula.logits_dtype)
 
 
-def curve(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
+def logits_and_slope(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
     """Returns logits before bias and mask, (B, Hq, L, S), from q . k, and their slope, softcap included.
 
     The slope broadcasts to the logits.
@@ -187,13 +196,13 @@ def curve(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
     return z * after, slope * after
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
+def compute_output(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
     """Returns the output (B, Hq, L, Ev) and the lse (B, Hq, L) with sinks included, in float64."""
     heads = query.shape[1]
-    key, value = spread(key, heads).double(), spread(value, heads).double()
+    key, value = repeat_heads(key, heads).double(), repeat_heads(value, heads).double()
     outputs, sums = [], []
     for rows in chunks(query, key):
-        weights, lse = weigh(query[..., rows, :], key, some_rows(formula, rows, query.shape[-2]))
+        weights, lse = compute_weights(query[..., rows, :], key, some_rows(formula, rows, query.shape[-2]))
         outputs.append(weights @ value)
         sums.append(lse)
     if not outputs:
@@ -201,13 +210,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple
     return torch.cat(outputs, 2), torch.cat(sums, 2)
 
 
-def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def compute_weights(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns the weights (B, Hq, L, S) that multiply v, dropout included, and the lse (B, Hq, L), in float64.
 
     `z` are the logits, if already computed.
     """
     by_own_code = formula.own is not None and z is None
-    z = logits(query, key, formula) if z is None else z
+    z = compute_logits(query, key, formula) if z is None else z
     top = z.amax(-1, keepdim=True) if z.shape[-1] else z.new_full((*z.shape[:-1], 1), float("-inf"))
     sinks = None if formula.sinks is None else formula.sinks.double()[:, None, None]
     top = top if sinks is None else torch.maximum(top, sinks)
@@ -217,7 +226,7 @@ def weigh(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None)
     total = exponentials.sum(-1, keepdim=True)
     total = total if sinks is None else total + (sinks - top).exp()
     divided = exponentials / total.masked_fill(total == 0, 1.0)
-    weights = _own_weights(z, formula) if by_own_code else rounded(divided, formula.weights_dtype)
+    weights = _own_weights(z, formula) if by_own_code else round_to(divided, formula.weights_dtype)
     if formula.kept is not None:
         left = 1.0 - formula.dropout
         weights = weights * formula.kept * (1.0 / left if left > 0 else 0.0)
@@ -248,7 +257,7 @@ def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
     return replace(formula, own=own, **parts(formula, ("scale", "after", "bias", "visible", "kept")))
 
 
-def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
+def chunks(query: Tensor, key: Tensor, budget: int = LOGITS_AT_ONCE) -> Iterator[slice]:
     """Yields slices of the rows of a query (B, Hq, L, E): at most `budget` logits each, at least one row."""
     length, row = query.shape[-2], query.shape[0] * query.shape[1] * key.shape[-2]
     step = max(1, budget // max(1, row))
@@ -256,14 +265,15 @@ def chunks(query: Tensor, key: Tensor, budget: int = CHUNK) -> Iterator[slice]:
         yield slice(first, min(length, first + step))
 
 
-def _own_product(query: Tensor, key: Tensor, own: Own) -> Tensor:
+def _own_product(query: Tensor, key: Tensor, own: LogitPrecision) -> Tensor:
     """Returns q . k as the side computes it: in its dtype, with its factors on q and k."""
-    dtype, factor = dtype_of(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
+    dtype, factor = dtype_by_name(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
+    # q * 0.125 in bfloat16, then q @ k.mT in bfloat16: each result is rounded where the side itself rounds it
     queries = (query.double() * own.query).to(dtype)
-    return queries @ (spread(key, query.shape[1]).double() * factor).to(dtype).mT
+    return queries @ (repeat_heads(key, query.shape[1]).double() * factor).to(dtype).mT
 
 
-def _left(scale: Tensor | float, own: Own) -> Tensor | float:
+def _scale_after_product(scale: Tensor | float, own: LogitPrecision) -> Tensor | float:
     """Returns the scale without the parts on q and k; where such a part is 0, the rest is arbitrary."""
     there = own.query * own.key
     return scale / (there.masked_fill(there == 0, 1.0) if isinstance(there, Tensor) else there or 1.0)
@@ -272,14 +282,14 @@ def _left(scale: Tensor | float, own: Own) -> Tensor | float:
 def _own_weights(z: Tensor, formula: Formula) -> Tensor:
     """Returns torch's softmax weights (B, Hq, l, S): of rounded logits, or in the side's dtype and rounded later."""
     assert formula.own is not None
-    z = z.to(dtype_of(formula.logits_dtype or formula.own.dtype))
+    z = z.to(dtype_by_name(formula.logits_dtype or formula.own.dtype))
     if formula.logits_dtype != formula.weights_dtype:
-        z = z.to(dtype_of(formula.own.dtype))
+        z = z.to(dtype_by_name(formula.own.dtype))
     if formula.sinks is not None:
         sinks = formula.sinks[:, None, None].to(z.dtype).expand(*z.shape[:-1], 1)
         z = torch.cat([z, sinks], -1)
     weights = z.softmax(-1).nan_to_num(nan=0.0)  # NaN in a row that sees no key
-    return rounded(weights if formula.sinks is None else weights[..., :-1], formula.weights_dtype)
+    return round_to(weights if formula.sinks is None else weights[..., :-1], formula.weights_dtype)
 
 
 def _capped(z: Tensor, formula: Formula, places: tuple[str, ...]) -> Tensor:
@@ -299,8 +309,8 @@ def _masked(z: Tensor, formula: Formula, visible: Tensor) -> Tensor:
     if FLOAT32_MOST < abs(formula.fill) < float("inf"):  # only a side that computes in float64 has such a fill
         stored = "float64"
     if not formula.fill_added or math.isinf(fill):
-        return torch.where(visible, z, float(rounded(torch.tensor(fill, dtype=torch.float64), stored)))
-    return torch.where(visible, z, rounded(z + fill, stored).to(z.dtype))
+        return torch.where(visible, z, float(round_to(torch.tensor(fill, dtype=torch.float64), stored)))
+    return torch.where(visible, z, round_to(z + fill, stored).to(z.dtype))
 
 
 def _to(value: Tensor | float, dtype: torch.dtype) -> Tensor | float:

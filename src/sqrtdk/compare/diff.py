@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from sqrtdk._environment import environment
-from sqrtdk._progress import shown, tell
+from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.chain import follow, leaves_alike
-from sqrtdk.compare.explain import UNKNOWN, first_stage
-from sqrtdk.compare.measured import UNMEASURED, Blind, Entering, blind_rows, compare_inputs, exact_of
+from sqrtdk.compare.chain import follow_differences, leaves_alike
+from sqrtdk.compare.explain import first_stage
+from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
 from sqrtdk.compare.opening import first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
-from sqrtdk.compare.outputs import Ends, compare_outputs, of_outputs, pair_outputs, since_of
-from sqrtdk.compare.pair import Judged, cancelled_within, first_difference, judge
+from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of
+from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
-from sqrtdk.compare.records import FAIL_ON, DiffReport, PairDiff, Unpaired, stage_word
-from sqrtdk.compare.sides import Given, Side, options_of_sides
+from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
+from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
 from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached
@@ -36,8 +36,8 @@ from sqrtdk.tracing.tensors import CallTensors
 
 
 def diff(
-    a: Given,
-    b: Given,
+    a: ModelSource,
+    b: ModelSource,
     inputs: Any = None,
     *,
     inputs_b: Any = None,
@@ -121,7 +121,7 @@ def diff(
         both, attn=(attn_a, attn_b), dtype=(dtype_a, dtype_b), device=(device_a, device_b),
         revision=(revision_a, revision_b),
     )  # fmt: skip
-    with shown("diff"):
+    with progress_shown("diff"):
         return diff_with(
             a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, kv_scale=kv_scale, fail_on=fail_on,
             command=command,
@@ -129,8 +129,8 @@ def diff(
 
 
 def diff_with(
-    a: Given,
-    b: Given,
+    a: ModelSource,
+    b: ModelSource,
     inputs: Any,
     options_a: LoadOptions,
     options_b: LoadOptions,
@@ -142,8 +142,8 @@ def diff_with(
     command: str = "",
 ) -> DiffReport:
     """`diff` with each side's loading options in one object."""
-    if fail_on not in FAIL_ON:
-        raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(FAIL_ON)}.")
+    if fail_on not in DIFF_FAIL_ON:
+        raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(DIFF_FAIL_ON)}.")
     if kv_scale is not None and not 0 < kv_scale < math.inf:
         raise InvalidValueError(f"kv_scale is {kv_scale}", hint="A fixed scale is above 0, and finite.")
     for options in (options_a, options_b):
@@ -160,8 +160,8 @@ def diff_with(
 
 
 def sides_diff(
-    side_a: Side,
-    side_b: Side,
+    side_a: ModelSide,
+    side_b: ModelSide,
     named: Mapping[str, str] | None = None,
     *,
     seed: int = 0,
@@ -183,8 +183,8 @@ def sides_diff(
             side.exact = replace(side.exact, steps=(), listened=False)
     unread = _unread(*sides)
     pairs = (*pairs, *unread.values())
-    unpaired_a = _alone(side_a, alignment.alone_a, "B", unread)
-    unpaired_b = _alone(side_b, alignment.alone_b, "A", unread)
+    unpaired_a = _unpaired(side_a, alignment.alone_a, "B", unread)
+    unpaired_b = _unpaired(side_b, alignment.alone_b, "A", unread)
     infos = side_a.info, side_b.info
     return DiffReport(
         *infos,
@@ -204,13 +204,13 @@ def sides_diff(
     )
 
 
-def _cut_sites(a: Side, b: Side) -> dict[str, str]:
+def _cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
     """Returns sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
     cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
     return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
 
-def _notes(a: Side, b: Side) -> list[str]:
+def _notes(a: ModelSide, b: ModelSide) -> list[str]:
     """Returns what was decided for the user, each sentence once; those of one side with its letter."""
     of_both = set(a.notes) & set(b.notes)
     notes = [
@@ -221,7 +221,7 @@ def _notes(a: Side, b: Side) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _unread(a: Side, b: Side) -> dict[str, PairDiff]:
+def _unread(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:
     """Returns attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
     seen = {(entry.site, entry.formula, entry.reason) for entry in a.missed}
     both = [entry for entry in b.missed if (entry.site, entry.formula, entry.reason) in seen]
@@ -235,7 +235,9 @@ def _unread(a: Side, b: Side) -> dict[str, PairDiff]:
     }  # fmt: skip
 
 
-def _alone(side: Side, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]) -> tuple[Unpaired, ...]:
+def _unpaired(
+    side: ModelSide, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]
+) -> tuple[Unpaired, ...]:
     calls = [side.calls[place] for place in places]
     formulas = [None if call.call is None else call.call.formula for call in calls]
     alone = [
@@ -248,22 +250,24 @@ def _alone(side: Side, places: Sequence[int], other: str, unread: Mapping[str, P
 # -- the pairs ---------------------------------------------------------------------------------------------------------
 
 
-def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) -> tuple[tuple[PairDiff, ...], Ends]:
+def _compared(
+    a: ModelSide, b: ModelSide, alignment: Alignment, kv_scale: float | None
+) -> tuple[tuple[PairDiff, ...], OutputComparison]:
     """Returns every pair judged, and the outputs; each pair has a difference of its own or follows from another."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
-    judged: list[Judged] = []
+    judged: list[JudgedPair] = []
     for done, (one, other) in enumerate(calls):
-        tell(Message("progress.attentions"), done, len(calls))
+        report_progress(Message("progress.attentions"), done, len(calls))
         # Layers mostly share a formula: that of the latest judged pair is tried first.
         earlier = next((known.sides for known in reversed(judged) if known.sides), None)
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
         judged.append(_judged(one, other, earlier, declared, kv_scale))
     refuse_unlike(judged)
-    blind = blind_rows(a, b, judged)
+    blind = rows_left_out(a, b, judged)
     returned, ends = pair_outputs(a, b, blind)
-    # Modules are recorded only if the outputs differ clearly: it costs memory, and is used only by `follow`.
-    far = any(both.is_apart(UNMEASURED * math.sqrt(len(calls) + 1)) for both in returned)
+    # Modules are recorded only if the outputs differ clearly: it costs memory, and only `follow_differences` needs it.
+    far = any(both.is_apart(UNMEASURED_ROUNDINGS * math.sqrt(len(calls) + 1)) for both in returned)
     entering = compare_inputs(a, b, calls, blind, listen=far)
     judged = _as_they_leave(a, b, calls, judged, entering, blind)
     pairs: list[PairDiff] = []
@@ -279,7 +283,7 @@ def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) ->
     differ = [one.difference or 0.0 for one in outputs if one.same is False]
     if not differ and not any(is_reached(pair) for pair in pairs):
         return tuple(pairs), ends
-    chain = follow(a, b, pairs, blind, max(differ, default=0.0))
+    chain = follow_differences(a, b, pairs, blind, max(differ, default=0.0))
     if chain.entries and not chain.beside:
         where = chain.entries[0].where
         pairs = [_placed(pair, comes, where) for pair, comes in zip(pairs, entering, strict=True)]
@@ -287,13 +291,13 @@ def _compared(a: Side, b: Side, alignment: Alignment, kv_scale: float | None) ->
 
 
 def _as_they_leave(
-    a: Side,
-    b: Side,
+    a: ModelSide,
+    b: ModelSide,
     calls: Sequence[tuple[CallTensors, CallTensors]],
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedPair],
     entering: Sequence[Entering],
-    blind: Blind,
-) -> list[Judged]:
+    blind: BlindRows,
+) -> list[JudgedPair]:
     """Returns the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
     both = enumerate(zip(judged, entering, strict=True))
     doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
@@ -312,21 +316,23 @@ def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:
 
 def _judged(
     a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str], kv_scale: float | None
-) -> Judged:
-    """Returns `judge` of the pair, unless both sides have NaN."""
+) -> JudgedPair:
+    """Returns `judge_pair` of the pair, unless both sides have NaN."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         stages = {"stage": stage_word(lost[0][1]), "other": stage_word(lost[1][1])}
-        return Judged(None, reason=Message("compare.pair.nan", **stages))
-    return judge(a, b, CAUSES, earlier, declared, kv_scale)
+        return JudgedPair(None, reason=Message("compare.pair.nan", **stages))
+    return judge_pair(a, b, CAUSES, earlier, declared, kv_scale)
 
 
-def _pair(a: CallTensors, b: CallTensors, judged: Judged, entering: Entering, origin: str | None) -> PairDiff:
+def _pair(a: CallTensors, b: CallTensors, judged: JudgedPair, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
     causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a.call, b.call) for cause in causes]
     after, before, own = judged.after, judged.before, judged.same
-    if after is not None and after.within and any(cause.name != UNKNOWN for cause in causes):
-        causes = [cause for cause in causes if cause.name != UNKNOWN]  # a rest in one part is rounding over the whole
+    if after is not None and after.within and any(cause.name != UNKNOWN_CAUSE for cause in causes):
+        causes = [
+            cause for cause in causes if cause.name != UNKNOWN_CAUSE
+        ]  # a rest in one part is rounding over the whole
     if entering.by_v and own is False and entering.stage.same is False:
         # the input was inferred from v, and v may differ for a cause of its own
         entering = replace(entering, stage=replace(entering.stage, same=None))

@@ -12,23 +12,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sqrtdk.compare.observed import NAMES
 from sqrtdk.compare.precision import RISK
-from sqrtdk.compare.program import Norm, Opaque, Program, Rotation
-from sqrtdk.compare.records import Cause, stage_word
-from sqrtdk.compare.segments import Gap, Segment, gap
-from sqrtdk.compare.suspect import STAGES, Sides, Suspicion, way_of
+from sqrtdk.compare.program import QKV, NormStep, OpaqueStep, Program, Rotation
+from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, stage_word
+from sqrtdk.compare.segments import Segment, SegmentGap, segment_gap
+from sqrtdk.compare.suspect import STAGES, Sides, Suspicion, path_of
 from sqrtdk.messages import Message
 
-MOST = 6  # causes of a segment that are searched one by one
-ROUNDS = 24  # suspicions that are applied together at most
-LEAST = 0.5  # share that a cause must explain if an unknown difference remains next to it
-WORTH = 0.02  # share of the difference that a cause must remove to be kept while the rest is unexplained
-UNKNOWN = "unknown"
+MOST_CAUSES = 6  # causes of a segment that are searched one by one
+MOST_TOGETHER = 24  # suspicions that are applied together at most
+LEAST_SHARE_EXPLAINED = 0.5  # share that a cause must explain if an unknown difference remains next to it
+LEAST_SHARE_REMOVED = 0.02  # share of the difference that a cause must remove to be kept while the rest is unexplained
 Causes = Mapping[str, Callable[[Sides], Iterator[Suspicion]]]
 Chosen = tuple[Suspicion, ...]
 Programs = dict[Chosen, Program]  # A's program with some suspicions applied
-LEFT = 0.5  # share of the squared differences that may remain after a cause that is visible in all numbers together
+# share of the squared differences that may remain after a cause that is visible in all numbers together
+MOST_SQUARES_LEFT = 0.5
 ROUNDED, OF_WEIGHTS = ("rounding",), ("weights", "projection_bias")
 VECTORS = math.ceil(-2 * math.log2(RISK) - 1)  # n with 2^(-(n + 1) / 2) = RISK, see below
 
@@ -46,11 +45,11 @@ class Explained:
 
     causes: tuple[Cause, ...]
     program: Program
-    before: Gap
-    after: Gap
+    before: SegmentGap
+    after: SegmentGap
 
 
-def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
+def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     """Finds the causes of the difference over a segment.
 
     Args:
@@ -58,34 +57,36 @@ def explain(segment: Segment, sides: Sides, causes: Causes) -> Explained:
         sides: both programs.
         causes: functions that suspect, in order.
     """
-    before = gap(segment, sides.a)
+    before = segment_gap(segment, sides.a)
     if before.within:
         return Explained((), sides.a, before, before)
     programs: Programs = {(): sides.a}
 
-    def left(suspicions: Chosen) -> Gap:
-        return gap(segment, _applied(programs, suspicions))
+    def left(suspicions: Chosen) -> SegmentGap:
+        return segment_gap(segment, _applied(programs, suspicions))
 
     chosen = _nearest(segment, sides, causes, programs)
     # two suspicions may help only together, so all are tried at once before giving up
-    if not left(chosen).within and left(every := _all(segment, sides, causes)).within:
+    if not left(chosen).within and left(every := _all_suspicions(segment, sides, causes)).within:
         chosen = every
     if left(chosen).within:  # drop causes that are not needed for agreement, the last one first
         for suspicion in reversed(chosen):
-            rest = _without(chosen, suspicion)
+            rest = _without_suspicion(chosen, suspicion)
             chosen = rest if left(rest).within else chosen
     after = left(chosen)
     found = []
     for one in chosen:
-        share = _share(left(_without(chosen, one)), after)
-        if after.within or share >= LEAST:
+        share = _share(left(_without_suspicion(chosen, one)), after)
+        if after.within or share >= LEAST_SHARE_EXPLAINED:
             found.append(Cause(one.name, one.a, one.b, share, one.text, one.stage))
     if not after.within:
         found.append(_unknown(segment, sides, before, after))
     return Explained(tuple(found), _applied(programs, chosen), before, after)
 
 
-def _asked(segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]) -> Iterator[Suspicion]:
+def _suspicions_left(
+    segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]
+) -> Iterator[Suspicion]:
     """Yields suspicions about the segment that are not chosen yet."""
     names = {(old.name, old.stage) for old in chosen}
     every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
@@ -95,18 +96,18 @@ def _asked(segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Susp
 def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs) -> Chosen:
     """Returns suspicions one after the other, each the best at its time; an exact one ends the search."""
     chosen: Chosen = ()
-    left = gap(segment, sides.a)
-    for _ in range(MOST):
+    left = segment_gap(segment, sides.a)
+    for _ in range(MOST_CAUSES):
         program, best = _applied(programs, chosen), None
         # Suspicions depend on the program: with the scale corrected, a softcap may be seen for what it is.
-        for other in _asked(segment, replace(sides, a=program), causes, chosen):
+        for other in _suspicions_left(segment, replace(sides, a=program), causes, chosen):
             changed = other.change(program)
-            found = gap(segment, changed)
+            found = segment_gap(segment, changed)
             if best is None or found.within or found.size < best[0].size:
                 best = found, other, changed
             if found.within:
                 break
-        if best is None or not (best[0].within or best[0].size <= (1 - WORTH) * left.size):
+        if best is None or not (best[0].within or best[0].size <= (1 - LEAST_SHARE_REMOVED) * left.size):
             break
         left, chosen = best[0], (*chosen, best[1])
         programs[chosen] = best[2]
@@ -115,12 +116,12 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs)
     return chosen
 
 
-def _all(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
+def _all_suspicions(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
     """Returns all suspicions in the order in which they appear; some help only in combination."""
     chosen: Chosen = ()
     program = sides.a
-    for _ in range(ROUNDS):
-        suspicion = next(_asked(segment, replace(sides, a=program), causes, chosen), None)
+    for _ in range(MOST_TOGETHER):
+        suspicion = next(_suspicions_left(segment, replace(sides, a=program), causes, chosen), None)
         if suspicion is None:
             break
         chosen, program = (*chosen, suspicion), suspicion.change(program)
@@ -134,36 +135,36 @@ def _applied(programs: Programs, suspicions: Chosen) -> Program:
     return programs[suspicions]
 
 
-def _without(suspicions: Chosen, one: Suspicion) -> Chosen:
+def _without_suspicion(suspicions: Chosen, one: Suspicion) -> Chosen:
     return tuple(other for other in suspicions if other is not one)
 
 
-def _share(before: Gap, after: Gap) -> float:
+def _share(before: SegmentGap, after: SegmentGap) -> float:
     """Returns the share of a difference that is gone; infinite differences are gone completely or not at all."""
     if not math.isfinite(before.size):
         return float(math.isfinite(after.size))
     return 1 - after.size / before.size if before.size > 0 and math.isfinite(after.size) else 0.0
 
 
-def _unknown(segment: Segment, sides: Sides, before: Gap, after: Gap) -> Cause:
+def _unknown(segment: Segment, sides: Sides, before: SegmentGap, after: SegmentGap) -> Cause:
     if segment.name != "output":
-        stage = lost_stage(segment, sides)
+        stage = stage_of_unexplained(segment, sides)
     else:  # without B's formula, its result from the product is unknown
         stage = "weights" if sides.b.formula is None else segment.stages[-1]
     return unknown_cause(stage, after, max(0.0, _share(before, after)))
 
 
-def unknown_cause(stage: str, left: Gap, explained: float = 0.0) -> Cause:
+def unknown_cause(stage: str, left: SegmentGap, explained: float = 0.0) -> Cause:
     """Returns the cause `unknown` for a difference without explanation."""
     sizes = {"left": f"{left.largest:.2g}", "allowed": f"{left.allowed:.2g}"}
     text = Message("causes.unknown.at_stage", stage=stage_word(stage), **sizes)
-    return Cause(UNKNOWN, None, None, explained, text, stage)
+    return Cause(UNKNOWN_CAUSE, None, None, explained, text, stage)
 
 
-def lost_stage(segment: Segment, sides: Sides) -> str:
+def stage_of_unexplained(segment: Segment, sides: Sides) -> str:
     """Returns the stage to which an unexplained difference of q, k or v is attributed."""
     name = segment.name.removesuffix(" used")
-    if len(segment.stages) == 1 or name not in NAMES:
+    if len(segment.stages) == 1 or name not in QKV:
         return segment.stages[0]
     return stage_of_vector(name, (sides.a, sides.b))
 
@@ -173,8 +174,8 @@ def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
 
     An unknown step counts as a rotation, which most models have. Without any step, the stage is the vector: "key".
     """
-    steps = [step for program in programs for step in way_of(program, name).steps]
-    kinds: dict[str, type | tuple[type, ...]] = {"norm": Norm, "rotation": (Rotation, Opaque)}
+    steps = [step for program in programs for step in path_of(program, name).steps]
+    kinds: dict[str, type | tuple[type, ...]] = {"norm": NormStep, "rotation": (Rotation, OpaqueStep)}
     return next((f"{name} {kind}" for kind, of in kinds.items() if any(isinstance(step, of) for step in steps)), name)
 
 
@@ -197,9 +198,9 @@ def first_stage(names: list[str]) -> str | None:
 # unequal weights.
 
 
-def shows(before: Gap, after: Gap) -> bool:
+def shows(before: SegmentGap, after: SegmentGap) -> bool:
     """Returns whether a change of the program removes more than half of the squared error of its values."""
-    return before.size > 0.0 and after.size**2 <= LEFT * before.size**2
+    return before.size > 0.0 and after.size**2 <= MOST_SQUARES_LEFT * before.size**2
 
 
 def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
@@ -213,16 +214,16 @@ def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     Returns:
         The causes and A's program with them; no cause and A's own program if none is visible.
     """
-    before = gap(segment, sides.a)
+    before = segment_gap(segment, sides.a)
     found = Explained((), sides.a, before, before)
     if math.prod(segment.target.shape[:3]) < VECTORS:
         return found
     rounded = ROUNDED if sides.a.dtype == sides.b.dtype else (*ROUNDED, *OF_WEIGHTS)
     asked = {name: suspect for name, suspect in causes.items() if name not in rounded}
     while found.after.size > 0.0:
-        sharper = replace(segment, most=math.sqrt(LEFT) * found.after.size, known=[])
-        more = explain(sharper, replace(sides, a=found.program), asked)
+        sharper = replace(segment, most=math.sqrt(MOST_SQUARES_LEFT) * found.after.size, known=[])
+        more = explain_segment(sharper, replace(sides, a=found.program), asked)
         if not more.after.within:
             break
-        found = Explained((*found.causes, *more.causes), more.program, before, gap(segment, more.program))
+        found = Explained((*found.causes, *more.causes), more.program, before, segment_gap(segment, more.program))
     return found

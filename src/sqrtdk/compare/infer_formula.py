@@ -1,8 +1,8 @@
 """Finds the formula of a side that tells q, k, v and the output, and little else.
 
-The search starts near the other side's formula: mistakes that ports make (`options`), one change, then two. Each
-candidate is computed in float64 and compared with the record; the first that fits within rounding is taken. Candidates
-are tried on some rows of the attention, and the winner is proven on all. The number of trials is limited by their cost.
+The search starts near the other side's formula: mistakes that ports make (`formula_options`), one change, then two.
+Each candidate is computed in float64 and compared with the record; the first that fits within rounding is taken.
+Candidates are tried on some rows of the attention, and the winner is proven on all. Their cost limits their number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.build import formula_of
-from sqrtdk.compare.fit import CAPS, fit_scale
-from sqrtdk.compare.fit.scale import scales
-from sqrtdk.compare.infer_rows import BEST, fills_of, from_rows
-from sqrtdk.compare.numbers import one_number, rescaled, total
-from sqrtdk.compare.observed import Seen
+from sqrtdk.compare.fit import USUAL_SOFTCAPS, fit_scale
+from sqrtdk.compare.fit.scale import scale_grid
+from sqrtdk.compare.infer_rows import MOST_ASSUMPTIONS, fills_of, formulas_from_rows
+from sqrtdk.compare.numbers import rescaled, single_number, total
+from sqrtdk.compare.observed import ObservedVector
 from sqrtdk.compare.options import (
     BIAS,
     DROPOUT,
@@ -30,23 +30,23 @@ from sqrtdk.compare.options import (
     SINKS,
     SOFTCAP,
     Option,
-    blind_rows,
-    options,
+    formula_options,
+    other_blind_rows,
     scaled,
-    window,
+    window_before_key_0,
 )
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded
 from sqrtdk.tracing.tensors import CallTensors
 
-LOGITS = 2**26  # total number of logits that trials may compute: some seconds
-MOST = 600  # trials at most
-FITTED = 6  # formulas whose scale is fitted: each costs as much as a hundred trials
-STRONG = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones, for codes that cap strongly
-NEAR = 0.02  # relative: a fitted scale this close to a usual one is tried as that one first
+MOST_LOGITS = 2**26  # total number of logits that trials may compute: some seconds
+MOST_TRIALS = 600  # trials at most
+MOST_FITTED = 6  # formulas whose scale is fitted: each costs as much as a hundred trials
+STRONG_SOFTCAPS = (0.5, 1.0, 2.0, 3.0, 4.0, 7.0)  # softcaps below the usual ones, for codes that cap strongly
+USUAL_SCALE_DISTANCE = 0.02  # relative: a fitted scale this close to a usual one is tried as that one first
 NO_CAP = (None,)  # no softcap is searched
-NAMES = {SCALE: "scale", SOFTCAP: "softcap", BIAS: "bias", MASK: "mask", SINKS: "sinks"}  # names of terms
-FIELDS = {
+TERM_NAMES = {SCALE: "scale", SOFTCAP: "softcap", BIAS: "bias", MASK: "mask", SINKS: "sinks"}  # names of terms
+TERM_FIELDS = {
     SOFTCAP: ("softcap", "softcap_by_logits"),
     BIAS: ("bias", "bias_name", "bias_by"),
     MASK: ("visible", "mask"),
@@ -58,7 +58,7 @@ FIELDS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class KnownFormula:
     """What a side tells about its formula.
 
     Attributes:
@@ -73,14 +73,14 @@ class Known:
         """Returns the other side's formula with the known parts put in."""
         if SCALE in self.parts:
             other = rescaled(other, Formula(total(self.formula)))
-        names = [name for part in self.parts for name in FIELDS.get(part, ())]
+        names = [name for part in self.parts for name in TERM_FIELDS.get(part, ())]
         return replace(other, **{name: getattr(self.formula, name) for name in names}) if names else other
 
 
-NOTHING = Known(Formula(), frozenset())
+NOTHING_KNOWN = KnownFormula(Formula(), frozenset())
 
 
-def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
+def known_formula(call: CallTensors, seen: Mapping[str, ObservedVector]) -> KnownFormula:
     """Returns what a call tells about its formula.
 
     A list of terms is complete: an operation that it doesn't name didn't happen. If the list holds an operation that
@@ -95,25 +95,25 @@ def known_of(call: CallTensors, seen: Mapping[str, Seen]) -> Known:
     terms = tuple(x for x in every if isinstance(x.value, Tensor) or (x.name in numbers and x.value is not None))
     formula = formula_of(replace(call, terms=terms), seen)
     if formula is None:
-        return NOTHING
+        return NOTHING_KNOWN
     whole = call.terms is not None and all(term.name != "unknown" for term in every)
     named, lost = {term.name for term in every}, {term.name for term in every if term not in terms}
-    parts = {part for part, name in NAMES.items() if name not in lost and (whole or name in named)}
-    if not whole or one_number(total(formula)) is None:
+    parts = {part for part, name in TERM_NAMES.items() if name not in lost and (whole or name in named)}
+    if not whole or single_number(total(formula)) is None:
         parts.discard(SCALE)
     if "scale" in lost:  # a scale after the bias multiplies the bias too
         parts.discard(BIAS)
     parts |= {FILL} if MASK in parts and "mask" in named else set()
     parts |= {ROUNDING} if formula.logits_dtype or formula.weights_dtype else set()
     parts |= {DROPOUT} if call.kept is not None else set()
-    return Known(formula, parts)
+    return KnownFormula(formula, parts)
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-def infer(
-    call: Recorded, other: Formula, first: Formula | None = None, known: Known | None = None, *, far: bool = True
+def infer_formula(
+    call: Recorded, other: Formula, first: Formula | None = None, known: KnownFormula | None = None, *, far: bool = True
 ) -> Formula | None:
     """Returns the formula that gives the output.
 
@@ -133,15 +133,15 @@ def infer(
         >>> q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(0))
         >>> output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         >>> causal = Formula(1.0, visible=torch.ones(8, 8, dtype=torch.bool).tril())
-        >>> infer(Recorded(q, k, v, output, None), causal).scale
+        >>> infer_formula(Recorded(q, k, v, output, None), causal).scale
         0.25
     """
-    known = known or NOTHING
+    known = known or NOTHING_KNOWN
     base, fixed = known.put_into(other), known.parts - {ROUNDING}
-    found = [option for option in options(base, call.sizes) if _leaves(option, base, fixed)]
+    found = [option for option in formula_options(base, call.sizes) if _leaves(option, base, fixed)]
     # The first row that the base fails to give tells the window: earlier rows still see every key.
     if MASK not in fixed:
-        found = [*(window(base, call.sizes, row) for row in call.first_apart(base)), *found]
+        found = [*(window_before_key_0(base, call.sizes, row) for row in call.first_apart(base)), *found]
     guess = None if first is None else known.put_into(first)
     search = _Search(call, base, tuple(found), fixed, guess if guess and _has_sizes(guess, call) else None)
     return next((formula for formula in search.trials(far) if call.left(formula) <= 1.0 and call.gives(formula)), None)
@@ -198,19 +198,21 @@ class _Search:
             yield from self._with_fills(formula)
         yield from self._fitted([self.base])
         if SCALE not in self.fixed:
-            yield from self._fitted(list(islice(self._from_rows(self._grid()), 2 * BEST)))
+            yield from self._fitted(list(islice(self._from_rows(self._grid()), 2 * MOST_ASSUMPTIONS)))
         yield from self._twofold()
         nearest = sorted((entry for entry in tried if entry[1].part != SCALE), key=lambda entry: entry[0])
-        yield from self._fitted([option.change(self.base) for _, option in nearest[: min(FITTED, self._most // 100)]])
+        yield from self._fitted(
+            [option.change(self.base) for _, option in nearest[: min(MOST_FITTED, self._most // 100)]]
+        )
 
     def _from_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
-        return from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
+        return formulas_from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
 
     def _with_fills(self, formula: Formula) -> Iterator[Formula]:
         """Yields the formula, variants of rows that see no key, and fills that leave weight at hidden keys."""
         yield formula
         if FILL not in self.fixed:
-            yield from blind_rows(formula)
+            yield from other_blind_rows(formula)
             yield from fills_of(self.call, formula)
 
     def _supposed(self) -> list[Formula]:
@@ -222,10 +224,10 @@ class _Search:
 
     def _grid(self) -> list[Formula]:
         """Returns the base with a grid of scales, and with strong softcaps at the usual scales."""
-        every = [scaled(scale)(self.base) for scale in scales(self.call.sizes.features).tolist()]
+        every = [scaled(scale)(self.base) for scale in scale_grid(self.call.sizes.features).tolist()]
         if SOFTCAP in self.fixed:
             return every
-        return [*every, *(replace(formula, softcap=cap) for cap in STRONG for formula in self._few_scales())]
+        return [*every, *(replace(formula, softcap=cap) for cap in STRONG_SOFTCAPS for formula in self._few_scales())]
 
     def _few_scales(self) -> list[Formula]:
         """Returns the base, and the base with the textbook scale and with no scale."""
@@ -238,7 +240,7 @@ class _Search:
     @property
     def _most(self) -> int:
         """The number of trials that the cost of one trial allows."""
-        return max(64, min(MOST, LOGITS // max(1, self.call.cost)))
+        return max(64, min(MOST_TRIALS, MOST_LOGITS // max(1, self.call.cost)))
 
     def _twofold(self) -> Iterator[Formula]:
         """Yields formulas with two changes, of two parts or of one part."""
@@ -259,13 +261,15 @@ class _Search:
         if SCALE in self.fixed:
             return
         changed = [option.change(self.base) for option in self.options if option.part == SCALE]
-        usual = [one_number(total(formula)) for formula in (self.base, *changed)]
+        usual = [single_number(total(formula)) for formula in (self.base, *changed)]
         for formula in formulas:
             for fitted in self._fits(formula):
                 yield from (*_usual(fitted, usual), fitted)
 
     def _fits(self, formula: Formula) -> Iterator[Formula]:
-        free: tuple[Sequence[float | None], ...] = (NO_CAP, CAPS) if formula is self.base else ((formula.softcap,),)
+        free: tuple[Sequence[float | None], ...] = (
+            (NO_CAP, USUAL_SOFTCAPS) if formula is self.base else ((formula.softcap,),)
+        )
         for caps in (NO_CAP,) if SOFTCAP in self.fixed else free:
             result = self._fit(formula, caps, every_head=False)
             if result is not None and (isinstance(result.scale, Tensor) or self.call.left(result) <= 1.0):
@@ -289,9 +293,9 @@ def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
     if isinstance(fitted.scale, Tensor):
         fitted = replace(fitted, scale=float(fitted.scale.log().mean().exp()))  # one for all heads
         yield fitted
-    number = one_number(total(fitted))
+    number = single_number(total(fitted))
     if fitted.softcap is not None:
         fitted = replace(fitted, softcap=float(f"{fitted.softcap:.3g}"))
     for scale in scales:
-        if number and scale and abs(scale / number - 1.0) < NEAR:
+        if number and scale and abs(scale / number - 1.0) < USUAL_SCALE_DISTANCE:
             yield scaled(scale)(fitted)

@@ -17,22 +17,22 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, logits, parts_of, spread
-from sqrtdk.compare.masks import band
+from sqrtdk.compare.compute import compute_logits, compute_output, parts_of, repeat_heads
+from sqrtdk.compare.masks import band_mask
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import Recorded, evenly
 
-ENTRIES = 2**21  # (lo, hi) intervals that are examined at once
+MOST_INTERVALS = 2**21  # (lo, hi) intervals that are examined at once
 MOST_KEYS = 1024  # beyond this the intervals of a single row are too many
 FEW, MANY = (2, 2, 5), (8, 4, 24)  # batch entries, heads, rows: few to rank the assumptions, many to find the mask
 FEWEST_ROWS = 4
-BEST = 3  # assumptions that are kept
-VOTES = 3  # bounds that are tried
-LOST = 1e-15  # rounding of float64 sums that cancel, relative
+MOST_ASSUMPTIONS = 3  # assumptions that are kept
+MOST_BOUNDS = 3  # bounds that are tried
+CANCELLATION_ERROR = 1e-15  # rounding of float64 sums that cancel, relative
 MOST_SHARE = 1.001  # upper limit of a share: a sink leaves less than 1 of the average, and rounding adds a little
-SAME = 8.0  # roundings of the output within which a longer interval fits as well as the best one
-NEAR = 0.1  # relative, in units of sqrt(eps): the accuracy to which an output shows a fill
-FEWEST = 3  # digits of a fill that was chosen by hand, for example -10000 or -5.25
+EQUAL_FIT_ROUNDINGS = 8.0  # roundings of the output within which a longer interval fits as well as the best one
+FILL_ACCURACY = 0.1  # relative, in units of sqrt(eps): the accuracy to which an output shows a fill
+MOST_FILL_DIGITS = 3  # digits of a fill that was chosen by hand, for example -10000 or -5.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,29 +52,29 @@ class _Misses:
     unit: float
 
 
-def from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool) -> Iterator[Formula]:
+def formulas_from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool) -> Iterator[Formula]:
     """Yields formulas with the mask, and the sinks, that the rows reveal.
 
     Args:
         call: the recorded tensors.
-        supposed: formulas that provide scale, softcap and bias. The best `BEST` are kept: those under which each row
-            is closest to an average over some interval of keys.
+        supposed: formulas that provide scale, softcap and bias. The best `MOST_ASSUMPTIONS` are kept: those under
+            which each row is closest to an average over some interval of keys.
         masked: whether the mask is known; then that of the formulas is kept.
         sunk: whether the sinks are known; then those of the formulas are kept.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 12, 16, generator=torch.Generator().manual_seed(0))
-        >>> visible = band(12, 12, 1, 4)
-        >>> call = Recorded(q, k, v, attend(q, k, v, Formula(0.25, visible=visible))[0].float(), None)
-        >>> found = next(from_rows(call, [Formula(1.0), Formula(0.25)], masked=False, sunk=False))
+        >>> visible = band_mask(12, 12, 1, 4)
+        >>> call = Recorded(q, k, v, compute_output(q, k, v, Formula(0.25, visible=visible))[0].float(), None)
+        >>> found = next(formulas_from_rows(call, [Formula(1.0), Formula(0.25)], masked=False, sunk=False))
         >>> found.scale, torch.equal(found.visible[0, 0], visible)
         (0.25, True)
     """
     if masked or call.sizes.keys > MOST_KEYS or not call.sizes.rows:
-        yield from (found for formula in supposed[:BEST] for found in _sunk(call, formula, sunk))
+        yield from (found for formula in supposed[:MOST_ASSUMPTIONS] for found in _sunk(call, formula, sunk))
         return
     for sinks, ranked in zip((False,) if sunk else (False, True), _ranked(call, supposed)):  # noqa: B905
-        for formula in ranked[:BEST]:
+        for formula in ranked[:MOST_ASSUMPTIONS]:
             for visible in _masks(call, formula, sinks):
                 found = replace(formula, visible=visible, mask=formula.mask or "mask")
                 yield from _sunk(call, found, known=False) if sinks else (found,)
@@ -101,14 +101,14 @@ def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: in
     """
     sizes = call.sizes
     entries = min(entries, sizes.batch)
-    room = ENTRIES // (entries * (sizes.keys + 1) ** 2)
+    room = MOST_INTERVALS // (entries * (sizes.keys + 1) ** 2)
     of_heads = evenly(0, sizes.heads, max(1, min(heads, room // FEWEST_ROWS)))
     index = evenly(min(1, sizes.rows - 1), sizes.rows, max(FEWEST_ROWS, min(rows, room // len(of_heads))))
     bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
     some, bare = call.part(bare, of_heads, index)
     bare = parts_of(bare, lambda part: part[:entries] if part.ndim == 4 else part)
-    key, value = (spread(x[:entries], len(of_heads)) for x in (some.key, some.value))
-    z = logits(some.query[:entries], key, bare)
+    key, value = (repeat_heads(x[:entries], len(of_heads)) for x in (some.key, some.value))
+    z = compute_logits(some.query[:entries], key, bare)
     e = (z - z.amax(-1, keepdim=True)).exp()
     output = some.output[:entries].double().nan_to_num()
     apart = value.double()[:, :, None] - output[..., None, :]  # (B, H, r, S, Ev)
@@ -119,7 +119,7 @@ def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: in
     total = _prefix(e)
     # the last two axes are (lo, hi) from here on
     weight = total[..., None, :] - total[..., :, None]
-    square = (ends - 2 * gram).clamp_min(0.0) + LOST * ends
+    square = (ends - 2 * gram).clamp_min(0.0) + CANCELLATION_ERROR * ends
     length = output.square().sum(-1)[..., None, None].clamp_min(1e-30)
     along = (sums @ output[..., None])[..., 0]
     across = along[..., None, :] - along[..., :, None]
@@ -129,7 +129,7 @@ def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: in
     sunk = (length * square - across.square()).clamp_min(0.0) / whole / length
     plain = square / (weight.square() * length)
     sunk = sunk.masked_fill((share <= 0) | (share > MOST_SHARE), 4.0)
-    unit = (SAME * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
+    unit = (EQUAL_FIT_ROUNDINGS * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
     backward = ~torch.ones(plain.shape[-2:], dtype=torch.bool).triu(1) | (weight <= 0)
     plain, sunk = (x.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for x in (plain, sunk))
     return _Misses(index, plain, sunk, unit)
@@ -154,7 +154,7 @@ def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | N
         moved = (least is not None) + (greatest is not None) + (padding is not None)
         found.append((left > misses.unit, left if left > misses.unit else 0.0, moved, least, greatest, padding))
     for *_, least, greatest, padding in sorted(found, key=lambda entry: entry[:3])[:2]:
-        visible = band(sizes.rows, sizes.keys, least, greatest)[None, None]
+        visible = band_mask(sizes.rows, sizes.keys, least, greatest)[None, None]
         if padding is not None:
             visible = visible & (padding if padding.shape[0] == sizes.batch else padding[:1])[:, None, None]
         yield None if bool(visible.all()) else visible
@@ -171,7 +171,10 @@ def _bounds(misses: _Misses, squares: Tensor, keys: int) -> tuple[list[int | Non
             for lo, hi in {_longest(near), _longest(one == one.min())}:
                 lows.update([i - hi + 1] if hi < keys else [])
                 highs.update([i - lo] if lo > 0 else [])
-    usual = [bound for bound, _ in lows.most_common(VOTES)], [bound for bound, _ in highs.most_common(VOTES)]
+    usual = (
+        [bound for bound, _ in lows.most_common(MOST_BOUNDS)],
+        [bound for bound, _ in highs.most_common(MOST_BOUNDS)],
+    )
     return [None, *usual[0]], [None, *usual[1]]
 
 
@@ -191,9 +194,9 @@ def _padding(
     count, rows = torch.arange(keys + 1), torch.arange(len(index))
     kept, left = [], 0.0
     for own in squares:
-        entry = (0, keys, _left(own[rows, low, high], low < high))
-        from_left = _left(own[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
-        from_right = _left(own[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
+        entry = (0, keys, _mean_misfit(own[rows, low, high], low < high))
+        from_left = _mean_misfit(own[rows, torch.maximum(count[:, None], low), high], count[:, None] < high)
+        from_right = _mean_misfit(own[rows, low, torch.minimum(count[:, None], high)], low < count[:, None])
         if entry[2] > misses.unit:
             sides = [(int(from_left.argmin()), keys, from_left.min()), (0, int(from_right.argmin()), from_right.min())]
             entry = min([entry, *sides], key=lambda one: float(one[2]))
@@ -203,7 +206,7 @@ def _padding(
     return None if bool(padding.all()) else padding, left
 
 
-def _left(squares: Tensor, sees: Tensor) -> Tensor:
+def _mean_misfit(squares: Tensor, sees: Tensor) -> Tensor:
     """Returns the mean over the rows that see a key; more than any misfit if no row does."""
     counted = squares.clamp(max=1.0).masked_fill(~sees, 0.0).sum(-1)
     some = sees.expand(squares.shape).sum(-1)
@@ -216,7 +219,7 @@ def _left(squares: Tensor, sees: Tensor) -> Tensor:
 def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
     """Yields the formula with the sinks that the lengths of the outputs reveal; sinks of 0 first if they are close."""
     some, here = call.tried(replace(formula, sinks=None), every_head=True)
-    output, lse = attend(some.query, some.key, some.value, here)
+    output, lse = compute_output(some.query, some.key, some.value, here)
     there = some.output.double()
     share = (there * output).sum(-1) / output.square().sum(-1).clamp_min(1e-30)
     known = (share > 0) & (share < 1) & torch.isfinite(lse)
@@ -237,8 +240,8 @@ def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
     if formula.visible is None or bool(formula.visible.all()):
         return
     some, here = call.tried(formula)
-    key, value = (spread(x, some.query.shape[1]).double() for x in (some.key, some.value))
-    z = logits(some.query, key, replace(here, visible=None, logits_dtype=None))
+    key, value = (repeat_heads(x, some.query.shape[1]).double() for x in (some.key, some.value))
+    z = compute_logits(some.query, key, replace(here, visible=None, logits_dtype=None))
     visible = here.visible.expand(z.shape) if here.visible is not None else torch.ones_like(z, dtype=torch.bool)
     seen = visible.any(-1) & ~visible.all(-1)
     top = z.masked_fill(~visible, -math.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
@@ -254,6 +257,6 @@ def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
         if ratio > 0:
             fill = math.log(ratio)
             # `masked_fill(mask, -10000)` was typed by hand: a number of few digits that is close enough is preferred.
-            chosen = float(f"{fill:.{FEWEST}g}")
-            near = abs(chosen - fill) <= NEAR * torch.finfo(some.output.dtype).eps ** 0.5 * abs(fill)
+            chosen = float(f"{fill:.{MOST_FILL_DIGITS}g}")
+            near = abs(chosen - fill) <= FILL_ACCURACY * torch.finfo(some.output.dtype).eps ** 0.5 * abs(fill)
             yield replace(formula, fill=chosen if near else fill, fill_by=1.0, fill_added=added)

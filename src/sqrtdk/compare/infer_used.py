@@ -1,4 +1,4 @@
-"""Finds the ways of two sides whose vectors are known only at the product.
+"""Finds the paths of two sides whose vectors are known only at the product.
 
 B's vectors are then a change of A's: rotated by other angles, permuted, multiplied by a factor, shifted by an offset.
 To name a changed rotation, the values before it are needed, and A's rotation is unknown. So usual rotations are
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import apply_step
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.infer_vectors import infer_way
-from sqrtdk.compare.program import Affine, Norm, Rotation, Way
+from sqrtdk.compare.infer_vectors import infer_path
+from sqrtdk.compare.program import Affine, NormStep, Rotation, VectorPath
 from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from sqrtdk.tracing.probe.tables import Law, Turn, take_apart
 
 # bases of released models, most common first: the first match wins
-BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
-WIDTHS = (1, 2, 4)  # a head's channels divided by those that rotate
-USUAL = 1e-2  # relative distance up to which a fitted base counts as one of the list
-WHOLE = 0.05  # distance of a position from a whole number
-ENOUGH = 3  # a fitted rotation explains fewer rows than this by chance
+USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 1e3, 5e6, 1e7, 2e5, 4e4, 1.6e5, 3e5, 8e6, 1.5e5, 1e8, 1e2)
+WIDTH_DIVISORS = (1, 2, 4)  # a head's channels divided by those that rotate
+USUAL_BASE_DISTANCE = 1e-2  # relative distance up to which a fitted base counts as one of the list
+WHOLE_POSITION_DISTANCE = 0.05  # distance of a position from a whole number
+LEAST_ROWS_EXPLAINED = 3  # a fitted rotation explains fewer rows than this by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,17 +37,17 @@ class UsedPair:
 
     Attributes:
         input: (B, L, H * E): A's vectors before the assumed rotation.
-        a: A's way; its projection is the identity.
-        b: B's way.
+        a: A's path; its projection is the identity.
+        b: B's path.
     """
 
     input: Tensor
-    a: Way
-    b: Way
+    a: VectorPath
+    b: VectorPath
 
 
 def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None) -> UsedPair | None:
-    """Returns the simplest ways found that give both sides' vectors; None if none fits.
+    """Returns the simplest paths found that give both sides' vectors; None if none fits.
 
     Args:
         a_used: (B, H, L, E), q, k or v of A at the product.
@@ -64,15 +64,15 @@ def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = 
     coarser = max((a_used.dtype, b_used.dtype), key=lambda each: torch.finfo(each).eps)
     dtype = coarser if dtype is None else dtype
     a, b = a_used.double(), b_used.double()
-    way = infer_way(a, b, Way(_identity(a)), dtype=dtype)
-    if way is not None and not way.steps:  # equal, or a factor, an offset, another order of heads
-        return _pair(a, (), way)
+    path = infer_path(a, b, VectorPath(_identity(a)), dtype=dtype)
+    if path is not None and not path.steps:  # equal, or a factor, an offset, another order of heads
+        return _pair(a, (), path)
     # A permutation has no fitted numbers, so it comes before the rotation, which has.
     found = _permuted(a, b, dtype) or _turned(a, b, dtype)
-    if found is not None or (way is not None and all(isinstance(step, Norm) for step in way.steps)):
-        return found or (None if way is None else _pair(a, (), way))
+    if found is not None or (path is not None and all(isinstance(step, NormStep) for step in path.steps)):
+        return found or (None if path is None else _pair(a, (), path))
     norm = fit_norm(b, a, dtype=dtype)  # a norm that only A has
-    return None if norm is None else _pair(b, (norm.norm,), Way())
+    return None if norm is None else _pair(b, (norm.norm,), VectorPath())
 
 
 def _identity(values: Tensor) -> Affine:
@@ -82,14 +82,16 @@ def _identity(values: Tensor) -> Affine:
     return Affine("", weight, None, torch.arange(size).view(heads, features))
 
 
-def _pair(before: Tensor, a: Steps, b: Way) -> UsedPair:
+def _pair(before: Tensor, a: Steps, b: VectorPath) -> UsedPair:
     affine = _identity(before)
-    return UsedPair(before.transpose(1, 2).flatten(2), Way(affine, a), b if b.affine else replace(b, affine=affine))
+    return UsedPair(
+        before.transpose(1, 2).flatten(2), VectorPath(affine, a), b if b.affine else replace(b, affine=affine)
+    )
 
 
 def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Returns ways with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
-    if a.shape[0] * a.shape[2] < ENOUGH:
+    """Returns paths with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
+    if a.shape[0] * a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
     order = torch.cdist(other.contiguous(), mine.contiguous()).argmin(-1)
@@ -98,20 +100,20 @@ def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
         return None
     order = order.view(a.shape[1], a.shape[3])
     weight = torch.eye(order.numel(), dtype=torch.float64)[order.flatten()].view(*order.shape, -1)
-    return _pair(a, (), Way(Affine("", weight, None, order)))
+    return _pair(a, (), VectorPath(Affine("", weight, None, order)))
 
 
 def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
-    """Returns ways in which B rotates differently from A, or one side does not rotate."""
-    if a.shape[2] < ENOUGH:
+    """Returns paths in which B rotates differently from A, or one side does not rotate."""
+    if a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     best: UsedPair | None = None
     for own, before, bound in _supposed(a, dtype):
         mine = () if own is None else (own,)
         known = None if own is None else take_apart(own.table)
-        for steps in ((), *(() if own is None or known is None else _changed(own, known, a.shape[3]))):
+        for steps in ((), *(() if own is None or known is None else _other_rotations(own, known, a.shape[3]))):
             if agrees(steps, before, b, dtype, bound):
-                return _pair(before, mine, Way(steps=steps))
+                return _pair(before, mine, VectorPath(steps=steps))
         fit = fit_rotation(before, b, dtype=dtype)
         if fit is None or not agrees((fit.rotation,), before, b, dtype, bound):
             continue
@@ -120,8 +122,8 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
         if found is None or not agrees((found[1],), before, b, dtype, bound):
             continue  # slowly rotating pairs disagree: the assumption about A is wrong
         if found[0] == 0:
-            return _pair(before, mine, Way(steps=found[1:]))
-        best = best or _pair(before, mine, Way(steps=found[1:]))
+            return _pair(before, mine, VectorPath(steps=found[1:]))
+        best = best or _pair(before, mine, VectorPath(steps=found[1:]))
     return best
 
 
@@ -130,7 +132,7 @@ def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Rotation | None, 
     rows, features = a.shape[2:]
     positions = torch.arange(rows, dtype=torch.float64)[None]
     for width in _widths(features):
-        for base in BASES:
+        for base in USUAL_BASES:
             table = _table(positions, Law(base, 1.0).frequencies(width // 2))
             for layout in ("half", "interleaved"):
                 back = inverse(turn := Rotation(table, layout))
@@ -139,14 +141,14 @@ def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Rotation | None, 
 
 
 def _widths(features: int) -> list[int]:
-    return [width for width in (features // by for by in WIDTHS) if width and width % 2 == 0]
+    return [width for width in (features // by for by in WIDTH_DIVISORS) if width and width % 2 == 0]
 
 
 def _table(positions: Tensor, frequencies: Tensor) -> Tensor:
     return Turn(positions, frequencies, torch.ones(1, 1, 1, dtype=torch.float64)).table()
 
 
-def _changed(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
+def _other_rotations(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
     """Yields A's rotation in the other layout, then over fewer or more channels."""
     yield (replace(own, layout="interleaved" if own.layout == "half" else "half"),)
     law = known.law
@@ -164,12 +166,12 @@ def _usual(rotation: Rotation, known: Turn | None) -> tuple[int, Rotation] | Non
     law, same = (None if each is None else each.law for each in (turn, known))
     if turn is None or law is None or (known is not None and same is None):
         return None
-    base = next((base for base in BASES if abs(law.base - base) < USUAL * base), None)
-    alike = same is not None and law.factor == 1.0 and abs(law.base - same.base) < USUAL * same.base
+    base = next((base for base in USUAL_BASES if abs(law.base - base) < USUAL_BASE_DISTANCE * base), None)
+    alike = same is not None and law.factor == 1.0 and abs(law.base - same.base) < USUAL_BASE_DISTANCE * same.base
     if not alike and (base is None or (known is None and law.factor != 1.0)):
         return None
     positions = turn.positions.round()
-    if bool(((positions - turn.positions).abs() > WHOLE).any()):
+    if bool(((positions - turn.positions).abs() > WHOLE_POSITION_DISTANCE).any()):
         positions = turn.positions
     frequencies = turn.frequencies.sign() * replace(law, base=base or law.base).frequencies(rotation.width // 2)
     return int(not alike), replace(rotation, table=turn.amplitude.median() * _table(positions, frequencies))

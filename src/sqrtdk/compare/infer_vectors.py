@@ -21,27 +21,29 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import apply_step, centred, dtype_of, follow
+from sqrtdk.compare.compute import apply_step, centred, dtype_by_name, follow_path
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.precision import unit
-from sqrtdk.compare.program import Norm, Rotation, Rounded, Step, Way
-from sqrtdk.compare.rounding_steps import ENTERS, Steps, agrees, allowed, inverse
+from sqrtdk.compare.observed import ObservedVector
+from sqrtdk.compare.precision import rounding_unit
+from sqrtdk.compare.program import NormStep, PathStep, Rotation, RoundingStep, VectorPath
+from sqrtdk.compare.rounding_steps import PROJECTION_ROUNDINGS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
-KINDS = ("rms", "layer", "l2")
+NORM_KINDS = ("rms", "layer", "l2")
 MOST_STEPS = 4  # steps of the other side; more have too many orders to try
-EPS = (1e-6, 1e-5)  # usual eps of norms; if eps shows in the values at all, the two give different ones
-FEWEST = 3  # lengths needed to fit the two gains of a pair
+USUAL_EPS = (1e-6, 1e-5)  # usual eps of norms; if eps shows in the values at all, the two give different ones
+LEAST_LENGTHS = 3  # lengths needed to fit the two gains of a pair
 
 
-def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype | None = None) -> Way | None:
-    """Returns the way of a side of which two tensors are known.
+def infer_path(
+    projected: Tensor, used: Tensor, other: VectorPath, *, dtype: torch.dtype | None = None
+) -> VectorPath | None:
+    """Returns the path of a side of which two tensors are known.
 
     Args:
         projected: (B, H, L, E), output of the projection; the other side's if both have the same input.
         used: (B, H or Hq, L, E), at the product.
-        other: the way of the other side, whose steps are tried first.
+        other: the path of the other side, whose steps are tried first.
         dtype: dtype in which this side computed; None: that of `used`.
 
     Returns:
@@ -49,8 +51,8 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
 
     Example:
         >>> x = torch.randn(1, 4, 6, 8)
-        >>> way = infer_way(x, torch.nn.functional.rms_norm(x, (8,), eps=1e-6), Way())
-        >>> [step.kind for step in way.steps]
+        >>> path = infer_path(x, torch.nn.functional.rms_norm(x, (8,), eps=1e-6), VectorPath())
+        >>> [step.kind for step in path.steps]
         ['rms']
     """
     if projected.shape[::2] != used.shape[::2] or projected.shape[-1] != used.shape[-1]:
@@ -66,16 +68,16 @@ def infer_way(projected: Tensor, used: Tensor, other: Way, *, dtype: torch.dtype
         if exact is not None:
             return replace(other, steps=exact, scaled=1.0)
     every = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps))
-    ways = (_finished(steps, entered, wanted, dtype, other) for steps in every)
-    return next((way for way in ways if way is not None), None)
+    paths = (_finished(steps, entered, wanted, dtype, other) for steps in every)
+    return next((path for path in paths if path is not None), None)
 
 
 def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
     """Yields the steps with one norm of another kind, over other features or with another eps."""
     for i, step in enumerate(steps):
-        if not isinstance(step, Norm):
+        if not isinstance(step, NormStep):
             continue
-        for kind, over in itertools.product(KINDS, ("head", "heads")):
+        for kind, over in itertools.product(NORM_KINDS, ("head", "heads")):
             if (kind, over) != (step.kind, step.over):
                 yield (*steps[:i], replace(step, kind=kind, over=over), *steps[i + 1 :])
         if entered.shape == wanted.shape and step.kind != "l2" and step.shift is None:
@@ -107,26 +109,26 @@ def _unknown_shapes(steps: Steps) -> Iterator[tuple[Steps, type, Steps]]:
     every = _shapes(steps)
     for some in every:
         for i, step in enumerate(some):
-            yield some[:i], Rotation if isinstance(step, Rotation) else Norm, some[i + 1 :]
+            yield some[:i], Rotation if isinstance(step, Rotation) else NormStep, some[i + 1 :]
     for some in every:
-        for kind in (Rotation, Norm):
+        for kind in (Rotation, NormStep):
             if not any(isinstance(step, kind) for step in some):
                 yield from ((some[:i], kind, some[i:]) for i in range(len(some), -1, -1))
 
 
 def _solved(first: Steps, kind: type, last: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps | None:
     """Returns the steps with the unknown one fitted: the first run forwards, the last run backwards to it."""
-    before, after = follow(Way(steps=first), entered)[-1], wanted
+    before, after = follow_path(VectorPath(steps=first), entered)[-1], wanted
     for step in reversed(last):
         if isinstance(step, Rotation):
             after = apply_step(inverse(step), after)
-        elif isinstance(step, Norm) and kind is Rotation and step.kind != "layer" and step.shift is None:
+        elif isinstance(step, NormStep) and kind is Rotation and step.kind != "layer" and step.shift is None:
             # A rotation keeps lengths, so the divisor of the norm is known without the rotation.
             after = after / step.gain.double()[:, None]
             before = apply_step(replace(step, gain=torch.ones_like(step.gain)), before)
         else:
             return None
-    if kind is Norm:
+    if kind is NormStep:
         norm = fit_norm(before, after, dtype=dtype)
         return None if norm is None else (*first, norm.norm, *last)
     turn = fit_rotation(before, after, dtype=dtype)
@@ -145,7 +147,7 @@ def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtyp
     return steps
 
 
-def _nearer(step: Step, other: Step) -> Iterator[Step]:
+def _nearer(step: PathStep, other: PathStep) -> Iterator[PathStep]:
     """Yields the step with fields copied from the other side's step, most fields first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs too slow to show
@@ -154,7 +156,7 @@ def _nearer(step: Step, other: Step) -> Iterator[Step]:
                 count = max(len(shown), len(hidden))
                 parts = [part.expand(count, *part.shape[1:]) for part in (shown, hidden)]
                 yield replace(step, table=torch.cat(parts, -1))
-    elif isinstance(step, Norm) and isinstance(other, Norm):
+    elif isinstance(step, NormStep) and isinstance(other, NormStep):
         whole = replace(step, kind=other.kind, gain=other.gain, shift=other.shift, eps=other.eps)
         yield whole
         if (step.kind == "l2") == (other.kind == "l2"):
@@ -163,9 +165,11 @@ def _nearer(step: Step, other: Step) -> Iterator[Step]:
             yield replace(step, eps=other.eps)
 
 
-def _finished(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, other: Way) -> Way | None:
-    """Returns a way of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
-    got = follow(Way(steps=steps), entered)[-1]
+def _finished(
+    steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, other: VectorPath
+) -> VectorPath | None:
+    """Returns a path of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
+    got = follow_path(VectorPath(steps=steps), entered)[-1]
     near = allowed(steps, entered, dtype)
     if got.shape == wanted.shape:
         if _within(got, wanted, near):
@@ -208,7 +212,7 @@ def _offset(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -
     offset = (before - entered).mean((0, 2))
     shifted = entered + offset[:, None]
     rows = entered.shape[0] * entered.shape[2]
-    bound = ENTERS * unit(dtype) * (entered.abs() + offset.abs()[:, None])
+    bound = PROJECTION_ROUNDINGS * rounding_unit(dtype) * (entered.abs() + offset.abs()[:, None])
     if rows < 2 or not agrees(steps, shifted, wanted, dtype, bound):
         return None
     return offset
@@ -225,20 +229,20 @@ def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
     return torch.tensor(found)
 
 
-def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
-    """Returns the way with numbers of the other side's norms in its own norm, if that norm was followed by a cast.
+def with_known_norm(path: VectorPath, seen: ObservedVector, other: VectorPath) -> VectorPath:
+    """Returns the path with numbers of the other side's norms in its own norm, if that norm was followed by a cast.
 
     Such a norm and its cast are recorded as one step, so the norm's output is known only to the precision of the cast.
     The numbers are taken only if they give the recorded values.
     """
-    rounding = way.steps[-1] if len(way.steps) == len(seen.steps) + 1 else None
-    if seen.projected is None or not isinstance(rounding, Rounded) or rounding.dtype == "int8":
-        return way
-    if not isinstance(way.steps[-2:][0], Norm):  # `q.half().float()` has no norm before the cast
-        return way
-    steps, norms = way.steps[:-1], tuple(step for step in other.steps if isinstance(step, Norm))
-    known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_of(rounding.dtype))
-    return way if known == steps else replace(way, steps=(*known, rounding))
+    rounding = path.steps[-1] if len(path.steps) == len(seen.steps) + 1 else None
+    if seen.projected is None or not isinstance(rounding, RoundingStep) or rounding.dtype == "int8":
+        return path
+    if not isinstance(path.steps[-2:][0], NormStep):  # `q.half().float()` has no norm before the cast
+        return path
+    steps, norms = path.steps[:-1], tuple(step for step in other.steps if isinstance(step, NormStep))
+    known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_by_name(rounding.dtype))
+    return path if known == steps else replace(path, steps=(*known, rounding))
 
 
 # -- a norm and a rotation, both unknown -------------------------------------------------------------------------------
@@ -247,18 +251,18 @@ def with_known_norm(way: Way, seen: Seen, other: Way) -> Way:
 def _both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator[Steps]:
     """Yields steps that may lead from `before` to `after`, (B, H, L, E): norm first, then rotation first."""
     features = before.shape[-1]
-    if features % 2 or before[..., 0].numel() < FEWEST:
+    if features % 2 or before[..., 0].numel() < LEAST_LENGTHS:
         return
     channels = torch.arange(features)
-    for eps in EPS:
+    for eps in USUAL_EPS:
         for order in (channels.view(2, -1).T, channels.view(-1, 2)):  # (E / 2, 2), the channels of each pair
-            norm = Norm("rms", torch.ones(1, features, dtype=torch.float64), eps=eps)
+            norm = NormStep("rms", torch.ones(1, features, dtype=torch.float64), eps=eps)
             unit = apply_step(norm, before)
             for first in (True, False):
                 gain = _gain(unit, after, order) if first else _gain(after, unit, order)
                 if gain is None:
                     continue
-                norm = Norm("rms", gain if first else 1 / gain, eps=eps)
+                norm = NormStep("rms", gain if first else 1 / gain, eps=eps)
                 turned = (unit * gain, after) if first else (unit, after * gain)
                 fit = fit_rotation(*turned, dtype=dtype)
                 if fit is not None:
@@ -279,15 +283,15 @@ def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
     return gain
 
 
-def _eps(steps: Steps, place: int, norm: Norm, before: Tensor, after: Tensor) -> float:
+def _eps(steps: Steps, place: int, norm: NormStep, before: Tensor, after: Tensor) -> float:
     """Returns the eps of the norm at `place`; all other steps are known.
 
     Each token is sqrt(m / (m + eps)) times its value without eps, where m is its mean square at the norm. Rotations
     after the norm keep that factor.
     """
     without, axes = replace(norm, eps=0.0), (1, 3) if norm.over == "heads" else (3,)
-    bare = follow(Way(steps=(*steps[:place], without, *steps[place + 1 :])), before)[-1]
-    m = centred(without, follow(Way(steps=steps[:place]), before)[-1])[1].square()
+    bare = follow_path(VectorPath(steps=(*steps[:place], without, *steps[place + 1 :])), before)[-1]
+    m = centred(without, follow_path(VectorPath(steps=steps[:place]), before)[-1])[1].square()
     tiny = torch.finfo(torch.float64).tiny
     ratio = (after * bare).sum(axes, keepdim=True) / bare.square().sum(axes, keepdim=True).clamp_min(tiny)
     # the error of a token's estimate of eps grows with its m

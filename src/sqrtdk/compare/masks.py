@@ -62,11 +62,13 @@ def distances(rows: int, keys: int, device: torch.device | None = None) -> Tenso
     return torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
 
 
-def band(rows: int, keys: int, least: int | None, greatest: int | None, device: torch.device | None = None) -> Tensor:
+def band_mask(
+    rows: int, keys: int, least: int | None, greatest: int | None, device: torch.device | None = None
+) -> Tensor:
     """Returns True where least <= i - j <= greatest, (L, S).
 
     Example:
-        >>> band(2, 3, 0, None).int().tolist()
+        >>> band_mask(2, 3, 0, None).int().tolist()
         [[1, 0, 0], [1, 1, 0]]
     """
     inside = torch.ones(rows, keys, dtype=torch.bool, device=device)
@@ -74,11 +76,11 @@ def band(rows: int, keys: int, least: int | None, greatest: int | None, device: 
     return inside if greatest is None else inside.triu_(-greatest)
 
 
-def shape_of(*masks: Tensor | None) -> tuple[int, int, int]:
+def common_mask_shape(*masks: Tensor | None) -> tuple[int, int, int]:
     """Returns the smallest (B, L, S) that all the masks broadcast to.
 
     Example:
-        >>> shape_of(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 1, 5), None)
+        >>> common_mask_shape(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 1, 5), None)
         (2, 5, 5)
     """
     shapes = [(1, 1, 1, 1, *mask.shape)[-4:] for mask in masks if mask is not None]
@@ -111,7 +113,7 @@ def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts
 
 def recompose(parts: Parts) -> Tensor | None:
     """Returns the mask that the parts make, (b, H or 1, L, S); None if every key is visible."""
-    inside = within(parts)[:, None]
+    inside = keys_within(parts)[:, None]
     if parts.rest is not None:
         inside = inside & parts.rest
     if bool((parts.apart != NOT_APART).any()):
@@ -121,20 +123,20 @@ def recompose(parts: Parts) -> Tensor | None:
     return None if bool(inside.all()) else inside
 
 
-def pattern(parts: Parts) -> Tensor:
+def pattern_mask(parts: Parts) -> Tensor:
     """Returns the keys that band, blocks and documents allow each row, (b, L, S)."""
-    inside = band(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
+    inside = band_mask(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
     if parts.blocks is not None:
-        inside = inside | alike(parts.blocks, parts.rows)
-    return inside if parts.documents is None else inside & alike(parts.documents, parts.rows)
+        inside = inside | same_stretch(parts.blocks, parts.rows)
+    return inside if parts.documents is None else inside & same_stretch(parts.documents, parts.rows)
 
 
-def within(parts: Parts) -> Tensor:
+def keys_within(parts: Parts) -> Tensor:
     """Returns the keys that pattern and padding allow each row, (b, L, S)."""
-    return pattern(parts) & parts.padding[:, None]
+    return pattern_mask(parts) & parts.padding[:, None]
 
 
-def alike(numbers: Tensor, rows: int) -> Tensor:
+def same_stretch(numbers: Tensor, rows: int) -> Tensor:
     """Returns True where row and key share a stretch, (b, L, S), from the stretch number of each position, (b, S)."""
     own = numbers[:, numbers.shape[1] - rows :, None]
     return (own == numbers[:, None]) & (own > 0)
@@ -142,7 +144,7 @@ def alike(numbers: Tensor, rows: int) -> Tensor:
 
 def blind(parts: Parts) -> Tensor:
     """Returns True at rows to which band and padding leave no key, (b, L)."""
-    return ~within(parts).any(-1)
+    return ~keys_within(parts).any(-1)
 
 
 def _everything(count: int, rows: int, keys: int, device: torch.device | None) -> Parts:
@@ -165,16 +167,16 @@ def _taken_apart(visible: Tensor, batch: int, rows: int, keys: int) -> Parts:
     if least is not None:
         number = torch.arange(rows, device=visible.device)
         some = _left_out(core, (core.sum(-1) <= 1).all(1))  # rows that see only themselves may be padding: `mask | eye`
-        _, greatest = _kept(some, *_bounds(some), batch)
+        _, greatest = _bounds_that_hide(some, *_bounds(some), batch)
         open_rows = open_rows & ((number < keys - 1 + least) | (number > (rows if greatest is None else greatest)))
-    alone = _alone(visible, open_rows, batch)
+    alone = _only_key(visible, open_rows, batch)
     core = _left_out(visible, open_rows | (alone >= 0))
-    least, greatest = _kept(core, *_bounds(core), batch)
+    least, greatest = _bounds_that_hide(core, *_bounds(core), batch)
     if least is None and greatest is None:  # an entry that sees everything has no mask: its rows are not special
         open_rows = open_rows & ~visible.all(1).all(-1).all(-1, keepdim=True)
         core = _left_out(visible, open_rows | (alone >= 0))
     apart = torch.where(open_rows, OPEN, alone)
-    parts = _parts(visible, core, apart, (least, greatest))
+    parts = _parts_around(visible, core, apart, (least, greatest))
     if parts.rest is None or rows > keys:
         return parts
     # Documents and blocks are tried only if a rest is left: each try splits the mask again.
@@ -186,7 +188,7 @@ def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
     return visible & ~rows[:, None, :, None] if bool(rows.any()) else visible
 
 
-def _alone(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
+def _only_key(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
     """Returns the one key that a blind row sees, (b, L), else `NOT_APART`; rows that see more decide who is blind.
 
     Both diagonals are tried, since code may write `eye(L, S)` or its lower right form. The one with more rows counts.
@@ -210,8 +212,8 @@ def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apa
         core = _left_out(visible, open_rows | alone)
         if not bool(core.any()):  # no other row is evidence
             return torch.zeros_like(alone)
-        least, greatest = _kept(core, *_bounds(core), batch)
-        parts = _parts(visible, core, torch.where(open_rows, OPEN, NOT_APART), (least, greatest))
+        least, greatest = _bounds_that_hide(core, *_bounds(core), batch)
+        parts = _parts_around(visible, core, torch.where(open_rows, OPEN, NOT_APART), (least, greatest))
         blinded = alone & blind(parts)
         if least is not None and least <= apart:  # in an entry where all rows are blind, the last row is a token
             blinded[:, -1] &= ~blinded.all(-1)
@@ -238,7 +240,9 @@ def _bounds(core: Tensor) -> Bounds:
     return int((number - last)[some].min()), int((number - first)[some].max())
 
 
-def _kept(core: Tensor, least: int | None, greatest: int | None, batch: int, free: Tensor | None = None) -> Bounds:
+def _bounds_that_hide(
+    core: Tensor, least: int | None, greatest: int | None, batch: int, free: Tensor | None = None
+) -> Bounds:
     """Returns the bounds that hide at least one key; None for a bound that hides nothing.
 
     Rows that see nothing and keys that are never seen don't count as hidden. `free`, (b, L, S), are pairs whose
@@ -264,17 +268,17 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
     live[:, : keys - rows] = True  # a key without a row may be a token of an earlier document: a decoder with a cache
     live[:, keys - rows :] |= seen.any(-1)
     documents = linked(seen, live)
-    other = ~alike(documents, rows)
-    yield _parts(visible, core, apart, _kept(core, *_bounds(core), batch, other), documents)
-    blocks = linked(seen & ~band(rows, keys, corner, None, core.device), torch.ones_like(live))
+    other = ~same_stretch(documents, rows)
+    yield _parts_around(visible, core, apart, _bounds_that_hide(core, *_bounds(core), batch, other), documents)
+    blocks = linked(seen & ~band_mask(rows, keys, corner, None, core.device), torch.ones_like(live))
     single = torch.zeros_like(blocks).scatter_add_(1, blocks - 1, torch.ones_like(blocks)) == 1
     # A block of one position is no block: the causal band shows a row its own key anyway.
     blocks = blocks.masked_fill(single.gather(1, blocks - 1), 0)
-    own = alike(blocks, rows)
+    own = same_stretch(blocks, rows)
     _, greatest = _bounds(core & ~own[:, None])
     for free, parted in ((own, None), (own | other, documents)):
-        _, early = _kept(core, corner, greatest, batch, free)
-        yield _parts(visible, core, apart, (corner, early), parted, blocks)
+        _, early = _bounds_that_hide(core, corner, greatest, batch, free)
+        yield _parts_around(visible, core, apart, (corner, early), parted, blocks)
 
 
 def linked(pairs: Tensor, live: Tensor) -> Tensor:
@@ -297,12 +301,12 @@ def linked(pairs: Tensor, live: Tensor) -> Tensor:
     return ((ties.cumsum(1)[:, :keys] == 0) & live).cumsum(1).clamp(min=1)
 
 
-def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
+def _parts_around(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretches: Tensor | None) -> Parts:
     """Returns the parts for known band, documents and blocks; padding, special rows and rest explain what is left."""
     rows, keys = visible.shape[-2:]
     tokens = core.any(1).any(-2)
     parts = Parts(rows, keys, *bounds, tokens, apart, None, *stretches)
-    inside = pattern(parts)
+    inside = pattern_mask(parts)
     padding = tokens | ~inside.any(-2)
     both = inside & padding[:, None]
     apart = torch.where(~visible.any(1).any(-1) & both.any(-1), CLOSED, apart)
@@ -319,7 +323,7 @@ def _parts(visible: Tensor, core: Tensor, apart: Tensor, bounds: Bounds, *stretc
 def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
     """Returns the parts with another band, blocks or documents; keys that appear or vanish follow the other mask."""
     moved = replace(parts, **changes)
-    changed = (pattern(parts) ^ pattern(moved))[:, None]
+    changed = (pattern_mask(parts) ^ pattern_mask(moved))[:, None]
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
 
 

@@ -22,14 +22,14 @@ from sqrtdk.models.returned import walk
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.recorder import unseen
 
-Place = tuple[str, int]  # path of a module, and number of the call
-_MOST = 2**20  # entries of one tensor that are kept
+ModuleCall = tuple[str, int]  # path of a module, and number of the call
+_MOST_ENTRIES_KEPT = 2**20  # entries of one tensor that are kept
 _MOST_BYTES = 2**28  # bytes kept in one run; beyond them
-_FEWEST = 2**12  # entries of one tensor that are still kept
+_LEAST_ENTRIES_KEPT = 2**12  # entries of one tensor that are still kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptTensor:
     """A tensor that a module took or gave.
 
     Attributes:
@@ -59,13 +59,13 @@ class ModuleStep:
         called: line of the model's code that calls it; None if the call is not in a module of the model.
     """
 
-    place: Place
+    place: ModuleCall
     parent: int
     number: int
     kind: str
     size: int
-    takes: tuple[Kept, ...]
-    gives: tuple[Kept, ...]
+    takes: tuple[KeptTensor, ...]
+    gives: tuple[KeptTensor, ...]
     whole: tuple[Tensor, ...] = ()
     called: places.Place | None = None
 
@@ -79,11 +79,11 @@ class Patch:
         edits: functions that put a part of the other model into the copy that runs.
     """
 
-    returned: Mapping[Place, tuple[Tensor, ...]] = field(default_factory=dict)
+    returned: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
     edits: tuple[Callable[[nn.Module], None], ...] = ()
 
 
-class Listener:
+class ModuleListener:
     """Records what the modules of a model take and give, in the order in which their calls end.
 
     Outputs of modules named in `whole` are kept in full.
@@ -95,10 +95,10 @@ class Listener:
 
     def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
         self.steps: list[ModuleStep] = []
-        self.replaced: set[Place] = set()
+        self.replaced: set[ModuleCall] = set()
         self._whole, self._patch = whole, patch or Patch()
-        self._open: list[tuple[int, str, tuple[Kept, ...], places.Place | None]] = []
-        self._given: list[tuple[weakref.ref[Tensor], int, Kept]] = []  # outputs of the call that ended last
+        self._open: list[tuple[int, str, tuple[KeptTensor, ...], places.Place | None]] = []
+        self._given: list[tuple[weakref.ref[Tensor], int, KeptTensor]] = []  # outputs of the call that ended last
         self._bytes = self._begun = 0
         self._counts: Counter[str] = Counter()
         self._outside: places.Place | None = None
@@ -136,12 +136,12 @@ class Listener:
 
         return begin
 
-    def _kept(self, tensor: Tensor) -> Kept:
+    def _kept(self, tensor: Tensor) -> KeptTensor:
         """Returns a copy, shared if the previous call returned this tensor and nothing has written to it since."""
         for known, version, kept in self._given:
             if known() is tensor and tensor._version == version:
                 return kept
-        kept = keep(tensor, _MOST if self._bytes < _MOST_BYTES else _FEWEST)
+        kept = keep_entries(tensor, _MOST_ENTRIES_KEPT if self._bytes < _MOST_BYTES else _LEAST_ENTRIES_KEPT)
         self._bytes += kept.values.nbytes
         return kept
 
@@ -170,16 +170,16 @@ class Listener:
         return end
 
 
-def keep(tensor: Tensor, most: int) -> Kept:
+def keep_entries(tensor: Tensor, most: int) -> KeptTensor:
     """Returns about `most` entries of a tensor, as it is now.
 
     Example:
-        >>> kept = keep(torch.arange(10.0), 3)
+        >>> kept = keep_entries(torch.arange(10.0), 3)
         >>> kept.stride, kept.values.tolist()
         (3, [0.0, 3.0, 6.0, 9.0])
     """
     stride = tensor.numel() // most | 1 if tensor.numel() > most else 1  # odd, to spread over rows of 2^n entries
-    return Kept(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
+    return KeptTensor(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -211,11 +211,11 @@ def replaced(value: Any, others: list[Tensor]) -> Any:
     for name, part in named:
         other = replaced(part, others)
         if other is not part:
-            return _with(value, name, other)
+            return _with_part(value, name, other)
     return value
 
 
-def _with(value: Any, name: Any, other: Any) -> Any:
+def _with_part(value: Any, name: Any, other: Any) -> Any:
     """Returns a copy of a tuple, list, mapping or dataclass with one part replaced."""
     if isinstance(value, tuple | list):
         parts = [*value[:name], other, *value[name + 1 :]]
@@ -288,6 +288,7 @@ def align_steps(
         if partner is not None and partner.number not in taken and (own in sites or _fits(step, partner)):
             pairs[step.number] = partner
             taken.add(partner.number)
+    # Equal numbers in the paths go first: layers.3.mlp belongs to h.3.ff, and not to the h.2.ff of equal sizes.
     for numbered in (True, False):
         left_a = [step for step in a if step.number not in pairs]
         left_b = [step for step in b if step.number not in taken]
@@ -305,6 +306,7 @@ def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
     best, found = len(paths[0] & paths[1]), ("", "")
     if 2 * best >= min(map(len, paths)):  # most paths agree as they are: no wrapper
         return found
+    # base_model.model.layers.0 in A, layers.0 in B: below a wrapper of A all paths agree
     for side in (0, 1):
         for prefix in paths[side] - {""}:
             common = len({_below(path, prefix) for path in paths[side]} & paths[1 - side])

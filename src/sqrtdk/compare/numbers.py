@@ -12,20 +12,21 @@ from sqrtdk.compare.program import Formula
 from sqrtdk.messages import Message
 
 Value = Tensor | float
-HELD = 2.0**-20  # 8 eps of float32, relative: the error of constants in float32 and of products of a few of them
+# 8 eps of float32, relative: the error of constants in float32 and of products of a few of them
+CONSTANT_TOLERANCE = 2.0**-20
 
 
-def held(*dtypes: torch.dtype) -> float:
+def constant_tolerance(*dtypes: torch.dtype) -> float:
     """Returns the relative error allowed in numbers that sides computing in these dtypes hold.
 
     Example:
-        >>> held(torch.float32) == HELD, held(torch.float32, torch.bfloat16)
+        >>> constant_tolerance(torch.float32) == CONSTANT_TOLERANCE, constant_tolerance(torch.float32, torch.bfloat16)
         (True, 0.0078125)
     """
-    return max(HELD, *(torch.finfo(dtype).eps for dtype in dtypes))
+    return max(CONSTANT_TOLERANCE, *(torch.finfo(dtype).eps for dtype in dtypes))
 
 
-def same(a: Value | None, b: Value | None, off: float = HELD) -> bool:
+def same(a: Value | None, b: Value | None, off: float = CONSTANT_TOLERANCE) -> bool:
     """Returns whether two numbers, or two tensors that broadcast, are equal within the error of their storage.
 
     Example:
@@ -44,11 +45,11 @@ def same(a: Value | None, b: Value | None, off: float = HELD) -> bool:
     return bool(gap <= off * largest)
 
 
-def ratio(a: Value, b: Value) -> float | None:
+def single_ratio(a: Value, b: Value) -> float | None:
     """Returns the single number b / a that turns a into b; None if no single number does.
 
     Example:
-        >>> ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), ratio(0.0, 1.0)
+        >>> single_ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), single_ratio(0.0, 1.0)
         (0.5, None)
     """
     x, y = torch.broadcast_tensors(_tensor(a), _tensor(b))  # type: ignore[no-untyped-call]
@@ -62,7 +63,7 @@ def ratio(a: Value, b: Value) -> float | None:
     return factor if factor != 0.0 and same(x * factor, y) else None
 
 
-def one_number(value: Value) -> float | None:
+def single_number(value: Value) -> float | None:
     """Returns the number of a scalar, or of a tensor whose entries are all the same; else None."""
     if not isinstance(value, Tensor):
         return float(value)
@@ -79,7 +80,7 @@ def times(a: Value, b: Value) -> Value:
     return a * b
 
 
-def over(a: Value, b: Value) -> Value:
+def quotient(a: Value, b: Value) -> Value:
     """Returns the quotient, in float64; 0 where the divisor is 0."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         return a / b if b else 0.0
@@ -97,23 +98,23 @@ def rescaled(formula: Formula, other: Formula) -> Formula:
     if formula.softcap_at == other.softcap_at:
         return replace(formula, scale=other.scale, after=other.after)
     if formula.softcap_at == "product":
-        return replace(formula, after=over(total(other), formula.scale))
-    return replace(formula, scale=over(total(other), formula.after))
+        return replace(formula, after=quotient(total(other), formula.scale))
+    return replace(formula, scale=quotient(total(other), formula.after))
 
 
 def softcap_placed(formula: Formula, other: Formula) -> Formula:
     """Returns the formula with the softcap at the other's place; the product of all factors stays."""
-    before = other.scale if other.softcap_at == "product" else over(total(formula), other.after)
-    after = over(total(formula), other.scale) if other.softcap_at == "product" else other.after
+    before = other.scale if other.softcap_at == "product" else quotient(total(formula), other.after)
+    after = quotient(total(formula), other.scale) if other.softcap_at == "product" else other.after
     return replace(formula, softcap_at=other.softcap_at, scale=before, after=after)
 
 
-def difference(a: Tensor, b: Tensor) -> Tensor:
+def entry_differences(a: Tensor, b: Tensor) -> Tensor:
     """Returns a - b entry by entry: 0 where both are NaN or the same infinity, infinite where only one is.
 
     Example:
         >>> inf, nan = math.inf, math.nan
-        >>> difference(torch.tensor([3.0, inf, nan, nan]), torch.tensor([1.0, inf, nan, 0.0])).tolist()
+        >>> entry_differences(torch.tensor([3.0, inf, nan, nan]), torch.tensor([1.0, inf, nan, 0.0])).tolist()
         [2.0, 0.0, 0.0, inf]
     """
     plain = a - b
@@ -123,24 +124,24 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(alike, 0.0, plain.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf))
 
 
-def number(value: float) -> float:
+def four_digits(value: float) -> float:
     """Returns the number rounded to four significant digits.
 
     Example:
-        >>> number(10000.04), number(0.0883883)
+        >>> four_digits(10000.04), four_digits(0.0883883)
         (10000.0, 0.08839)
     """
     return float(f"{value:.4g}")
 
 
-def spread(values: Tensor) -> str:
+def range_text(values: Tensor) -> str:
     """Returns the range of the values as short text.
 
     Example:
-        >>> spread(torch.tensor([1.0, 2.0]))
+        >>> range_text(torch.tensor([1.0, 2.0]))
         '1 to 2'
     """
-    least, most = number(float(values.min())), number(float(values.max()))
+    least, most = four_digits(float(values.min())), four_digits(float(values.max()))
     return f"{least:g}" if least == most else span(f"{least:g}", f"{most:g}")
 
 
@@ -149,11 +150,11 @@ def span(least: str | int, most: str | int) -> Message:
     return Message("causes.value.range", least=least, most=most)
 
 
-def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
+def unequal_texts(a: float, b: float, digits: int = 4) -> tuple[str, str]:
     """Returns two unequal numbers as text, with just enough digits to differ.
 
     Example:
-        >>> told_apart(10000.0, 500000.0), told_apart(10000.0, 10000.6), told_apart(0.5, 0.5)
+        >>> unequal_texts(10000.0, 500000.0), unequal_texts(10000.0, 10000.6), unequal_texts(0.5, 0.5)
         (('1e+04', '5e+05'), ('10000', '10001'), ('0.5', '0.5'))
     """
     for count in range(digits, 17):
@@ -164,8 +165,8 @@ def told_apart(a: float, b: float, digits: int = 4) -> tuple[str, str]:
 
 
 def few_digits(a: float, b: float) -> tuple[float, float]:
-    """Returns two numbers rounded as `told_apart` shows them."""
-    old, new = told_apart(a, b)
+    """Returns two numbers rounded as `unequal_texts` shows them."""
+    old, new = unequal_texts(a, b)
     return float(old), float(new)
 
 

@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.program import QKV
 from sqrtdk.tracing.tensors import CallTensors, Vector, Waypoint
 
-NEAR = 1e-3  # relative difference of equal factors
-NAMES = ("query", "key", "value")
-LESSER = (torch.bfloat16, torch.float16)  # dtypes coarser than float32 in which codes compute
-AXES = ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,))  # axes that share one factor: all entries, a head, a row, a vector
-PRODUCT = 4.0  # roundings that a product and its factor are off by before they are rounded to the coarser dtype
+FACTOR_TOLERANCE = 1e-3  # relative difference of equal factors
+COARSER_DTYPES = (torch.bfloat16, torch.float16)  # dtypes coarser than float32 in which codes compute
+# axes that share one factor: all entries, a head, a row, a vector
+FACTOR_AXES = ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,))
+# roundings that a product and its factor are off by before they are rounded to the coarser dtype
+PRODUCT_ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class ObservedVector:
     """One of q, k and v.
 
     Attributes:
@@ -62,11 +64,13 @@ class Seen:
     kv_scale: float | None = None
 
 
-def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Seen]:
+def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, ObservedVector]:
     """Returns q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, if the user gave one."""
     count = call.query.values.shape[1]
     scales = {"query": True, "key": _is_scale(call.key, call.query), "value": False}
-    seen = {name: _seen(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in NAMES}
+    seen = {
+        name: _observe_vector(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in QKV
+    }
     return seen | {name: replace(seen[name], kv_scale=kv_scale) for name in ("key", "value")}
 
 
@@ -77,7 +81,7 @@ def _is_scale(key: Vector, query: Vector) -> bool:
     """
     if isinstance(key.factor, Tensor):
         return isinstance(query.factor, Tensor) and torch.equal(key.factor, query.factor)
-    near = isinstance(query.factor, float) and abs(key.factor - query.factor) <= NEAR * abs(query.factor)
+    near = isinstance(query.factor, float) and abs(key.factor - query.factor) <= FACTOR_TOLERANCE * abs(query.factor)
     return (near and key.factor != 0) or is_power(abs(key.factor), key.values.shape[-1])
 
 
@@ -91,10 +95,10 @@ def is_power(factor: Tensor | float, width: int) -> bool:
     if isinstance(factor, Tensor) or factor <= 0 or width < 2:
         return False
     power = 4 * math.log(factor) / math.log(width)
-    return abs(power - round(power)) <= NEAR
+    return abs(power - round(power)) <= FACTOR_TOLERANCE
 
 
-def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
+def _observe_vector(vector: Vector, count: int, *, grouped: bool, scale: bool) -> ObservedVector:
     vector, by = _rounding(vector)
     order, heads = _groups(vector, grouped)
     every = torch.arange(vector.values.shape[1], device=order.device)
@@ -104,9 +108,9 @@ def _seen(vector: Vector, count: int, *, grouped: bool, scale: bool) -> Seen:
     factor = _once(vector.factor, first)
     used = vector.values.detach()[:, first].double()
     projection = vector.projection
-    return Seen(
+    return ObservedVector(
         heads=of_queries,
-        used=_without(used, factor, vector, first) if scale else used,
+        used=_without_factor(used, factor, vector, first) if scale else used,
         factor=factor if scale else 1.0,
         scaled=1.0 if scale else factor,
         projected=None if vector.projected is None else vector.projected[:, first].double(),
@@ -134,7 +138,7 @@ def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
     return vector, found.factor if found.before else 1.0
 
 
-def _without(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
+def _without_factor(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
     """Returns values without a factor; where it is 0 (log n of a row with one key), those of the last step."""
     if not isinstance(factor, Tensor) or bool((factor != 0).all()):
         return used / factor
@@ -193,8 +197,8 @@ def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
     x, y = before.double(), after.double()
     if x.shape != y.shape or not x.numel() or not bool(torch.isfinite(y).all()):
         return None
-    slack = PRODUCT * torch.finfo(after.dtype).eps
-    for dtype in LESSER:
+    slack = PRODUCT_ROUNDINGS * torch.finfo(after.dtype).eps
+    for dtype in COARSER_DTYPES:
         if torch.finfo(dtype).eps <= torch.finfo(after.dtype).eps:
             continue
         name, kept, stored = str(dtype).removeprefix("torch."), x.to(dtype).double(), after.to(dtype)
@@ -207,8 +211,8 @@ def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
 
 def _edges(stored: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the range of numbers that round to these."""
-    ways = (torch.full_like(stored, way) for way in (float("-inf"), float("inf")))
-    least, most = ((stored.double() + torch.nextafter(stored, way).double()) / 2 for way in ways)
+    paths = (torch.full_like(stored, path) for path in (float("-inf"), float("inf")))
+    least, most = ((stored.double() + torch.nextafter(stored, path).double()) / 2 for path in paths)
     return least, most
 
 
@@ -221,7 +225,7 @@ def _common(least: Tensor, most: Tensor, values: Tensor, slack: float) -> Tensor
     if bool((((least > 0) | (most < 0)) & nothing).any()):
         return None
     lower, upper = bounds[0].masked_fill(nothing, float("-inf")), bounds[1].masked_fill(nothing, float("inf"))
-    for axes in AXES:
+    for axes in FACTOR_AXES:
         low, high = lower.amax(axes, keepdim=True), upper.amin(axes, keepdim=True)
         middle = torch.where(low.isfinite() & high.isfinite(), (low + high) / 2, 1.0)
         # 1 if it is possible at all: then the step only rounded

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk._progress import tell
-from sqrtdk._sites import ROOT
+from sqrtdk._progress import report_progress
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.compare.align import Alignment, name_of, sizes_of
-from sqrtdk.compare.pair import Judged
-from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, Given, Side, load_side, run_side
+from sqrtdk.compare.pair import JudgedPair
+from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
 from sqrtdk.messages import Message
@@ -29,13 +29,18 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.tracing.tensors import CallTensors
 
-_IDS = ("input_ids", "decoder_input_ids")
+_ID_INPUTS = ("input_ids", "decoder_input_ids")
 Loaded = LoadedModel | Path
 
 
 def open_sides(
-    a: Given, b: Given, inputs: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
-) -> tuple[Side, Side]:
+    a: ModelSource,
+    b: ModelSource,
+    inputs: Inputs | None,
+    inputs_b: Inputs | None,
+    options_a: LoadOptions,
+    options_b: LoadOptions,
+) -> tuple[ModelSide, ModelSide]:
     """Loads and runs both sides.
 
     Without given inputs and other requests, those of a trace file or of an exported program as B are used. Otherwise
@@ -43,26 +48,27 @@ def open_sides(
     """
     files = {}
     for label, one, options in (("A", a, options_a), ("B", b, options_b)):
-        if not isinstance(one, nn.Module) and _is(one, TRACE):
+        if not isinstance(one, nn.Module) and _has_suffix(one, TRACE):
             files[label] = run_side(Path(one), label, None, options)
     asked = (options_a.text, options_a.input_file, options_a.batch, options_a.seq_len)
     start = inputs
     if start is None and all(value is None for value in asked):
         start = next((side.inputs for side in files.values() if side.inputs is not None), None)
-    if start is None and options_a.input_file is not None and (_is(a, ONNX) or _is(a, EXPORTED)):
+    if start is None and options_a.input_file is not None and (_has_suffix(a, ONNX) or _has_suffix(a, EXPORTED)):
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
-    others = any(_is(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
-    if start is None and inputs_b is None and all(value is None for value in asked) and _is(b, EXPORTED) and not others:
+    others = any(_has_suffix(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
+    nothing_asked = start is None and inputs_b is None and all(value is None for value in asked)
+    if nothing_asked and _has_suffix(b, EXPORTED) and not others:
         program = load_side(b, "B", None, options_b)  # most accept no other sizes, and a model as A accepts any
         start = program.inputs if isinstance(program, LoadedModel) else None
-    graph = next((str(one) for one in (a, b) if _is(one, ONNX)), None)
+    graph = next((str(one) for one in (a, b) if _has_suffix(one, ONNX)), None)
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
-    tell(Message("progress.loading"))
+    report_progress(Message("progress.loading"))
     loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
     if graph is not None and inputs is None and isinstance(chosen, dict):
         more = usual_inputs(graph, chosen)
-        loaded_a, loaded_b = (_with(loaded, more) for loaded in (loaded_a, loaded_b))
+        loaded_a, loaded_b = (_with_inputs(loaded, more) for loaded in (loaded_a, loaded_b))
         chosen = {**chosen, **more}
     if start is None and inputs_b is None:
         own = options_a.text is not None or options_a.input_file is not None
@@ -72,12 +78,13 @@ def open_sides(
     return side_a, side_b
 
 
-def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
+def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
     """Runs a side; an index error from ids beyond the table of embeddings is reported as such."""
-    tell(Message("progress.running_side", side=label))
+    report_progress(Message("progress.running_side", side=label))
     try:
         return run_side(loaded, label, inputs, options)
     except ModelError as error:
+        # A ModelError of the run may wrap a ModelError of the forward, which wraps the IndexError of nn.Embedding.
         cause = error.__cause__
         cause = cause.__cause__ if isinstance(cause, ModelError) else cause
         if not isinstance(cause, IndexError) or not isinstance(loaded, LoadedModel):
@@ -102,14 +109,14 @@ def _sized(options: LoadOptions, graph: str) -> LoadOptions:
     return replace(options, batch=batch, seq_len=length)
 
 
-def _with(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
+def _with_inputs(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
     """Returns the side with the inputs that the graph on the other side needs in addition."""
     if not isinstance(loaded, LoadedModel) or not isinstance(loaded.inputs, dict):
         return loaded
     return replace(loaded, inputs={**loaded.inputs, **more})
 
 
-def _is(given: Given, suffix: str) -> bool:
+def _has_suffix(given: ModelSource, suffix: str) -> bool:
     return isinstance(given, str | Path) and Path(given).suffix.lower() == suffix
 
 
@@ -121,7 +128,12 @@ class _AnyNames(nn.Module):
 
 
 def _load(
-    a: Given, b: Given, start: Inputs | None, inputs_b: Inputs | None, options_a: LoadOptions, options_b: LoadOptions
+    a: ModelSource,
+    b: ModelSource,
+    start: Inputs | None,
+    inputs_b: Inputs | None,
+    options_a: LoadOptions,
+    options_b: LoadOptions,
 ) -> tuple[Loaded, Loaded, Inputs | None]:
     """Returns both sides loaded, and the inputs; B generates them if A can't."""
     # A bare module may not tell what inputs it takes; then B's inputs serve both sides.
@@ -164,7 +176,9 @@ def _below_both(
     if not sizes or not isinstance(chosen, dict):
         return one, other, chosen
     label, size = min(sizes.items(), key=lambda item: item[1])
-    beyond = {name: int(chosen[name].max()) for name in _IDS if _has_ids(chosen, name) and chosen[name].max() >= size}
+    beyond = {
+        name: int(chosen[name].max()) for name in _ID_INPUTS if _has_ids(chosen, name) and chosen[name].max() >= size
+    }
     if not beyond:
         return one, other, chosen
     if not made:
@@ -212,7 +226,7 @@ def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
 # -- what sides that have run are refused for --------------------------------------------------------------------------
 
 
-def refuse_nan(a: Side, b: Side) -> None:
+def refuse_nan(a: ModelSide, b: ModelSide) -> None:
     """Refuses NaN on one side alone: no rounding explains it, and it hides every other difference.
 
     Raises:
@@ -224,7 +238,7 @@ def refuse_nan(a: Side, b: Side) -> None:
     label, other = ("A", "B") if first[0] is not None else ("B", "A")
     call, name, count = first[0] or first[1]  # type: ignore[misc]
     raise InvalidValueError(
-        f"{label} has NaN, first in the {name} at {name_of(call) or ROOT} ({count} numbers), and {other} has none",
+        f"{label} has NaN, first in the {name} at {name_of(call) or ROOT_NAME} ({count} numbers), and {other} has none",
         hint=f"Find out what makes NaN in {label} first: `sqrtdk check` names the site and the tensor.",
     )
 
@@ -245,7 +259,7 @@ def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | No
     return None
 
 
-def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[str, str]) -> None:
+def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: Mapping[str, str]) -> None:
     """Refuses two models whose calls can't be paired at all, or not completely.
 
     Raises:
@@ -260,6 +274,7 @@ def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[st
             hint="Give two implementations of one model, and the same inputs; or pair sites with --map FILE.",
         )
     widths = [{call.output.shape[-1] for call in side.calls if call.missing is None} for side in (a, b)]
+    # Heads of 64 and heads of 128 have no stage in common: the first product already sums other numbers.
     if all(widths) and not widths[0] & widths[1]:
         listed = [" or ".join(map(str, sorted(every)[:4])) for every in widths]
         raise InvalidValueError(
@@ -274,7 +289,7 @@ def refuse_strangers(a: Side, b: Side, alignment: Alignment, mapping: Mapping[st
         )
 
 
-def refuse_unlike(judged: Sequence[Judged]) -> None:
+def refuse_unlike(judged: Sequence[JudgedPair]) -> None:
     """Refuses sides without a single pair whose shapes fit one attention, for example with other numbers of key heads.
 
     Raises:

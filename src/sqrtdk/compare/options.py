@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.fit import CAPS
+from sqrtdk.compare.fit import USUAL_SOFTCAPS
 from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_padding, with_pattern
-from sqrtdk.compare.numbers import one_number, rescaled, same, softcap_placed, total
+from sqrtdk.compare.numbers import rescaled, same, single_number, softcap_placed, total
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import Sizes
+from sqrtdk.compare.recorded import AttentionSizes
 from sqrtdk.compare.suspect import Edit
 from sqrtdk.positions import alibi_slopes
 
-HALF = ("float16", "bfloat16")
+HALF_PRECISION = ("float16", "bfloat16")
 SCALE, SOFTCAP, BIAS, MASK, FILL, SINKS, ROUNDING, DROPOUT = range(8)
 Bounds = tuple[int | None, int | None]  # least and greatest i - j of a band
 
@@ -43,12 +43,18 @@ class Option:
     change: Edit[Formula]
 
 
-def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
+def formula_options(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
     """Yields everything that `base` might be instead, part by part."""
-    for part, make in ((SCALE, scales), (SOFTCAP, softcaps), (BIAS, biases), (FILL, fills), (SINKS, sinks)):
+    for part, make in (
+        (SCALE, other_scales),
+        (SOFTCAP, other_softcaps),
+        (BIAS, other_biases),
+        (FILL, other_fills),
+        (SINKS, other_sinks),
+    ):
         yield from (Option(part, 1, change) for change in make(base, sizes))
-    yield from masks(base, sizes)
-    for dtype in HALF:
+    yield from other_masks(base, sizes)
+    for dtype in HALF_PRECISION:
         yield Option(ROUNDING, 1, _set(logits_dtype=dtype, weights_dtype=dtype))
         yield Option(ROUNDING, 1, _set(weights_dtype=dtype))
         yield Option(ROUNDING, 1, _set(logits_dtype=dtype))
@@ -56,9 +62,9 @@ def options(base: Formula, sizes: Sizes) -> Iterator[Option]:
         yield Option(DROPOUT, 1, _set(kept=None, dropout=0.0))
 
 
-def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
+def other_scales(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
     """Yields the dictionary of mistakes, applied to the base's own scale and to the textbook scale."""
-    own, root = one_number(total(base)), inverse_root(sizes.features)
+    own, root = single_number(total(base)), inverse_root(sizes.features)
     every, heads = inverse_root(sizes.heads * sizes.features), inverse_root(sizes.heads)
     numbers = [1.0, root, root * root, 1.0 / root, every, heads]
     if own:
@@ -74,22 +80,22 @@ def scales(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
             yield _set(after=base.after * factor)
 
 
-def softcaps(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
+def other_softcaps(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
     """Yields no softcap, the usual caps, and other places of an existing softcap."""
     if base.softcap is None:
-        for cap in CAPS:
+        for cap in USUAL_SOFTCAPS:
             yield _set(softcap=cap)
         return
     yield lambda f: replace(softcap_placed(f, Formula()), softcap=None)
     for place in ("scaled", "product", "masked"):
         if place != base.softcap_at:
             yield partial(softcap_placed, other=Formula(softcap_at=place))
-    for cap in CAPS:
+    for cap in USUAL_SOFTCAPS:
         if cap != base.softcap:
             yield _set(softcap=cap)
 
 
-def biases(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
+def other_biases(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
     """Yields no bias, or the bias scaled, negated, resized, transposed, with heads reversed; ALiBi if there is none."""
     if base.bias is None:
         apart = distances(sizes.rows, sizes.keys).double()
@@ -98,7 +104,7 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
     bias = base.bias
     yield _set(bias=None, bias_by=1.0)
     yield _scaled_bias
-    scale = one_number(total(base))
+    scale = single_number(total(base))
     if scale and scale != 1.0:
         yield lambda f: replace(f, bias_by=base.bias_by * scale)
     yield from (_set(bias=base.bias * by) for by in (-1.0, 2.0, 0.5))
@@ -108,11 +114,11 @@ def biases(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
         yield _set(bias=bias.flip(-3))
 
 
-def fills(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
+def other_fills(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
     """Yields other fills than minus infinity; a row that sees no key shows them as an average."""
     lowest = float(torch.finfo(torch.float32).min)
     # finfo.min and -1e4 are the fills that codes write; added to logits or in place of them
-    scale = one_number(total(base))
+    scale = single_number(total(base))
     if math.isfinite(base.fill) and scale and scale != 1.0:
         yield _set(fill_by=base.fill_by * scale)
     for fill, added in ((-math.inf, False), (lowest, False), (lowest, True), (-1e4, True), (-1e4, False), (0.0, False)):
@@ -120,14 +126,14 @@ def fills(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
             yield _set(fill=fill, fill_by=1.0, fill_added=added)
 
 
-def sinks(base: Formula, sizes: Sizes) -> Iterator[Edit[Formula]]:
+def other_sinks(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
     """Yields no sinks, and sinks of 0."""
     if base.sinks is not None:
         yield _set(sinks=None)
     yield _set(sinks=torch.zeros(sizes.heads, dtype=torch.float64))
 
 
-def masks(base: Formula, sizes: Sizes) -> Iterator[Option]:
+def other_masks(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
     """Yields other bands, padding lost or on the other side, and both at once."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     moved = [
@@ -205,7 +211,7 @@ def _opened(formula: Formula) -> Formula:
     return formula if visible is None else replace(formula, visible=visible | ~visible.any(-1, keepdim=True))
 
 
-def blind_rows(formula: Formula) -> Iterator[Formula]:
+def other_blind_rows(formula: Formula) -> Iterator[Formula]:
     """Yields what rows that see no key may get: an average of all keys, every key, or only their own key."""
     visible = formula.visible
     if visible is None or bool(visible.any(-1).all()):
@@ -219,7 +225,7 @@ def blind_rows(formula: Formula) -> Iterator[Formula]:
             yield replace(formula, visible=visible | (own & ~visible.any(-1, keepdim=True)))
 
 
-def window(base: Formula, sizes: Sizes, row: int) -> Option:
+def window_before_key_0(base: Formula, sizes: AttentionSizes, row: int) -> Option:
     """Returns the smallest window that hides key 0 from `row`."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     return Option(MASK, 1, _mask(parts, (parts.least, row - 1), parts.padding))
@@ -236,5 +242,5 @@ def scaled(number: float) -> Edit[Formula]:
 
 def _scaled_bias(formula: Formula) -> Formula:
     """Returns the formula with the scale on the sum of product and bias, whatever another option does to the scale."""
-    scale = one_number(total(formula))
+    scale = single_number(total(formula))
     return formula if scale is None else replace(formula, bias_by=scale)

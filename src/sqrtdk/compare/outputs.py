@@ -13,31 +13,41 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.chain import Chain, Entry
-from sqrtdk.compare.changes import LAYER
-from sqrtdk.compare.measured import FEW, Blind, Both, Size, as_rounding, errors_of, judged, padding_of, rows_of
-from sqrtdk.compare.numbers import difference
+from sqrtdk.compare.chain import DifferenceChain, Entry
+from sqrtdk.compare.changes import LAYER_NUMBER
+from sqrtdk.compare.measured import (
+    FEW_ENTRIES,
+    BlindRows,
+    TensorOfBoth,
+    TensorSize,
+    as_rounding,
+    errors_of,
+    judge_tensor,
+    padding_of,
+    seeing_entries,
+)
+from sqrtdk.compare.numbers import entry_differences
 from sqrtdk.compare.paragraphs import OfOutputs
-from sqrtdk.compare.precision import unit
+from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.records import OutputDiff, PairDiff, kind_word
-from sqrtdk.compare.sides import Exact, Side
-from sqrtdk.compare.words import is_to_the_end, listed, one_paragraph, place_of, reached_by, short
+from sqrtdk.compare.sides import FinerRun, ModelSide
+from sqrtdk.compare.words import is_to_the_end, one_paragraph, reached_by, short, site_list, site_of_pair
 from sqrtdk.messages import Message, joined
 
-MOST_NAMES = 4  # names that a sentence lists
+MOST_OUTPUTS_NAMED = 4  # names that a sentence lists
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class OutputComparison:
     """The comparison of the outputs: every tensor, why none were compared, what is left out, and what leads there."""
 
     outputs: tuple[OutputDiff, ...] = ()
     missing: str | None = None
     notes: tuple[str, ...] = ()
-    chain: Chain = field(default_factory=Chain)
+    chain: DifferenceChain = field(default_factory=DifferenceChain)
 
 
-def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends]:
+def pair_outputs(a: ModelSide, b: ModelSide, blind: BlindRows) -> tuple[tuple[TensorOfBoth, ...], OutputComparison]:
     """Returns the outputs of both sides that can be compared, and what is known about the others.
 
     They are paired by name. If A's first output has no partner, it gets an output of B with its shape: a model of
@@ -46,9 +56,11 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     """
     for letter, side in (("A", a), ("B", b)):
         if side.outputs is None:
-            return (), Ends(missing=Message("outputs.missing.kind", side=letter, kind=kind_word(side.info.kind)))
+            return (), OutputComparison(
+                missing=Message("outputs.missing.kind", side=letter, kind=kind_word(side.info.kind))
+            )
         if not side.outputs:
-            return (), Ends(missing=Message("outputs.missing.none", side=letter))
+            return (), OutputComparison(missing=Message("outputs.missing.none", side=letter))
     one, other = a.outputs or {}, b.outputs or {}
     names = {name: name for name in one if name in other and one[name].shape == other[name].shape}
     first = next(iter(one))
@@ -56,33 +68,36 @@ def pair_outputs(a: Side, b: Side, blind: Blind) -> tuple[tuple[Both, ...], Ends
     # `model(ids).logits` on one side, `model(ids)` on the other
     if first not in names and left:
         names[first] = min(
-            left, key=lambda name: float(difference(one[first].cpu().double(), other[name].cpu().double()).norm())
+            left,
+            key=lambda name: float(entry_differences(one[first].cpu().double(), other[name].cpu().double()).norm()),
         )
     dtypes = [getattr(torch, side.info.dtype, None) for side in (a, b)]
     paired = []
     for name in filter(names.__contains__, one):
         x, y = one[name].cpu(), other[names[name]].cpu()
-        units = [max(unit(own or z.dtype), unit(z.dtype)) for own, z in zip(dtypes, (x, y), strict=True)]
-        rows = rows_of(x.shape, blind, cache=name.rpartition(".")[2] in ("key", "value"))
-        paired.append(Both(name, names[name], x, y, rows, (units[0], units[1])))
+        units = [
+            max(rounding_unit(own or z.dtype), rounding_unit(z.dtype)) for own, z in zip(dtypes, (x, y), strict=True)
+        ]
+        rows = seeing_entries(x.shape, blind, cache=name.rpartition(".")[2] in ("key", "value"))
+        paired.append(TensorOfBoth(name, names[name], x, y, rows, (units[0], units[1])))
     taken = {*names.values()}
     shared = [name for name in one if name in other and name not in names and name not in taken]
     unlike = [name for name in shared if not name.isdecimal() or set(one) == set(other)]
     if not names and not unlike:
-        return (), Ends(missing=_shapes(*(next(iter(side.values())) for side in (one, other))))
+        return (), OutputComparison(missing=_shapes(*(next(iter(side.values())) for side in (one, other))))
     shapes_of = {name: _shapes(one[name], other[name]) for name in unlike}
     alone = ("A", [name for name in one if name not in names]), ("B", [name for name in other if name not in taken])
     notes = []
     for letter, every in alone:
         if lost := [name for name in every if name not in unlike]:
-            notes.append(Message("compare.note.alone", side=letter, names=_named(lost)))
+            notes.append(Message("compare.note.alone", side=letter, names=_names_text(lost)))
     notes += [
         Message("compare.note.padding", out=int(hidden.sum()), rows=hidden.numel())
         for hidden in padding_of(a, b).values()
         if any(both.rows is not None for both in paired)
     ]
     differ = tuple(OutputDiff(name, False, None, None, reason) for name, reason in shapes_of.items())
-    return tuple(paired), Ends(differ, notes=tuple(notes))
+    return tuple(paired), OutputComparison(differ, notes=tuple(notes))
 
 
 def _shapes(a: Tensor, b: Tensor) -> Message:
@@ -90,7 +105,7 @@ def _shapes(a: Tensor, b: Tensor) -> Message:
 
 
 def compare_outputs(
-    paired: Sequence[Both], exact: Sequence[Exact | None] | None, attentions: int
+    paired: Sequence[TensorOfBoth], exact: Sequence[FinerRun | None] | None, attentions: int
 ) -> tuple[OutputDiff, ...]:
     """Compares every output pair of `pair_outputs`, after the given number of attentions.
 
@@ -105,7 +120,7 @@ def compare_outputs(
     least = [_largest_share(paired, errors, side) for side in (0, 1)]
     compared = []
     for both, measured in zip(paired, errors, strict=True):
-        verdict = judged(both, measured, attentions, least)
+        verdict = judge_tensor(both, measured, attentions, least)
         gap, allowed = (x / verdict.size if verdict.size else 0.0 for x in (verdict.gap, verdict.allowed))
         if verdict.same is None and verdict.reason is None:
             compared.append(OutputDiff(both.name, None, None, None))
@@ -116,12 +131,12 @@ def compare_outputs(
     return tuple(compared)
 
 
-def _largest_share(paired: Sequence[Both], errors: Sequence[Sequence[Size | None]], side: int) -> float:
+def _largest_share(paired: Sequence[TensorOfBoth], errors: Sequence[Sequence[TensorSize | None]], side: int) -> float:
     """Returns the largest rounding of a side's outputs with many entries, as a share of their size."""
     shares = [0.0]
     for both, measured in zip(paired, errors, strict=True):
         error, size = as_rounding(both, measured)[side], both.sizes[side][0]
-        if error is not None and both.a.numel() >= FEW and 0.0 < size < math.inf and math.isfinite(error[0]):
+        if error is not None and both.a.numel() >= FEW_ENTRIES and 0.0 < size < math.inf and math.isfinite(error[0]):
             shares.append(error[0] / size)
     return max(shares)
 
@@ -129,27 +144,27 @@ def _largest_share(paired: Sequence[Both], errors: Sequence[Sequence[Size | None
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def since_of(chain: Chain) -> str:
+def since_of(chain: DifferenceChain) -> str:
     """Returns the chain in half sentences.
 
     Example:
         >>> from sqrtdk.compare.records import FirstModule
         >>> head = Entry(FirstModule("head", "head", "model.py:42"), "`head`", "Linear in A, LowRank in B")
-        >>> since_of(Chain((head,), whole=True))
+        >>> since_of(DifferenceChain((head,), whole=True))
         'the first difference is in `head` (model.py:42): Linear in A, LowRank in B; nothing else differs'
     """
     halves = [Message(f"outputs.half.{name}", **values) for name, values in _steps(chain)]
     return joined(halves) if halves else ""
 
 
-def _steps(chain: Chain) -> list[tuple[str, dict[str, str]]]:
+def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
     """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
         return [("follows", {})] if chain.whole and chain.beside else []
     steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
     kinds: dict[str, Entry] = {}
     for entry in chain.entries:  # layers that differ alike are reported once
-        kind = LAYER.sub("#", f"{entry.where}: {entry.how}")
+        kind = LAYER_NUMBER.sub("#", f"{entry.where}: {entry.how}")
         known = kinds.setdefault(kind, entry)
         if known is not entry:
             kinds[kind] = replace(known, others=(*known.others, entry.module.a, *entry.others))
@@ -161,13 +176,13 @@ def _steps(chain: Chain) -> list[tuple[str, dict[str, str]]]:
             place = Message("joins.colon", first=place, second=entry.how)
         steps.append(("next" if number else "another" if chain.beside else "first", {"place": place}))
         if entry.others:
-            steps.append(("same", {"modules": listed(entry.others)}))
+            steps.append(("same", {"modules": site_list(entry.others)}))
     if chain.whole:
         steps.append(("rest" if chain.attentions and not chain.beside else "nothing_else", {}))
     return steps
 
 
-def differing(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
+def differing_outputs(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
     """Returns the outputs whose numbers differ."""
     return [one for one in outputs if one.same is False and one.reason is None]
 
@@ -177,11 +192,11 @@ def unlike(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
     return [one for one in outputs if one.same is False and one.reason is not None]
 
 
-def percent(share: float) -> str:
+def percent_of_size(share: float) -> str:
     """Returns a share of a size in percent.
 
     Example:
-        >>> percent(1.0), percent(0.01234), percent(3.14e-7)
+        >>> percent_of_size(1.0), percent_of_size(0.01234), percent_of_size(3.14e-7)
         ('100%', '1.23%', '3.1e-5%')
     """
     return f"{share * 100:.3g}%" if 1e-4 <= share < 9.995 else f"{short(share * 100)}%"
@@ -189,36 +204,36 @@ def percent(share: float) -> str:
 
 def _size(outputs: Sequence[OutputDiff]) -> Message:
     """Returns the largest difference of outputs, with the names that differ if there are several outputs."""
-    off = differing(outputs)
+    off = differing_outputs(outputs)
     by = max((one.difference or 0.0 for one in off), default=0.0)
     if len(outputs) == 1:
         return (
-            Message("paragraphs.size.one", by=percent(by))
+            Message("paragraphs.size.one", by=percent_of_size(by))
             if math.isfinite(by)
             else Message("paragraphs.size.not_finite")
         )
-    names = _named([one.name for one in off])
+    names = _names_text([one.name for one in off])
     if math.isfinite(by):
-        return Message("paragraphs.size.most", by=percent(by), names=names)
+        return Message("paragraphs.size.most", by=percent_of_size(by), names=names)
     return Message("paragraphs.size.not_finite_of", names=names)
 
 
-def _named(outputs: Sequence[str]) -> str:
+def _names_text(outputs: Sequence[str]) -> str:
     """Returns names of outputs as text; only the first ones of many."""
-    names = joined([f"`{name}`" for name in outputs[:MOST_NAMES]], "comma")
-    more = len(outputs) - MOST_NAMES
+    names = joined([f"`{name}`" for name in outputs[:MOST_OUTPUTS_NAMED]], "comma")
+    more = len(outputs) - MOST_OUTPUTS_NAMED
     return Message("outputs.more", names=names, count=more) if more > 0 else names
 
 
-def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> OfOutputs:
+def of_outputs(pairs: Sequence[PairDiff], ends: OutputComparison) -> OfOutputs:
     """Returns the sentences about the outputs.
 
     Example:
         >>> off = (OutputDiff("logits", False, 1.0, 2e-6),)
         >>> pair = PairDiff("h.0", "h.0", 0, 0, True, None, None, (), 2e-7, 1e-6)
         >>> from sqrtdk.compare.records import FirstModule
-        >>> chain = Chain((Entry(FirstModule("lm_head", "lm_head"), "`lm_head`"),))
-        >>> of_outputs([pair, pair], Ends(off, chain=chain)).before
+        >>> chain = DifferenceChain((Entry(FirstModule("lm_head", "lm_head"), "`lm_head`"),))
+        >>> of_outputs([pair, pair], OutputComparison(off, chain=chain)).before
         ['The attentions agree; outputs differ by 100%. The first difference is in `lm_head`.']
     """
     before: list[str] = [_of_reason("paragraphs.outputs.unlike", one) for one in unlike(ends.outputs)]
@@ -230,7 +245,7 @@ def of_outputs(pairs: Sequence[PairDiff], ends: Ends) -> OfOutputs:
         for one in ends.outputs
         if one.same is None and one.reason is not None
     ]
-    off, reached, chain = differing(ends.outputs), reached_by(pairs), ends.chain
+    off, reached, chain = differing_outputs(ends.outputs), reached_by(pairs), ends.chain
     steps = [Message(f"outputs.sentence.{name}", **values) for name, values in _steps(chain)]
     if reached and chain.entries and not chain.beside:
         attentions = _attentions(reached, pairs)
@@ -253,7 +268,7 @@ def _of_reason(id: str, output: OutputDiff) -> Message:
 
 def _attentions(reached: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
     if is_to_the_end(reached, pairs):
-        return Message("paragraphs.outputs.attentions_since", site=place_of(reached[0]))
-    sites = listed([place_of(pair) for pair in reached])
+        return Message("paragraphs.outputs.attentions_since", site=site_of_pair(reached[0]))
+    sites = site_list([site_of_pair(pair) for pair in reached])
     one = len(reached) == 1
     return Message("paragraphs.outputs.attention_at" if one else "paragraphs.outputs.attentions_at", sites=sites)

@@ -8,25 +8,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.addends import told_alike
+from sqrtdk.compare.addends import split_alike
 from sqrtdk.compare.align import in_order
-from sqrtdk.compare.completing import TIGHT, Told, completed
-from sqrtdk.compare.compute import dtype_of
-from sqrtdk.compare.explain import UNKNOWN, Causes, Explained, explain, faint, first_stage, lost_stage, shows
+from sqrtdk.compare.completing import KERNEL_ROUNDINGS, KnownSide, complete_sides
+from sqrtdk.compare.compute import dtype_by_name
+from sqrtdk.compare.explain import Causes, Explained, explain_segment, faint, first_stage, shows, stage_of_unexplained
 from sqrtdk.compare.infer_vectors import with_known_norm
-from sqrtdk.compare.numbers import held
-from sqrtdk.compare.observed import NAMES, Seen, observe
-from sqrtdk.compare.precision import Precision, Precisions, unit
-from sqrtdk.compare.program import Program
-from sqrtdk.compare.records import CANCELS, StageDiff
-from sqrtdk.compare.segments import Gap, Segment, gap, segments, whole
-from sqrtdk.compare.stages import hidden_rows, of_formula
-from sqrtdk.compare.suspect import Sides, way_of, with_way
+from sqrtdk.compare.numbers import constant_tolerance
+from sqrtdk.compare.observed import ObservedVector, observe
+from sqrtdk.compare.precision import Precision, Precisions, rounding_unit
+from sqrtdk.compare.program import QKV, Program
+from sqrtdk.compare.records import CANCELS, UNKNOWN_CAUSE, StageDiff
+from sqrtdk.compare.segments import Segment, SegmentGap, joined_segments, segment_gap, segments
+from sqrtdk.compare.stages import hidden_rows, stage_text
+from sqrtdk.compare.suspect import Sides, path_of, with_path
 from sqrtdk.compare.unknown_steps import (
-    Parts,
-    alike,
+    ExplainedSegments,
     compare_directly,
     differs,
+    equal_in_roundings,
     outputs_alike,
     past_unknown,
     same_input,
@@ -34,11 +34,11 @@ from sqrtdk.compare.unknown_steps import (
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.tensors import CallTensors
 
-ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, by each term in eager code
+TERM_ROUNDINGS = {"scale": 1, "softcap": 3, "bias": 1, "mask": 1}  # of the logits, by each term in eager code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class JudgedPair:
     """The judgement of a pair, apart from its input.
 
     Attributes:
@@ -57,23 +57,23 @@ class Judged:
     same: bool | None
     parts: tuple[tuple[Segment, Explained], ...] = ()
     stages: tuple[StageDiff, ...] = ()
-    before: Gap | None = None
-    after: Gap | None = None
+    before: SegmentGap | None = None
+    after: SegmentGap | None = None
     reason: str | None = None
     sides: Sides | None = None
-    seen: Mapping[str, Seen] | None = None
+    seen: Mapping[str, ObservedVector] | None = None
     rows: Tensor | None = None
     strangers: bool = False
 
 
-def judge(
+def judge_pair(
     a: CallTensors,
     b: CallTensors,
     causes: Causes,
     earlier: Sides | None = None,
     declared: tuple[str, str] = ("", ""),
     kv_scale: float | None = None,
-) -> Judged:
+) -> JudgedPair:
     """Compares what two calls do to the same input, by running A's program from B's values at every stage.
 
     `earlier` are the programs of the previous pair, `declared` names what declares the scale of A and of B, and
@@ -81,14 +81,14 @@ def judge(
     """
     reason = _unread(a, b)
     if reason is not None:
-        return Judged(None, reason=reason)
+        return JudgedPair(None, reason=reason)
     a, b = in_order(a), in_order(b)
     seen_a, seen_b = observe(a, kv_scale), observe(b, kv_scale)
     reason = _unlike(a, b, seen_a, seen_b)
     if reason is not None:
-        return Judged(None, reason=reason, strangers=True)
+        return JudgedPair(None, reason=reason, strangers=True)
 
-    told = _told(a, b, seen_a, seen_b, earlier)
+    told = _complete_pair(a, b, seen_a, seen_b, earlier)
     seen = {name: replace(own, alike=_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
     ahead, behind, passed = past_unknown(told[0].program, told[1].program, told[0].seen, seen)
     told = [replace(side, program=program) for side, program in zip(told, (behind.a, behind.b), strict=True)]
@@ -111,50 +111,52 @@ def judge(
     if sides.a.formula is None:
         return _without_formula(told, sides, every, direct, causes, rows)
 
-    # the whole way, and every part of it
+    # the whole path, and every part of it
     recorded = None not in (a.terms, b.terms)
-    whole_way = whole(every, sides.a)
-    before = gap(whole_way, sides.a)
-    if not recorded and outputs_alike(told, rows, TIGHT):
+    whole_way = joined_segments(every, sides.a)
+    before = segment_gap(whole_way, sides.a)
+    if not recorded and outputs_alike(told, rows, KERNEL_ROUNDINGS):
         # a fitted formula may be off by the rounding of the numbers to which it was fitted
         before = replace(before, within=True)
     front = segments(b, ahead.seen, ahead.a, precisions, rows) if passed else []
-    split = [part for part in front if _of(part, passed)]
-    same = before.within and all(gap(part, ahead.a).within for part in split)
+    split = [part for part in front if _is_segment_of(part, passed)]
+    same = before.within and all(segment_gap(part, ahead.a).within for part in split)
     asked = None if same else causes
-    if passed:  # first the ways before unknown steps, then the ways behind them with the causes found for all others
+    if passed:  # first the paths before unknown steps, then the paths behind them with the causes found for all others
         parts, program = _explained(front, replace(sides, a=ahead.a, b=ahead.b), asked)
         found = sides.a
-        for name in NAMES:
+        for name in QKV:
             if name not in passed:
-                found = with_way(found, name, way_of(program, name))
-        last = [part for part in every if part.name == "output" or _of(part, passed)]
+                found = with_path(found, name, path_of(program, name))
+        last = [part for part in every if part.name == "output" or _is_segment_of(part, passed)]
         later, program = _explained(last, replace(sides, a=found), asked)
         parts = [*later, *parts]
     else:
         parts, program = _explained(every, sides, asked)
     if not same:
         same = all(explained.before.within for _, explained in parts)
-    elif recorded and not passed and any(unit(p.dtype) > unit(torch.float32) for p in precisions):
+    elif recorded and not passed and any(rounding_unit(p.dtype) > rounding_unit(torch.float32) for p in precisions):
         # In half precision single numbers may hide a cause; all numbers together may show it.
         weak, changed = _explained(every, sides, causes, weak=True)
-        both = whole(every, sides.a, changed)
-        if changed is not sides.a and shows(without := gap(both, sides.a), gap(both, changed)):
+        both = joined_segments(every, sides.a, changed)
+        if changed is not sides.a and shows(without := segment_gap(both, sides.a), segment_gap(both, changed)):
             before, parts, program, same = replace(without, within=False), weak, changed, False
-            whole_way = whole(segments(b, behind.seen, changed, precisions, rows), changed)
+            whole_way = joined_segments(segments(b, behind.seen, changed, precisions, rows), changed)
     by_way = None if same else _by_the_way(whole_way, sides, parts, causes)
     if by_way is not None:
         parts, program = by_way
-    after = before if same else gap(whole_way, program)
-    if before.within and not same:  # the difference is before an unknown step, which the whole way leaves out
-        most = max((found for part, found in parts if _of(part, passed)), key=lambda found: found.before.size)
+    after = before if same else segment_gap(whole_way, program)
+    if before.within and not same:  # the difference is before an unknown step, which the whole path leaves out
+        most = max(
+            (found for part, found in parts if _is_segment_of(part, passed)), key=lambda found: found.before.size
+        )
         before, after = most.before, most.after
     stages = []
     for segment, explained in parts:
         stages += _stages(segment, explained, sides, same or (by_way is not None and not explained.causes))
 
     # vectors that no segment covers
-    if direct and same and same_input(told, rows) and alike(told, "output", rows):
+    if direct and same and same_input(told, rows) and equal_in_roundings(told, "output", rows):
         # q and k permuted alike differ, but their product stays the same
         direct = [(part, replace(found, causes=())) for part, found in direct]
     cancels = not any(explained.causes for _, explained in direct)
@@ -162,63 +164,69 @@ def judge(
         stages += _stages(segment, explained, sides, cancels)
     known = None if same and cancels and reasons else same and cancels
     reason = joined(reasons) if known is None else None
-    return Judged(known, (*direct, *parts), tuple(stages), before, after, reason, sides, behind.seen, rows)
+    return JudgedPair(known, (*direct, *parts), tuple(stages), before, after, reason, sides, behind.seen, rows)
 
 
-def _told(
-    a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen], earlier: Sides | None
-) -> list[Told]:
+def _complete_pair(
+    a: CallTensors,
+    b: CallTensors,
+    seen_a: Mapping[str, ObservedVector],
+    seen_b: Mapping[str, ObservedVector],
+    earlier: Sides | None,
+) -> list[KnownSide]:
     """Returns both sides completed from each other, with norms and added terms read in each other's terms."""
     first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
-    told = completed(a, b, seen_a, seen_b, first)
+    told = complete_sides(a, b, seen_a, seen_b, first)
     one, other = _rounded_norms(*told), _rounded_norms(*reversed(told))
     if one.formula is not None and other.formula is not None:
-        formulas = told_alike(one.formula, other.formula, held(one.dtype, other.dtype))
+        formulas = split_alike(one.formula, other.formula, constant_tolerance(one.dtype, other.dtype))
         one, other = replace(one, formula=formulas[0]), replace(other, formula=formulas[1])
     return [replace(side, program=program) for side, program in zip(told, (one, other), strict=True)]
 
 
-def _rounded_norms(own: Told, other: Told) -> Program:
+def _rounded_norms(own: KnownSide, other: KnownSide) -> Program:
     """Returns a side's program in which norms followed by a cast have the numbers of the other's norms."""
     program = own.program
-    for name in NAMES:
-        known = with_known_norm(way_of(program, name), own.seen[name], way_of(other.program, name))
-        program = with_way(program, name, known)
+    for name in QKV:
+        known = with_known_norm(path_of(program, name), own.seen[name], path_of(other.program, name))
+        program = with_path(program, name, known)
     return program
 
 
 def _explained(
     every: list[Segment], sides: Sides, causes: Causes | None, *, weak: bool = False
-) -> tuple[Parts, Program]:
+) -> tuple[ExplainedSegments, Program]:
     """Returns every segment with its causes, and A's program with all causes; None as `causes` asks for none.
 
     With `weak`, causes are also searched over segments that are within rounding.
     """
-    parts: Parts = []
+    parts: ExplainedSegments = []
     program = sides.a
     for segment in every:
-        here, before = replace(sides, a=program), gap(segment, program)
+        here, before = replace(sides, a=program), segment_gap(segment, program)
         if causes is None:  # a difference that does not reach the output needs no cause
             explained = Explained((), program, before, before)
         else:
-            explained = (faint if weak and before.within else explain)(segment, here, causes)
+            explained = (faint if weak and before.within else explain_segment)(segment, here, causes)
         program = explained.program
         parts.append((segment, explained))
     return parts, program
 
 
-def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) -> tuple[Parts, Program] | None:
-    """Returns the parts with the causes of the whole way, if single parts have unknown causes and the whole has none.
+def _by_the_way(
+    whole_way: Segment, sides: Sides, parts: ExplainedSegments, causes: Causes
+) -> tuple[ExplainedSegments, Program] | None:
+    """Returns the parts with the causes of the whole path, if single parts have unknown causes and the whole has none.
 
     Features of q and k in another order differ at every stage but leave their product unchanged.
     """
-    if not any(cause.name == UNKNOWN for _, explained in parts for cause in explained.causes):
+    if not any(cause.name == UNKNOWN_CAUSE for _, explained in parts for cause in explained.causes):
         return None
-    found = explain(whole_way, sides, causes)
+    found = explain_segment(whole_way, sides, causes)
     if not found.after.within or not found.causes:
         return None
     left = list(found.causes)
-    told: Parts = []
+    told: ExplainedSegments = []
     for segment, explained in parts:
         own = [cause for cause in left if cause.stage in segment.stages and not explained.before.within]
         left = [cause for cause in left if cause not in own]
@@ -226,14 +234,14 @@ def _by_the_way(whole_way: Segment, sides: Sides, parts: Parts, causes: Causes) 
     return None if left else (told, found.program)
 
 
-def _of(part: Segment, names: list[str]) -> bool:
+def _is_segment_of(part: Segment, names: list[str]) -> bool:
     """Returns whether a segment belongs to one of these vectors."""
     return part.name.removesuffix(" used") in names
 
 
 def _without_formula(
-    told: list[Told], sides: Sides, every: list[Segment], direct: Parts, causes: Causes, rows: Tensor
-) -> Judged:
+    told: list[KnownSide], sides: Sides, every: list[Segment], direct: ExplainedSegments, causes: Causes, rows: Tensor
+) -> JudgedPair:
     """Judges a pair without a known formula: q, k and v, and the outputs if these agree."""
     same = outputs_alike(told, rows)
     parts, _ = _explained(every, sides, None if same else causes)
@@ -248,10 +256,10 @@ def _without_formula(
     if same is None and any(explained.causes for _, explained in parts):
         same = False
     told_why = reason if same is None else None
-    return Judged(same, tuple(parts), tuple(stages), last, last, told_why, sides, told[1].seen, rows)
+    return JudgedPair(same, tuple(parts), tuple(stages), last, last, told_why, sides, told[1].seen, rows)
 
 
-def _unknown(told: list[Told]) -> str:
+def _unknown(told: list[KnownSide]) -> str:
     missing = [_of_side(label, side.call.missing) for label, side in zip("AB", told, strict=True) if side.call.missing]
     if missing:
         return joined(missing)
@@ -263,7 +271,7 @@ def _of_side(label: str, reason: str) -> Message:
     return Message("compare.pair.of_side", side=label, reason=reason)
 
 
-def _alike(one: Seen, other: Seen) -> bool:
+def _alike(one: ObservedVector, other: ObservedVector) -> bool:
     """Returns whether two projections had equal inputs and outputs, bit for bit, each as recorded by its own side."""
     pairs = [(one.input, other.input), (one.projected, other.projected)]
     known = not (one.borrowed or other.borrowed) and one.weight is not None and other.weight is not None
@@ -278,7 +286,9 @@ def _unread(a: CallTensors, b: CallTensors) -> str | None:
     return None
 
 
-def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]) -> str | None:
+def _unlike(
+    a: CallTensors, b: CallTensors, seen_a: Mapping[str, ObservedVector], seen_b: Mapping[str, ObservedVector]
+) -> str | None:
     """Returns why two calls can't be one attention, by their shapes; None if they can."""
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
@@ -288,6 +298,7 @@ def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: 
         return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})
     for name in ("key", "value"):
         of_a, of_b = seen_a[name].used.shape[1], seen_b[name].used.shape[1]
+        # one head of keys may be multi-query attention, which the other side repeats: k.expand(-1, Hq, -1, -1)
         if of_a != of_b and 1 not in (of_a, of_b):
             return Message("compare.pair.heads_of", part=name, heads=of_a, other=of_b)
     return None
@@ -295,8 +306,11 @@ def _unlike(a: CallTensors, b: CallTensors, seen_a: Mapping[str, Seen], seen_b: 
 
 def precision_of(call: CallTensors) -> Precision:
     """Returns the dtypes in which a call computes, and the number of roundings of its logits."""
-    steps = 1 + sum(ROUNDINGS.get(term.name, 0) for term in call.terms or ())
-    return Precision(dtype_of(call.dtype), dtype_of(call.logits_dtype), dtype_of(call.weights_dtype), max(2, steps))
+    # the product itself is rounded once
+    steps = 1 + sum(TERM_ROUNDINGS.get(term.name, 0) for term in call.terms or ())
+    return Precision(
+        dtype_by_name(call.dtype), dtype_by_name(call.logits_dtype), dtype_by_name(call.weights_dtype), max(2, steps)
+    )
 
 
 def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) -> list[StageDiff]:
@@ -304,10 +318,10 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) ->
     differing = {cause.stage for cause in explained.causes}
     reason = Message(CANCELS) if same and not before.within else None
     if segment.name == "output":
-        stages = [replace(of_formula(stage, sides), same=stage not in differing) for stage in segment.stages[:-1]]
+        stages = [replace(stage_text(stage, sides), same=stage not in differing) for stage in segment.stages[:-1]]
         return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
     if not before.within and not differing:
-        differing = {lost_stage(segment, sides)}
+        differing = {stage_of_unexplained(segment, sides)}
         stages_of = dict.fromkeys((*segment.stages, *differing))
     else:
         stages_of = dict.fromkeys(segment.stages)
@@ -322,7 +336,7 @@ def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) ->
     return found
 
 
-def cancelled_within(judged: Judged) -> Judged:
+def cancelled_within(judged: JudgedPair) -> JudgedPair:
     """Returns a pair that differs on the way and gives the same, with stages marked as making no difference."""
     caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
     stages = tuple(
@@ -335,7 +349,7 @@ def cancelled_within(judged: Judged) -> Judged:
     return replace(judged, same=True, parts=parts, stages=stages, before=after, after=after)
 
 
-def first_difference(judged: Judged) -> str | None:
+def first_difference(judged: JudgedPair) -> str | None:
     """Returns the first stage that differs; None if all differences cancel."""
     known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])

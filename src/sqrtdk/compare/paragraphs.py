@@ -16,17 +16,17 @@ from sqrtdk.compare.words import (
     Group,
     cancelling,
     groups,
-    largest,
+    largest_pair,
     left_out,
-    listed,
     lost_stage,
     one_paragraph,
     orphans,
-    place_of,
-    share,
+    share_text,
     short,
-    told,
-    where,
+    shown_causes,
+    site_list,
+    site_of_pair,
+    sites_of_pairs,
 )
 from sqrtdk.messages import Message, joined
 
@@ -47,7 +47,7 @@ class OfOutputs(NamedTuple):
     agree: bool = False
 
 
-_NOTHING = OfOutputs()
+_NO_SENTENCES = OfOutputs()
 
 
 def paragraphs(
@@ -56,7 +56,7 @@ def paragraphs(
     unpaired_b: Sequence[Unpaired],
     a: SideInfo,
     b: SideInfo,
-    of_outputs: OfOutputs = _NOTHING,
+    of_outputs: OfOutputs = _NO_SENTENCES,
 ) -> tuple[str, ...]:
     """Returns the result of a comparison in sentences, most important first.
 
@@ -81,7 +81,7 @@ def paragraphs(
     ]
     sentences += of_outputs.after
     if unpaired_a or unpaired_b:
-        sentences.append(_alone(len(unpaired_a), len(unpaired_b)))
+        sentences.append(_unpaired_calls(len(unpaired_a), len(unpaired_b)))
     if unjudged := [pair for pair in pairs if pair.same is None]:
         sentences.append(_unjudged(unjudged, len(pairs)))
     if not pairs:
@@ -90,7 +90,7 @@ def paragraphs(
         sentences.append(_same(same, len(pairs), dtypes, of_outputs.agree))
     sentences += [_cancelling(stages, members, pairs) for stages, members in cancelling(pairs).items()]
     sentences += [
-        Message("paragraphs.rows_left_out", count=f"{out:,}", rows=f"{rows:,}", where=where(members, pairs))
+        Message("paragraphs.rows_left_out", count=f"{out:,}", rows=f"{rows:,}", where=sites_of_pairs(members, pairs))
         for (out, rows), members in left_out(pairs).items()
     ]
     return tuple(sentences)
@@ -110,7 +110,7 @@ def _allows(dtypes: str, allowed: float | None) -> Message:
 
 def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
     worst = group.worst
-    text = Message("paragraphs.caused.differs", what=_what_differs(group), where=where(group.pairs, pairs))
+    text = Message("paragraphs.caused.differs", what=_what_differs(group), where=sites_of_pairs(group.pairs, pairs))
     if group.numbers_differ:
         text = Message("paragraphs.caused.of_first", text=text)
     words: dict[str, str] = {"text": text, "all": _all_of(group), "allows": _allows(dtypes, worst.allowed)}
@@ -118,7 +118,7 @@ def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
     if group.resolved:
         sentences: list[str] = [Message("paragraphs.caused.gone", left=left, **words)]
     else:
-        words |= {"share": share(worst.explained), "left": f"{left[:1].upper()}{left[1:]}"}  # it begins a sentence
+        words |= {"share": share_text(worst.explained), "left": f"{left[:1].upper()}{left[1:]}"}  # it begins a sentence
         if (stage := lost_stage(worst)) and group.unknown:
             sentences = [Message("paragraphs.caused.less_at", stage=stage_word(stage), **words)]
         else:
@@ -127,7 +127,7 @@ def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
 
 
 def _what_differs(group: Group) -> str:
-    texts = [cause.text or Message("causes.unknown.by_name", name=cause.name) for cause in told(group.causes)]
+    texts = [cause.text or Message("causes.unknown.by_name", name=cause.name) for cause in shown_causes(group.causes)]
     if len(texts) == 1:
         return texts[0]
     first = reduce(lambda one, next: Message("paragraphs.causes.comma", first=one, second=next), texts[:-1])
@@ -136,7 +136,7 @@ def _what_differs(group: Group) -> str:
 
 def _all_of(group: Group) -> Message:
     """Returns all causes as the object of a sentence; causes that are told as one may still be several."""
-    number = len(told(group.causes))
+    number = len(shown_causes(group.causes))
     if number == 1:
         return Message("paragraphs.all.it" if len(group.causes) == 1 else "paragraphs.all.them")
     return Message("paragraphs.all.both") if number == 2 else Message("paragraphs.all.all", number=number)
@@ -159,12 +159,12 @@ def _in_code(group: Group) -> list[str]:
 
 
 def _unexplained(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
-    worst = largest(group.pairs, lambda pair: pair.difference if pair.difference is not None else pair.residue)
+    worst = largest_pair(group.pairs, lambda pair: pair.difference if pair.difference is not None else pair.residue)
     size = worst.difference if worst.difference is not None else worst.residue
     by = Message("paragraphs.unexplained.by", size=short(size), allows=_allows(dtypes, worst.allowed))
     if size is not None and not math.isfinite(size):
         by = Message("paragraphs.unexplained.not_finite", size=short(size))
-    words: dict[str, str] = {"where": where(group.pairs, pairs), "by": by}
+    words: dict[str, str] = {"where": sites_of_pairs(group.pairs, pairs), "by": by}
     if stage := lost_stage(worst):
         sentence = Message("paragraphs.unexplained.stage", stage=stage_word(stage), **words)
     else:
@@ -180,7 +180,7 @@ def _followed(group: Group) -> list[str]:
 
 
 def _differences(members: Sequence[PairDiff]) -> Message:
-    sites = listed([place_of(pair) for pair in members])
+    sites = site_list([site_of_pair(pair) for pair in members])
     return Message("paragraphs.follow.one" if len(members) == 1 else "paragraphs.follow.many", sites=sites)
 
 
@@ -194,7 +194,7 @@ def _unjudged(unjudged: Sequence[PairDiff], total: int) -> Message:
 
 def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Message:
     """Returns what agrees, and how closely; with `stated`, a sentence before has stated that all agree."""
-    worst = largest(same, _size)
+    worst = largest_pair(same, _size)
     words = {"size": short(_size(worst)), "allows": _allows(dtypes, worst.allowed)}
     if stated:
         return Message("paragraphs.same.size", **words)
@@ -209,7 +209,7 @@ def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Me
 
 def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
     id = "paragraphs.cancelling.one" if len(stages) == 1 else "paragraphs.cancelling.many"
-    return Message(id, stages=_stages(stages), where=where(members, pairs))
+    return Message(id, stages=_stages(stages), where=sites_of_pairs(members, pairs))
 
 
 def _stages(stages: Sequence[str]) -> str:
@@ -217,7 +217,7 @@ def _stages(stages: Sequence[str]) -> str:
     return Message("joins.side_by_side", first=joined(first, "comma"), second=last) if first else last
 
 
-def _alone(of_a: int, of_b: int) -> Message:
+def _unpaired_calls(of_a: int, of_b: int) -> Message:
     texts = [
         Message("paragraphs.alone.no_partner", count=f"{number:,}", side=side, other=other)
         for number, side, other in ((of_a, "A", "B"), (of_b, "B", "A"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import dtype_of
+from sqrtdk.compare.compute import dtype_by_name
 
 RISK = 1e-6  # probability that two correct results are reported as different
 
@@ -38,11 +38,11 @@ class Precision:
 Precisions = tuple[Precision, Precision]
 
 
-def unit(dtype: torch.dtype) -> float:
+def rounding_unit(dtype: torch.dtype) -> float:
     """Returns u, the largest relative error of one rounding to nearest.
 
     Example:
-        >>> unit(torch.float16) == 2**-11
+        >>> rounding_unit(torch.float16) == 2**-11
         True
     """
     return torch.finfo(dtype).eps / 2
@@ -54,7 +54,7 @@ def least(dtype: torch.dtype) -> float:
     return finfo.tiny * finfo.eps / 2
 
 
-def stored(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dtype:
+def dtype_allowed(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dtype:
     """Returns the dtype whose rounding is allowed for logits or weights.
 
     This is the recorded dtype, unless that is coarser than the side's own. Rounding to a coarser dtype is a step of
@@ -66,11 +66,11 @@ def stored(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dt
         formula: dtype to which the formula rounds them; None if it does not.
 
     Example:
-        >>> stored(Precision(), torch.float16, None), stored(Precision(), torch.float16, "float16")
+        >>> dtype_allowed(Precision(), torch.float16, None), dtype_allowed(Precision(), torch.float16, "float16")
         (torch.float32, torch.float16)
     """
-    most = p.dtype if formula is None else max(p.dtype, dtype_of(formula), key=unit)
-    return min(recorded, most, key=unit)
+    most = p.dtype if formula is None else max(p.dtype, dtype_by_name(formula), key=rounding_unit)
+    return min(recorded, most, key=rounding_unit)
 
 
 def sigmas(entries: int) -> float:

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from sqrtdk.tracing.probe.rotation import Rotation as Rotation
 
+QK = ("query", "key")
+QKV = ("query", "key", "value")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Norm:
+class NormStep:
     """A normalisation of q or k.
 
     Attributes:
@@ -34,14 +37,14 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opaque:
+class OpaqueStep:
     """An unknown step: nothing can be computed through it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class RoundingStep:
     """Values rounded to a dtype that is coarser than the side's own.
 
     Attributes:
@@ -53,7 +56,7 @@ class Rounded:
     by: Tensor | float = field(default=1.0, compare=False)
 
 
-Step = Norm | Rotation | Opaque | Rounded
+PathStep = NormStep | Rotation | OpaqueStep | RoundingStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,24 +77,24 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Way:
+class VectorPath:
     """What happens to q, k or v from the input to its use in the attention.
 
     Attributes:
-        affine: the projection; None if unknown, then the way begins at the projected values.
+        affine: the projection; None if unknown, then the path begins at the projected values.
         steps: norms and rotations, in order. Factors that the code applies here are part of the formula's scale.
         heads: for key and value, the head that each query head reads, (Hq,); None for the query.
         scaled: factor by which the values are wrong, (H, 1, 1): a quantised cache scaled twice or not at all.
     """
 
     affine: Affine | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PathStep, ...] = ()
     heads: Tensor | None = None
     scaled: Tensor | float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class LogitPrecision:
     """How a side computes logits that it later rounds to a coarser dtype.
 
     Attributes:
@@ -153,7 +156,7 @@ class Formula:
     dropout: float = 0.0
     weights_dtype: str | None = None
     logits_dtype: str | None = None
-    own: Own | None = None
+    own: LogitPrecision | None = None
     softcap_by_logits: bool = False
 
 
@@ -162,17 +165,17 @@ class Program:
     """Everything that one side computes.
 
     Attributes:
-        query: the way of q.
-        key: the way of k.
-        value: the way of v.
+        query: the path of q.
+        key: the path of k.
+        value: the path of v.
         formula: formula of the weights; None if unknown.
         unknown: what is not known about the formula, as text for the reader; empty if all is known.
         dtype: dtype in which the side computes; it decides how much rounding is allowed.
     """
 
-    query: Way
-    key: Way
-    value: Way
+    query: VectorPath
+    key: VectorPath
+    value: VectorPath
     formula: Formula | None
     unknown: tuple[str, ...] = ()
     dtype: torch.dtype = field(default=torch.float32)

@@ -1,8 +1,8 @@
 """What a side recorded of one attention without its formula, and whether a formula explains it within rounding.
 
 The rounding is estimated from the formula itself, with logits and weights rounded to the dtype of the output. Half
-precision rounds them that much and no more, up to the factor `SLACK`. Products of E terms, summed in float32, are off
-by up to sqrt(E) times the rounding of their sum.
+precision rounds them that much and no more, up to the factor `TRIAL_SLACK`. Products of E terms, summed in
+float32, are off by up to sqrt(E) times the rounding of their sum.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, some_heads, some_rows, spread
+from sqrtdk.compare.compute import compute_output, repeat_heads, some_heads, some_rows
 from sqrtdk.compare.program import Formula
 
-ROWS = 24  # evenly spaced rows on which a formula is tried
-FIRST = 4  # and the first rows, to which a causal mask leaves the fewest keys
+TRIAL_ROWS = 24  # evenly spaced rows on which a formula is tried
+FIRST_TRIAL_ROWS = 4  # and the first rows, to which a causal mask leaves the fewest keys
 FEWEST_HEADS = 2
-LOGITS = 2**16  # logits of these rows in one trial: this limits the number of heads
-SLACK = 2.0
+TRIAL_LOGITS = 2**16  # logits of these rows in one trial: this limits the number of heads
+TRIAL_SLACK = 2.0
 FAR, HALF_FAR = 1e-3, 0.25  # root mean square, relative: beyond it no rounding is computed
 HALF_APART = (0.03, 0.06, 0.12, 0.25)  # candidates for what separates a difference from rounding in half precision
-CLEAR = 1e3  # factor that ranks formulas far off behind all others
-TINY = 1e-30  # keeps divisions by 0 finite
-FLIPPED = 0.1  # share of the root mean square from numbers that round to another step
-DOUBLE = 2.0**-29  # ratio of float64's rounding to float32's
+FAR_OFF_FACTOR = 1e3  # factor that ranks formulas far off behind all others
+DIVISION_FLOOR = 1e-30  # keeps divisions by 0 finite
+FLIPPED_SHARE = 0.1  # share of the root mean square from numbers that round to another step
+FLOAT64_SHARE = 2.0**-29  # ratio of float64's rounding to float32's
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class AttentionSizes:
     """Sizes of one attention: B, Hq, L, S, E."""
 
     batch: int
@@ -51,10 +51,10 @@ class Recorded:
     lse: Tensor | None
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> AttentionSizes:
         """B, Hq, L, S, E."""
         batch, heads, rows, features = self.query.shape
-        return Sizes(batch, heads, rows, self.key.shape[-2], features)
+        return AttentionSizes(batch, heads, rows, self.key.shape[-2], features)
 
     @property
     def cost(self) -> int:
@@ -63,12 +63,12 @@ class Recorded:
 
     def _index(self) -> Tensor:
         length = self.query.shape[-2]
-        spaced = torch.linspace(0, max(0, length - 1), min(length, ROWS)).long().tolist()
-        return torch.tensor(sorted({*range(min(length, FIRST)), *spaced}), dtype=torch.long)
+        spaced = torch.linspace(0, max(0, length - 1), min(length, TRIAL_ROWS)).long().tolist()
+        return torch.tensor(sorted({*range(min(length, FIRST_TRIAL_ROWS)), *spaced}), dtype=torch.long)
 
     def _heads(self) -> Tensor:
         batch, count = self.query.shape[:2]
-        room = LOGITS // max(1, batch * len(self._index()) * self.key.shape[-2])
+        room = TRIAL_LOGITS // max(1, batch * len(self._index()) * self.key.shape[-2])
         return evenly(0, count, max(FEWEST_HEADS, room))
 
     def first_apart(self, formula: Formula) -> list[int]:
@@ -76,7 +76,7 @@ class Recorded:
 
         With a window, that is the first row that no longer sees key 0.
         """
-        output, _ = attend(self.query, self.key, self.value, formula)
+        output, _ = compute_output(self.query, self.key, self.value, formula)
         gap = (self.output.double() - output).abs().amax((0, 1, 3))
         rows = set()
         for far in HALF_APART if self._half else (FAR,):
@@ -96,7 +96,7 @@ class Recorded:
         if heads is not None and len(heads) < count:
             formula = some_heads(formula, heads, count)
             query, output, lse = query[:, heads], output[:, heads], None if lse is None else lse[:, heads]
-            key, value = (spread(x, count)[:, heads] for x in (key, value))
+            key, value = (repeat_heads(x, count)[:, heads] for x in (key, value))
         return Recorded(
             query[:, :, rows], key, value, output[:, :, rows], lse if lse is None else lse[:, :, rows]
         ), formula
@@ -108,7 +108,7 @@ class Recorded:
         """
         some, here = self.tried(formula)
         count = some.query.shape[2]
-        few, its = some.part(here, None, evenly(count // FIRST, count, FIRST))
+        few, its = some.part(here, None, evenly(count // FIRST_TRIAL_ROWS, count, FIRST_TRIAL_ROWS))
         far = few.over(its, roughly=True)
         return far if far > 1.0 else some.over(here)
 
@@ -121,19 +121,20 @@ class Recorded:
 
         With `roughly`, returns 0 unless the output is so far off that rounding can't explain it.
         """
-        output, lse = attend(self.query, self.key, self.value, formula)
+        output, lse = compute_output(self.query, self.key, self.value, formula)
         unseen = torch.isneginf(lse)[..., None]  # such rows are 0 here, and may be NaN elsewhere
         if bool((~torch.isfinite(self.output) & ~unseen).any()):
             return math.inf
-        far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + TINY)
+        far = _rms(self.output, output) / (_size(output) * (HALF_FAR if self._half else FAR) + DIVISION_FLOOR)
         if far > 1.0:
-            return CLEAR * far
+            return FAR_OFF_FACTOR * far
         if roughly:
             return 0.0
-        fine = SLACK * math.sqrt(self.query.shape[-1]) * (DOUBLE if self.output.dtype == torch.float64 else 1.0)
+        unit = FLOAT64_SHARE if self.output.dtype == torch.float64 else 1.0
+        fine = TRIAL_SLACK * math.sqrt(self.query.shape[-1]) * unit
         noise = fine * self._noise(formula, output, lse, "float32")
         if self._half:
-            noise += SLACK * self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch."))
+            noise += TRIAL_SLACK * self._noise(formula, output, lse, str(self.output.dtype).removeprefix("torch."))
         left = _ratio(self.output, output, noise[0])
         return left if self.lse is None else max(left, min(_ratio(self.lse, x, noise[1]) for x in _sums(lse, formula)))
 
@@ -145,25 +146,32 @@ class Recorded:
         """Returns the effect of rounding logits and weights to a dtype: (output or lse, root mean square or maximum).
 
         If the formula rounds them itself, another order of sums moves a few numbers to the next step, off by all of
-        it: at most `FLIPPED` of the root mean square.
+        it: at most `FLIPPED_SHARE` of the root mean square.
         """
         coarse = replace(
             formula, logits_dtype=formula.logits_dtype or dtype, weights_dtype=formula.weights_dtype or dtype
         )
-        noisy, exact, share = attend(self.query, self.key, self.value, coarse), (output, lse), 1.0
+        noisy, exact, share = compute_output(self.query, self.key, self.value, coarse), (output, lse), 1.0
         if formula.logits_dtype is not None or formula.weights_dtype is not None:
-            exact = attend(self.query, self.key, self.value, replace(formula, logits_dtype=None, weights_dtype=None))
-            share = FLIPPED
+            exact = compute_output(
+                self.query, self.key, self.value, replace(formula, logits_dtype=None, weights_dtype=None)
+            )
+            share = FLIPPED_SHARE
         pairs = zip(noisy, exact, strict=True)
-        return torch.tensor([(share * _rms(one, two), _most(one, two)) for one, two in pairs], dtype=torch.float64)
+        return torch.tensor(
+            [(share * _rms(one, two), _largest_entry(one, two)) for one, two in pairs], dtype=torch.float64
+        )
 
 
 def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
     """Returns error over allowance, by root mean square or maximum: noise plus the rounding of storage."""
     eps = torch.finfo(there.dtype).eps
     largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
-    allowed_rms, allowed_most = float(noise[0]) + eps * _size(here), SLACK * (float(noise[1]) + eps * largest)
-    return max(_rms(there, here) / (allowed_rms + TINY), _most(there, here) / (allowed_most + TINY))
+    allowed_rms, allowed_most = float(noise[0]) + eps * _size(here), TRIAL_SLACK * (float(noise[1]) + eps * largest)
+    return max(
+        _rms(there, here) / (allowed_rms + DIVISION_FLOOR),
+        _largest_entry(there, here) / (allowed_most + DIVISION_FLOOR),
+    )
 
 
 def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
@@ -194,7 +202,7 @@ def _rms(a: Tensor, b: Tensor) -> float:
     return float(_apart(a, b).square().mean().sqrt()) if a.numel() else 0.0
 
 
-def _most(a: Tensor, b: Tensor) -> float:
+def _largest_entry(a: Tensor, b: Tensor) -> float:
     return float(_apart(a, b).abs().max()) if a.numel() else 0.0
 
 

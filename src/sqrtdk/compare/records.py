@@ -8,9 +8,10 @@ from typing import Any
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.messages import Message, id_of, mentions
 
-FAIL_ON = ("different", "unmeasured", "never")
+DIFF_FAIL_ON = ("different", "unmeasured", "never")
 CANCELS = "compare.stage.cancels"
 FOLLOWS = "outputs.half.follows"
+UNKNOWN_CAUSE = "unknown"  # stands in for a cause that was not found
 
 
 def stage_word(stage: str) -> str:

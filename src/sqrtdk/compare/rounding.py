@@ -41,9 +41,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare import compute
-from sqrtdk.compare.precision import Precision, Precisions, least, sigmas, stored, sum_variance, unit
+from sqrtdk.compare.precision import Precision, Precisions, dtype_allowed, least, rounding_unit, sigmas, sum_variance
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.rounding_steps import Off
+from sqrtdk.compare.rounding_steps import VectorErrors
 
 EXPONENTIAL = 8.0  # roundings, in root mean square, of an exponential from a vector library
 SOFTMAX_STEPS = 2.0  # roundings of a weight besides its own: division or reciprocal, rescaling by a later maximum
@@ -55,7 +55,7 @@ def output_allowed(
     value: Tensor,
     formula: Formula,
     sides: Precisions,
-    offs: Sequence[Off] = (),
+    offs: Sequence[VectorErrors] = (),
     entries: int | None = None,
 ) -> Tensor:
     """Returns the allowed difference of the output, (B, Hq, L, Ev), computed in chunks of rows.
@@ -71,7 +71,7 @@ def output_allowed(
     """
     heads = query.shape[1]
     offs = [off.spread(heads, None) for off in offs]
-    key, value = compute.spread(key, heads).double(), compute.spread(value, heads).double()
+    key, value = compute.repeat_heads(key, heads).double(), compute.repeat_heads(value, heads).double()
     times, most = _repeats(key), sigmas(entries or query.shape[:3].numel() * value.shape[-1])
     length, parts = query.shape[-2], []
     for rows in compute.chunks(query, key):
@@ -88,13 +88,13 @@ def _of_rows(
     sides: Precisions,
     most: float,
     times: Tensor,
-    offs: Sequence[Off],
+    offs: Sequence[VectorErrors],
 ) -> Tensor:
     there = _Logits.of(query, key, formula)
-    weights, _ = compute.weigh(query, key, formula, there.entering)
+    weights, _ = compute.compute_weights(query, key, formula, there.entering)
     whole = weights
     if formula.kept is not None:
-        whole, _ = compute.weigh(query, key, replace(formula, kept=None), there.entering)
+        whole, _ = compute.compute_weights(query, key, replace(formula, kept=None), there.entering)
     output, reach, squared = weights @ value, _reach(value, formula), value.square()
     terms, repeated = weights.square() @ squared, (weights.square() * times) @ squared
     mean_square = weights @ squared if formula.kept is None else whole @ squared + reach**2
@@ -112,15 +112,15 @@ def _of_rows(
     for p in dict.fromkeys(coarse):
         relative = there.relative(p, most).square()
         moved = _moved(weights, whole, relative * times, value, output) + spread * there.cells(p, whole, apart)
-        w = stored(p, p.weights_dtype or p.dtype, formula.weights_dtype)
-        last = repeated * unit(w) ** 2 + (weights > 0).double() @ squared * least(w) ** 2
-        last = last + mean_square * (unit(w) / (1.0 + apart / (2 * unit(w)))) ** 2
-        others = (last + unit(p.accumulator) ** 2 * summed) / 3
+        w = dtype_allowed(p, p.weights_dtype or p.dtype, formula.weights_dtype)
+        last = repeated * rounding_unit(w) ** 2 + (weights > 0).double() @ squared * least(w) ** 2
+        last = last + mean_square * (rounding_unit(w) / (1.0 + apart / (2 * rounding_unit(w)))) ** 2
+        others = (last + rounding_unit(p.accumulator) ** 2 * summed) / 3
         smaller = (most * (whole.square() * relative).sum(-1, keepdim=True).sqrt()).clamp(max=0.5)
         # Weights stay an average whatever the logits' errors are: they can't move the output beyond the range of v.
         side = torch.minimum(most * (moved + others).sqrt() / (1.0 - smaller), reach + most * others.sqrt())
         count = coarse.count(p) + 1e-8 * (2 - len(coarse))
-        allowed += count * (side + unit(p.dtype) * output.abs() + least(p.dtype))
+        allowed += count * (side + rounding_unit(p.dtype) * output.abs() + least(p.dtype))
     return allowed
 
 
@@ -176,8 +176,8 @@ class _Logits:
     @classmethod
     def of(cls, query: Tensor, key: Tensor, formula: Formula) -> _Logits:
         product, squares = query.double() @ key.mT, query.double().square() @ key.square().mT
-        bare, slope = compute.curve(product, formula)
-        entering = z = compute.logits(query, key, formula, product)
+        bare, slope = compute.logits_and_slope(product, formula)
+        entering = z = compute.compute_logits(query, key, formula, product)
         plain = formula.bias is None and formula.softcap_at != "masked"
         sizes = bare.abs() if plain else torch.maximum(bare.abs(), z.abs())
         hidden, added = None if formula.visible is None else ~formula.visible, None
@@ -194,13 +194,13 @@ class _Logits:
 
     def relative(self, p: Precision, most: float) -> Tensor:
         """Returns the deviation of a weight's relative error without its own rounding, bent by the exponential."""
-        accumulator, own = unit(p.accumulator) ** 2, self._own(p)
+        accumulator, own = rounding_unit(p.accumulator) ** 2, self._own(p)
         variance = accumulator * self.sums
-        variance = variance + p.logit_steps * (unit(own) ** 2 * self.sizes.square() + least(own) ** 2)
+        variance = variance + p.logit_steps * (rounding_unit(own) ** 2 * self.sizes.square() + least(own) ** 2)
         # z + fill keeps only the digits of z that fit beside the fill: -1e4 + 0.3 in float16 is -1e4.
         if self.added is not None:
             name, deviation = str(own).removeprefix("torch."), (variance / 3).sqrt()
-            above, under = (compute.rounded(self.z + way * most * deviation, name) for way in (1.0, -1.0))
+            above, under = (compute.round_to(self.z + path * most * deviation, name) for path in (1.0, -1.0))
             shown = (above - under).nan_to_num(nan=0.0) / most
             variance = torch.where(self.added, 3 * shown.square(), variance)
         exponential = accumulator * (2 * self.below.square() + EXPONENTIAL**2)
@@ -215,11 +215,13 @@ class _Logits:
 
     def cells(self, p: Precision, weights: Tensor, apart: Tensor) -> Tensor:
         """Returns the variance of logits that are too close together to round independently, (B, Hq, l, 1)."""
-        u = unit(self._own(p))
+        u = rounding_unit(self._own(p))
         sizes = (weights * self.sizes.square()).sum(-1, keepdim=True)
         return p.logit_steps * u * u * sizes / 3 / (1.0 + apart / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()
 
-    def carried(self, query: Tensor, key: Tensor, own: Off, other: Off, weights: Tensor, most: float) -> Tensor:
+    def carried(
+        self, query: Tensor, key: Tensor, own: VectorErrors, other: VectorErrors, weights: Tensor, most: float
+    ) -> Tensor:
         """Returns the variance of a row's logits from errors of q and k, (B, Hq, l, 1), bent by the exponential."""
         first, second = weights * self.slope, weights * self.slope.square()
         about = (second @ key.square() - (first @ key).square()).clamp(min=0.0)
@@ -232,7 +234,7 @@ class _Logits:
         return total * (torch.expm1(largest.clamp(max=30.0)) / largest.clamp(min=1e-12)).clamp(min=1.0).square()
 
     def _own(self, p: Precision) -> torch.dtype:
-        return stored(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype)
+        return dtype_allowed(p, p.logits_dtype or p.accumulator, self.formula.logits_dtype)
 
 
 def _repeats(key: Tensor) -> Tensor:

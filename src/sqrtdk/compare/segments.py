@@ -1,7 +1,7 @@
 """Splits an attention into segments between places where B's numbers are recorded, and runs A's program over each.
 
 Every segment starts from B's values, so earlier differences and their rounding don't count against it. From there the
-values of A's program and their possible errors are propagated together: through the projection, the steps of the way,
+values of A's program and their possible errors are propagated together: through the projection, the steps of the path,
 and the attention.
 """
 
@@ -15,23 +15,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, some_rows, spread
-from sqrtdk.compare.observed import NAMES, Seen
-from sqrtdk.compare.precision import Precision, Precisions, unit
-from sqrtdk.compare.program import Affine, Opaque, Program, Way
+from sqrtdk.compare.compute import compute_output, repeat_heads, some_rows
+from sqrtdk.compare.observed import ObservedVector
+from sqrtdk.compare.precision import Precision, Precisions, rounding_unit
+from sqrtdk.compare.program import QKV, Affine, OpaqueStep, Program, VectorPath
 from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Off, followed, projected
-from sqrtdk.compare.suspect import STAGES, way_of
+from sqrtdk.compare.rounding_steps import VectorErrors, errors_along, projection_errors
+from sqrtdk.compare.suspect import STAGES, path_of
 from sqrtdk.tracing.tensors import CallTensors
 
-MOST_KNOWN = 4  # programs whose gaps are cached
-MOST_ROWS = 4  # rows that are checked first: if these differ by more than is allowed, the others need no check
-OF_FORMULA = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
+MOST_GAPS_CACHED = 4  # programs whose gaps are cached
+ROWS_CHECKED_FIRST = 4  # rows that are checked first: if these differ by more than is allowed, the others need no check
+FORMULA_STAGES = ("scale", "softcap", "bias", "mask", "sinks", "weights", "output")
 Allowed = Callable[[Tensor | None], Tensor]  # from row indices, or None for all rows, to (B, H, n, E)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gap:
+class SegmentGap:
     """The distance of a program's values from B's.
 
     Attributes:
@@ -68,29 +68,29 @@ class Segment:
     name: str
     stages: tuple[str, ...]
     target: Tensor
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    seen: Mapping[str, ObservedVector] = field(default_factory=dict)
     begins: Mapping[str, str] = field(default_factory=dict)
     precisions: Precisions = (Precision(), Precision())
     rows: Tensor | None = None
     asks: tuple[str, ...] = STAGES
     own: Affine | None = None
     most: float = math.inf
-    known: list[tuple[Program, Gap]] = field(default_factory=list)
+    known: list[tuple[Program, SegmentGap]] = field(default_factory=list)
 
 
 # -- how far a program is from B over a segment ------------------------------------------------------------------------
 
 
-def gap(segment: Segment, program: Program) -> Gap:
+def segment_gap(segment: Segment, program: Program) -> SegmentGap:
     """Returns the distance of a program from B over a segment; NaN counts as far."""
     known = next((own for other, own in segment.known if other is program), None)
     if known is None:
         known = _gap(segment, program)
-        segment.known[:] = [*segment.known[1 - MOST_KNOWN :], (program, known)]
+        segment.known[:] = [*segment.known[1 - MOST_GAPS_CACHED :], (program, known)]
     return known
 
 
-def apart(values: Tensor, target: Tensor) -> Tensor:
+def entry_distances(values: Tensor, target: Tensor) -> Tensor:
     """Returns absolute differences; a NaN on one side is infinitely far."""
     difference = (values.double() - target.double()).abs()
     if math.isfinite(float(difference.sum())):
@@ -98,11 +98,11 @@ def apart(values: Tensor, target: Tensor) -> Tensor:
     return difference.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _gap(segment: Segment, program: Program) -> Gap:
-    values, allowed = reach(segment, program)
-    difference = apart(values, segment.target)
+def _gap(segment: Segment, program: Program) -> SegmentGap:
+    values, allowed = run_segment(segment, program)
+    difference = entry_distances(values, segment.target)
     if not difference.numel() or (segment.rows is not None and not bool(segment.rows.any())):
-        return Gap(0.0, 0.0, 0.0, True)
+        return SegmentGap(0.0, 0.0, 0.0, True)
     left_out = None
     if segment.rows is not None and not bool(segment.rows.all()):
         left_out = ~segment.rows[:, None, :, None].expand(difference.shape)
@@ -114,17 +114,17 @@ def _gap(segment: Segment, program: Program) -> Gap:
     difference = difference if left_out is None else difference.masked_fill(left_out, 0.0)
     largest = float(difference.max())
     # The allowance is the expensive part, so it is computed first for the rows that differ most.
-    if len(segment.begins) > 1 and difference.shape[2] > MOST_ROWS:
-        most = difference.amax((0, 1, 3)).topk(MOST_ROWS).indices
+    if len(segment.begins) > 1 and difference.shape[2] > ROWS_CHECKED_FIRST:
+        most = difference.amax((0, 1, 3)).topk(ROWS_CHECKED_FIRST).indices
         limits = allowed(most)
         if bool((difference[:, :, most] > limits).any()):
-            return Gap(largest, size, float(counted(limits, most).max()), False)
+            return SegmentGap(largest, size, float(counted(limits, most).max()), False)
     limits = allowed(None)
     within = size <= segment.most and bool(counted(difference <= limits).all())
-    return Gap(largest, size, float(counted(limits).max()), within)
+    return SegmentGap(largest, size, float(counted(limits).max()), within)
 
 
-def reach(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
+def run_segment(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
     """Returns a program's values at the end of a segment, and the function that gives their allowed error by rows."""
     vectors = [_vector(segment, program, name) for name in segment.begins]
     if len(vectors) == 1:
@@ -134,10 +134,10 @@ def reach(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
     formula, count = program.formula, vectors[0][0].shape[1]
     assert formula is not None
     heads = (None, program.key.heads, program.value.heads)
-    query, key, value = (spread(x, count, which) for (x, _), which in zip(vectors, heads, strict=True))
-    offs: list[Off] = []
+    query, key, value = (repeat_heads(x, count, which) for (x, _), which in zip(vectors, heads, strict=True))
+    offs: list[VectorErrors] = []
     if any(off is not None for _, off in vectors):
-        whole = [Off.none(x) if off is None else off for x, off in vectors]
+        whole = [VectorErrors.none(x) if off is None else off for x, off in vectors]
         offs = [off.spread(count, which) for off, which in zip(whole, heads, strict=True)]
 
     def allowed(index: Tensor | None) -> Tensor:
@@ -147,46 +147,46 @@ def reach(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
             off = [offs[0].rows(index), *offs[1:]] if offs else offs
         return output_allowed(queries, key, value, cut, segment.precisions, off, segment.target.numel())
 
-    return attend(query, key, value, formula)[0], allowed
+    return compute_output(query, key, value, formula)[0], allowed
 
 
-def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, Off | None]:
+def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, VectorErrors | None]:
     """Returns q, k or v at the end of the segment or at the product, and its error; None: exactly as B had it."""
-    seen, way, begin = segment.seen[name], way_of(program, name), segment.begins[name]
+    seen, path, begin = segment.seen[name], path_of(program, name), segment.begins[name]
     if begin == "used" or seen.projected is None:
         return seen.used, None
     values, off = seen.projected, _borrowed(seen, seen.projected, segment.precisions)
     if begin == "input":
-        assert way.affine is not None
+        assert path.affine is not None
         assert seen.input is not None
-        values, off = projected(way.affine, seen.input, segment.precisions)
+        values, off = projection_errors(path.affine, seen.input, segment.precisions)
         if segment.name == name:
             # A's own result equals B's bit for bit; the float64 product would differ from both by their rounding.
-            return (seen.projected if way.affine is segment.own else values), off
-    return followed(way, values, off, segment.precisions)
+            return (seen.projected if path.affine is segment.own else values), off
+    return errors_along(path, values, off, segment.precisions)
 
 
-def _borrowed(seen: Seen, values: Tensor, precisions: Precisions) -> Off:
+def _borrowed(seen: ObservedVector, values: Tensor, precisions: Precisions) -> VectorErrors:
     """Returns the error of projected values that are the other side's, from the same input: that of two projections."""
-    off = Off.none(values)
+    off = VectorErrors.none(values)
     if not seen.borrowed:
         return off
     size = float(values.double().square().mean().sqrt())
     width = values.shape[1] * values.shape[-1]
-    sums = sum(unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
-    return off.plus(sum(unit(p.dtype) for p in precisions) * values.abs(), sums)
+    sums = sum(rounding_unit(p.accumulator) for p in precisions) * math.sqrt(width / 6) * size
+    return off.plus(sum(rounding_unit(p.dtype) for p in precisions) * values.abs(), sums)
 
 
 # -- the segments of a pair --------------------------------------------------------------------------------------------
 
 
-def is_known(way: Way) -> bool:
-    """Returns whether all steps of a way are known."""
-    return not any(isinstance(step, Opaque) for step in way.steps)
+def is_known(path: VectorPath) -> bool:
+    """Returns whether all steps of a path are known."""
+    return not any(isinstance(step, OpaqueStep) for step in path.steps)
 
 
 def segments(
-    b: CallTensors, seen: Mapping[str, Seen], a: Program, precisions: Precisions, rows: Tensor | None
+    b: CallTensors, seen: Mapping[str, ObservedVector], a: Program, precisions: Precisions, rows: Tensor | None
 ) -> list[Segment]:
     """Returns the segments of a pair that can be run.
 
@@ -199,26 +199,26 @@ def segments(
     """
     part = partial(Segment, seen=seen, precisions=of_measured(precisions))
     found, steps = [], []
-    for name in NAMES:
-        vector, way = seen[name], way_of(a, name)
+    for name in QKV:
+        vector, path = seen[name], path_of(a, name)
         if vector.projected is None:
             continue
         heads = vector.projected.shape[1:4:2]
-        if way.affine is not None and vector.input is not None and way.affine.weight.shape[:2] == heads:
-            own, begins = way.affine if vector.alike else None, {name: "input"}
+        if path.affine is not None and vector.input is not None and path.affine.weight.shape[:2] == heads:
+            own, begins = path.affine if vector.alike else None, {name: "input"}
             found.append(part(name, (name,), vector.projected, begins=begins, asks=(name,), own=own))
-        if is_known(way) and vector.projected.shape == vector.used.shape:
+        if is_known(path) and vector.projected.shape == vector.used.shape:
             stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
             begins = {name: "projected"}
             steps.append(part(f"{name} used", stages, vector.used, begins=begins, asks=(name, *stages)))
     found += steps
     if a.formula is not None:
-        begins, asks = dict.fromkeys(NAMES, "used"), ("key", "value", *OF_FORMULA)
-        found.append(part("output", OF_FORMULA, b.output, begins=begins, asks=asks, rows=rows))
+        begins, asks = dict.fromkeys(QKV, "used"), ("key", "value", *FORMULA_STAGES)
+        found.append(part("output", FORMULA_STAGES, b.output, begins=begins, asks=asks, rows=rows))
     return found
 
 
-def whole(every: Sequence[Segment], a: Program, changed: Program | None = None) -> Segment:
+def joined_segments(every: Sequence[Segment], a: Program, changed: Program | None = None) -> Segment:
     """Returns A's segments joined into one, from the first place where A does not give B's values to the output.
 
     Each of q, k and v begins as late as possible: at the product if A gives B's values there; else as projected if A
@@ -226,7 +226,7 @@ def whole(every: Sequence[Segment], a: Program, changed: Program | None = None) 
     there are propagated.
     """
     parts = {part.name: part for part in every}
-    begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in NAMES}
+    begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in QKV}
     output = parts["output"]
     known = output.known if begins == output.begins else []
     return replace(output, name="whole", stages=STAGES, asks=STAGES, begins=begins, known=known)
@@ -236,10 +236,11 @@ def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program
     """Returns where q, k or v begins: "used", "projected" or "input"."""
     if f"{name} used" not in parts:
         return "used"
-    own, other = way_of(a, name), way_of(changed, name)
-    if name in parts and not (own.affine is other.affine and gap(parts[name], a).within):
+    own, other = path_of(a, name), path_of(changed, name)
+    # A projection that gives B's values, and that no cause changes, need not be run again.
+    if name in parts and not (own.affine is other.affine and segment_gap(parts[name], a).within):
         return "input"
-    return "used" if own is other and gap(parts[f"{name} used"], a).within else "projected"
+    return "used" if own is other and segment_gap(parts[f"{name} used"], a).within else "projected"
 
 
 def of_measured(precisions: Precisions) -> Precisions:
@@ -247,9 +248,9 @@ def of_measured(precisions: Precisions) -> Precisions:
     a, b = precisions
 
     def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:
-        if own is None or unit(own) <= unit(a.dtype):
+        if own is None or rounding_unit(own) <= rounding_unit(a.dtype):
             return own
-        return min(own, max(a.dtype, other or b.dtype, key=unit), key=unit)
+        return min(own, max(a.dtype, other or b.dtype, key=rounding_unit), key=rounding_unit)
 
     logits, weights = no_less(a.logits_dtype, b.logits_dtype), no_less(a.weights_dtype, b.weights_dtype)
     return replace(a, logits_dtype=logits, weights_dtype=weights), b

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.audit.context import Tokens, tokens_of
+from sqrtdk.audit.context import TokenMasks, tokens_of
 from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of
-from sqrtdk.compare.modules import Listener, ModuleStep, Patch, Place
+from sqrtdk.compare.modules import ModuleCall, ModuleListener, ModuleStep, Patch
 from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.messages import Message, joined
@@ -37,14 +37,14 @@ from sqrtdk.tracing.tape.stance import eager_compiler, fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
-PACKAGES = ("torch", "transformers")
+COMPARED_PACKAGES = ("torch", "transformers")
 TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # file suffixes of sides
-Given = nn.Module | str | Path
+ModelSource = nn.Module | str | Path
 OfSides = tuple[Any, Any]  # an option of A alone, and the same of B alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exact:
+class FinerRun:
     """A further run of a side in a finer dtype.
 
     Attributes:
@@ -60,12 +60,12 @@ class Exact:
     inputs: Mapping[str, Mapping[str, Tensor]]
     outputs: Mapping[str, Tensor]
     steps: tuple[ModuleStep, ...] = ()
-    replaced: frozenset[Place] = frozenset()
+    replaced: frozenset[ModuleCall] = frozenset()
     listened: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Side:
+class ModelSide:
     """A side that has run.
 
     Attributes:
@@ -89,11 +89,11 @@ class Side:
     calls: tuple[CallTensors, ...]
     missed: tuple[Unpaired, ...] = ()
     inputs: Inputs | None = None
-    tokens: Tokens = field(default_factory=Tokens)
+    tokens: TokenMasks = field(default_factory=TokenMasks)
     forwards: int = 1
     outputs: Mapping[str, Tensor] | None = None
-    again: Callable[[bool, Patch | None], Exact] | None = None
-    exact: Exact | None = None
+    again: Callable[[bool, Patch | None], FinerRun] | None = None
+    exact: FinerRun | None = None
     notes: tuple[str, ...] = ()
     cuts: tuple[Cut | None, ...] = ()
     declared: Mapping[str, str] = field(default_factory=dict)
@@ -120,14 +120,14 @@ def options_of_sides(
     return a, replace(b, text=None, input_file=None)
 
 
-def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
+def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
     """Returns the loaded module with its inputs, or the path of a trace file or ONNX graph.
 
     Raises:
         ModelError: the module can't be built.
         InvalidValueError: no inputs are given and none can be made.
     """
-    with _named(label):
+    with _errors_name_side(label):
         if isinstance(given, nn.Module):
             return from_module(given, _fitted(given, inputs), options)
         if not isinstance(given, str | Path):
@@ -145,7 +145,7 @@ def load_side(given: Given, label: str, inputs: Inputs | None, options: LoadOpti
         return loaded if inputs is None else replace(loaded, inputs=_fitted(loaded.module, loaded.inputs) or ())
 
 
-def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> Side:
+def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
     """Runs a side from `load_side`. A graph runs on the given inputs; a loaded module brings its own."""
     if isinstance(loaded, Path):
         side = _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
@@ -168,7 +168,7 @@ def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
 
 
 @contextmanager
-def _named(label: str) -> Iterator[None]:
+def _errors_name_side(label: str) -> Iterator[None]:
     """Adds the side to the message of a ModelError, since both sides may have the same class."""
     try:
         yield
@@ -192,7 +192,7 @@ def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
     return tuple(value for value in inputs.values() if isinstance(value, Tensor))[: max(1, sum(takes.values()))]
 
 
-def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kind: str = "model") -> Side:
+def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kind: str = "model") -> ModelSide:
     """Runs a module once under a trace that keeps its tensors.
 
     Raises:
@@ -210,7 +210,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             f"{label}: {type(module).__name__} offers no choice of attention, {attn} was asked for",
             hint=f"Leave --attn-{label.lower()} out.",
         )
-    with _named(label):
+    with _errors_name_side(label):
         refuse_empty(loaded.inputs)
         tokens = tokens_of(module, loaded.inputs)
         run, returned = _traced(module, loaded.inputs, seed, attn)
@@ -224,12 +224,13 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
 
     sites = frozenset(call.site for call in run.calls)
 
-    def again(listen: bool, patch: Patch | None) -> Exact:
+    def again(listen: bool, patch: Patch | None) -> FinerRun:
         """Runs in float64; a half-precision model without float64 operations runs in float32."""
         finer = partial(_finer, loaded, seed=seed, attn=attn, sites=sites if listen else None, patch=patch)
         try:
             return finer(torch.float64)
         except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+            # float32 is finer than what the model runs in only if that is half precision
             if run.calls[0].dtype not in ("float16", "bfloat16"):
                 raise
             return finer(torch.float32)
@@ -245,7 +246,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         calls=len(run.calls),
         versions=_versions(),
     )
-    return Side(
+    return ModelSide(
         info,
         run.tensors,
         missed,
@@ -273,7 +274,7 @@ def _traced(
     inputs: Inputs,
     seed: int,
     attn: str | None,
-    listener: Listener | None = None,
+    listener: ModuleListener | None = None,
     *,
     reads: bool = True,
 ) -> tuple[Trace, Any]:
@@ -301,7 +302,7 @@ def _finer(
     attn: str | None,
     sites: frozenset[str] | None,
     patch: Patch | None,
-) -> Exact:
+) -> FinerRun:
     """Runs a copy of the model in another dtype; `sites` of attentions ask for records of its modules."""
 
     def cast(value: Any) -> Any:
@@ -316,11 +317,11 @@ def _finer(
             kept = type(tensor) is nn.Parameter
             copied[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if kept else other
     twin = copy.deepcopy(loaded.module, copied).to(dtype)
-    listener = None if sites is None else Listener(sites, patch)
+    listener = None if sites is None else ModuleListener(sites, patch)
     # a patched run serves only the walk over modules
     run, returned = _traced(twin, inputs, seed, attn, listener, reads=patch is None)
     entering = {name_of(call): entering_of(call) for call in run.tensors if call.missing is None}
-    exact = Exact(dtype, entering, tensors_of(returned))
+    exact = FinerRun(dtype, entering, tensors_of(returned))
     if listener is None:
         return exact
     return replace(exact, steps=tuple(listener.steps), replaced=frozenset(listener.replaced), listened=True)
@@ -342,13 +343,13 @@ def entering_of(call: CallTensors) -> dict[str, Tensor]:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for name in PACKAGES:
+    for name in COMPARED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
 
 
-def _of_file(path: Path) -> Side:
+def _of_file(path: Path) -> ModelSide:
     from sqrtdk.recording.read import read_trace_file
 
     file = read_trace_file(path)
@@ -358,10 +359,10 @@ def _of_file(path: Path) -> Side:
     inputs: Inputs | None = dict(file.model_inputs) or None
     if inputs and all(name.isdecimal() for name in file.model_inputs):  # inputs recorded by position are a tuple
         inputs = tuple(file.model_inputs[place] for place in sorted(file.model_inputs, key=int))
-    return Side(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes, cuts=tuple(file.cuts))
+    return ModelSide(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes, cuts=tuple(file.cuts))
 
 
-def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
+def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> ModelSide:
     from sqrtdk.graphs.onnx import read_onnx
 
     if inputs is None:
@@ -377,4 +378,4 @@ def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> Side:
     first, versions = run.calls[0], dict(run.versions)
     info = SideInfo(str(path), "onnx", run.producer, None, first.dtype, "cpu", len(run.calls), versions)
     outputs = tensors_of(run.outputs)
-    return Side(info, run.calls, missed, inputs, forwards=run.forwards, outputs=outputs)
+    return ModelSide(info, run.calls, missed, inputs, forwards=run.forwards, outputs=outputs)

@@ -12,17 +12,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import MOST_STORED, apply_step, logits, parts_of, spread
+from sqrtdk.compare.compute import MOST_STORED, apply_step, compute_logits, parts_of, repeat_heads
 from sqrtdk.compare.numbers import span
-from sqrtdk.compare.observed import Seen
-from sqrtdk.compare.program import Formula, Opaque, Rounded
+from sqrtdk.compare.observed import ObservedVector
+from sqrtdk.compare.program import Formula, OpaqueStep, RoundingStep
 from sqrtdk.compare.records import Cause, MaskPicture, Scatter, StageDiff
-from sqrtdk.compare.suspect import LETTERS, NONE, STAGES, Sides, way_of
+from sqrtdk.compare.suspect import NO_VALUE, QKV_LETTERS, STAGES, Sides, path_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
-PLACES = {"product": "stages.what.before_scale", "masked": "stages.what.after_mask"}  # of a softcap
-NAMES = {  # of biases and masks that have a word of their own
+SOFTCAP_PLACES = {"product": "stages.what.before_scale", "masked": "stages.what.after_mask"}  # of a softcap
+TERM_WORDS = {  # of biases and masks that have a word of their own
     "bias": "stages.bias",
     "alibi": "stages.what.alibi",
     "relative": "stages.what.relative",
@@ -46,19 +46,20 @@ CODE_NAMES = {  # stages of a record, best first: where the stage is computed, o
     "sinks": (("logits", "sinks"), ("logits", "product")),
     "weights": (("weights", "softmax"),),
 }
-DATA = ("weights", "input")  # causes that come from tensors, not from a line of an attention's code
-EDGE = 1 + 2.0**-20  # a scale maps its own maximum to the largest stored number; rounding may push that slightly beyond
-HEADS = 4  # heads whose logits are shown
-POINTS = 200  # points shown for each head
-SIDE = 48  # rows and keys of a mask picture
+DATA_CAUSES = ("weights", "input")  # causes that come from tensors, not from a line of an attention's code
+# a scale maps its own maximum to the largest stored number; rounding may push that slightly beyond
+ROUNDED_MAXIMUM = 1 + 2.0**-20
+MOST_HEADS_SHOWN = 4  # heads whose logits are shown
+MOST_POINTS = 200  # points shown for each head
+PICTURE_SIDE = 48  # rows and keys of a mask picture
 
 
-def of_formula(stage: str, sides: Sides) -> StageDiff:
+def stage_text(stage: str, sides: Sides) -> StageDiff:
     """Returns a stage of both formulas in short words."""
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
         return StageDiff(stage, None, reason=Message("compare.formula.unknown"))
-    old, new = _TEXT[stage](a), _TEXT[stage](b)
+    old, new = _STAGE_TEXTS[stage](a), _STAGE_TEXTS[stage](b)
     # how many (row, key) entries of the masks differ
     if stage == "mask" and (count := int((_visible(a) ^ _visible(b)).sum())):
         new = Message("stages.what.keys_differ", mask=new, count=count)
@@ -72,11 +73,11 @@ def _visible(formula: Formula) -> Tensor:
     return formula.visible.bool()[(None,) * (4 - formula.visible.dim())]
 
 
-def number(value: Tensor | float) -> str:
+def factor_text(value: Tensor | float) -> str:
     """Returns a factor as short text.
 
     Example:
-        >>> number(0.125), number(torch.tensor([1.0, 2.0]))
+        >>> factor_text(0.125), factor_text(torch.tensor([1.0, 2.0]))
         ('0.125', '1 to 2')
     """
     if not isinstance(value, Tensor):
@@ -87,16 +88,16 @@ def number(value: Tensor | float) -> str:
 
 def _softcap(formula: Formula) -> str:
     if formula.softcap is None:
-        return Message(NONE)
+        return Message(NO_VALUE)
     cap = f"{formula.softcap:.4g}"
     cap = f"z * tanh(z / {cap})" if formula.softcap_by_logits else cap
-    return Message(PLACES[formula.softcap_at], cap=cap) if formula.softcap_at in PLACES else cap
+    return Message(SOFTCAP_PLACES[formula.softcap_at], cap=cap) if formula.softcap_at in SOFTCAP_PLACES else cap
 
 
 def _bias(formula: Formula) -> str:
     if formula.bias is None:
-        return Message(NONE)
-    words = {"bias": _named(formula.bias_name), "number": number(formula.bias)}
+        return Message(NO_VALUE)
+    words = {"bias": _term_word(formula.bias_name), "number": factor_text(formula.bias)}
     if formula.bias_by == 1:
         return Message("stages.what.bias", **words)
     return Message("stages.what.bias_times", factor=f"{formula.bias_by:.4g}", **words)
@@ -104,11 +105,11 @@ def _bias(formula: Formula) -> str:
 
 def _mask(formula: Formula) -> str:
     if formula.visible is None:
-        return Message(NONE)
+        return Message(NO_VALUE)
     share = float(formula.visible.double().mean())
     fill = formula.fill * formula.fill_by
     shown = "-inf" if fill == float("-inf") else f"{fill:.4g}"
-    return Message("stages.what.mask", mask=_named(formula.mask or "mask"), share=f"{share:.1%}", fill=shown)
+    return Message("stages.what.mask", mask=_term_word(formula.mask or "mask"), share=f"{share:.1%}", fill=shown)
 
 
 def _weights(formula: Formula) -> str:
@@ -122,17 +123,17 @@ def _weights(formula: Formula) -> str:
     return joined(kinds, "clause") if kinds else "softmax"
 
 
-def _named(name: str) -> str:
+def _term_word(name: str) -> str:
     """Returns the name of a bias or mask in words, if it has any."""
-    return Message(NAMES[name]) if name in NAMES else name
+    return Message(TERM_WORDS[name]) if name in TERM_WORDS else name
 
 
-_TEXT: dict[str, Callable[[Formula], str]] = {
-    "scale": lambda formula: number(formula.scale * formula.after),
+_STAGE_TEXTS: dict[str, Callable[[Formula], str]] = {
+    "scale": lambda formula: factor_text(formula.scale * formula.after),
     "softcap": _softcap,
     "bias": _bias,
     "mask": _mask,
-    "sinks": lambda formula: Message(NONE) if formula.sinks is None else number(formula.sinks),
+    "sinks": lambda formula: Message(NO_VALUE) if formula.sinks is None else factor_text(formula.sinks),
     "weights": _weights,
 }
 
@@ -162,28 +163,28 @@ def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, lef
     return tuple(known[name] if name in known else StageDiff(name, None, reason=lost) for name in STAGES)
 
 
-def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | None) -> Cause:
+def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedVector] | None) -> Cause:
     """Returns the cause `rounding` of k or v with the share of numbers beyond the range of the dtype that rounds."""
-    if cause.name != "rounding" or cause.stage not in LETTERS or sides is None or seen is None:
+    if cause.name != "rounding" or cause.stage not in QKV_LETTERS or sides is None or seen is None:
         return cause
-    ways = [way_of(program, cause.stage) for program in (sides.b, sides.a)]
-    way = next((way for way in ways if any(isinstance(step, Rounded) for step in way.steps)), None)
+    paths = [path_of(program, cause.stage) for program in (sides.b, sides.a)]
+    path = next((path for path in paths if any(isinstance(step, RoundingStep) for step in path.steps)), None)
     values = seen[cause.stage].projected
-    if way is None or values is None:
+    if path is None or values is None:
         return cause
-    for step in way.steps:
+    for step in path.steps:
         # The first cast that overflows decides: later steps see what it has already cut off.
-        if isinstance(step, Opaque):
+        if isinstance(step, OpaqueStep):
             break
-        most = MOST_STORED.get(step.dtype) if isinstance(step, Rounded) else None
-        if isinstance(step, Rounded) and most is not None:
-            share = float(((values * step.by).abs() > most * EDGE).double().mean())
-            limit = most / step.by * way.scaled
+        most = MOST_STORED.get(step.dtype) if isinstance(step, RoundingStep) else None
+        if isinstance(step, RoundingStep) and most is not None:
+            share = float(((values * step.by).abs() > most * ROUNDED_MAXIMUM).double().mean())
+            limit = most / step.by * path.scaled
             if not share:
                 return cause
             by_scale = Message("causes.rounding.times_a_scale", most=f"{most:g}")
             beyond = by_scale if isinstance(limit, Tensor) else f"{limit:.6g}"
-            words = {"share": f"{100 * share:.2g}", "parts": LETTERS[cause.stage], "limit": beyond}
+            words = {"share": f"{100 * share:.2g}", "parts": QKV_LETTERS[cause.stage], "limit": beyond}
             return replace(cause, text=Message("causes.rounding.cut_off", rounding=cause.text, **words))
         values = apply_step(step, values)
     return cause
@@ -191,7 +192,7 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, Seen] | N
 
 def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -> Cause:
     """Returns the cause with both sides' lines of code that compute its stage, or behind which it is missing."""
-    if cause.name in DATA:
+    if cause.name in DATA_CAUSES:
         return cause
     return replace(cause, at_a=_line(cause.stage, a), at_b=_line(cause.stage, b))
 
@@ -206,22 +207,22 @@ def _line(stage: str, call: AttentionCall | None) -> str | None:
 # -- for the eyes: logits of both sides beside one another, and the keys that one mask alone shows ---------------------
 
 
-def scatter_of(sides: Sides, seen: Mapping[str, Seen]) -> tuple[Scatter, ...]:
+def scatter_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> tuple[Scatter, ...]:
     """Returns logits of the first heads at visible keys, both formulas applied to B's q and k."""
     if sides.a.formula is None or sides.b.formula is None:
         return ()
-    query = seen["query"].used[:1, :, :SIDE]
+    query = seen["query"].used[:1, :, :PICTURE_SIDE]
     z = []
     for program, formula in ((sides.a, sides.a.formula), (sides.b, sides.b.formula)):
-        key = spread(seen["key"].used[:1], query.shape[1], program.key.heads)[:, :, :SIDE]
-        z.append(logits(query, key, parts_of(formula, _first))[0])
+        key = repeat_heads(seen["key"].used[:1], query.shape[1], program.key.heads)[:, :, :PICTURE_SIDE]
+        z.append(compute_logits(query, key, parts_of(formula, _first))[0])
     found = []
-    for head, (a, b) in enumerate(zip(*(both[:HEADS] for both in z), strict=True)):
+    for head, (a, b) in enumerate(zip(*(both[:MOST_HEADS_SHOWN] for both in z), strict=True)):
         # Hidden keys have -inf, or a fill of -1e4 and below; no logit of a visible key is that low.
         rows, keys = torch.nonzero((a > -1e4) & (b > -1e4), as_tuple=True)
         if not len(rows):
             continue
-        pick = torch.linspace(0, len(rows) - 1, min(POINTS, len(rows))).long()
+        pick = torch.linspace(0, len(rows) - 1, min(MOST_POINTS, len(rows))).long()
         rows, keys = rows[pick], keys[pick]
         points = [tuple(float(f"{value:.6g}") for value in x[rows, keys].tolist()) for x in (a, b)]
         found.append(Scatter(head, tuple(rows.tolist()), tuple(keys.tolist()), points[0], points[1]))
@@ -229,11 +230,11 @@ def scatter_of(sides: Sides, seen: Mapping[str, Seen]) -> tuple[Scatter, ...]:
 
 
 def _first(value: Tensor) -> Tensor:
-    """Returns the part for the first sequence and the first `SIDE` rows and keys."""
-    return value[(None,) * (4 - value.dim())][:1, :, :SIDE, :SIDE]
+    """Returns the part for the first sequence and the first `PICTURE_SIDE` rows and keys."""
+    return value[(None,) * (4 - value.dim())][:1, :, :PICTURE_SIDE, :PICTURE_SIDE]
 
 
-def picture_of(sides: Sides, seen: Mapping[str, Seen]) -> MaskPicture | None:
+def picture_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> MaskPicture | None:
     """Returns a picture of the first sequence and head whose masks differ; None if all masks are equal."""
     if sides.a.formula is None or sides.b.formula is None:
         return None
@@ -243,8 +244,9 @@ def picture_of(sides: Sides, seen: Mapping[str, Seen]) -> MaskPicture | None:
     if not len(unlike):
         return None
     batch, head, row, key = (int(at) for at in unlike[0])
-    first_row, first_key = max(0, min(row - 2, shape[2] - SIDE)), max(0, min(key - 2, shape[3] - SIDE))
-    shown = [x[batch, head, first_row : first_row + SIDE, first_key : first_key + SIDE].tolist() for x in (a, b)]
+    first_row, first_key = max(0, min(row - 2, shape[2] - PICTURE_SIDE)), max(0, min(key - 2, shape[3] - PICTURE_SIDE))
+    cut = slice(first_row, first_row + PICTURE_SIDE), slice(first_key, first_key + PICTURE_SIDE)
+    shown = [x[batch, head][cut].tolist() for x in (a, b)]
     marks = {(True, True): "+", (True, False): "a", (False, True): "b", (False, False): "."}
     rows = ["".join(marks[both] for both in zip(*lines, strict=True)) for lines in zip(*shown, strict=True)]
     return MaskPicture(first_row, first_key, tuple(rows))

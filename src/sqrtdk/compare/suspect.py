@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from sqrtdk.compare.numbers import held, told_apart
-from sqrtdk.compare.program import Formula, Norm, Program, Rotation, Way
+from sqrtdk.compare.numbers import constant_tolerance, unequal_texts
+from sqrtdk.compare.program import Formula, NormStep, Program, Rotation, VectorPath
 from sqrtdk.messages import Message, id_of, joined, placeholders, template
 
 STAGES = (
@@ -23,23 +23,21 @@ STAGES = (
     *("query norm", "key norm", "query rotation", "key rotation"),
     *("scale", "softcap", "bias", "mask", "sinks", "weights", "output"),
 )
-QK = ("query", "key")
-QKV = ("query", "key", "value")
-LETTERS = {"query": "q", "key": "k", "value": "v"}
-NONE = "causes.value.none"
+QKV_LETTERS = {"query": "q", "key": "k", "value": "v"}
+NO_VALUE = "causes.value.none"
 OWN_DTYPE = "causes.rounding.own_dtype"
-ABSENT = (NONE, "causes.rope_missing.not_rotated")  # words for having nothing of a kind
-ROUNDINGS = 8.0  # roundings of a fitted number: by both sides' steps before and after it
-FINEST = 2.0**-40  # no fit in float64 is finer than this
-ALIKE = 0.05  # relative distance of two fitted numbers that a reader would call equal
+ABSENT_WORDS = (NO_VALUE, "causes.rope_missing.not_rotated")  # words for having nothing of a kind
+FIT_ROUNDINGS = 8.0  # roundings of a fitted number: by both sides' steps before and after it
+FINEST_FIT = 2.0**-40  # no fit in float64 is finer than this
+READER_TOLERANCE = 0.05  # relative distance of two fitted numbers that a reader would call equal
 
 T = TypeVar("T")
 Word = str | float | None
 Edit = Callable[[T], T]
-Change = Callable[[Program], Program]
+ProgramChange = Callable[[Program], Program]
 
 
-class Words(NamedTuple):
+class DifferenceWords(NamedTuple):
     """What A has, what B has, and the sentence on it with the values that it needs beside these."""
 
     a: str
@@ -65,7 +63,7 @@ class Suspicion:
     stage: str
     a: Word
     b: Word
-    change: Change
+    change: ProgramChange
     sentence: Callable[[], str]
 
     @property
@@ -101,21 +99,21 @@ class Sides:
     @property
     def off(self) -> float:
         """The relative error within which numbers in either side's code are equal."""
-        return held(self.a.dtype, self.b.dtype)
+        return constant_tolerance(self.a.dtype, self.b.dtype)
 
     @property
     def slack(self) -> float:
         """The relative error within which numbers fitted on both sides are equal."""
-        return max(FINEST, ROUNDINGS * max(torch.finfo(x.dtype).eps for x in (self.a, self.b)))
+        return max(FINEST_FIT, FIT_ROUNDINGS * max(torch.finfo(x.dtype).eps for x in (self.a, self.b)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Both(Generic[T]):
+class BothParts(Generic[T]):
     """One part of both programs.
 
     Attributes:
         sides: the programs.
-        a: A's part: a formula, a way, a norm, a rotation.
+        a: A's part: a formula, a path, a norm, a rotation.
         b: B's part.
         on: turns an edit of this part into a change of a program.
         vector: "query", "key" or "value"; "" for a formula.
@@ -124,12 +122,12 @@ class Both(Generic[T]):
     sides: Sides
     a: T
     b: T
-    on: Callable[[Edit[Any]], Change]
+    on: Callable[[Edit[Any]], ProgramChange]
     vector: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Difference:
+class PartDifference:
     """A difference of the two parts.
 
     Attributes:
@@ -150,7 +148,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CauseRow:
     """A row of the table of causes.
 
     Attributes:
@@ -165,17 +163,17 @@ class Row:
     """
 
     name: str
-    among: Callable[[Sides], Iterator[Both[Any]]]
+    among: Callable[[Sides], Iterator[BothParts[Any]]]
     stage: str
     fields: tuple[str, ...]
-    compare: Callable[[Both[Any]], Difference | None]
+    compare: Callable[[BothParts[Any]], PartDifference | None]
     text: str | tuple[str, str, str] = ""
     digits: int = 4
 
 
-def suspicions(row: Row, sides: Sides) -> Iterator[Suspicion]:
+def suspicions(row: CauseRow, sides: Sides) -> Iterator[Suspicion]:
     """Yields what a row suspects: one suspicion for all vectors that differ alike, one for every other vector."""
-    groups: list[list[tuple[Both[Any], Difference]]] = []
+    groups: list[list[tuple[BothParts[Any], PartDifference]]] = []
     compared: set[str] = set()
     for both in row.among(sides):
         found = None if both.vector in compared else row.compare(both)  # of several norms, the first that differs
@@ -186,38 +184,40 @@ def suspicions(row: Row, sides: Sides) -> Iterator[Suspicion]:
                 groups.append(group := [])
             group.append((both, found))
     for group in groups:
-        (first, found), vectors = group[0], [LETTERS[both.vector] for both, _ in group if both.vector]
-        changes = [both.on(one.edit or _put(row.fields, both.b)) for both, one in group]
+        (first, found), vectors = group[0], [QKV_LETTERS[both.vector] for both, _ in group if both.vector]
+        changes = [both.on(one.edit or _copy_fields(row.fields, both.b)) for both, one in group]
         stage = f"{first.vector} {row.stage}".strip()
         sentence = partial(_sentence, row, found, vectors)
-        yield Suspicion(row.name, stage, found.a, found.b, partial(_changed, changes), sentence)
+        yield Suspicion(row.name, stage, found.a, found.b, partial(_apply_changes, changes), sentence)
 
 
-def _put(fields: tuple[str, ...], other: Any) -> Edit[Any]:
+def _copy_fields(fields: tuple[str, ...], other: Any) -> Edit[Any]:
     return lambda own: replace(own, **{name: getattr(other, name) for name in fields})
 
 
-def _changed(changes: list[Change], program: Program) -> Program:
+def _apply_changes(changes: list[ProgramChange], program: Program) -> Program:
     for change in changes:
         program = change(program)
     return program
 
 
-def _alike(one: Difference, other: Difference) -> bool:
+def _alike(one: PartDifference, other: PartDifference) -> bool:
     if one.key is not None:
         return one.key == other.key
     return all(
-        abs(x - y) <= ALIKE * max(abs(x), abs(y)) if isinstance(x, float) and isinstance(y, float) else x == y
+        abs(x - y) <= READER_TOLERANCE * max(abs(x), abs(y))
+        if isinstance(x, float) and isinstance(y, float)
+        else x == y
         for x, y in ((one.a, other.a), (one.b, other.b))
     )
 
 
-def _sentence(row: Row, found: Difference, vectors: list[str]) -> str:
+def _sentence(row: CauseRow, found: PartDifference, vectors: list[str]) -> str:
     a, b, text = found.a, found.b, found.text or row.text
     if isinstance(text, Message):
         return text
     if isinstance(a, float) and isinstance(b, float):
-        a, b = told_apart(a, b, row.digits)
+        a, b = unequal_texts(a, b, row.digits)
     if isinstance(text, tuple):
         text = text[0 if _absent(b) else 1 if _absent(a) else 2]
     words = {name: f"{x:g}" if isinstance(x, float) else "" if x is None else x for name, x in (("a", a), ("b", b))}
@@ -227,68 +227,70 @@ def _sentence(row: Row, found: Difference, vectors: list[str]) -> str:
 
 
 def _absent(word: Word) -> bool:
-    return word is None or id_of(word) in ABSENT
+    return word is None or id_of(word) in ABSENT_WORDS
 
 
 # -- parts of a program ------------------------------------------------------------------------------------------------
 
 
-def formulas(sides: Sides) -> Iterator[Both[Formula]]:
+def formula_pairs(sides: Sides) -> Iterator[BothParts[Formula]]:
     """Yields the formulas, if both are known."""
     a, b = sides.a.formula, sides.b.formula
     if a is not None and b is not None:
-        yield Both(sides, a, b, of_formula)
+        yield BothParts(sides, a, b, change_formula)
 
 
-def ways(*vectors: str) -> Callable[[Sides], Iterator[Both[Way]]]:
-    """Returns a function that yields the ways of some vectors."""
+def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath]]]:
+    """Returns a function that yields the paths of some vectors."""
 
-    def among(sides: Sides) -> Iterator[Both[Way]]:
+    def among(sides: Sides) -> Iterator[BothParts[VectorPath]]:
         for vector in vectors:
-            yield Both(sides, way_of(sides.a, vector), way_of(sides.b, vector), on_way(vector), vector)
+            yield BothParts(sides, path_of(sides.a, vector), path_of(sides.b, vector), change_path(vector), vector)
 
     return among
 
 
-def way_of(program: Program, vector: str) -> Way:
-    """Returns the way of q, k or v by name."""
+def path_of(program: Program, vector: str) -> VectorPath:
+    """Returns the path of q, k or v by name."""
     return {"query": program.query, "key": program.key, "value": program.value}[vector]
 
 
-def with_way(program: Program, vector: str, way: Way) -> Program:
-    """Returns the program with another way of q, k or v."""
-    ways: dict[str, Any] = {vector: way}
-    return replace(program, **ways)
+def with_path(program: Program, vector: str, path: VectorPath) -> Program:
+    """Returns the program with another path of q, k or v."""
+    paths: dict[str, Any] = {vector: path}
+    return replace(program, **paths)
 
 
-def of_formula(edit: Edit[Formula]) -> Change:
+def change_formula(edit: Edit[Formula]) -> ProgramChange:
     """Returns the change of a program by an edit of its formula; it does nothing if the formula is unknown."""
     return lambda own: own if own.formula is None else replace(own, formula=edit(own.formula))
 
 
-def on_way(vector: str) -> Callable[[Edit[Way]], Change]:
-    """Returns a function that turns edits of one way into changes of a program."""
-    return lambda edit: lambda program: with_way(program, vector, edit(way_of(program, vector)))
+def change_path(vector: str) -> Callable[[Edit[VectorPath]], ProgramChange]:
+    """Returns a function that turns edits of one path into changes of a program."""
+    return lambda edit: lambda program: with_path(program, vector, edit(path_of(program, vector)))
 
 
-def on_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], Change]:
-    """Returns a function that turns edits of one step into changes; a way without that step stays the same."""
+def change_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], ProgramChange]:
+    """Returns a function that turns edits of one step into changes; a path without that step stays the same."""
 
-    def edited(way: Way, edit: Edit[Any]) -> Way:
-        at = [number for number, step in enumerate(way.steps) if isinstance(step, kind)][place : place + 1]
-        return replace(way, steps=tuple(edit(step) if number in at else step for number, step in enumerate(way.steps)))
+    def edited(path: VectorPath, edit: Edit[Any]) -> VectorPath:
+        at = [number for number, step in enumerate(path.steps) if isinstance(step, kind)][place : place + 1]
+        return replace(
+            path, steps=tuple(edit(step) if number in at else step for number, step in enumerate(path.steps))
+        )
 
-    return lambda edit: on_way(vector)(lambda way: edited(way, edit))
-
-
-def norms(way: Way) -> list[Norm]:
-    """Returns the norms of a way, in order."""
-    return [step for step in way.steps if isinstance(step, Norm)]
+    return lambda edit: change_path(vector)(lambda path: edited(path, edit))
 
 
-def rotation(way: Way) -> Rotation | None:
-    """Returns the rotation of a way; None without one, or if it rotates none of several rows."""
-    found = next((step for step in way.steps if isinstance(step, Rotation)), None)
+def norms_of(path: VectorPath) -> list[NormStep]:
+    """Returns the norms of a path, in order."""
+    return [step for step in path.steps if isinstance(step, NormStep)]
+
+
+def rotation_of(path: VectorPath) -> Rotation | None:
+    """Returns the rotation of a path; None without one, or if it rotates none of several rows."""
+    found = next((step for step in path.steps if isinstance(step, Rotation)), None)
     if found is None or (found.table.shape[1] > 1 and bool((found.table == 1).all())):
         return None
     return found

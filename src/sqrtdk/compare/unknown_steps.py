@@ -1,6 +1,6 @@
-"""Handles steps that neither program knows: the ways before and after them, and vectors that no segment covers.
+"""Handles steps that neither program knows: the paths before and after them, and vectors that no segment covers.
 
-A step that both sides have but that can't be computed, such as the rounding of a quantised cache, splits a way. A's
+A step that both sides have but that can't be computed, such as the rounding of a quantised cache, splits a path. A's
 program runs from B's input up to the step, and again from B's values behind it. Vectors that no segment covers are
 compared directly, if both sides had the same input.
 """
@@ -13,34 +13,36 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.completing import ALIKE, TIGHT, Told, coarser, near
+from sqrtdk.compare.build import ONE_INPUT_ROUNDINGS
+from sqrtdk.compare.completing import EQUAL_ROUNDINGS, KERNEL_ROUNDINGS, KnownSide, coarser, near
 from sqrtdk.compare.explain import Explained, stage_of_vector, unknown_cause
-from sqrtdk.compare.observed import NAMES, Seen
-from sqrtdk.compare.program import Opaque, Program, Way
-from sqrtdk.compare.segments import Gap, Segment, apart
-from sqrtdk.compare.suspect import LETTERS, way_of, with_way
+from sqrtdk.compare.observed import ObservedVector
+from sqrtdk.compare.program import QKV, OpaqueStep, Program, VectorPath
+from sqrtdk.compare.segments import Segment, SegmentGap, entry_distances
+from sqrtdk.compare.suspect import QKV_LETTERS, path_of, with_path
 from sqrtdk.messages import Message
 
-ONE_INPUT = 128.0  # roundings of the coarser dtype within which two inputs are equal
-Parts = list[tuple[Segment, Explained]]
+ExplainedSegments = list[tuple[Segment, Explained]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Both programs, and B's q, k and v, over a part of the ways."""
+class PathSpan:
+    """Both programs, and B's q, k and v, over a part of the paths."""
 
     a: Program
     b: Program
-    seen: dict[str, Seen]
+    seen: dict[str, ObservedVector]
 
-    def of(self, name: str, ways: list[Way], vector: Seen) -> Part:
-        """Returns the part with another way of one vector."""
-        return Part(with_way(self.a, name, ways[0]), with_way(self.b, name, ways[1]), self.seen | {name: vector})
+    def of(self, name: str, paths: list[VectorPath], vector: ObservedVector) -> PathSpan:
+        """Returns the part with another path of one vector."""
+        return PathSpan(
+            with_path(self.a, name, paths[0]), with_path(self.b, name, paths[1]), self.seen | {name: vector}
+        )
 
 
 def past_unknown(
-    a: Program, b: Program, seen_a: Mapping[str, Seen], seen_b: Mapping[str, Seen]
-) -> tuple[Part, Part, list[str]]:
+    a: Program, b: Program, seen_a: Mapping[str, ObservedVector], seen_b: Mapping[str, ObservedVector]
+) -> tuple[PathSpan, PathSpan, list[str]]:
     """Returns both programs before and after the unknown steps that both sides share.
 
     If both sides had equal values before the steps, their results are compared first. A step with another result is
@@ -48,25 +50,30 @@ def past_unknown(
 
     Returns:
         The part up to the first unknown step, without a formula; the part from the last one on; and the names of the
-        vectors whose ways are split. The ways of other vectors are whole in both parts.
+        vectors whose paths are split. The paths of other vectors are whole in both parts.
     """
-    before = Part(replace(a, formula=None), replace(b, formula=None), dict(seen_b))
-    after, names = Part(a, b, dict(seen_b)), []
-    for name in NAMES:
-        ways, vectors = (way_of(a, name), way_of(b, name)), (seen_a[name], seen_b[name])
-        spans = [span for way in ways if (span := _unknown(way)) is not None]
+    before = PathSpan(replace(a, formula=None), replace(b, formula=None), dict(seen_b))
+    after, names = PathSpan(a, b, dict(seen_b)), []
+    for name in QKV:
+        paths, vectors = (path_of(a, name), path_of(b, name)), (seen_a[name], seen_b[name])
+        spans = [span for path in paths if (span := _unknown(path)) is not None]
         # Only a step that both sides have can be passed; a step of one side is a difference to be explained.
-        if len(spans) < 2 or _labels(ways[0], spans[0]) != _labels(ways[1], spans[1]):
+        if len(spans) < 2 or _labels(paths[0], spans[0]) != _labels(paths[1], spans[1]):
             continue
-        starts = [_at(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
-        ends = [_at(vector, span.stop) for vector, span in zip(vectors, spans, strict=True)]
+        starts = [_values_after(vector, span.start) for vector, span in zip(vectors, spans, strict=True)]
+        ends = [_values_after(vector, span.stop) for vector, span in zip(vectors, spans, strict=True)]
         if starts[1] is None or ends[1] is None:
             continue
         same = _near(vectors[0].input, vectors[1].input) and _near(*starts)
+        # Equal before and unequal behind: the unknown step itself differs, and can't be passed over.
         if same and not _near(*ends):
             continue
-        first = [replace(way, steps=way.steps[: span.start], scaled=1.0) for way, span in zip(ways, spans, strict=True)]
-        last = [replace(way, affine=None, steps=way.steps[span.stop :]) for way, span in zip(ways, spans, strict=True)]
+        first = [
+            replace(path, steps=path.steps[: span.start], scaled=1.0) for path, span in zip(paths, spans, strict=True)
+        ]
+        last = [
+            replace(path, affine=None, steps=path.steps[span.stop :]) for path, span in zip(paths, spans, strict=True)
+        ]
         before = before.of(name, first, replace(vectors[1], used=starts[1].double()))
         behind = replace(vectors[1], projected=ends[1].double(), input=None, borrowed=False)
         after = after.of(name, last, behind)
@@ -74,18 +81,18 @@ def past_unknown(
     return before, after, names
 
 
-def _unknown(way: Way) -> range | None:
+def _unknown(path: VectorPath) -> range | None:
     """Returns the range from the first unknown step to the last; None if all are known."""
-    places = [place for place, step in enumerate(way.steps) if isinstance(step, Opaque)]
+    places = [place for place, step in enumerate(path.steps) if isinstance(step, OpaqueStep)]
     return range(places[0], places[-1] + 1) if places else None
 
 
-def _labels(way: Way, span: range) -> list[str]:
-    steps = way.steps[span.start : span.stop]
-    return [step.name if isinstance(step, Opaque) else type(step).__name__ for step in steps]
+def _labels(path: VectorPath, span: range) -> list[str]:
+    steps = path.steps[span.start : span.stop]
+    return [step.name if isinstance(step, OpaqueStep) else type(step).__name__ for step in steps]
 
 
-def _at(seen: Seen, count: int) -> Tensor | None:
+def _values_after(seen: ObservedVector, count: int) -> Tensor | None:
     """Returns the values after the first `count` steps; None if not recorded."""
     if count == 0:
         return seen.projected
@@ -95,15 +102,15 @@ def _at(seen: Seen, count: int) -> Tensor | None:
 def _near(one: Tensor | None, other: Tensor | None) -> bool:
     """Returns `near` in roundings of the coarser dtype of the two tensors."""
     dtypes = [x.dtype for x in (one, other) if x is not None and x.is_floating_point()]
-    return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT)
+    return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT_ROUNDINGS)
 
 
 # -- vectors as they are -----------------------------------------------------------------------------------------------
 
 
 def compare_directly(
-    sides: list[Told], program: Program, covered: set[str], rows: Tensor | None
-) -> tuple[Parts, list[Message]]:
+    sides: list[KnownSide], program: Program, covered: set[str], rows: Tensor | None
+) -> tuple[ExplainedSegments, list[Message]]:
     """Compares directly what no segment covers.
 
     Args:
@@ -116,69 +123,72 @@ def compare_directly(
         Vectors that differ although both sides had the same input, and the reasons why others can't be compared.
     """
     one_input = same_input(sides, rows)
-    parts: Parts = []
+    parts: ExplainedSegments = []
     reasons = []
-    for name in NAMES:
-        if f"{name} used" in covered or alike(sides, name, rows):
+    for name in QKV:
+        if f"{name} used" in covered or equal_in_roundings(sides, name, rows):
             continue
-        one, other = _both(sides, name, rows)
+        one, other = _vector_of_both(sides, name, rows)
         if one_input and one.shape == other.shape:
             stage = stage_of_vector(name, [side.program for side in sides])
             parts.append(differs(sides, name, (stage,), rows, program))
             continue
-        reasons.append(Message("compare.vector.not_comparable", part=LETTERS[name], step=_step(sides, name)))
+        reasons.append(Message("compare.vector.not_comparable", part=QKV_LETTERS[name], step=_step(sides, name)))
     return parts, reasons
 
 
-def alike(sides: list[Told], name: str, rows: Tensor | None, roundings: float = ALIKE) -> bool:
+def equal_in_roundings(
+    sides: list[KnownSide], name: str, rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS
+) -> bool:
     """Returns whether a vector at the product, or the output, is equal within roundings of the coarser dtype."""
-    return near(*_both(sides, name, rows), coarser(sides), roundings)
+    return near(*_vector_of_both(sides, name, rows), coarser(sides), roundings)
 
 
-def same_input(sides: list[Told], rows: Tensor | None) -> bool:
+def same_input(sides: list[KnownSide], rows: Tensor | None) -> bool:
     """Returns whether the inputs are known to be equal, directly or by one of the vectors made from them."""
     one, other = (side.seen for side in sides)
     return any(
-        near(one[name].input, other[name].input, coarser(sides), TIGHT) or alike(sides, name, rows, TIGHT)
-        for name in NAMES
+        near(one[name].input, other[name].input, coarser(sides), KERNEL_ROUNDINGS)
+        or equal_in_roundings(sides, name, rows, KERNEL_ROUNDINGS)
+        for name in QKV
     )
 
 
-def outputs_alike(sides: list[Told], rows: Tensor | None, roundings: float = ALIKE) -> bool | None:
+def outputs_alike(sides: list[KnownSide], rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS) -> bool | None:
     """Returns whether the outputs agree within some roundings; None unless q, k and v agree."""
-    vectors = all(alike(sides, name, rows, roundings) for name in NAMES)
-    return alike(sides, "output", rows, roundings) if vectors else None
+    vectors = all(equal_in_roundings(sides, name, rows, roundings) for name in QKV)
+    return equal_in_roundings(sides, "output", rows, roundings) if vectors else None
 
 
 def differs(
-    sides: list[Told], name: str, stages: tuple[str, ...], rows: Tensor | None, program: Program
+    sides: list[KnownSide], name: str, stages: tuple[str, ...], rows: Tensor | None, program: Program
 ) -> tuple[Segment, Explained]:
     """Returns the segment of a vector or output that differs, with an unknown cause."""
-    one, other = _both(sides, name, rows)
+    one, other = _vector_of_both(sides, name, rows)
     unit = max(torch.finfo(coarser(sides)).eps, torch.finfo(torch.float32).eps) / 2
-    difference = apart(one, other)
-    allowed = ALIKE * unit * float(other.double().square().mean().sqrt())
-    left = Gap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, False)
+    difference = entry_distances(one, other)
+    allowed = EQUAL_ROUNDINGS * unit * float(other.double().square().mean().sqrt())
+    left = SegmentGap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, False)
     part = Segment(f"{name} used", stages, other, asks=())
     return part, Explained((unknown_cause(stages[0], left),), program, left, left)
 
 
-def _both(sides: list[Told], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+def _vector_of_both(sides: list[KnownSide], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """Returns a vector, or the output, of both sides, reduced to compared rows; all rows if it has other rows."""
     one, other = (side.call.output if name == "output" else side.seen[name].used for side in sides)
-    return _kept(one, rows), _kept(other, rows)
+    return _rows_of_vector(one, rows), _rows_of_vector(other, rows)
 
 
-def _kept(values: Tensor, rows: Tensor | None) -> Tensor:
+def _rows_of_vector(values: Tensor, rows: Tensor | None) -> Tensor:
     if rows is None or values.shape[0] != rows.shape[0] or values.shape[2] != rows.shape[1] or not bool(rows.any()):
         return values
     return values.transpose(1, 2)[rows][None].transpose(1, 2)
 
 
-def _step(sides: list[Told], name: str) -> Message:
-    """Returns what is unknown about a vector's way, as text."""
+def _step(sides: list[KnownSide], name: str) -> Message:
+    """Returns what is unknown about a vector's path, as text."""
     for label, side in zip("AB", sides, strict=True):
-        unknown = [step.name for step in way_of(side.program, name).steps if isinstance(step, Opaque)]
+        unknown = [step.name for step in path_of(side.program, name).steps if isinstance(step, OpaqueStep)]
         if unknown == ["not recorded"]:
             return Message("compare.vector.not_recorded", side=label)
         if unknown:

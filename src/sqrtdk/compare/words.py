@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
 
-from sqrtdk._sites import ROOT, fold_sites
-from sqrtdk.compare.records import Cause, PairDiff
+from sqrtdk._sites import ROOT_NAME, fold_sites
+from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, PairDiff
 from sqrtdk.messages import Message, joined
 
-UNKNOWN = "unknown"  # name of the stand-in for a cause that was not found
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_NUMBER_IN_TEXT = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _OTHER_WEIGHT = ("causes.weights.other", "causes.weights.other_named")
-_LETTERS = ("q", "k", "v")
-_MOST_SITES = 4
+_VECTOR_LETTERS = ("q", "k", "v")
+_MOST_SITES_LISTED = 4
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -55,7 +54,7 @@ class Group:
     @property
     def numbers_differ(self) -> bool:
         """Whether the sentences of the causes contain other numbers at other sites."""
-        return len({tuple(cause.text for cause in known(pair)) for pair in self.pairs}) > 1
+        return len({tuple(cause.text for cause in named_causes(pair)) for pair in self.pairs}) > 1
 
 
 def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
@@ -66,14 +65,14 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
         if pair.same is not False or pair.follows_from is not None:
             return None
         # Layers that differ alike differ in their numbers: 0.125 and 0.25 make no second group.
-        named = [(cause.name, cause.stage, _NUMBER.sub("#", cause.text)) for cause in known(pair)]
+        named = [(cause.name, cause.stage, _NUMBER_IN_TEXT.sub("#", cause.text)) for cause in named_causes(pair)]
         return (*named, pair.first_stage) if _unknown(pair) else tuple(named)
 
     found = []
     for members in _by(every, causes).values():
-        places = {place_of(pair) for pair in members}
+        places = {site_of_pair(pair) for pair in members}
         followers = tuple(pair for pair in every if pair.follows_from is not None and _origin(pair) in places)
-        found.append(Group(tuple(members), known(members[0]), _unknown(members[0]), followers))
+        found.append(Group(tuple(members), named_causes(members[0]), _unknown(members[0]), followers))
     return tuple(found)
 
 
@@ -102,27 +101,28 @@ def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dic
     return found
 
 
-def known(pair: PairDiff) -> tuple[Cause, ...]:
+def named_causes(pair: PairDiff) -> tuple[Cause, ...]:
     """Returns the causes of a pair that have a name."""
-    return tuple(cause for cause in pair.causes if cause.name != UNKNOWN)
+    return tuple(cause for cause in pair.causes if cause.name != UNKNOWN_CAUSE)
 
 
-def told(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+def shown_causes(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """Returns causes as shown to a reader: other weights of q, k and v become one cause.
 
     Example:
         >>> def off(part, size):
         ...     how = Message("causes.weights.rows", differ=8, rows=8, share=size)
         ...     return Cause("weights", part, part, 0.5, Message("causes.weights.other", parts=part, how=how), "query")
-        >>> [(cause.a, cause.text) for cause in told([off("q", "0.5"), off("k", "0.2")])]
+        >>> [(cause.a, cause.text) for cause in shown_causes([off("q", "0.5"), off("k", "0.2")])]
         [('q, k', 'has other weights for q and k (off by 0.2 to 0.5 of their size)')]
     """
     every = list(causes)
+    # Another checkpoint gives three causes that say the same of q, k and v.
     weights = [(cause, cause.text) for cause in every if isinstance(cause.text, Message)]
     weights = [(cause, text) for cause, text in weights if text.id in _OTHER_WEIGHT]
     if not weights:
         return tuple(every)
-    letters = [letter for _, text in weights for letter in _LETTERS if letter in str(text.values["parts"])]
+    letters = [letter for _, text in weights for letter in _VECTOR_LETTERS if letter in str(text.values["parts"])]
     first, text = weights[0]
     if len(weights) > 1:
         text = _other_weights(letters, [text.values["how"] for _, text in weights])
@@ -144,18 +144,18 @@ def _other_weights(letters: Sequence[str], distances: Iterable[object]) -> Messa
 
 def lost_stage(pair: PairDiff) -> str | None:
     """Returns the stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
-    stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN and cause.stage]
+    stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN_CAUSE and cause.stage]
     return stages[0] if stages else pair.first_stage
 
 
-def place(site: str, index: int) -> str:
+def site_text(site: str, index: int) -> str:
     """Returns a site as records name it: "h.0", "h.0#1", "(root)" for the root."""
-    return f"{site or ROOT}{f'#{index}' if index else ''}"
+    return f"{site or ROOT_NAME}{f'#{index}' if index else ''}"
 
 
-def place_of(pair: PairDiff) -> str:
+def site_of_pair(pair: PairDiff) -> str:
     """Returns the site of A."""
-    return place(pair.site_a, pair.index_a)
+    return site_text(pair.site_a, pair.index_a)
 
 
 def is_to_the_end(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> bool:
@@ -164,17 +164,17 @@ def is_to_the_end(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> boo
     return len(members) > 1 and all(one is other for one, other in zip(members, last, strict=True))
 
 
-def where(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
+def sites_of_pairs(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
     """Returns where pairs are: "at h.3"; "from h.0 on" if all later pairs are included; else their folded sites."""
     if is_to_the_end(members, pairs):
-        return Message("paragraphs.where.since", site=place_of(members[0]))
-    return Message("paragraphs.where.sites", sites=listed([place_of(pair) for pair in members]))
+        return Message("paragraphs.where.since", site=site_of_pair(members[0]))
+    return Message("paragraphs.where.sites", sites=site_list([site_of_pair(pair) for pair in members]))
 
 
-def listed(sites: Iterable[str]) -> str:
+def site_list(sites: Iterable[str]) -> str:
     """Returns folded sites as text; only the first ones of many."""
     folded = fold_sites(sites)
-    names, more = joined(folded[:_MOST_SITES], "comma"), len(folded) - _MOST_SITES
+    names, more = joined(folded[:_MOST_SITES_LISTED], "comma"), len(folded) - _MOST_SITES_LISTED
     return Message("paragraphs.sites.more", sites=names, count=more) if more > 0 else names
 
 
@@ -197,11 +197,11 @@ def short(value: float | None) -> str:
     return re.sub(r"e([+-])0*", lambda sign: "e" + sign[1].replace("+", ""), f"{value:.2g}")
 
 
-def share(value: float | None) -> str:
+def share_text(value: float | None) -> str:
     """Returns a share in percent, rounded down so that an unexplained rest never disappears.
 
     Example:
-        >>> share(1.0), share(0.99999), share(0.8738), share(None)
+        >>> share_text(1.0), share_text(0.99999), share_text(0.8738), share_text(None)
         ('100%', '99.99%', '87.3%', '-')
     """
     if value is None or not math.isfinite(value):
@@ -210,7 +210,7 @@ def share(value: float | None) -> str:
     return f"{math.floor(100 * digits * value + 1e-9) / digits:g}%"
 
 
-def largest(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
+def largest_pair(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
     """Returns the pair with the largest size; NaN ranks above all numbers, unknown sizes below."""
 
     def rank(pair: PairDiff) -> float:
@@ -227,12 +227,12 @@ def is_reached(pair: PairDiff) -> bool:
 
 def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
     """Returns pairs whose input differs because of a module that is not an attention."""
-    first = {place_of(pair) for pair in pairs if is_reached(pair)}
+    first = {site_of_pair(pair) for pair in pairs if is_reached(pair)}
     return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
 
 
 def _origin(pair: PairDiff) -> str:
-    return pair.follows_from or ROOT
+    return pair.follows_from or ROOT_NAME
 
 
 def excess(pair: PairDiff) -> float:
@@ -244,4 +244,4 @@ def excess(pair: PairDiff) -> float:
 
 
 def _unknown(pair: PairDiff) -> bool:
-    return not known(pair) or any(cause.name == UNKNOWN for cause in pair.causes)
+    return not named_causes(pair) or any(cause.name == UNKNOWN_CAUSE for cause in pair.causes)

@@ -155,7 +155,7 @@ def pool(workers: int | None = None, address: str | None = None) -> contextlib.A
     Raises:
         MissingExtraError: at once, if joblib is not installed.
     """
-    return _opened(Pool(workers or cpus(), _extras.load("joblib.externals.loky", extra="watch")))
+    return _opened(Pool(workers or cpus(), _extras.load_extra("joblib.externals.loky", extra="watch")))
 
 
 @contextlib.contextmanager

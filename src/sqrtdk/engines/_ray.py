@@ -76,7 +76,7 @@ def ray(workers: int | None = None, address: str | None = None) -> contextlib.Ab
         MissingExtraError: at once, if ray is not installed.
         LabError: on entering: no Ray at the address, or workers of other versions than this process.
     """
-    return _opened(_extras.load("ray", extra="ray"), workers, address)
+    return _opened(_extras.load_extra("ray", extra="ray"), workers, address)
 
 
 @contextlib.contextmanager

@@ -170,12 +170,12 @@ def _node(number: int, proto: Any, folder: Path) -> GraphNode:
 def _value(attribute: Any, folder: Path) -> Any:
     if attribute.HasField("t"):
         return _to_array(attribute.t, folder)
-    value = _extras.load("onnx", ONNX_EXTRA).helper.get_attribute_value(attribute)
+    value = _extras.load_extra("onnx", ONNX_EXTRA).helper.get_attribute_value(attribute)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
-    helper = _extras.load("onnx.numpy_helper", ONNX_EXTRA)
+    helper = _extras.load_extra("onnx.numpy_helper", ONNX_EXTRA)
     try:
         array: np.ndarray[Any, Any] = helper.to_array(tensor, str(folder))
     except INTERRUPTS:

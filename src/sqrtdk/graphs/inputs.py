@@ -137,7 +137,7 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
             f"the input {name!r} is {shape}, and the graph was exported for {_shown(wanted)}",
             hint="Give inputs of that size (--batch, --seq-len), or export with dynamic_shapes.",
         )
-    helper = _extras.load("onnx.helper", ONNX_EXTRA)
+    helper = _extras.load_extra("onnx.helper", ONNX_EXTRA)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     tensor = tensor.detach().cpu()
     # numpy has no bfloat16.

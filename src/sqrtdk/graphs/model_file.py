@@ -35,7 +35,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
         ModelError: The file can't be read, is too large, is no ONNX file, names a file outside its folder, or needs
             operators that onnxruntime does not have.
     """
-    proto = _extras.load("onnx", ONNX_EXTRA)
+    proto = _extras.load_extra("onnx", ONNX_EXTRA)
     shown = str(path)[:200]
     try:
         content = read_bytes(os.fspath(path), f"the graph {shown!r}", MAX_ONNX_BYTES)
@@ -54,7 +54,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     if model.functions:  # inlined, because an attention may be hidden in one
         _refuse_many_calls(model)
         try:
-            model = _extras.load("onnx.inliner", ONNX_EXTRA).inline_local_functions(model)
+            model = _extras.load_extra("onnx.inliner", ONNX_EXTRA).inline_local_functions(model)
         except (*INTERRUPTS, MissingExtraError):
             raise
         except Exception as error:  # raised for functions that call themselves or each other

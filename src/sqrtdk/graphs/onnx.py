@@ -89,7 +89,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         producer=f"{model.producer_name} {model.producer_version}".strip()[:100],
         opset={entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import},
         ir_version=int(model.ir_version),
-        versions={name: str(_extras.load(name, ONNX_EXTRA).__version__) for name in ("onnxruntime", "onnx")},
+        versions={name: str(_extras.load_extra(name, ONNX_EXTRA).__version__) for name in ("onnxruntime", "onnx")},
         forwards=3,
     )
 
@@ -151,7 +151,7 @@ def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
 
     An optimisation may fuse an attention into one operator, and the tensors inside it would not exist.
     """
-    proto, runtime = _extras.load("onnx", ONNX_EXTRA), _extras.load("onnxruntime", ONNX_EXTRA)
+    proto, runtime = _extras.load_extra("onnx", ONNX_EXTRA), _extras.load_extra("onnxruntime", ONNX_EXTRA)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = torch.get_num_threads()

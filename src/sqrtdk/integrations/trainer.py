@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqrtdk._extras import load
+from sqrtdk._extras import load_extra
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.repair.hook import QKClip
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sqrtdk.integrations.watch_transformers import AttentionWatch
     from sqrtdk.repair.ranks import Ranks
 
-_callback: Any = load("transformers", "hf").TrainerCallback
+_callback: Any = load_extra("transformers", "hf").TrainerCallback
 
 
 class QKClipCallback(_callback):  # type: ignore[misc]

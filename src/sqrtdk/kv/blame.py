@@ -19,10 +19,10 @@ from sqrtdk.audit.cache import (
     StoredWay,
 )
 from sqrtdk.audit.records import SEVERITIES
-from sqrtdk.kv.findings import HELPS, OUTLIER, kl_level, level
+from sqrtdk.kv.findings import HELPING_SHARE, OUTLIER, kl_level, level
 from sqrtdk.messages import Message, joined
 
-_NAMED = 4  # channels that one sentence names
+_MOST_CHANNELS_NAMED = 4  # channels that one sentence names
 
 
 def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = None) -> tuple[KeyHead, ...]:
@@ -78,7 +78,7 @@ def _middle(values: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def blamed(
+def heads_at_fault(
     stored: StoredWay,
     others: Sequence[StoredWay],
     keys: Sequence[KeyHead],
@@ -93,6 +93,8 @@ def blamed(
         bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
         if bad:
             by_kl = any(kl_level(stored.heads[i]) for i in bad)
+            # A fixed scale is asked about first: `--kv-scale 1` cuts keys of 900 off at 448 in fp8_e4m3, and the same
+            # keys look like outliers as well.
             of_the_scale = limit is not None and _is_of_the_scale(bad, stored, others, by_kl=by_kl)
             if of_the_scale and (head.cut_off if by_kl else head.cut_off_values):
                 place = head.head, CUT_OFF
@@ -109,10 +111,13 @@ def _cause(
     head: KeyHead, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead]
 ) -> tuple[int, str]:
     """Return the key head at fault, and the cause."""
+    # One scale for all heads, set by another head: a scale for each head would repair this one.
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
-    if stored.name == "tensor" and largest is not head and own is not None and own <= HELPS * _most(stored, bad):
+    helps = own is not None and own <= HELPING_SHARE * _largest_mean_kl(stored, bad)
+    if stored.name == "tensor" and largest is not head and helps:
         return largest.head, OTHER_HEAD
+    # A single large number is both an outlier channel and a large row. The storage that helps more decides.
     by_channel = min((x for name in ("channel", "fold") if (x := _kl(others, name, bad)) is not None), default=0.0)
     by_row = _kl(others, "token", bad)
     if head.outliers and head.row_ratio >= OUTLIER and by_row is not None:
@@ -124,12 +129,12 @@ def _cause(
 
 def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], *, by_kl: bool) -> bool:
     """Return whether scaling by the tensor's own maximum, instead of a fixed scale, at least halves the loss."""
-    own = next((way for way in others if way.name == "tensor"), None)
+    own = next((storage for storage in others if storage.name == "tensor"), None)
     if own is None:
         return False
     if by_kl:
-        return _most(own, bad) <= HELPS * _most(stored, bad)
-    return max(own.heads[i].output_error for i in bad) <= HELPS * max(stored.heads[i].output_error for i in bad)
+        return _largest_mean_kl(own, bad) <= HELPING_SHARE * _largest_mean_kl(stored, bad)
+    return max(own.heads[i].output_error for i in bad) <= HELPING_SHARE * max(stored.heads[i].output_error for i in bad)
 
 
 def _blame(
@@ -140,22 +145,22 @@ def _blame(
     others: Sequence[StoredWay],
     limit: float | None,
 ) -> Blame:
-    mended = [way.name for way in others if all(level(way.heads[i]) is None for i in bad)]
-    half = HELPS * _most(stored, bad)
-    helped = [] if cause == VALUES else [way.name for way in others if _most(way, bad) <= half]
+    mended = [storage.name for storage in others if all(level(storage.heads[i]) is None for i in bad)]
+    half = HELPING_SHARE * _largest_mean_kl(stored, bad)
+    helped = [] if cause == VALUES else [storage.name for storage in others if _largest_mean_kl(storage, bad) <= half]
     severities = [severity for i in bad if (severity := level(stored.heads[i])) is not None]
     return Blame(
         key_head=head.head,
         cause=cause,
         heads=tuple(bad),
         severity=max(severities, key=SEVERITIES.index),
-        text=_text(head, cause, limit),
+        text=_cause_text(head, cause, limit),
         mended_by=tuple(mended),
         helped_by=tuple(name for name in helped if name not in mended),
     )
 
 
-def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
+def _cause_text(head: KeyHead, cause: str, limit: float | None = None) -> str:
     at = head.head
     if cause == CUT_OFF:
         beyond, k, v = f"{limit:.4g}", f"{100 * head.cut_off:.2g}%", f"{100 * head.cut_off_values:.2g}%"
@@ -177,9 +182,9 @@ def _text(head: KeyHead, cause: str, limit: float | None = None) -> str:
 
 
 def _outliers(head: KeyHead) -> Message:
-    some = ", ".join(str(channel) for channel in head.outliers[:_NAMED])
-    if len(head.outliers) > _NAMED:
-        some = Message("cache.why.and_more", some=some, count=len(head.outliers) - _NAMED)
+    some = ", ".join(str(channel) for channel in head.outliers[:_MOST_CHANNELS_NAMED])
+    if len(head.outliers) > _MOST_CHANNELS_NAMED:
+        some = Message("cache.why.and_more", some=some, count=len(head.outliers) - _MOST_CHANNELS_NAMED)
     several = len(head.outliers) > 1
     return Message(
         "cache.why.outlier_channels",
@@ -191,11 +196,11 @@ def _outliers(head: KeyHead) -> Message:
     )
 
 
-def _kl(ways: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
+def _kl(storages: Sequence[StoredWay], name: str, heads: Sequence[int]) -> float | None:
     """Return the largest mean KL of some heads under one storage; None if it was not computed."""
-    way = next((way for way in ways if way.name == name), None)
-    return None if way is None else _most(way, heads)
+    storage = next((storage for storage in storages if storage.name == name), None)
+    return None if storage is None else _largest_mean_kl(storage, heads)
 
 
-def _most(way: StoredWay, heads: Sequence[int]) -> float:
-    return max(way.heads[i].kl_mean_nats for i in heads)
+def _largest_mean_kl(storage: StoredWay, heads: Sequence[int]) -> float:
+    return max(storage.heads[i].kl_mean_nats for i in heads)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sqrtdk.audit.cache import FOLD, QK_NORM, CacheCall, StoredWay
 from sqrtdk.compare.fit import fit_rotation
-from sqrtdk.kv.blame import blamed, key_heads
-from sqrtdk.kv.formats import BLOCK, FORMATS, ORDER, SHARED, bounds, limit_of, wide
-from sqrtdk.kv.rows import Place, Sums, Weighed, add, weigh
+from sqrtdk.kv.blame import heads_at_fault, key_heads
+from sqrtdk.kv.formats import BLOCK_SIZE, FORMATS, GRAINS, REDUCED_AXES, bounds, in_float32, limit_of
+from sqrtdk.kv.rows import QueryHeadSums, RowsOfHeads, Weighed, add, weigh_rows
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing import CallTensors, Term
 
@@ -27,7 +27,7 @@ OneHead = Callable[[int, int], Tensor]  # (sequence, key head) -> (S, E) in floa
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Storage:
     """One storage: its name, and what it returns for k and v; `normed`: q and k are normalised before."""
 
     name: str
@@ -36,7 +36,7 @@ class Way:
     normed: bool = False
 
 
-def ways(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Way], str]:
+def storages(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Storage], str]:
     """Return the requested storage, then the others; and which channels share a folded scale.
 
     Args:
@@ -48,17 +48,20 @@ def ways(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[list[Wa
     k, v = call.key.values, call.value.values
     form = FORMATS[dtype]
     every = dict.fromkeys((scale, *form.grains))
-    names = sorted(every, key=lambda name: (name != scale, ORDER.index(name) if name in ORDER else 0))
-    found = [Way(name, stored(k, dtype, name, first), stored(v, dtype, name, first)) for name in names]
+    names = sorted(every, key=lambda name: (name != scale, GRAINS.index(name) if name in GRAINS else 0))
+    found = [
+        Storage(name, stored_and_read(k, dtype, name, first), stored_and_read(v, dtype, name, first)) for name in names
+    ]
     by, folded = channel_scale(call, first)
+    # Folding and normalisation act on q and k alone, so v keeps the requested storage.
     value = found[0].value
-    found.append(Way(FOLD, stored(k, dtype, scale, first, by), value))
+    found.append(Storage(FOLD, stored_and_read(k, dtype, scale, first, by), value))
     if call.call is None or call.call.norm is None:
-        found.append(Way(QK_NORM, stored(normalised(k), dtype, scale, first), value, normed=True))
+        found.append(Storage(QK_NORM, stored_and_read(rms_normalised(k), dtype, scale, first), value, normed=True))
     return found, folded
 
 
-def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = None) -> OneHead:
+def stored_and_read(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = None) -> OneHead:
     """Return what is read back of k or v (B, H, S, E), head by head; `by` (H, 1, E): divide before, multiply after."""
     form, limit = FORMATS[dtype], limit_of(dtype, scale)
     grain = form.grains.get(scale, "fixed")
@@ -66,7 +69,9 @@ def stored(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = No
     def taken(part: Tensor, head: slice) -> Tensor:
         return part if by is None else part / by[head].to(part.dtype)
 
-    shared = bounds(taken(x[:, :, :first], slice(None)), grain) if grain in SHARED else None
+    # Scales of the whole tensor, a head or a channel need every sample and are computed once; finer grains are bounded
+    # head by head, so that no second copy of k is in memory.
+    shared = bounds(taken(x[:, :, :first], slice(None)), grain) if grain in REDUCED_AXES else None
 
     def of_head(batch: int, head: int) -> Tensor:
         one = x[batch : batch + 1, head : head + 1]
@@ -99,6 +104,7 @@ def channel_scale(call: CallTensors, first: int) -> tuple[Tensor, str]:
         both = torch.maximum(largest[:, one], largest[:, other])
         largest[:, one] = both
         largest[:, other] = both
+    # a channel of zeros is divided by 1, which keeps it 0 and not NaN
     largest = largest.masked_fill(largest == 0, 1.0)[:, None]
     return largest, "channels" if pairs is None else "pairs"
 
@@ -119,9 +125,9 @@ def _pairs(call: CallTensors) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def normalised(x: Tensor) -> Tensor:
+def rms_normalised(x: Tensor) -> Tensor:
     """Scale each row (E numbers) to a root mean square of 1, as an RMS norm without a gain does."""
-    precise = wide(x)
+    precise = in_float32(x)
     rms = precise.square().mean(-1, keepdim=True).sqrt()
     return precise / rms.masked_fill(rms == 0, 1.0)
 
@@ -133,7 +139,7 @@ ALL_LOGITS = 2**24  # of a call, for each storage
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ForecastRequest:
     """A request: format, grain of its scales or one fixed scale, most rows per call, newest keys that stay exact.
 
     If `rows` is None, it is `MOST_ROWS`, or fewer, down to `LEAST_ROWS`, to stay below `ALL_LOGITS` logits.
@@ -149,7 +155,7 @@ class Request:
         return self.rows or min(MOST_ROWS, max(LEAST_ROWS, ALL_LOGITS // max(1, row)))
 
 
-def unfit(call: CallTensors, request: Request) -> str | None:
+def unfit(call: CallTensors, request: ForecastRequest) -> str | None:
     """Return why there is no forecast for a call; None if there is one."""
     if call.missing is not None or call.terms is None:
         return call.missing or Message("cache.reason.no_formula")
@@ -160,16 +166,16 @@ def unfit(call: CallTensors, request: Request) -> str | None:
         return Message("cache.reason.dropped")
     if k.shape[-2] <= request.residual:
         return Message("cache.reason.all_newest", keys=k.shape[-2], newest=request.residual)
-    odd = [(name, x.shape[-1]) for name, x in (("k", k), ("v", v)) if x.shape[-1] % BLOCK]
+    odd = [(name, x.shape[-1]) for name, x in (("k", k), ("v", v)) if x.shape[-1] % BLOCK_SIZE]
     if request.dtype == "q8_0" and odd:
         dims = joined([Message("cache.reason.dim", name=name, size=size) for name, size in odd], "and")
-        return Message("cache.reason.no_blocks", block=BLOCK, dims=dims)
+        return Message("cache.reason.no_blocks", block=BLOCK_SIZE, dims=dims)
     if not all(bool(x.isfinite().all()) for x in (call.query.values, k, v)):
         return Message("cache.reason.not_finite")
     return None
 
 
-def forecast_of(call: CallTensors, request: Request) -> CacheCall:
+def forecast_of(call: CallTensors, request: ForecastRequest) -> CacheCall:
     """Return the forecast for a call that `unfit` accepts."""
     call = as_cached(call)
     query, key = call.query.values, call.key.values
@@ -177,12 +183,12 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
     kv_heads, keys = key.shape[1], key.shape[-2]
     first = keys - request.residual
     rows = spread_rows(length, max(1, request.rows_of(heads * keys) // batch), query.device)
-    found, folded = ways(call, request.dtype, request.scale, first)
+    found, folded = storages(call, request.dtype, request.scale, first)
     told: list[StoredWay] = []
     seeing: tuple[int, ...] = ()
-    for way in found:
-        sums = _errors(call, way, rows)
-        told.append(StoredWay(way.name, tuple(one.figures() for one in sums)))
+    for storage in found:
+        sums = _errors(call, storage, rows)
+        told.append(StoredWay(storage.name, tuple(one.figures() for one in sums)))
         seeing = tuple(sum(len(part) for part in one.divergences) for one in sums)
     stored, *others = told
     limit = limit_of(request.dtype, request.scale)
@@ -200,7 +206,7 @@ def forecast_of(call: CallTensors, request: Request) -> CacheCall:
         stored=stored,
         others=tuple(others),
         keys=described,
-        blame=blamed(stored, others, described, seeing, limit),
+        blame=heads_at_fault(stored, others, described, seeing, limit),
         folded=folded,
     )
 
@@ -229,35 +235,35 @@ def spread_rows(length: int, most: int, device: torch.device | None = None) -> T
     return torch.linspace(0, length - 1, min(length, most), dtype=torch.float64).long().to(device)
 
 
-def _errors(call: CallTensors, way: Way, rows: Tensor) -> list[Sums]:
+def _errors(call: CallTensors, storage: Storage, rows: Tensor) -> list[QueryHeadSums]:
     """Return the errors of a storage, for every query head."""
     assert call.terms is not None
     query, key, value = call.query.values, call.key.values, call.value.values
     batch, heads, length, width = query.shape
     group = heads // key.shape[1]
-    sums = [Sums() for _ in range(heads)]
-    terms: Sequence[Term] = _unscaled(call.terms, width) if way.normed else call.terms
+    sums = [QueryHeadSums() for _ in range(heads)]
+    terms: Sequence[Term] = _unscaled(call.terms, width) if storage.normed else call.terms
     for sequence in range(batch):
         for head in range(key.shape[1]):
             mine = slice(head * group, (head + 1) * group)
             k, v = key[sequence, head].double(), value[sequence, head].double()
-            k = normalised(k) if way.normed else k
-            k_stored, v_stored = way.key(sequence, head), way.value(sequence, head)
-            for part in _parts(rows, group * key.shape[-2]):
-                place = Place(sequence, mine, part, length)
+            k = rms_normalised(k) if storage.normed else k
+            k_stored, v_stored = storage.key(sequence, head), storage.value(sequence, head)
+            for part in _row_blocks(rows, group * key.shape[-2]):
+                place = RowsOfHeads(sequence, mine, part, length)
                 q = query[sequence, mine][:, part].double()
-                q = normalised(q) if way.normed else q
-                exact = weigh(q, k, terms, place)
-                add(sums[mine], exact, _seen(weigh(q, k_stored, terms, place), exact), v, v_stored)
+                q = rms_normalised(q) if storage.normed else q
+                exact = weigh_rows(q, k, terms, place)
+                add(sums[mine], exact, _counting_rows_of(weigh_rows(q, k_stored, terms, place), exact), v, v_stored)
     return sums
 
 
-def _seen(stored: Weighed, exact: Weighed) -> Weighed:
+def _counting_rows_of(stored: Weighed, exact: Weighed) -> Weighed:
     """Count only rows that see a key in the exact run; nothing is known of other rows."""
     return Weighed(stored.logits, stored.weights, stored.lse, exact.seeing)
 
 
-def _parts(rows: Tensor, row: int) -> Iterator[Tensor]:
+def _row_blocks(rows: Tensor, row: int) -> Iterator[Tensor]:
     """Yield the rows in blocks; `row` is the number of logits of one row of all heads."""
     step = max(1, BLOCK_LOGITS // max(1, row))
     for first in range(0, len(rows), step):
@@ -267,6 +273,7 @@ def _parts(rows: Tensor, row: int) -> Iterator[Tensor]:
 def _unscaled(terms: Sequence[Term], width: int) -> list[Term]:
     """Replace the leading scales by 1/sqrt(E), as q and k have unit rows."""
     kept = list(terms)
+    # The model's own scale, such as T5's 1.0, fits the sizes of its own q and k.
     while kept and kept[0].name == "scale":
         del kept[0]
     return [Term("scale", 1.0 / math.sqrt(width)), *kept]

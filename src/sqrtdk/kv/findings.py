@@ -29,13 +29,13 @@ from sqrtdk.audit.cache import (
     HeadError,
 )
 from sqrtdk.audit.records import ONE_OF_SEVERAL, SEVERITIES, UNMEASURED, CheckReport, Finding
-from sqrtdk.kv.formats import fixed
+from sqrtdk.kv.formats import fixed_scale
 from sqrtdk.messages import Message, joined
 
 KL_BARS = (("fail", 0.5), ("warn", 0.1), ("note", 0.02))  # worst first
 OUTPUT_BARS = (("fail", 0.5), ("warn", 0.25), ("note", 0.15))
 OUTLIER = 5.0
-HELPS = 0.5  # of the largest mean KL: a storage helps if it at least halves the loss
+HELPING_SHARE = 0.5  # of the largest mean KL: a storage helps if it at least halves the loss
 
 
 def kl_level(error: HeadError) -> tuple[str, float] | None:
@@ -60,8 +60,8 @@ def level(error: HeadError) -> str | None:
     return min(found, key=order.index, default=None)
 
 
-RULE = "kv_cache"
-_CAUSES = {
+KV_RULE = "kv_cache"
+_CAUSE_IDS = {
     OUTLIERS: "cache.cause.outlier_channels",
     ROWS: "cache.cause.large_rows",
     OTHER_HEAD: "cache.cause.other_head",
@@ -70,7 +70,7 @@ _CAUSES = {
     CUT_OFF: "cache.cause.cut_off",
     COARSE: "cache.cause.coarse_scale",
 }
-_FIXES = {"group": "cache.fix.group", FOLD: "cache.fix.fold", QK_NORM: "cache.fix.qk_norm"}
+_FIX_IDS = {"group": "cache.fix.group", FOLD: "cache.fix.fold", QK_NORM: "cache.fix.qk_norm"}
 
 
 def with_forecast(report: CheckReport, forecast: CacheForecast) -> CheckReport:
@@ -121,6 +121,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     by_kl = blame.cause != VALUES
     head = max(blame.heads, key=lambda i: errors[i].kl_mean_nats if by_kl else errors[i].output_error)
     worst = errors[head]
+    # The head may be a finding by either bar. The one that gives its severity is reported, KL first.
     found = kl_level(worst) if by_kl else None
     bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
@@ -128,7 +129,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     if calls_here > 1:
         message = Message(ONE_OF_SEVERAL, text=message, number=call.index + 1, total=calls_here)
     return Finding(
-        rule=RULE,
+        rule=KV_RULE,
         severity=blame.severity,
         site=call.site,
         value=worst.kl_mean_nats if on_kl else worst.output_error,
@@ -158,7 +159,7 @@ def _of_head(forecast: CacheForecast, call: CacheCall, blame: Blame, head: int) 
 
 def blamed_text(blame: Blame) -> str:
     """Return the cause in words and numbers."""
-    return joined([Message(_CAUSES[blame.cause]), blame.text], "colon")
+    return joined([Message(_CAUSE_IDS[blame.cause]), blame.text], "colon")
 
 
 def scale_text(scale: str) -> str:
@@ -168,7 +169,7 @@ def scale_text(scale: str) -> str:
         >>> scale_text("head"), scale_text("group"), scale_text("1")
         ('one scale a head', 'one scale for 64 numbers', 'a fixed scale of 1')
     """
-    return Message(f"cache.grain.{scale}") if fixed(scale) is None else Message("cache.grain.fixed", number=scale)
+    return Message(f"cache.grain.{scale}") if fixed_scale(scale) is None else Message("cache.grain.fixed", number=scale)
 
 
 def fix_text(blame: Blame) -> str:
@@ -182,5 +183,5 @@ def fix_text(blame: Blame) -> str:
 
 
 def _either(names: Sequence[str]) -> str:
-    ways = [Message(_FIXES[name]) if name in _FIXES else f"--kv-scale {name}" for name in names]
-    return reduce(lambda first, second: Message("cache.fix.either", first=first, second=second), ways)
+    remedies = [Message(_FIX_IDS[name]) if name in _FIX_IDS else f"--kv-scale {name}" for name in names]
+    return reduce(lambda first, second: Message("cache.fix.either", first=first, second=second), remedies)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk._progress import shown, tell
+from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.context import tokens_of
 from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
-from sqrtdk.kv.call import Request, forecast_of, unfit
-from sqrtdk.kv.formats import FORMATS, SCALE_BITS, fixed
+from sqrtdk.kv.call import ForecastRequest, forecast_of, unfit
+from sqrtdk.kv.formats import FORMATS, SCALE_BITS, fixed_scale
 from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
@@ -100,7 +100,7 @@ def kv_forecast(
         >>> len(forecast.calls), forecast.scale, worst.kl_mean_nats < 0.02
         (3, 'tensor', True)
     """
-    request = Request(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual)
+    request = ForecastRequest(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual)
     options = LoadOptions(
         attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
         seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
@@ -108,7 +108,7 @@ def kv_forecast(
     )  # fmt: skip
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
-    with shown("forecast of the cache"):
+    with progress_shown("forecast of the cache"):
         loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
         return forecast_of_model(loaded, options, request)
 
@@ -128,7 +128,7 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
         raise InvalidValueError(f"no cache format {kv_dtype!r}", hint=f"Use one of: {', '.join(FORMATS)}.")
     if kv_scale is None:
         return form.scale
-    number = fixed(kv_scale)
+    number = fixed_scale(kv_scale)
     if number is not None and form.most is not None:
         if not 0 < number < math.inf:
             raise InvalidValueError(f"kv_scale is {kv_scale}", hint="A fixed scale is above 0, and finite.")
@@ -149,7 +149,7 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
     raise InvalidValueError(f"kv_scale is {kv_scale!r}", hint=f"Use one of: {', '.join(form.grains)}{or_number}.")
 
 
-def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: Request) -> CacheForecast:
+def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: ForecastRequest) -> CacheForecast:
     """Return the forecast of a model that is already built, from one more run of it."""
     with by_default_of(loaded.module):
         run = _traced(loaded, options)
@@ -177,10 +177,10 @@ def forecast_calls(
     Raises:
         InvalidValueError: The format or the scale is unknown, or they do not fit together.
     """
-    return _forecast(calls, Request(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual))
+    return _forecast(calls, ForecastRequest(kv_dtype, checked_scale(kv_dtype, kv_scale), rows, residual))
 
 
-def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
+def _forecast(calls: Sequence[CallTensors], request: ForecastRequest) -> CacheForecast:
     if (request.rows is not None and request.rows < 1) or request.residual < 0:
         raise InvalidValueError(
             f"rows is {request.rows}, residual {request.residual}", hint="Take rows from 1, and residual from 0."
@@ -188,7 +188,7 @@ def _forecast(calls: Sequence[CallTensors], request: Request) -> CacheForecast:
     told, missed, without = [], [], []
     with torch.no_grad():
         for done, call in enumerate(calls):
-            tell(Message("progress.cache"), done, len(calls))
+            report_progress(Message("progress.cache"), done, len(calls))
             reason = unfit(call, request)
             if reason is not None:
                 missed.append(NotMeasured(call.site, reason))

@@ -40,11 +40,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROUP = 64  # transformers' QuantizedCache: q_group_size = 64
-BLOCK = 32  # ggml: QK8_0
-SCALE_BITS = {"group": 32 / GROUP, "tokens64": 32 / GROUP, "block": 16 / BLOCK}  # bits per number for int4 and q8_0
-SHARED = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "channel": (0, 2)}  # axes that are reduced, over all of k
-ORDER = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "token" and "channel" are not comparable
+GROUP_SIZE = 64  # transformers' QuantizedCache: q_group_size = 64
+BLOCK_SIZE = 32  # ggml: QK8_0
+# bits per number for int4 (scale and smallest number, 16 bits each) and q8_0 (a float16 scale)
+SCALE_BITS = {"group": 32 / GROUP_SIZE, "tokens64": 32 / GROUP_SIZE, "block": 16 / BLOCK_SIZE}
+REDUCED_AXES = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "channel": (0, 2)}  # axes that are reduced, over all of k
+GRAINS = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "token" and "channel" are not comparable
 
 
 def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
@@ -55,20 +56,20 @@ def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
         >>> low.flatten().tolist(), high.flatten().tolist()
         ([0.0, 4.0], [3.0, 7.0])
     """
-    if grain in SHARED:
-        return x.amin(SHARED[grain], keepdim=True), x.amax(SHARED[grain], keepdim=True)
+    if grain in REDUCED_AXES:
+        return x.amin(REDUCED_AXES[grain], keepdim=True), x.amax(REDUCED_AXES[grain], keepdim=True)
     if grain == "token":
         return x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     if grain == "tokens64":
-        low, high = _runs(x.mT, GROUP)
+        low, high = _runs(x.mT, GROUP_SIZE)
         return low.mT, high.mT
     if grain == "block":
-        return _runs(x, BLOCK)
-    low, high = _runs(x.flatten(2), GROUP)
+        return _runs(x, BLOCK_SIZE)
+    low, high = _runs(x.flatten(2), GROUP_SIZE)
     return low.reshape(x.shape), high.reshape(x.shape)
 
 
-def wide(x: Tensor) -> Tensor:
+def in_float32(x: Tensor) -> Tensor:
     """Return the numbers in float32, in which engines divide by the scale; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()
 
@@ -76,6 +77,7 @@ def wide(x: Tensor) -> Tensor:
 def _runs(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest of each run of `size` numbers along the last axis, one for each number."""
     length = x.shape[-1]
+    # the last run repeats its last number, which moves neither its smallest nor its largest
     padded = F.pad(x.reshape(-1, 1, length), (0, -length % size), mode="replicate") if length % size else x
     runs = padded.reshape(*x.shape[:-1], -1, size)
     low, high = (edge.repeat_interleave(size, -1)[..., :length] for edge in (runs.amin(-1), runs.amax(-1)))
@@ -110,6 +112,7 @@ def store_e5m2(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def _store(x: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
     largest = torch.maximum(low.abs(), high.abs()).float()
     most = torch.finfo(dtype).max
+    # zeros alone have no largest number: 0 / tiny is 0, and 0 / 0 would be NaN
     scale = (largest / most).clamp(min=torch.finfo(torch.float32).tiny)
     return ((x.float() / scale).clamp(-most, most).to(dtype).float() * scale).double()
 
@@ -125,7 +128,7 @@ def store_int8(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         >>> store_int8(x, x.min(), x.max()).tolist()
         [127.0, -3.0, 1.0]
     """
-    x = wide(x)
+    x = in_float32(x)
     largest = torch.maximum(low.abs(), high.abs()).to(x.dtype)
     scale = (largest / MOST_INT8).clamp(min=torch.finfo(torch.float32).tiny)
     return ((x / scale).round().clamp(-MOST_INT8, MOST_INT8) * scale).double()
@@ -139,9 +142,10 @@ def store_q8_0(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         >>> store_q8_0(x, x.min(), x.max())[:3].tolist()
         [127.0, 3.0, -3.0]
     """
-    x = wide(x)
+    x = in_float32(x)
     d = torch.maximum(low.abs(), high.abs()).to(x.dtype) / 127
     ratio = x / d.masked_fill(d == 0, 1.0)
+    # roundf of C, halves away from zero; torch.round takes halves to even
     integers = (ratio.abs() + 0.5).floor() * ratio.sign()
     return integers.double() * d.half().double()
 
@@ -157,7 +161,7 @@ def store_int4(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         >>> store_int4(x, x.min(), x.max()).tolist()
         [-1.0, 14.0, 3.0]
     """
-    x = wide(x)
+    x = in_float32(x)
     low = low.to(x.dtype)
     scale = ((high.to(x.dtype) - low) / INT4_LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
     return (((x - low) / scale).round().clamp(0, INT4_LEVELS) * scale + low).double()
@@ -185,22 +189,22 @@ class Format:
     most: float | None = None
 
 
-_ANY = {"tensor": "tensor", "head": "head", "token": "token", "channel": "channel"}
-_INT4 = _ANY | {"group": "group", "channel": "tokens64"}
+_COMMON_GRAINS = {"tensor": "tensor", "head": "head", "token": "token", "channel": "channel"}
+_INT4_GRAINS = _COMMON_GRAINS | {"group": "group", "channel": "tokens64"}
 FORMATS: dict[str, Format] = {
-    "fp8_e4m3": Format(store_e4m3, 8.0, "tensor", _ANY, "cache.source.fp8", MOST_E4M3),
-    "fp8_e5m2": Format(store_e5m2, 8.0, "tensor", _ANY, "cache.source.fp8", MOST_E5M2),
-    "int8": Format(store_int8, 8.0, "tensor", _ANY, "cache.source.int8", MOST_INT8),
+    "fp8_e4m3": Format(store_e4m3, 8.0, "tensor", _COMMON_GRAINS, "cache.source.fp8", MOST_E4M3),
+    "fp8_e5m2": Format(store_e5m2, 8.0, "tensor", _COMMON_GRAINS, "cache.source.fp8", MOST_E5M2),
+    "int8": Format(store_int8, 8.0, "tensor", _COMMON_GRAINS, "cache.source.int8", MOST_INT8),
     "q8_0": Format(store_q8_0, 8.0, "block", {"block": "block"}, "cache.source.q8_0"),
-    "int4": Format(store_int4, 4.0, "group", _INT4, "cache.source.int4"),
+    "int4": Format(store_int4, 4.0, "group", _INT4_GRAINS, "cache.source.int4"),
 }
 
 
-def fixed(scale: str | float) -> float | None:
+def fixed_scale(scale: str | float) -> float | None:
     """Return the number to which a scale is fixed; None for the name of a grain, whose scales come from the data.
 
     Example:
-        >>> fixed("1"), fixed("head")
+        >>> fixed_scale("1"), fixed_scale("head")
         (1.0, None)
     """
     with suppress(ValueError):
@@ -215,5 +219,5 @@ def limit_of(dtype: str, scale: str) -> float | None:
         >>> limit_of("fp8_e4m3", "1"), limit_of("int8", "tensor")
         (448.0, None)
     """
-    most, number = FORMATS[dtype].most, fixed(scale)
+    most, number = FORMATS[dtype].most, fixed_scale(scale)
     return None if number is None or most is None else number * most

@@ -8,7 +8,7 @@ from sqrtdk._check import check_with
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.kv.call import Request
+from sqrtdk.kv.call import ForecastRequest
 from sqrtdk.kv.findings import with_forecast
 from sqrtdk.kv.forecast import checked_scale, forecast_of_model
 from sqrtdk.messages import Message
@@ -17,9 +17,9 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 
 
-def asked(
+def request_of(
     model: str, kv_dtype: str | None, kv_scale: str | None, kv_rows: int | None, static: bool
-) -> Request | None:  # fmt: skip
+) -> ForecastRequest | None:  # fmt: skip
     """Return the request for the options of `sqrtdk check`; None without a format.
 
     Raises:
@@ -27,7 +27,7 @@ def asked(
             no values.
 
     Example:
-        >>> asked("demo", "int8", None, None, False).scale, asked("demo", None, None, None, True)
+        >>> request_of("demo", "int8", None, None, False).scale, request_of("demo", None, None, None, True)
         ('tensor', None)
     """
     if kv_dtype is None:
@@ -49,10 +49,10 @@ def asked(
             Message("errors.options.kv_graph", kv_dtype=repr(kv_dtype)),
             hint=Message("errors.hint.exported"),
         )
-    return Request(kv_dtype, scale, kv_rows, 0)
+    return ForecastRequest(kv_dtype, scale, kv_rows, 0)
 
 
-def check_and_forecast(model: str, options: LoadOptions, cache: Request | None, **audit: Any) -> CheckReport:
+def check_and_forecast(model: str, options: LoadOptions, cache: ForecastRequest | None, **audit: Any) -> CheckReport:
     """Return the report of `check_with`; if requested, with the forecast of a cache, from one more run of the model.
 
     If both implementations of attention are audited, the first is used, as they cache the same k and v.

@@ -19,7 +19,7 @@ from sqrtdk.tracing.spine.masks import BOTTOM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class RowsOfHeads:
     """Rows of some heads: of sequence `batch`, query heads `heads`, rows `rows` of `length`."""
 
     batch: int
@@ -45,12 +45,12 @@ class Weighed:
     seeing: Tensor
 
 
-def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> Weighed:
+def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfHeads) -> Weighed:
     """Return the weights of rows (g, n, E) over keys (S, E)."""
     z_gnS, sinks = query @ key.mT, None
     visible = torch.ones((), dtype=torch.bool, device=z_gnS.device)
     for term in terms:
-        by = of_place(term.value, place)
+        by = rows_at(term.value, place)
         if term.name == "sinks" and isinstance(by, Tensor):
             sinks = by.double().reshape(-1)[place.heads][:, None]
         elif term.name == "mask" and isinstance(by, Tensor):
@@ -63,6 +63,7 @@ def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> We
         elif term.name == "softcap" and isinstance(by, float):
             z_gnS = by * (z_gnS / by).tanh()
     top = z_gnS.amax(-1)
+    # A row that sees no key has a maximum of -inf, and -inf - -inf would be NaN.
     top = (top if sinks is None else torch.maximum(top, sinks)).clamp(min=torch.finfo(torch.float64).min)
     raised = (z_gnS - top[..., None]).exp()
     total = raised.sum(-1) if sinks is None else raised.sum(-1) + (sinks - top).exp()
@@ -70,7 +71,7 @@ def weigh(query: Tensor, key: Tensor, terms: Sequence[Term], place: Place) -> We
     return Weighed(z_gnS, raised / total[..., None].clamp(min=1e-300), total.log() + top, seeing)
 
 
-def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | None:
+def rows_at(value: Tensor | float | None, place: RowsOfHeads) -> Tensor | float | None:
     """Return the part of a value, broadcastable to (B, Hq, L, S), for a place: (g or 1, n or 1, S or 1)."""
     if not isinstance(value, Tensor):
         return value
@@ -83,23 +84,25 @@ def of_place(value: Tensor | float | None, place: Place) -> Tensor | float | Non
     return value[:, place.rows] if value.shape[1] == place.length != 1 else value
 
 
-def divergence(exact: Weighed, stored: Weighed) -> Tensor:
+def kl_of_rows(exact: Weighed, stored: Weighed) -> Tensor:
     """Return KL(p || p_stored) of each row in nats, (g, n): sum p (z - z_stored) - lse + lse_stored.
 
     Sinks have the same logit on both sides, so they cancel in the sum; both lse include them.
     """
+    # A hidden key has the logit -inf on both sides: 0 * (-inf - -inf) is NaN, and its share of the sum is 0.
     gap = torch.where(exact.weights > 0, exact.logits - stored.logits, 0.0)
     return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
 
 
-def changed(exact: Weighed, stored: Weighed) -> Tensor:
+def changed_peaks(exact: Weighed, stored: Weighed) -> Tensor:
     """Return the rows whose largest weight moves to another key, (g, n); tied keys count as one."""
+    # argmax would pick one of several tied keys, and another one after storage, although nothing has changed
     first = exact.logits == exact.logits.amax(-1, keepdim=True)
     return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
 
 
 @dataclass(slots=True)
-class Sums:
+class QueryHeadSums:
     """Sums over the rows of one query head."""
 
     divergences: list[Tensor] = field(default_factory=list)
@@ -112,14 +115,15 @@ class Sums:
         every = torch.cat(self.divergences) if self.divergences else torch.zeros(0, dtype=torch.float64)
         if not len(every):
             return HeadError(math.nan, math.nan, math.nan, 0, math.nan)
+        # quantile refuses more than 2^24 numbers; of so many, the lower of two middle ones is as good
         middle = every.quantile(0.5) if len(every) <= 2**20 else every.median()
         output = math.sqrt(self.error / self.size) if self.size else math.nan
         return HeadError(float(every.mean()), float(middle), float(every.max()), self.changed, output)
 
 
-def add(sums: list[Sums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
+def add(sums: list[QueryHeadSums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
     """Add rows of some query heads, one entry of `sums` per head; values are (S, Ev)."""
-    divergences, moved = divergence(exact, stored), changed(exact, stored)
+    divergences, moved = kl_of_rows(exact, stored), changed_peaks(exact, stored)
     outputs = exact.weights @ value
     errors = (stored.weights @ stored_value - outputs).square().sum(-1)
     sizes = outputs.square().sum(-1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqrtdk import _json
-from sqrtdk._records import parse_json, record_from_json, shown
+from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.lab.figures import LEVEL, Figure, Plot
@@ -110,7 +110,7 @@ class Record(Saved, Shown):
 def to_json(record: Record) -> str:
     """Return the record as one JSON document."""
     derived = {"schema_version": SCHEMA_VERSION, "sound": record.sound, "decided": record.decided}
-    return _json.document(derived | dataclasses.asdict(record, dict_factory=_written))
+    return _json.json_document(derived | dataclasses.asdict(record, dict_factory=_written))
 
 
 def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def read(path: Path) -> Record:
     if not isinstance(data, dict) or "schema_version" not in data:
         raise InvalidValueError(f"{what} has no schema_version", hint=hint)
     if (version := data["schema_version"]) != SCHEMA_VERSION:
-        version = version if type(version) is int else shown(version)
+        version = version if type(version) is int else quote(version)
         raise InvalidValueError(
             f"{path} is a record of schema version {version}; this version of sqrtdk reads {SCHEMA_VERSION}",
             hint="Run the claim again into another directory, or use the version of sqrtdk that wrote it.",
@@ -159,17 +159,17 @@ def _impossible(record: Record) -> Iterator[str]:
     if not 0 < record.level < 1:
         yield f"the level {record.level}, which is between 0 and 1"
     if record.seed < 0:
-        yield f"the seed {shown(record.seed)}, which is 0 or more"
+        yield f"the seed {quote(record.seed)}, which is 0 or more"
     for one in (record.outcome, record.control):
         findings = one.verdict.findings
         if one.verdict.answer != "undecided" and not (findings and all(finding.checks for finding in findings)):
             yield f"the verdict {one.verdict.answer!r}, which rests on no figure"
         for figure in (*one.figures, *(check.figure for finding in findings for check in finding.checks)):
             if figure.samples < 1:
-                yield f"a figure of {shown(figure.samples)} samples; it is of 1 or more"
+                yield f"a figure of {quote(figure.samples)} samples; it is of 1 or more"
     for series in (series for plot in record.plots for series in plot.series):
         x, y, low, high = map(len, (series.x, series.y, series.low, series.high))
         if y != x or {low, high} not in ({0}, {x}):
             yield f"a series of {x} x, {y} y, {low} low and {high} high; it has a y for each x, and all ends or none"
         if any(isinstance(one, str) != (series.style == "bars") for one in series.x):
-            yield f"a series of style {series.style!r} with x {shown(list(series.x))}; bars have names, others numbers"
+            yield f"a series of style {series.style!r} with x {quote(list(series.x))}; bars have names, others numbers"

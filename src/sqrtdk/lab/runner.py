@@ -192,7 +192,7 @@ def run(
     folder = None if output is None else Path(output)
     cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS, anew=force)
     for module in _NEEDED:
-        _extras.load(module)
+        _extras.load_extra(module)
     measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
     find_known = (lambda path, claim: None) if force else partial(_known, quick=quick, seed=seed)
     running = _run(claims, measure, cells, folder, find_known, draw, progress)
@@ -212,7 +212,7 @@ def _run(
     progress: Callable[[str], None] | None,
 ) -> Iterator[Done]:
     with contextlib.ExitStack() as stack:
-        say = _told(progress) if progress is not None else stack.enter_context(_progress.bar("claims"))
+        say = _told(progress) if progress is not None else stack.enter_context(_progress.progress_bar("claims"))
         paths = {} if folder is None else {claim.id: folder / f"{claim.id}.json" for claim in claims}
         if folder is not None:
             stack.enter_context(_held(folder))

@@ -13,17 +13,17 @@ from sqrtdk.tracing.records import AttentionCall
 NO_VALUES = "laws.asking.no_values"
 
 
-def kept(law: str, about: str = "", reason: str = "") -> LawAnswer:
+def law_holds(law: str, about: str = "", reason: str = "") -> LawAnswer:
     """Return the answer that the law holds."""
     return LawAnswer(law, about, KEPT, reason)
 
 
-def not_asked(law: str, about: str, reason: str) -> LawAnswer:
+def law_not_asked(law: str, about: str, reason: str) -> LawAnswer:
     """Return the answer that the law does not apply or could not be asked."""
     return LawAnswer(law, about, NOT_ASKED, reason)
 
 
-def broken(
+def law_broken(
     law: str, about: str, severity: str, site: str | None, message: str, fix: str, source: str,
     *, value: float | None = None, positions: Tensor | None = None,
 ) -> LawAnswer:  # fmt: skip
@@ -45,7 +45,7 @@ def broken(
     return LawAnswer(law, about, BROKEN, message, site or "", picture, finding)
 
 
-def calls_at(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
+def calls_inside(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
     """Yield the attentions at a site or inside it; all of them if the site is unknown."""
     for judged in subject.calls:
         inside = site is None or site == "" or judged.call.site == site or judged.call.site.startswith(f"{site}.")

@@ -25,7 +25,7 @@ from sqrtdk.models.run import by_default_of
 from sqrtdk.tracing import hint_for
 
 # Rules that find, at a site, what breaks a law whose answer has no finding of its own.
-_RULES = {finite.LAW: ("nonfinite",), declared_masks.LAW: declared_masks.REPEATED}
+_RULES_OF_LAW = {finite.LAW: ("nonfinite",), declared_masks.LAW: declared_masks.REPEATED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
     """Return the answer with the finding of the rule that says where and why the law is broken, if there is one."""
     if answer.state != BROKEN or answer.finding is not None:
         return answer
-    found = [one for one in run.findings if one.rule in _RULES[answer.law]]
+    found = [one for one in run.findings if one.rule in _RULES_OF_LAW[answer.law]]
     # An answer that repeats a rule's words names its site. `finite` has none: the rule's first finding is the cause,
     # and what it reaches comes behind.
     if answer.site:

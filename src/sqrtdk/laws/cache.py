@@ -29,24 +29,32 @@ from torch import Tensor
 
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import BROKEN, LawAnswer
-from sqrtdk.laws.answers import broken, kept, not_asked
+from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.causal import tokens_of_decoder
-from sqrtdk.laws.decoding import Step, cache_arguments, decoded, filled_caches, misaligned, offset_argument, switches
+from sqrtdk.laws.decoding import (
+    DecodingStep,
+    cache_arguments,
+    decoded,
+    filled_caches,
+    misaligned,
+    offset_argument,
+    switches,
+)
 from sqrtdk.laws.first_place import Protected, first_unlike
 from sqrtdk.laws.given_keys import empty_slots, given_keys
 from sqrtdk.laws.inputs import Content, lengths
 from sqrtdk.laws.moved import moved_positions, position_axis
-from sqrtdk.laws.padded import in_a_band, mask_name, padded, self_attentions, with_positions
+from sqrtdk.laws.padded import in_a_band, mask_name, pad_both_sides, self_attentions, with_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.signature import forward_arguments
 
 LAW = "cache"
 # Kinds of caches, each named by the end of an id.
-_DYNAMIC, _STATIC, _LEFT_PADDING = _KINDS = "dynamic", "static", "left_padding"
-_STEPS = (1, 2)  # tokens of each step after the prefill
-_SPARE = 7  # slots of a static cache beyond the number of tokens
-_LEAST = 6  # tokens needed: three for the prefill, three for the steps
+_DYNAMIC, _STATIC, _LEFT_PADDING = _CACHE_KINDS = "dynamic", "static", "left_padding"
+_STEP_TOKENS = (1, 2)  # tokens of each step after the prefill
+_SPARE_SLOTS = 7  # slots of a static cache beyond the number of tokens
+_LEAST_CACHED_TOKENS = 6  # tokens needed: three for the prefill, three for the steps
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -76,25 +84,25 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
             raise NotAsked(Message("laws.cache.returns_none"))
         yield from given_keys(named, content)
         return
-    if length < _LEAST:
-        raise NotAsked(Message("laws.cache.few_tokens", count=length, least=_LEAST))
-    for kind in _KINDS:
+    if length < _LEAST_CACHED_TOKENS:
+        raise NotAsked(Message("laws.cache.few_tokens", count=length, least=_LEAST_CACHED_TOKENS))
+    for kind in _CACHE_KINDS:
         try:
-            yield _asked(named, content, kind, own)
+            yield _answer_for_kind(named, content, kind, own)
         except NotAsked as error:
-            yield not_asked(LAW, _about(kind), error.reason)
+            yield law_not_asked(LAW, _about(kind), error.reason)
 
 
 def _about(kind: str) -> Message:
     return Message(f"laws.cache.about.{kind}")
 
 
-def _asked(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -> LawAnswer:
+def _answer_for_kind(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -> LawAnswer:
     whole, tokens = subject, content
     if kind == _LEFT_PADDING:
         if mask_name(subject, content) is None:
             raise NotAsked(Message("laws.asking.no_attention_mask"))
-        whole = padded(subject, content, last_sample=True).left
+        whole = pad_both_sides(subject, content, last_sample=True).left
         tokens = Content(content.name, whole.inputs[content.name])
     caches = _given_caches(subject)
     if kind == _STATIC:
@@ -104,13 +112,13 @@ def _asked(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -
     answer = _compared(whole, tokens, caches, kind)
     # Forwards differ in what a step takes: each form is tried, and one that works is enough.
     if answer.state == BROKEN and kind == _DYNAMIC and _takes_the_whole(subject, tokens, caches):
-        return kept(LAW, _about(kind), Message("laws.cache.takes_the_whole"))
+        return law_holds(LAW, _about(kind), Message("laws.cache.takes_the_whole"))
     if answer.state == BROKEN and (offset := offset_argument(subject)) is not None:
         answer = _compared(whole, tokens, caches, kind, offset)
     if answer.state == BROKEN and kind != _LEFT_PADDING and _can_take_positions(subject):
         again = _compared(with_positions(whole, tokens), tokens, caches, kind)
         if again.state != BROKEN:
-            return kept(LAW, _about(kind), Message("laws.cache.with_position_ids"))
+            return law_holds(LAW, _about(kind), Message("laws.cache.with_position_ids"))
     if answer.state == BROKEN and kind == _STATIC and not all(map(in_a_band, self_attentions(subject, content))):
         raise NotAsked(Message("laws.cache.data_picks_keys"))
     return answer
@@ -119,7 +127,7 @@ def _asked(subject: Subject, content: Content, kind: str, own: dict[str, Any]) -
 def _takes_the_whole(subject: Subject, content: Content, caches: dict[str, Any]) -> bool:
     """Return whether steps that also get the tokens before them return one row, equal to that of one pass."""
     batch, length = content.tensor.shape[:2]
-    ends = tuple(range(length - sum(_STEPS), length + 1))
+    ends = tuple(range(length - sum(_STEP_TOKENS), length + 1))
     try:
         rows = [
             _unlike(subject.base, step, batch, length)
@@ -155,7 +163,7 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
         raise NotAsked(Message("laws.cache.no_static"))
     try:
         config = subject.config.get_text_config(decoder=True)
-        cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE)
+        cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE_SLOTS)
         if isinstance(own[name], library.EncoderDecoderCache):
             # The encoder's keys are all written at once: no slots, and no window (T5Gemma's is the decoder's alone).
             cache = library.EncoderDecoderCache(cache, library.DynamicCache())
@@ -169,8 +177,9 @@ def _compared(
 ) -> LawAnswer:
     """Compare one pass with a prefill and two steps, which are given their offset if it is named."""
     batch, length = content.tensor.shape[:2]
-    prefill = length - sum(_STEPS)
+    prefill = length - sum(_STEP_TOKENS)
     ends = [prefill, prefill + 1, length]
+    # A recurrent state (Mamba, RecurrentGemma) takes one token at a time after the prefill.
     if field(subject.module, "_is_stateful") is True:
         ends.insert(2, prefill + 2)
     base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches, offset=offset))
@@ -178,12 +187,12 @@ def _compared(
     if all(row is None for row in rows[1:]):
         raise NotAsked(Message("laws.asking.no_output_per_token"))
     # In a static cache, a prefill that differs may see empty slots, which is a fault.
-    if rows[0] is not None and bool(_real(subject, content, rows[0]).any()) and kind != _STATIC:
+    if rows[0] is not None and bool(_without_padding(subject, content, rows[0]).any()) and kind != _STATIC:
         raise NotAsked(Message("laws.cache.later_tokens_move"))
-    moved = [None if row is None else _real(subject, content, row) for row in rows]
+    moved = [None if row is None else _without_padding(subject, content, row) for row in rows]
     faulty = [step for step, row in zip(steps, moved, strict=True) if row is not None and bool(row.any())]
     if not faulty:
-        return kept(LAW, _about(kind))
+        return law_holds(LAW, _about(kind))
     marks = torch.zeros(batch, length, dtype=torch.bool)
     for step, row in zip(steps, moved, strict=True):
         if row is not None:
@@ -191,7 +200,7 @@ def _compared(
     return _broken(subject, content, faulty, marks, kind)
 
 
-def _unlike(base: Outputs, step: Step, batch: int, length: int) -> Tensor | None:
+def _unlike(base: Outputs, step: DecodingStep, batch: int, length: int) -> Tensor | None:
     """Return which positions of a step differ from one pass, (B, m), or None if no output has these positions."""
     found: Tensor | None = None
     for name, one in base.items():
@@ -205,16 +214,16 @@ def _unlike(base: Outputs, step: Step, batch: int, length: int) -> Tensor | None
     return found
 
 
-def _real(subject: Subject, content: Content, rows: Tensor) -> Tensor:
+def _without_padding(subject: Subject, content: Content, rows: Tensor) -> Tensor:
     """Return the rows without those of padding, whose outputs do not matter."""
     name = mask_name(subject, content)
     mask = None if name is None else subject.inputs.get(name)
-    if isinstance(mask, Tensor) and mask.shape == content.tensor.shape[:2] and rows.shape[1] > max(_STEPS):
+    if isinstance(mask, Tensor) and mask.shape == content.tensor.shape[:2] and rows.shape[1] > max(_STEP_TOKENS):
         return rows & mask[:, : rows.shape[1]].bool().cpu()
     return rows
 
 
-def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tensor, kind: str) -> LawAnswer:
+def _broken(subject: Subject, content: Content, faulty: list[DecodingStep], marks: Tensor, kind: str) -> LawAnswer:
     step, batch = faulty[0], marks.shape[0]
     protected = torch.zeros_like(marks)
     protected[:, step.first : step.last] = True
@@ -237,10 +246,10 @@ def _broken(subject: Subject, content: Content, faulty: list[Step], marks: Tenso
             break
     message, source = joined(sentences), Message("laws.cache.source")
     fix = Message("laws.cache.fix_static" if kind == _STATIC else "laws.cache.fix")
-    return broken(LAW, _about(kind), "fail", site, message, fix, source, value=float(count), positions=worst)
+    return law_broken(LAW, _about(kind), "fail", site, message, fix, source, value=float(count), positions=worst)
 
 
-def _differs(step: Step) -> Message:
+def _differs(step: DecodingStep) -> Message:
     tokens = step.last - step.first
     if step.first == 0:
         return Message("laws.cache.prefill_differs", tokens=tokens)

@@ -20,16 +20,16 @@ from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.sight import lookahead, may_see_ahead, says_causal
-from sqrtdk.laws.answers import broken, calls_at, kept
+from sqrtdk.laws.answers import calls_inside, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other
+from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
 LAW = "causal"
-_CACHE = re.compile(r"past|cache|mems|present")
+_CACHE_OUTPUT = re.compile(r"past|cache|mems|present")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -38,7 +38,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     batch, length = content.tensor.shape[:2]
     cut = length // 2
     later = (torch.arange(length) >= cut).expand(batch, length)
-    changes = {content.name: other(subject, content, later)}
+    changes = {content.name: other_content(subject, content, later)}
     if torch.equal(changes[content.name], content.tensor):
         raise NotAsked(Message("laws.causal.all_special"))
     before, after = subject.base, subject.run(changes)
@@ -50,16 +50,18 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     leaked = int(rows[:, :cut].any(0).sum())
     if not rows.any():
         raise NotAsked(Message("laws.causal.nothing_moves"))
-    owned = [call for call in calls_at(subject, None) if call.query_len == length and call.self_attention is not False]
+    owned = [
+        call for call in calls_inside(subject, None) if call.query_len == length and call.self_attention is not False
+    ]
     if not leaked:
-        yield kept(LAW, content.name)
+        yield law_holds(LAW, content.name)
         return
     why = _why_causal(subject, owned, before, batch, length)
     if why is None and not _language_model(subject, content, before):
-        yield kept(LAW, content.name, Message("laws.causal.undeclared"))
+        yield law_holds(LAW, content.name, Message("laws.causal.undeclared"))
         return
     if any(_ahead(subject, call) for call in owned):
-        yield kept(LAW, content.name, Message("laws.causal.declared_otherwise"))
+        yield law_holds(LAW, content.name, Message("laws.causal.declared_otherwise"))
         return
     site = first_place(subject, {}, changes, Protected(~later))
     shown = rows[int(rows[:, :cut].sum(1).argmax())] & (torch.arange(length) < cut)
@@ -70,7 +72,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         message = Message("laws.causal.earlier_moves", count=leaked, cut=cut, why=why)
         fix = Message("laws.causal.fix")
     source = Message("laws.causal.source")
-    yield broken(LAW, content.name, severity, site, message, fix, source, value=float(leaked), positions=shown)
+    yield law_broken(LAW, content.name, severity, site, message, fix, source, value=float(leaked), positions=shown)
 
 
 def tokens_of_decoder(subject: Subject) -> Content:
@@ -98,7 +100,7 @@ def _why_causal(
         if field(owner, "is_causal") is True or field(owner, "causal") is True:
             return Message("laws.causal.declared")
     # Keys of a cache are (B, H, n, E): positions are axis 2.
-    keys = (x for name, x in outputs.items() if _CACHE.search(name) and position_axis(x, batch, length) == 2)
+    keys = (x for name, x in outputs.items() if _CACHE_OUTPUT.search(name) and position_axis(x, batch, length) == 2)
     return None if next(keys, None) is None else Message("laws.causal.keys_cached")
 
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.audit.configs import module_at, number
+from sqrtdk.audit.configs import module_at, number_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.audit.verdicts import layer_of
-from sqrtdk.laws.answers import NO_VALUES, broken, kept, not_asked
+from sqrtdk.laws.answers import NO_VALUES, law_broken, law_holds, law_not_asked
 from sqrtdk.laws.declared_masks import LAW, of_masks
-from sqrtdk.laws.moved import ROUNDINGS
-from sqrtdk.laws.rotations import Declared, declared, plain
+from sqrtdk.laws.moved import MOVED_ROUNDINGS
+from sqrtdk.laws.rotations import DeclaredRotation, declared_rotation, number_text
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
 from sqrtdk.messages import Message
@@ -34,12 +34,12 @@ from sqrtdk.tracing.probe.tables import LOOSE_FREQUENCY_TOLERANCE, Law, frequenc
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 CHANNELS, FREQUENCIES = "laws.configured.about.channels", "laws.configured.about.frequencies"
-SOURCE = "laws.configured.source"
-LEAST_ROWS = 3
-STILL = 8.0  # times the noise: a pair that should turn by more, and does not, stands still
-ANEW = 0.2  # radians by which a step is off if positions jump; in half precision it is off by less
-NEAR = 0.01  # relative error of a frequency; tables in half precision are off by 0.4%
-_FIX = "laws.configured.fix"
+CONFIGURED_SOURCE = "laws.configured.source"
+LEAST_ROWS_TURNED = 3
+STILL_NOISE = 8.0  # times the noise: a pair that should turn by more, and does not, stands still
+POSITION_JUMP = 0.2  # radians by which a step is off if positions jump; in half precision it is off by less
+FREQUENCY_ERROR = 0.01  # relative error of a frequency; tables in half precision are off by 0.4%
+_CONFIGURED_FIX = "laws.configured.fix"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,12 +106,12 @@ def _turnings(call: CallTensors) -> Iterator[_Turning]:
     """Yield the rotations of q and k that can be fitted."""
     for vector in (call.query, call.key):
         for before, after in _rotated(vector):
-            fit = fit_rotation(before, after) if before.shape[2] >= LEAST_ROWS else None
+            fit = fit_rotation(before, after) if before.shape[2] >= LEAST_ROWS_TURNED else None
             if fit is None:
                 continue
             rows = fit.rotation.table.shape[1]
             # A step is the turn over all rows divided by their number, and so is its error.
-            noise = ROUNDINGS * torch.finfo(after.dtype).eps / (rows - 1)
+            noise = MOVED_ROUNDINGS * torch.finfo(after.dtype).eps / (rows - 1)
             yield _Turning(call, fit, frequencies(fit.rotation.table).abs().cpu(), noise)
 
 
@@ -132,15 +132,15 @@ def _judged(subject: Subject, turning: _Turning) -> Iterator[LawAnswer]:
     numbers = [int(part) for part in site.split(".") if part.isdecimal()]
     layer = layer_of(module, numbers[-1] if numbers else 0)
     head_dim = turning.call.query.values.shape[-1]
-    said = declared(config, module, layer, head_dim)
+    said = declared_rotation(config, module, layer, head_dim)
     if said.width is None and said.base is None:
         return
     if not _in_order(turning):
-        yield not_asked(LAW, Message(FREQUENCIES), Message("laws.configured.jumps"))
+        yield law_not_asked(LAW, Message(FREQUENCIES), Message("laws.configured.jumps"))
         return
     yield from _channels(turning, said, head_dim)
     if said.base is not None:
-        yield _frequencies(turning, said, head_dim, number(config, "max_position_embeddings"))
+        yield _frequencies(turning, said, head_dim, number_at(config, "max_position_embeddings"))
 
 
 def _in_order(turning: _Turning) -> bool:
@@ -149,19 +149,19 @@ def _in_order(turning: _Turning) -> bool:
     turned = (table[:, 1:] * table[:, :-1].conj()).angle()
     off = turned - frequencies(table)
     off = off - 2 * torch.pi * (off / (2 * torch.pi)).round()  # equal up to whole turns
-    return bool((off.abs() <= ANEW).all(-1).double().mean() >= 0.5)
+    return bool((off.abs() <= POSITION_JUMP).all(-1).double().mean() >= 0.5)
 
 
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawAnswer]:
+def _channels(turning: _Turning, said: DeclaredRotation, head_dim: int) -> Iterator[LawAnswer]:
     if said.width is None:
         return
     width = turning.fit.rotation.width
     # An odd number of channels rotates one pair more: 5 channels make 3 pairs.
     if any(width == wanted + wanted % 2 for wanted in said.widths) or _would_not_show(turning, said, head_dim):
-        yield kept(LAW, Message(CHANNELS))
+        yield law_holds(LAW, Message(CHANNELS))
         return
     still = _still(turning, None, said.scaled)
     field = str(said.width)
@@ -169,8 +169,8 @@ def _channels(turning: _Turning, said: Declared, head_dim: int) -> Iterator[LawA
     if still:
         pairs = len(turning.steps) - still
         message = Message("laws.configured.pairs", pairs=pairs, apart=width // 2, dims=head_dim, field=field)
-    site, fix, source = turning.call.site, Message(_FIX), Message(SOURCE)
-    yield broken(LAW, Message(CHANNELS), "fail", site, message, fix, source, value=float(width))
+    site, fix, source = turning.call.site, Message(_CONFIGURED_FIX), Message(CONFIGURED_SOURCE)
+    yield law_broken(LAW, Message(CHANNELS), "fail", site, message, fix, source, value=float(width))
 
 
 def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
@@ -182,10 +182,10 @@ def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:
     law = turning.law
     if law is not None and not (scaled and table is not None):
         table = law.frequencies(len(turning.steps))
-    return 0 if table is None else int(((turning.steps <= turning.noise) & (table > STILL * turning.noise)).sum())
+    return 0 if table is None else int(((turning.steps <= turning.noise) & (table > STILL_NOISE * turning.noise)).sum())
 
 
-def _would_not_show(turning: _Turning, said: Declared, head_dim: int) -> bool:
+def _would_not_show(turning: _Turning, said: DeclaredRotation, head_dim: int) -> bool:
     """Return whether the pairs that the config rotates, but that seem to stand still, turn too little to be seen."""
     width = turning.fit.rotation.width
     for wanted in said.widths:
@@ -198,30 +198,33 @@ def _would_not_show(turning: _Turning, said: Declared, head_dim: int) -> bool:
 # -- frequencies -------------------------------------------------------------------------------------------------------
 
 
-def _frequencies(turning: _Turning, said: Declared, head_dim: int, longest: float | None) -> LawAnswer:
+def _frequencies(turning: _Turning, said: DeclaredRotation, head_dim: int, longest: float | None) -> LawAnswer:
     width, length = turning.fit.rotation.width, turning.fit.rotation.table.shape[1]
     about = Message(FREQUENCIES)
     tables = said.tables(width, head_dim, length, longest)
     if not tables:
-        return not_asked(LAW, about, Message("laws.configured.unknown_law", law=said.law))
+        return law_not_asked(LAW, about, Message("laws.configured.unknown_law", law=said.law))
     if any(_same(turning, table) for table in _and_of_widths(said, tables, width, head_dim, length, longest)):
-        return kept(LAW, about)
+        return law_holds(LAW, about)
     # Frequencies of one axis fall from pair to pair.
     if not bool((turning.steps[1:] <= turning.steps[:-1] + turning.noise).all()) or _still(
         turning, tables[0], said.scaled
     ):
-        return not_asked(LAW, about, Message("laws.configured.several_axes"))
+        return law_not_asked(LAW, about, Message("laws.configured.several_axes"))
     if said.unknown is not None:
-        return not_asked(LAW, about, Message("laws.configured.unknown_law", law=said.unknown))
+        return law_not_asked(LAW, about, Message("laws.configured.unknown_law", law=said.unknown))
     message = _message(turning, said, tables[0], width)
-    return broken(LAW, about, "fail", turning.call.site, message, Message(_FIX), Message(SOURCE))
+    return law_broken(
+        LAW, about, "fail", turning.call.site, message, Message(_CONFIGURED_FIX), Message(CONFIGURED_SOURCE)
+    )
 
 
 def _and_of_widths(
-    said: Declared, tables: list[Tensor], width: int, head_dim: int, length: int, longest: float | None
+    said: DeclaredRotation, tables: list[Tensor], width: int, head_dim: int, length: int, longest: float | None
 ) -> Iterator[Tensor]:
     """Yield the tables of the rotated channels, and of other widths, because a wrong width is not also a wrong base."""
     yield from tables
+    # theta^(-2i/128), the table of a whole head cut to 64 channels, reads as the base sqrt(theta) over 64
     for other in {head_dim - head_dim % 2, *said.widths} - {width}:
         for table in said.tables(other, head_dim, length, longest) or ():
             if len(table) >= width // 2:
@@ -230,26 +233,26 @@ def _and_of_widths(
 
 def _same(turning: _Turning, table: Tensor) -> bool:
     return len(table) == len(turning.steps) and bool(
-        ((turning.steps - table).abs() <= NEAR * table + turning.noise).all()
+        ((turning.steps - table).abs() <= FREQUENCY_ERROR * table + turning.noise).all()
     )
 
 
-def _message(turning: _Turning, said: Declared, table: Tensor, width: int) -> Message:
+def _message(turning: _Turning, said: DeclaredRotation, table: Tensor, width: int) -> Message:
     """Return the message, which names the field that is wrong."""
     assert said.base is not None
     law, field = turning.law, str(said.base)
     if said.scaled:
         # If the plain frequencies of the base fit, the law was not applied.
-        unscaled = Declared(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
+        unscaled = DeclaredRotation(said.base, said.bases, None, (), "default", {}).tables(width, width, 1, None)
         if unscaled and any(_same(turning, one) for one in unscaled):
             return Message("laws.configured.unscaled", law=said.named_law)
-    elif law is not None and abs(law.factor - 1) <= NEAR:
-        return Message("laws.configured.base", base=plain(law.base), field=field)
+    elif law is not None and abs(law.factor - 1) <= FREQUENCY_ERROR:
+        return Message("laws.configured.base", base=number_text(law.base), field=field)
     elif law is not None:
         stretch = f"{law.factor:.4g}"
-        return Message("laws.configured.stretched", base=plain(law.base), stretch=stretch, field=field)
+        return Message("laws.configured.stretched", base=number_text(law.base), stretch=stretch, field=field)
     # The pair that is off by most.
-    pair = int(((turning.steps - table).abs() / (NEAR * table + turning.noise)).argmax())
+    pair = int(((turning.steps - table).abs() / (FREQUENCY_ERROR * table + turning.noise)).argmax())
     turns, wanted = f"{float(turning.steps[pair]):.4g}", f"{float(table[pair]):.4g}"
     if said.law == "default":
         return Message("laws.configured.pair", pair=pair, turns=turns, field=field, wanted=wanted)

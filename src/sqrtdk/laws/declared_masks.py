@@ -17,7 +17,7 @@ from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import BROKEN, LawAnswer
 from sqrtdk.audit.rules.windows import declared_window
 from sqrtdk.audit.sight import leak, lookahead, may_see_ahead, says_causal
-from sqrtdk.laws.answers import broken, kept
+from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.subject import Subject
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -47,11 +47,11 @@ def _window(subject: Subject, call: AttentionCall, module: nn.Module | None, con
         return
     # Rows that are not longer than the window do not show it.
     if window.keys and call.key_len > window.keys and mask.greatest + 1 in window.sides(mask.least < 0):
-        yield kept(LAW, Message(WINDOW))
+        yield law_holds(LAW, Message(WINDOW))
     elif not window.keys and mask.kind == "window" and mask.band and call.self_attention is not False:
         message = Message("laws.configured.window_of_others", seen=mask.greatest + 1, by=window.by)
         fix, source = Message("laws.configured.fix_window"), Message("laws.configured.source_masks")
-        yield broken(LAW, Message(WINDOW), "fail", call.site, message, fix, source)
+        yield law_broken(LAW, Message(WINDOW), "fail", call.site, message, fix, source)
 
 
 def _direction(
@@ -65,7 +65,7 @@ def _direction(
         if fault is not None:
             yield LawAnswer(LAW, Message(DIRECTION), BROKEN, fault[3], call.site)
         elif mask is not None and (mask.kind in CAUSAL_KINDS or mask.least == 0):
-            yield kept(LAW, Message(DIRECTION))
+            yield law_holds(LAW, Message(DIRECTION))
         return
     words = _bidirectional(config)
     if words is None or call.self_attention is False or call.query_len < 2:
@@ -73,9 +73,9 @@ def _direction(
     if mask is not None and mask.kind in CAUSAL_KINDS:
         message = Message("laws.configured.runs_causally", why=words)
         fix, source = Message("laws.configured.fix_runs_causally"), Message("laws.configured.source_masks")
-        yield broken(LAW, Message(DIRECTION), "fail", call.site, message, fix, source)
+        yield law_broken(LAW, Message(DIRECTION), "fail", call.site, message, fix, source)
     elif mask is None or (mask.least is not None and mask.least < 0):
-        yield kept(LAW, Message(DIRECTION))
+        yield law_holds(LAW, Message(DIRECTION))
 
 
 def _bidirectional(config: object) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.errors import INTERRUPTS
-from sqrtdk.laws.inputs import MASK, Content, contents, goes_with
+from sqrtdk.laws.inputs import MASK_WORDS, Content, contents, goes_with
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
 from sqrtdk.models.returned import tensors_of, walk
@@ -24,19 +24,19 @@ from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.trace import trace
 
 # past_key_values, cache_params, mems.
-_CACHE = re.compile(r"(^|_)(past|caches?|mems?|states?|kv|presents?|buckets)(_|$)")
+_CACHE_ARGUMENT = re.compile(r"(^|_)(past|caches?|mems?|states?|kv|presents?|buckets)(_|$)")
 # Arguments of these words that hold no keys: use_cache, cache_position, past_values.
 _NO_CACHE = re.compile(
     r"^(use|return|output|no|update|encoder)_|position|hidden|implementation|length|len$|size|mask|config|dtype|offset|"
     r"past_(values|time|observed|sequence|input)|index|step"
 )
-_SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
-_POSITIONS = re.compile(r"position|^pos(_ids?)?$")  # position_ids, cache_position, pos
-_OFFSET = re.compile(r"^((pos(ition)?|seq|start|cache)_)?offset$|^start_pos(ition)?$|^(past|cache)_len(gth)?$")
+_CACHE_SWITCH = re.compile(r"^(use|return)_(kv_?|new_?|key_values?_?)?(caches?|past|kv|presents?|mems?)$")
+_POSITION_ARGUMENT = re.compile(r"position|^pos(_ids?)?$")  # position_ids, cache_position, pos
+_OFFSET_ARGUMENT = re.compile(r"^((pos(ition)?|seq|start|cache)_)?offset$|^start_pos(ition)?$|^(past|cache)_len(gth)?$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class DecodingStep:
     """One run of the tokens from `first` up to `last` (exclusive), behind the cached tokens before them.
 
     Attributes:
@@ -55,24 +55,24 @@ class Step:
 def cache_arguments(subject: Subject) -> list[str]:
     """Return the names of forward's arguments that may be a cache."""
     names = {**forward_arguments(subject.module), **subject.inputs}
-    return [name for name in names if _CACHE.search(name) and not _NO_CACHE.search(name)]
+    return [name for name in names if _CACHE_ARGUMENT.search(name) and not _NO_CACHE.search(name)]
 
 
 def offset_argument(subject: Subject) -> str | None:
     """Return the argument for the number of cached tokens (`offset`, `start_pos`), or None if forward has none."""
     takes = forward_arguments(subject.module)
-    return next((name for name in takes if _OFFSET.search(name) and name not in subject.inputs), None)
+    return next((name for name in takes if _OFFSET_ARGUMENT.search(name) and name not in subject.inputs), None)
 
 
 def switches(subject: Subject) -> dict[str, bool]:
     """Return the arguments that ask for a cache, set to True: `use_cache`."""
-    return {name: True for name in forward_arguments(subject.module) if _SWITCH.search(name)}
+    return {name: True for name in forward_arguments(subject.module) if _CACHE_SWITCH.search(name)}
 
 
 def decoded(
     subject: Subject, content: Content, ends: tuple[int, ...], caches: Mapping[str, Any], *, whole: bool = False,
     offset: str | None = None,
-) -> Iterator[Step]:  # fmt: skip
+) -> Iterator[DecodingStep]:  # fmt: skip
     """Run the tokens in chunks, each with a cache of the tokens before it.
 
     Args:
@@ -94,7 +94,7 @@ def decoded(
         # Forward may fill a cache in place, and `step` keeps it as it was before.
         given = {name: _copy(value) for name, value in held.items()}
         returned = step.returned(given, shared=tuple(given))
-        yield Step(first, last, step, tensors_of(returned))
+        yield DecodingStep(first, last, step, tensors_of(returned))
         filled = filled_caches(arguments, returned)
         objects = {name: value for name, value in given.items() if _is_object(value)}
         if not filled and not objects and last != ends[-1]:
@@ -119,7 +119,9 @@ def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:
     fields = _fields(returned)
     if fields is not None:
         filled = {name: fields[name] for name in arguments if _holds(fields.get(name))}
-        others = [x for name, x in fields.items() if _CACHE.search(name) and not _NO_CACHE.search(name) and _holds(x)]
+        others = [
+            x for name, x in fields.items() if _CACHE_ARGUMENT.search(name) and not _NO_CACHE.search(name) and _holds(x)
+        ]
         if filled or not arguments or len(others) != 1:
             return filled
         return {arguments[0]: others[0]}
@@ -182,9 +184,10 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     batch, length = content.tensor.shape[:2]
-    if _POSITIONS.search(name):
+    if _POSITION_ARGUMENT.search(name):
         return value[..., first:last] if value.shape[-1] == length else value
-    if MASK.search(name):
+    # attention_mask (B, n) has a column for every key, cached ones included; input_ids only those of the step
+    if MASK_WORDS.search(name):
         if value.dim() == 2 and value.shape[0] == batch and value.shape[1] >= length:
             return value[:, : value.shape[1] - length + last]  # columns of a given cache come first
         if value.shape[-2:] == (length, length):

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, calls_at, kept
+from sqrtdk.laws.answers import calls_inside, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import contents, other, restarts
+from sqrtdk.laws.inputs import contents, other_content, restarts
 from sqrtdk.laws.moved import moved_positions, position_axes
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message, joined
 
 LAW = "documents"
-_OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
+_OFFSET_INPUTS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -30,7 +30,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if not found:
         raise NotAsked(Message("laws.documents.no_content"))
     first = document == 0
-    changes = {content.name: other(subject, content, first, specials=True) for content in found}
+    changes = {content.name: other_content(subject, content, first, specials=True) for content in found}
     before, after = subject.base, subject.run(changes)
     judged = False
     for name, axis in position_axes(before, *document.shape).items():
@@ -45,17 +45,17 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
             return
     if not judged:
         raise NotAsked(Message("laws.asking.no_output_per_token"))
-    yield kept(LAW)
+    yield law_holds(LAW)
 
 
 def _broken(subject: Subject, changes: dict[str, Tensor], document: Tensor, rows: Tensor, of: int) -> LawAnswer:
     site = first_place(subject, {}, changes, Protected(document > 0))
     count = int(rows.sum())
     message: str = Message("laws.documents.seen", count=count, of=of)
-    if any(call.mask is not None and call.mask.kind == "causal" for call in calls_at(subject, site)):
+    if any(call.mask is not None and call.mask.kind == "causal" for call in calls_inside(subject, site)):
         message = joined([message, Message("laws.documents.only_causal")])
     fix, source = Message("laws.documents.fix"), Message("laws.documents.source")
-    return broken(LAW, "position_ids", "fail", site, message, fix, source, value=float(count), positions=rows)
+    return law_broken(LAW, "position_ids", "fail", site, message, fix, source, value=float(count), positions=rows)
 
 
 def _documents(subject: Subject) -> Tensor:
@@ -74,7 +74,7 @@ def _documents(subject: Subject) -> Tensor:
             documents = documents.expand(batch, -1)
         if bool((documents.max(1).values > 0).all()):
             return documents
-    offsets = next((tensors[name] for name in _OFFSETS if name in tensors), None)
+    offsets = next((tensors[name] for name in _OFFSET_INPUTS if name in tensors), None)
     if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:
         sizes = offsets.diff().long()  # cu_seqlens = [0, 3, 8]: documents of 3 and 5 tokens
         return torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sqrtdk.audit.records import BROKEN, LawAnswer
-from sqrtdk.laws.answers import kept
+from sqrtdk.laws.answers import law_holds
 from sqrtdk.laws.subject import Subject
 from sqrtdk.messages import Message
 
@@ -22,4 +22,4 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if bad:
         yield LawAnswer(LAW, "", BROKEN, Message("laws.finite.outputs", names=", ".join(bad[:3])))
     else:
-        yield kept(LAW)
+        yield law_holds(LAW)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.laws.moved import is_logits, moved
+from sqrtdk.laws.moved import is_logits, moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.models.returned import walk
 
@@ -195,7 +195,8 @@ def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | N
 def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Return whether any tensor moved; those of only one run, or of other shapes (masks of other keys), are skipped."""
     return any(
-        name in other and x.shape == other[name].shape and bool(moved(x, other[name]).any()) for name, x in one.items()
+        name in other and x.shape == other[name].shape and bool(moved_entries(x, other[name]).any())
+        for name, x in one.items()
     )
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, kept, not_asked
+from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.decoding import cache_arguments, misaligned
-from sqrtdk.laws.inputs import Content, other
-from sqrtdk.laws.moved import moved, moved_positions, position_axis
+from sqrtdk.laws.inputs import Content, other_content
+from sqrtdk.laws.moved import moved_entries, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.returned import tensors_of
@@ -30,12 +30,12 @@ GIVEN, EMPTY = "laws.cache.about.given_keys", "laws.cache.about.empty_slots"
 def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
     """Yield one answer for a module that takes cached keys and values as two tensors and returns none."""
     try:
-        yield _given(subject, content)
+        yield _answer_on_keys(subject, content)
     except NotAsked as error:
-        yield not_asked(LAW, Message(GIVEN), error.reason)
+        yield law_not_asked(LAW, Message(GIVEN), error.reason)
 
 
-def _given(subject: Subject, content: Content) -> LawAnswer:
+def _answer_on_keys(subject: Subject, content: Content) -> LawAnswer:
     names = cache_arguments(subject)
     given = [subject.inputs.get(name) for name in names]
     if len(names) == 1 and isinstance(given[0], tuple | list):
@@ -51,7 +51,7 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
     cached = int(pair[0].shape[axis])
     # Any earlier tokens will do, as long as their number is right.
     earlier = content.tensor[:, torch.arange(cached) % new]
-    earlier = other(subject, Content(content.name, earlier), torch.ones(earlier.shape[:2], dtype=torch.bool))
+    earlier = other_content(subject, Content(content.name, earlier), torch.ones(earlier.shape[:2], dtype=torch.bool))
 
     def caches(key: Tensor, value: Tensor) -> dict[str, Any]:
         parts = [part.transpose(1, axis).transpose(1, 2) if axis == 1 else part for part in (key, value)]
@@ -71,7 +71,7 @@ def _given(subject: Subject, content: Content) -> LawAnswer:
     behind = subject.over({**subject.inputs, **caches(all_keys[:, :, :cached], seen.value.values[:, :, :cached])})
     rows = _unlike(full, behind.base, content, cached)
     if not bool(rows.any()):
-        return kept(LAW, Message(GIVEN))
+        return law_holds(LAW, Message(GIVEN))
     return _broken(behind, rows, cached, seen, subject.over({**subject.inputs, **empty}))
 
 
@@ -81,7 +81,7 @@ def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone
     message: str = Message("laws.cache.given_differ", count=count, cached=cached)
     if (corner := misaligned(behind, rows.shape[1], cached)) is not None:
         message, fix = joined([message, corner[1]]), Message("laws.cache.fix_align")
-        return broken(LAW, about, "fail", corner[0], message, fix, source, value=float(count), positions=worst)
+        return law_broken(LAW, about, "fail", corner[0], message, fix, source, value=float(count), positions=worst)
     keys, first = (_traced(run)[1].key.values for run in (behind, alone))
     before, whole = (part[:, :, :cached] for part in (keys, seen.key.values))
     new, whole_new = keys[:, :, cached:], seen.key.values[:, :, cached:]
@@ -93,7 +93,7 @@ def _broken(behind: Subject, rows: Tensor, cached: int, seen: CallTensors, alone
     elif _equal(new, whole_new) and not _equal(before, whole):
         message = joined([message, Message("laws.cache.turned_again")])
         fix = Message("laws.cache.fix_turn_once")
-    return broken(LAW, about, "warn", site, message, fix, source, value=float(count), positions=worst)
+    return law_broken(LAW, about, "warn", site, message, fix, source, value=float(count), positions=worst)
 
 
 def _traced(subject: Subject) -> tuple[Outputs, CallTensors]:
@@ -123,7 +123,7 @@ def _as_cached(step: CallTensors, pair: list[Tensor], cached: int) -> tuple[int,
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and not bool(moved(one, other).any())
+    return one.shape == other.shape and not bool(moved_entries(one, other).any())
 
 
 def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tensor:
@@ -150,8 +150,8 @@ def empty_slots(subject: Subject) -> LawAnswer | None:
         if seen:
             message = Message("laws.cache.empty_slots_seen", count=seen)
             fix, source = Message("laws.cache.fix_empty_slots"), Message("laws.cache.source_empty_slots")
-            return broken(LAW, Message(EMPTY), "warn", tensors.site, message, fix, source, value=float(seen))
-    return kept(LAW, Message(EMPTY))
+            return law_broken(LAW, Message(EMPTY), "warn", tensors.site, message, fix, source, value=float(seen))
+    return law_holds(LAW, Message(EMPTY))
 
 
 def _has_slots(call: Any) -> bool:

@@ -18,17 +18,17 @@ from sqrtdk.audit.configs import field
 from sqrtdk.laws.subject import Subject
 
 LEAST_TOKENS = 4  # with fewer tokens there is no earlier and later half to compare
-MASK = re.compile(r"mask|keep|pad(?!ded)|valid")
-_LENGTHS = re.compile(r"(^|_)(lengths?|lens?|seqlens?)$")
+MASK_WORDS = re.compile(r"mask|keep|pad(?!ded)|valid")
+_LENGTH_WORDS = re.compile(r"(^|_)(lengths?|lens?|seqlens?)$")
 # Arguments that go along with content and are none: position_ids, labels, bbox.
-_BESIDE = re.compile(
+_BESIDE_CONTENT = re.compile(
     r"position|type_id|segment|label|target|cache|past|step|time|thw|bbox|boxes|shape|grid|index|indices|sigma|"
     r"embeddings|cos|sin|cu_seqlens|scale|bias|edge|adj"
 )
 _HIDES_TRUE = re.compile(r"key_padding_mask$|padding_mask$|pad_mask$")  # torch's masks that are True at padding
 DECODER = re.compile(r"decoder|tgt|trg")
 ENCODER = re.compile(r"encoder|memory|context|src|source")
-_IDS = re.compile(r"_token_id$|_token_index$|_token_ids$")  # pad_token_id, image_token_index
+_SPECIAL_ID_FIELDS = re.compile(r"_token_id$|_token_index$|_token_ids$")  # pad_token_id, image_token_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ def contents(subject: Subject) -> list[Content]:
     """Return the inputs that are content, those with positions first."""
     kept = []
     for name, value in subject.tensors.items():
-        if MASK.search(name) or _BESIDE.search(name) or value.is_nested or value.dtype is torch.bool:
+        if MASK_WORDS.search(name) or _BESIDE_CONTENT.search(name) or value.is_nested or value.dtype is torch.bool:
             continue
         # Axis 1 of pixels is channels, and may be 1.
         dims = (2, 3, 4, 5) if value.is_floating_point() else (2,)
@@ -92,12 +92,12 @@ def goes_with(name: str, content: Content) -> bool:
     return bool(DECODER.search(name)) if DECODER.search(content.name) else not ENCODER.search(name)
 
 
-def masks(subject: Subject) -> Iterator[MaskInput]:
+def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
     """Yield the inputs that are masks: bool, 0 and 1, or 0 and negative numbers."""
     for name, value in subject.tensors.items():
-        if value.is_nested or not value.numel() or not (MASK.search(name) or value.dtype is torch.bool):
+        if value.is_nested or not value.numel() or not (MASK_WORDS.search(name) or value.dtype is torch.bool):
             continue
-        if _BESIDE.search(name) or value.dim() < 2:
+        if _BESIDE_CONTENT.search(name) or value.dim() < 2:
             continue
         zero_one = value.dtype is torch.bool or bool(((value == 0) | (value == 1)).all())
         # A square mask is one of rows and keys.
@@ -111,7 +111,7 @@ def masks(subject: Subject) -> Iterator[MaskInput]:
 def lengths(subject: Subject) -> Iterator[str]:
     """Yield the names of inputs that are lengths of samples: whole numbers, or shares such as `wav_lens`."""
     for name, value in subject.tensors.items():
-        if _LENGTHS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
+        if _LENGTH_WORDS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
             yield name
 
 
@@ -139,7 +139,9 @@ def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
     return named or (plain if not stem and plain else fits)
 
 
-def other(subject: Subject, content: Content, where: Tensor, salt: int = 1, *, specials: bool = False) -> Tensor:
+def other_content(
+    subject: Subject, content: Content, where: Tensor, salt: int = 1, *, specials: bool = False
+) -> Tensor:
     """Return the content with other values at the marked positions (B, n), or in the marked samples (B,).
 
     Ids are drawn from those in the inputs, except the largest. Special ids (the config's `pad_token_id` and alike) are
@@ -177,7 +179,7 @@ def special_ids(config: Any) -> set[int]:
     for part in (config, *(field(config, name) for name in ("text_config", "decoder", "encoder", "thinker_config"))):
         values = part if isinstance(part, Mapping) else field(part, "__dict__") or {}
         for name, value in values.items():
-            if isinstance(name, str) and _IDS.search(name):
+            if isinstance(name, str) and _SPECIAL_ID_FIELDS.search(name):
                 ids |= {
                     entry for entry in (value if isinstance(value, list | tuple) else [value]) if type(entry) is int
                 }

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, kept
+from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.first_place import Protected, first_unlike, in_encoder, taken_by
 from sqrtdk.laws.inputs import Content
-from sqrtdk.laws.moved import any_moved, moved, position_axis
-from sqrtdk.laws.padded import Padded, mask_name, padded, self_attentions, takes_positions
+from sqrtdk.laws.moved import any_moved, moved_entries, position_axis
+from sqrtdk.laws.padded import Padded, mask_name, pad_both_sides, self_attentions, takes_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -34,7 +34,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer."""
     named = subject.by_name()
     content = tokens_of_decoder(named)
-    both = padded(named, content)
+    both = pad_both_sides(named, content)
     name = mask_name(named, content) or ""
     calls = self_attentions(named, content)
     if not calls:
@@ -45,7 +45,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.left_padding.not_finite"))
     unlike = _unlike(both, both.right.base, both.left.base)
     if not bool(unlike.any()):
-        yield kept(LAW, name)
+        yield law_holds(LAW, name)
         return
     if not takes_positions(named, content) and _absolute(both, calls[0].site, content):
         raise NotAsked(Message("laws.left_padding.absolute_positions"))
@@ -61,7 +61,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     count, of = int(unlike[worst].sum()), int((~both.hidden_left[worst]).sum())
     message = Message("laws.left_padding.differs", count=count, of=of)
     fix, source = Message("laws.left_padding.fix", mask=name), Message("laws.left_padding.source")
-    yield broken(LAW, name, "fail", site, message, fix, source, value=float(count), positions=unlike[worst])
+    yield law_broken(LAW, name, "fail", site, message, fix, source, value=float(count), positions=unlike[worst])
 
 
 def _plain(call: AttentionCall) -> bool:
@@ -82,7 +82,7 @@ def _unlike(both: Padded, right: Outputs, left: Outputs) -> Tensor:
         axis = position_axis(one, *shown_right.shape)
         if axis != 1 or in_encoder(name) or name not in left or left[name].shape != one.shape:
             continue
-        entries = moved(one[shown_right.to(one.device)], left[name][shown_left.to(one.device)]).cpu()
+        entries = moved_entries(one[shown_right.to(one.device)], left[name][shown_left.to(one.device)]).cpu()
         found = torch.zeros_like(shown_left)
         found[shown_left] = entries.reshape(len(entries), -1).any(1)
         rows = found if rows is None else rows | found
@@ -96,4 +96,6 @@ def _absolute(both: Padded, site: str, content: Content) -> bool:
     right, left = (taken_by(subject, site, batch, length) for subject in (both.right, both.left))
     if right is None or left is None:
         return True
-    return bool(moved(right[~both.hidden_right.to(right.device)], left[~both.hidden_left.to(left.device)]).any())
+    return bool(
+        moved_entries(right[~both.hidden_right.to(right.device)], left[~both.hidden_left.to(left.device)]).any()
+    )

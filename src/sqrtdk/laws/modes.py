@@ -26,10 +26,10 @@ from functools import partial
 from torch import nn
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.audit.rules.eager_vs_sdpa import difference
-from sqrtdk.laws.answers import broken, kept, not_asked
+from sqrtdk.audit.rules.eager_vs_sdpa import call_difference
+from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import first_of_modes
-from sqrtdk.laws.moved import any_moved, moved
+from sqrtdk.laws.moved import any_moved, moved_entries
 from sqrtdk.laws.samples import batches
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject, unchanged
 from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
@@ -49,7 +49,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         try:
             yield answer(subject)
         except NotAsked as error:
-            yield not_asked(LAW, Message(about), error.reason)
+            yield law_not_asked(LAW, Message(about), error.reason)
 
 
 def _of_one(subject: Subject) -> LawAnswer:
@@ -58,10 +58,10 @@ def _of_one(subject: Subject) -> LawAnswer:
     if found.mixed:
         raise NotAsked(Message("laws.modes.samples_mix"))
     single, before = found.single.base, found.many.base
-    if any(bool(moved(single[name][0], before[name][found.stays]).any()) for name in found.names):
+    if any(bool(moved_entries(single[name][0], before[name][found.stays]).any()) for name in found.names):
         message, fix = Message("laws.modes.alone"), Message("laws.modes.fix_alone")
-        return broken(LAW, Message(ONE), "warn", None, message, fix, Message("laws.modes.source_alone"))
-    return kept(LAW, Message(ONE))
+        return law_broken(LAW, Message(ONE), "warn", None, message, fix, Message("laws.modes.source_alone"))
+    return law_holds(LAW, Message(ONE))
 
 
 # -- train mode --------------------------------------------------------------------------------------------------------
@@ -126,14 +126,14 @@ def _of_train(subject: Subject) -> LawAnswer:
     module = subject.module
     runs = _runs(subject)
     if subject.steady_in_train_mode:
-        return kept(LAW, Message(TRAIN))
+        return law_holds(LAW, Message(TRAIN))
     trained = _trained(runs)
     if not _differ(subject.base, trained):
-        return kept(LAW, Message(TRAIN))
+        return law_holds(LAW, Message(TRAIN))
     drew, updated = runs.drew, runs.updated
     plain = runs.run(False)
     if not _differ(plain, trained):
-        return kept(LAW, Message(TRAIN))
+        return law_holds(LAW, Message(TRAIN))
     if updated:
         runs.resting |= {module.get_submodule(path.rpartition(".")[0]) for path in updated}
         trained = _trained(runs)
@@ -145,7 +145,7 @@ def _of_train(subject: Subject) -> LawAnswer:
             stack.enter_context(rates_off(module))
             plain, trained = runs.run(False), _trained(runs)
             if not _differ(plain, trained):
-                return kept(LAW, Message(TRAIN))
+                return law_holds(LAW, Message(TRAIN))
         # A generator that the model owns advances without `draws` seeing it, so one more run is needed.
         others = (runs.run(True, subject.seed + turn) for turn in range(1, MOST_SEEDS if runs.drew else 2))
         if any(_differ(trained, other) for other in others):
@@ -174,7 +174,7 @@ def _differ(one: Outputs, other: Outputs) -> bool:
     names = [name for name in both if one[name].dim() and not _LOSS.search(name)]
     if not names or places[0] != places[1]:
         raise NotAsked(Message("laws.modes.other_outputs"))
-    return any(bool(moved(one[name], other[name]).any()) for name in names)
+    return any(bool(moved_entries(one[name], other[name]).any()) for name in names)
 
 
 def _broken(runs: _Runs) -> LawAnswer:
@@ -183,7 +183,7 @@ def _broken(runs: _Runs) -> LawAnswer:
     evaluated, trained = (_calls(runs, training) for training in (False, True))
     twins = {(call.site, call.index): call for call in trained}
     pairs = [(call, twins[call.site, call.index]) for call in evaluated if (call.site, call.index) in twins]
-    found = next(((one.site, what) for one, two in pairs if (what := _what(one, two)) is not None), None)
+    found = next(((one.site, what) for one, two in pairs if (what := _difference_of_calls(one, two)) is not None), None)
     message = Message("laws.modes.train")
     at_attention = any(site == call.site or (site or "").startswith(f"{call.site}.") for call in evaluated if call.site)
     if found is not None:
@@ -191,7 +191,7 @@ def _broken(runs: _Runs) -> LawAnswer:
         site = found[0] if site is None else site
     severity = "fail" if found is not None or at_attention else "warn"
     fix, source = Message("laws.modes.fix_train"), Message("laws.modes.source_train")
-    return broken(LAW, Message(TRAIN), severity, site, message, fix, source)
+    return law_broken(LAW, Message(TRAIN), severity, site, message, fix, source)
 
 
 def _calls(runs: _Runs, training: bool) -> tuple[AttentionCall, ...]:
@@ -200,9 +200,9 @@ def _calls(runs: _Runs, training: bool) -> tuple[AttentionCall, ...]:
     return seen.calls
 
 
-def _what(one: AttentionCall, other: AttentionCall) -> str | None:
+def _difference_of_calls(one: AttentionCall, other: AttentionCall) -> str | None:
     """Return what differs between two readings of an attention, or None if nothing that was read does."""
-    found = difference(one, other, outputs=False)
+    found = call_difference(one, other, outputs=False)
     if found is not None:
         return found[0]
     if one.mask is None or other.mask is None or one.mask.kind == other.mask.kind:

@@ -14,16 +14,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-ROUNDINGS = 2.0**10  # times eps
+MOVED_ROUNDINGS = 2.0**10  # times eps
 IN_HALF = 4.0  # times eps, between two runs on the same shapes
-HALF = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor:
+def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDINGS) -> Tensor:
     """Return whether each entry of an output moved by more than the bar; an entry finite in only one run moved.
 
     Example:
-        >>> moved(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, 2.1, float("nan")])).tolist()
+        >>> moved_entries(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, 2.1, float("nan")])).tolist()
         [False, True, False]
     """
     if before.shape != after.shape:
@@ -31,7 +31,7 @@ def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor
     if before.dtype == after.dtype and torch.equal(before, after):  # the usual case of a kept law, and cheap
         return torch.zeros_like(before, dtype=torch.bool)
     bar = roundings * max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps)
-    if before.dtype in HALF:
+    if before.dtype in HALF_DTYPES:
         bar = IN_HALF * torch.finfo(before.dtype).eps
     one, other = before.double(), after.double()
     size = torch.where(one.isfinite(), one, 0.0).abs().max() if one.numel() else 0.0
@@ -43,7 +43,7 @@ def moved(before: Tensor, after: Tensor, roundings: float = ROUNDINGS) -> Tensor
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
     """Return whether any output moved, or the two runs have different outputs."""
-    return before.keys() != after.keys() or any(bool(moved(x, after[name]).any()) for name, x in before.items())
+    return before.keys() != after.keys() or any(bool(moved_entries(x, after[name]).any()) for name, x in before.items())
 
 
 def position_axis(output: Tensor, batch: int, length: int) -> int | None:
@@ -93,6 +93,6 @@ def is_logits(tensor: Tensor, length: int) -> bool:
 
 def moved_positions(before: Tensor, after: Tensor, axis: int) -> Tensor:
     """Return which positions of each sample moved, (B, n)."""
-    entries = moved(before, after)
+    entries = moved_entries(before, after)
     others = [place for place in range(1, entries.dim()) if place != axis]
     return entries.any(dim=others) if others else entries

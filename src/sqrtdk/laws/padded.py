@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.configs import field
-from sqrtdk.laws.answers import calls_at
+from sqrtdk.laws.answers import calls_inside
 from sqrtdk.laws.first_place import in_encoder
-from sqrtdk.laws.inputs import Content, MaskInput, content_of, goes_with, masks, restarts
+from sqrtdk.laws.inputs import Content, MaskInput, content_of, goes_with, mask_inputs, restarts
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
 
-_SHARE = 4  # one in so many positions becomes padding if the inputs have none
-_POSITIONS = "position_ids"
+_ONE_PADDED_IN = 4  # one in so many positions becomes padding if the inputs have none
+_POSITION_INPUT = "position_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ def mask_name(subject: Subject, content: Content) -> str | None:
     The decoder of an encoder-decoder model begins with one token. Nobody pads before it, unless the inputs have a mask
     for it.
     """
-    for mask in masks(subject):
+    for mask in mask_inputs(subject):
         if mask.hidden is not None and any(one.name == content.name for one in content_of(subject, mask)):
             return mask.name
     if field(subject.config, "model_type") is None or "attention_mask" in subject.inputs:
@@ -49,17 +49,17 @@ def mask_name(subject: Subject, content: Content) -> str | None:
 
 def takes_positions(subject: Subject, content: Content) -> bool:
     """Return whether forward takes the position of each token."""
-    return _POSITIONS in forward_arguments(subject.module) and not content.name.startswith("decoder")
+    return _POSITION_INPUT in forward_arguments(subject.module) and not content.name.startswith("decoder")
 
 
 def with_positions(subject: Subject, content: Content) -> Subject:
     """Return the subject with position_ids that count from 0."""
     batch, length = content.tensor.shape[:2]
     positions = torch.arange(length, device=content.tensor.device).expand(batch, length)
-    return subject.over({**subject.inputs, _POSITIONS: positions.clone()})
+    return subject.over({**subject.inputs, _POSITION_INPUT: positions.clone()})
 
 
-def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> Padded:
+def pad_both_sides(subject: Subject, content: Content, *, last_sample: bool = False) -> Padded:
     """Return the tokens with padding on the right, and the same tokens with padding on the left.
 
     Padding is that of the inputs, or else replaces the last quarter of the tokens. Inputs with a number for each token
@@ -78,10 +78,10 @@ def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> 
         raise NotAsked(Message("laws.asking.no_attention_mask"))
     batch, length = content.tensor.shape[:2]
     device = content.tensor.device
-    given = next((mask for mask in masks(subject) if mask.name == name), None)
+    given = next((mask for mask in mask_inputs(subject) if mask.name == name), None)
     mask = given or MaskInput(name, torch.ones(batch, length, dtype=torch.long, device=device), None)
     hidden = mask.hidden
-    positions = subject.tensors.get(_POSITIONS)
+    positions = subject.tensors.get(_POSITION_INPUT)
     if positions is not None and positions.dim() == 2 and bool(restarts(positions).any()):
         raise NotAsked(Message("laws.left_padding.restarts"))
     for other, value in subject.tensors.items():
@@ -89,7 +89,7 @@ def padded(subject: Subject, content: Content, *, last_sample: bool = False) -> 
             raise NotAsked(Message("laws.left_padding.mask_of_pairs", name=other))
     if hidden is None or not bool(hidden.any()):
         hidden = torch.zeros(batch, length, dtype=torch.bool, device=device)
-        hidden[batch - 1 if last_sample else 0 :, length - max(length // _SHARE, 1) :] = True
+        hidden[batch - 1 if last_sample else 0 :, length - max(length // _ONE_PADDED_IN, 1) :] = True
     if bool(hidden.all(1).any()):
         raise NotAsked(Message("laws.left_padding.only_padding"))
     filled = dict(subject.inputs)
@@ -120,8 +120,8 @@ def _arranged(
     if takes_positions(subject, content):
         positions = ((~hidden).long().cumsum(1) - 1).clamp_min(0)
         # Qwen2-VL's position_ids are (3, B, n): time, height and width.
-        own = subject.tensors.get(_POSITIONS)
-        inputs[_POSITIONS] = positions.expand_as(own).clone() if own is not None and own.dim() == 3 else positions
+        own = subject.tensors.get(_POSITION_INPUT)
+        inputs[_POSITION_INPUT] = positions.expand_as(own).clone() if own is not None and own.dim() == 3 else positions
     return subject.over(inputs), hidden
 
 
@@ -141,9 +141,9 @@ def _pad_id(subject: Subject) -> int | None:
 
 def self_attentions(subject: Subject, content: Content) -> list[AttentionCall]:
     """Return the self-attentions with a row for each token, as they run without hidden padding."""
-    calls = list(calls_at(subject, None))
+    calls = list(calls_inside(subject, None))
     name = mask_name(subject, content)
-    given = next((mask for mask in masks(subject) if mask.name == name), None)
+    given = next((mask for mask in mask_inputs(subject) if mask.name == name), None)
     if given is not None and given.hidden is not None and bool(given.hidden.any()):
         with trace(subject.module, stats=False, numeric=False) as traced:
             subject.run({given.name: given.hiding(torch.zeros_like(given.hidden))})

@@ -18,34 +18,44 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, calls_at, kept, not_asked
+from sqrtdk.laws.answers import calls_inside, law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import Content, MaskInput, content_of, contents, lengths, masks, other, restarts, special_ids
-from sqrtdk.laws.moved import any_moved, is_logits, moved, moved_positions, position_axis
+from sqrtdk.laws.inputs import (
+    Content,
+    MaskInput,
+    content_of,
+    contents,
+    lengths,
+    mask_inputs,
+    other_content,
+    restarts,
+    special_ids,
+)
+from sqrtdk.laws.moved import any_moved, is_logits, moved_entries, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 
 LAW = "padding"
-SOURCE = "laws.padding.source"
-_SHARE = 3  # one in so many positions is hidden if the mask hides none
-_CAUSAL_KINDS = ("causal", "causal_lower_right", "window")
+PADDING_LAW_SOURCE = "laws.padding.source"
+_ONE_HIDDEN_IN = 3  # one in so many positions is hidden if the mask hides none
+_CAUSAL_OR_WINDOW = ("causal", "causal_lower_right", "window")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield an answer for each mask, and for each argument of lengths."""
-    found, sizes = list(masks(subject)), list(lengths(subject))
+    found, sizes = list(mask_inputs(subject)), list(lengths(subject))
     if not (found or sizes):
         raise NotAsked(Message("laws.padding.no_mask"))
     for mask in found:
         try:
             yield _of_mask(subject, mask)
         except NotAsked as error:
-            yield not_asked(LAW, mask.name, error.reason)
+            yield law_not_asked(LAW, mask.name, error.reason)
     for name in sizes:
         try:
             yield _of_lengths(subject, name)
         except NotAsked as error:
-            yield not_asked(LAW, name, error.reason)
+            yield law_not_asked(LAW, name, error.reason)
 
 
 def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
@@ -63,22 +73,23 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     # Rows that are causal anyway only show a hidden token if a shown one follows it.
     tells = hidden[:, :-1] & ~hidden[:, 1:] if causal else hidden
     if not tells.any() or bool(hidden.all()):
-        hidden = _some(subject, content, mask.tensor)
+        hidden = _positions_to_hide(subject, content, mask.tensor)
     if not hidden.any():
         raise NotAsked(Message("laws.padding.all_special"))
     hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
     # Two contents for the hidden positions: the outputs must not tell them apart.
     changes = [
-        {mask.name: hides, content.name: other(subject, content, hidden, salt, specials=True)} for salt in (3, 4)
+        {mask.name: hides, content.name: other_content(subject, content, hidden, salt, specials=True)}
+        for salt in (3, 4)
     ]
     before = subject.run(changes[0])
     shown = subject.run({**changes[0], mask.name: shows})
     arrives = any_moved(before, shown)
     seen, of, positions = 0, 0, None
     if _keys_are_tokens(subject, content):
-        seen, of, positions = _seen(before, subject.run(changes[1]), hidden, _hidden_elsewhere(subject, mask))
+        seen, of, positions = _count_moved(before, subject.run(changes[1]), hidden, _hidden_elsewhere(subject, mask))
     if arrives and not seen:
-        return kept(LAW, mask.name)
+        return law_holds(LAW, mask.name)
     if not seen:
         return _no_effect(mask.name)
     # All positions moved, and they are not those of the mask: a decoder's, by cross-attention.
@@ -94,8 +105,9 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     message: str = Message("laws.padding.seen", mask=mask.name, share=share, what=what)
     if not arrives:
         message = joined([message, Message("laws.padding.without_effect", mask=mask.name)])
-    fix, source, value = Message("laws.padding.fix_seen", mask=mask.name), Message(SOURCE), float(max(seen, 1))
-    return broken(LAW, mask.name, severity, site, message, fix, source, value=value, positions=positions)
+    fix, source = Message("laws.padding.fix_seen", mask=mask.name), Message(PADDING_LAW_SOURCE)
+    value = float(max(seen, 1))
+    return law_broken(LAW, mask.name, severity, site, message, fix, source, value=value, positions=positions)
 
 
 def _mixes_neighbours(subject: Subject, site: str) -> bool:
@@ -109,17 +121,17 @@ def _mixes_neighbours(subject: Subject, site: str) -> bool:
     if any(isinstance(part, nn.Conv1d | nn.Conv2d) and max(part.kernel_size) > 1 for part in place.modules()):
         return True
     order = {path: number for number, (path, _) in enumerate(subject.module.named_modules())}
-    first = min((order.get(call.site, 0) for call in calls_at(subject, None)), default=0)
-    return next(calls_at(subject, site), None) is None and order[site] < first
+    first = min((order.get(call.site, 0) for call in calls_inside(subject, None)), default=0)
+    return next(calls_inside(subject, site), None) is None and order[site] < first
 
 
 def _hidden_elsewhere(subject: Subject, mask: MaskInput) -> dict[int, Tensor]:
     """Return the positions that other masks hide, by length: rows of padding may see anything."""
-    others = (other for other in masks(subject) if other.name != mask.name and other.hidden is not None)
+    others = (other for other in mask_inputs(subject) if other.name != mask.name and other.hidden is not None)
     return {other.hidden.shape[1]: other.hidden.cpu() for other in others if other.hidden is not None}
 
 
-def _seen(
+def _count_moved(
     before: Outputs, after: Outputs, hidden: Tensor, elsewhere: dict[int, Tensor]
 ) -> tuple[int, int, Tensor | None]:
     """Return how many positions moved wrongly, of how many (0 if there are none), and which in the worst sample."""
@@ -133,15 +145,15 @@ def _seen(
             continue
         axis = position_axis(one, batch, length)
         if axis is not None:
-            rows = _shown(moved_positions(one, two, axis).cpu() & ~hidden, elsewhere)
+            rows = _not_hidden_elsewhere(moved_positions(one, two, axis).cpu() & ~hidden, elsewhere)
             if rows.any():
                 worst = int(rows.sum(1).argmax())
                 return int(rows[worst].sum()), int((~hidden[worst]).sum()), rows[worst]
         elif one.dim() == 2:
-            if moved(one, two)[~hidden.all(1).to(one.device)].any():
+            if moved_entries(one, two)[~hidden.all(1).to(one.device)].any():
                 return 1, 0, None
         else:  # text and image in one sequence: the hidden tokens are among the output's positions
-            rows = _shown(moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu(), elsewhere)
+            rows = _not_hidden_elsewhere(moved_positions(one, two, 2 if one.dim() == 4 else 1).cpu(), elsewhere)
             over = rows.sum(1) - hidden.sum(1)
             if bool((over > 0).any()):
                 worst = int(over.argmax())
@@ -149,7 +161,7 @@ def _seen(
     return 0, 0, None
 
 
-def _shown(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
+def _not_hidden_elsewhere(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
     """Return the rows without those that another mask hides."""
     hidden = elsewhere.get(rows.shape[1])
     return rows if hidden is None or hidden.shape != rows.shape else rows & ~hidden
@@ -158,23 +170,23 @@ def _shown(rows: Tensor, elsewhere: dict[int, Tensor]) -> Tensor:
 def _keys_are_tokens(subject: Subject, content: Content) -> bool:
     """Return whether an attention has a key for each token. A convolution that shortens features mixes padding in."""
     assert content.length is not None
-    return content.ids or any(call.key_len >= content.length for call in calls_at(subject, None))
+    return content.ids or any(call.key_len >= content.length for call in calls_inside(subject, None))
 
 
 def _causal_rows(subject: Subject, content: Content) -> bool:
     """Return whether the rows of the content's tokens see only earlier keys."""
-    calls = (call for call in calls_at(subject, None) if call.query_len == content.length)
+    calls = (call for call in calls_inside(subject, None) if call.query_len == content.length)
     masks = [call.mask for call in calls if call.self_attention is not False]
-    return any(mask is not None and (mask.kind in _CAUSAL_KINDS or mask.least == 0) for mask in masks)
+    return any(mask is not None and (mask.kind in _CAUSAL_OR_WINDOW or mask.least == 0) for mask in masks)
 
 
-def _some(subject: Subject, content: Content, mask: Tensor) -> Tensor:
+def _positions_to_hide(subject: Subject, content: Content, mask: Tensor) -> Tensor:
     """Choose a third of the positions to hide: of ids the middle, of features the end, as their masks may be lengths.
 
     The first and last token, special ids, and the largest id are not hidden, because models read their output there.
     """
     length = mask.shape[1]
-    count = max(length // _SHARE, 1)
+    count = max(length // _ONE_HIDDEN_IN, 1)
     first = (length - count) // 2 if content.ids else length - count
     place = torch.arange(length, device=mask.device)
     hidden = ((place >= first) & (place < first + count)).expand(mask.shape).clone()
@@ -211,9 +223,9 @@ def _of_lengths(subject: Subject, name: str) -> LawAnswer:
 
 
 def _effect(subject: Subject, name: str, changed: Tensor) -> LawAnswer:
-    return kept(LAW, name) if any_moved(subject.base, subject.run({name: changed})) else _no_effect(name)
+    return law_holds(LAW, name) if any_moved(subject.base, subject.run({name: changed})) else _no_effect(name)
 
 
 def _no_effect(name: str) -> LawAnswer:
     message, fix = Message("laws.padding.no_effect", mask=name), Message("laws.padding.fix_no_effect", mask=name)
-    return broken(LAW, name, "warn", None, message, fix, Message(SOURCE))
+    return law_broken(LAW, name, "warn", None, message, fix, Message(PADDING_LAW_SOURCE))

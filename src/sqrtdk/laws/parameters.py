@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.unused import GAIN_NAMES, NORM_NAMES
-from sqrtdk.laws.answers import broken, kept
-from sqrtdk.laws.moved import moved
+from sqrtdk.laws.answers import law_broken, law_holds
+from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
 from sqrtdk.messages import Message
@@ -36,7 +36,7 @@ MOST_ROUNDS = 4  # runs; each changes one parameter of every class of module
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _HeldParameter:
     """A parameter of an attention.
 
     Attributes:
@@ -67,24 +67,24 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     for held in rounds:
         with ExitStack() as stack:
             for one in held:
-                stack.enter_context(_changed(subject, one, run))
+                stack.enter_context(_parameter_changed(subject, one, run))
             subject.run({})
     asked = [one for held in rounds for one in held if one.moves is not None]
     if not asked:
         raise NotAsked(Message("laws.parameters.zero_outputs"))
     idle = [one for one in asked if not one.moves]
     if not idle:
-        yield kept(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
+        yield law_holds(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
     for one in idle:
         value = float(one.parameter.numel())
-        why, fix = _why(one)
+        why, fix = _why_without_part(one)
         message, source = Message("laws.parameters.idle", name=one.name, why=why), Message("laws.parameters.source")
         # XLNet's segment parameters, with several numbers for each head, are only read if token types are given.
         severity = "note" if one.unread and not one.per_head else "warn"
-        yield broken(LAW, one.name, severity, one.path, message, fix, source, value=value)
+        yield law_broken(LAW, one.name, severity, one.path, message, fix, source, value=value)
 
 
-def _why(one: _Held) -> tuple[Message, Message]:
+def _why_without_part(one: _HeldParameter) -> tuple[Message, Message]:
     """Return why the parameter has no part, and the fix."""
     if one.added:
         return Message("laws.parameters.bias_of_head"), Message("laws.parameters.fix_bias")
@@ -92,9 +92,9 @@ def _why(one: _Held) -> tuple[Message, Message]:
     return Message(why), Message("laws.parameters.fix")
 
 
-def _rounds(subject: Subject, run: Traced) -> list[list[_Held]]:
+def _rounds(subject: Subject, run: Traced) -> list[list[_HeldParameter]]:
     """Return lists of parameters that are changed in one run: one of each class of module."""
-    kinds: dict[Any, list[_Held]] = {}
+    kinds: dict[Any, list[_HeldParameter]] = {}
     for tensors in run.calls.values():
         path = next((p for p in upwards(tensors.site) if _holds(module_at(subject.module, p))), None)
         if path is None or path not in run.passages:
@@ -110,7 +110,7 @@ def _holds(module: nn.Module | None) -> bool:
     return module is not None and next(module.parameters(), None) is not None
 
 
-def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) -> Iterator[_Held]:
+def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) -> Iterator[_HeldParameter]:
     """Yield the module's own parameters that nothing read, or that have one number for each head."""
     module = module_at(subject.module, path)
     assert module is not None
@@ -128,7 +128,7 @@ def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) 
             continue
         if _caches(module):
             return
-        yield _Held(path, name, parameter, per_head, unread, biased and not unread)
+        yield _HeldParameter(path, name, parameter, per_head, unread, biased and not unread)
 
 
 def _caches(module: nn.Module) -> bool:
@@ -145,7 +145,7 @@ def _plain(parameter: Tensor) -> bool:
 
 
 @contextmanager
-def _changed(subject: Subject, one: _Held, run: Traced) -> Iterator[None]:
+def _parameter_changed(subject: Subject, one: _HeldParameter, run: Traced) -> Iterator[None]:
     """Change the parameter while its module runs for the first time; parameter and output are put back afterwards."""
     before, kept_as = run.passages[one.path].gives, one.parameter.detach().clone()
     module = module_at(subject.module, one.path)
@@ -181,4 +181,4 @@ def _moves(before: Any, after: Any) -> bool | None:
     ]
     if not any(bool((one.isfinite() & (one != 0)).any()) for one, _ in pairs):
         return None
-    return any(bool(moved(one, other).any()) for one, other in pairs)
+    return any(bool(moved_entries(one, other).any()) for one, other in pairs)

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import KEPT, LawAnswer
-from sqrtdk.laws.answers import broken, kept, not_asked
-from sqrtdk.laws.inputs import contents, other
-from sqrtdk.laws.moved import moved
+from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
+from sqrtdk.laws.inputs import contents, other_content
+from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
@@ -36,9 +36,9 @@ from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "place"
 SPLIT, MERGE = "split", "merge"  # each the end of ids
-MOST_SITES = 8  # attentions that are asked, each of another class or layout
-LEAST_ROWS = 4  # with fewer rows a view and a transpose may give the same
-NOISE = 3.0  # times the root mean square of the changed tensor
+MOST_ATTENTIONS = 8  # attentions that are asked, each of another class or layout
+LEAST_ROWS_MERGED = 4  # with fewer rows a view and a transpose may give the same
+CHANGE_SIZE = 3.0  # times the root mean square of the changed tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
                 found.setdefault(answer.reason, answer)
         yield from found.values() or sorted(told, key=lambda answer: answer.state != KEPT)[:1]
         if not told:
-            yield not_asked(LAW, _about(part), Message(f"laws.place.no_module.{part}"))
+            yield law_not_asked(LAW, _about(part), Message(f"laws.place.no_module.{part}"))
 
 
 def _about(part: str) -> Message:
@@ -81,9 +81,9 @@ def _distinct(subject: Subject, calls: list[CallTensors]) -> list[CallTensors]:
             continue
         _, heads, length, features = tensors.query.values.shape
         key = call.module_class, heads, features, tensors.key.values.shape[1], call.query_len == call.key_len
-        if heads > 1 and length >= LEAST_ROWS and module_at(subject.module, tensors.site) is not None:
+        if heads > 1 and length >= LEAST_ROWS_MERGED and module_at(subject.module, tensors.site) is not None:
             found.setdefault(key, tensors)
-    return list(found.values())[:MOST_SITES]
+    return list(found.values())[:MOST_ATTENTIONS]
 
 
 # -- split -------------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _entering(subject: Subject, entrance: _Entrance) -> Any:
         changed = first.clone(memory_format=torch.contiguous_format)
         row = _token(changed, entrance)
         spread = float(first.double().square().mean().sqrt()) or 1.0
-        row += (torch.randn(row.shape, generator=generator) * (NOISE * spread)).to(row)
+        row += (torch.randn(row.shape, generator=generator) * (CHANGE_SIZE * spread)).to(row)
 
         def exchange(value: Any) -> Any:
             return changed if value is first else value
@@ -182,7 +182,7 @@ def _content_changed(subject: Subject, entrance: _Entrance) -> dict[str, Tensor]
         return {}
     marked = torch.zeros(content.tensor.shape[:2], dtype=torch.bool)
     marked[0, entrance.token] = True
-    return {content.name: other(subject, content, marked, specials=True)}
+    return {content.name: other_content(subject, content, marked, specials=True)}
 
 
 def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) -> Iterator[LawAnswer]:
@@ -192,7 +192,7 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
         if one.dim() != 4 or one.shape != two.shape:
             continue
         first = _own_heads(one)
-        cells = moved(one, two)[:, first].any(-1).cpu()
+        cells = moved_entries(one, two)[:, first].any(-1).cpu()
         # A single head of keys (multi-query attention) can't be split wrongly.
         if not cells.any() or len(first) == 1:
             continue
@@ -203,9 +203,9 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
         apart |= by_view is None
         judged = True
     if apart:
-        yield not_asked(LAW, _about(SPLIT), Message("laws.place.own_rows"))
+        yield law_not_asked(LAW, _about(SPLIT), Message("laws.place.own_rows"))
     elif judged:
-        yield kept(LAW, _about(SPLIT))
+        yield law_holds(LAW, _about(SPLIT))
 
 
 def _own_heads(values: Tensor) -> list[int]:
@@ -226,7 +226,7 @@ def _broken_split(site: str, name: str, cells: Tensor, where: tuple[int, int]) -
     side = Message(f"laws.place.side.{name}")
     message = Message("laws.place.split", token=where[1], heads=heads, rows=span, side=side)
     fix, source = Message("laws.place.fix_split"), Message("laws.place.source")
-    return broken(LAW, _about(SPLIT), "warn", site, message, fix, source, value=float(len(rows)))
+    return law_broken(LAW, _about(SPLIT), "warn", site, message, fix, source, value=float(len(rows)))
 
 
 # -- merge -------------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def _merging(call: CallTensors, seed: int) -> _Merging:
     for place in ((0, heads - 1, 1), (0, heads - 1, 2), (batch - 1, heads // 2, 2), (batch - 1, heads // 2, 3)):
         cells[place] = True
     spread = float(output.double().square().mean().sqrt()) or 1.0
-    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output) * (NOISE * spread)
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output) * (CHANGE_SIZE * spread)
     addend = noise * cells[..., None].to(output.device)
     return _Merging(call, cells, Disturbed(output, addend))
 
@@ -295,11 +295,12 @@ def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) ->
     _, heads, length, features = one.call.output.shape
     if before.shape[1:] in ((heads, length, features), (length, heads, features)):
         return None
-    differ = moved(before, after).cpu()
+    differ = moved_entries(before, after).cpu()
     layouts = [differ, differ.movedim(1, -1)] if differ.dim() > 2 else [differ]
     rows = [layout.flatten(0, -2).any(1) for layout in layouts]  # channels last, or first as in (B, C, h, w)
     if any(merged_right(moved_rows, one.cells) for moved_rows in rows):
-        return kept(LAW, _about(MERGE))
+        return law_holds(LAW, _about(MERGE))
+    # heads.reshape(B, L, H * E) without the transpose before it: numbers of one head stay together
     counts = (
         merged_by_view(layout, one.call.output.shape, one.cells, channels_first=bool(place))
         for place, layout in enumerate(rows)
@@ -309,4 +310,4 @@ def _judged_merge(one: _Merging, before: Tensor | None, after: Tensor | None) ->
         return None
     message = Message("laws.place.merged", row=length // 2, count=count)
     fix, source = Message("laws.place.fix_merge"), Message("laws.place.source")
-    return broken(LAW, _about(MERGE), "warn", one.call.site, message, fix, source, value=float(count))
+    return law_broken(LAW, _about(MERGE), "warn", one.call.site, message, fix, source, value=float(count))

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, calls_at, kept
+from sqrtdk.laws.answers import calls_inside, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import Content, contents, masks, other
-from sqrtdk.laws.moved import moved
+from sqrtdk.laws.inputs import Content, contents, mask_inputs, other_content
+from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
 
 LAW = "samples"
-_UNKNOWN = "laws.samples.unknown_axis"
-WIDE = 3  # number of samples to run if the inputs have one
+_UNKNOWN_AXIS = "laws.samples.unknown_axis"
+MOST_SAMPLES = 3  # number of samples to run if the inputs have one
 # Inputs whose first axis is the batch in all models of Hugging Face.
 _BATCH_FIRST = re.compile(r"^(decoder_)?(input_ids|inputs_embeds|pixel_values|input_features|input_values)$")
 
@@ -63,11 +63,11 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     wide, before, stays = found.many, found.many.base, found.stays
     changes = _others_changed(wide, torch.arange(found.size) != stays, stays)
     after = wide.run(changes)
-    count = sum(bool(moved(before[name][stays], after[name][stays]).any()) for name in found.names)
+    count = sum(bool(moved_entries(before[name][stays], after[name][stays]).any()) for name in found.names)
     if count and not found.known:
-        raise NotAsked(Message(_UNKNOWN))
+        raise NotAsked(Message(_UNKNOWN_AXIS))
     found.mixed = count > 0
-    yield _broken(wide, changes, stays, count) if count else kept(LAW)
+    yield _broken(wide, changes, stays, count) if count else law_holds(LAW)
 
 
 def batches(subject: Subject) -> Batches:
@@ -99,7 +99,7 @@ def _batches(subject: Subject) -> Batches:
     stays = 0 if batch == 1 else _most_hidden(subject, batch)
     wide = _widened(subject) if batch == 1 else subject
     alone = subject if batch == 1 else _sliced(subject, batch, stays)
-    batch = WIDE if batch == 1 else batch
+    batch = MOST_SAMPLES if batch == 1 else batch
     single, before = alone.base, wide.base
     names = [name for name in single if name in before and _one_a_sample(single[name], before[name], batch)]
     if not names:
@@ -107,7 +107,7 @@ def _batches(subject: Subject) -> Batches:
     known = _first_axis_is_samples(wide, batch, [before[name] for name in names])
     if not known:
         if wide is not subject:
-            raise NotAsked(Message(_UNKNOWN))
+            raise NotAsked(Message(_UNKNOWN_AXIS))
         stays = batch - 1  # if the axis is positions, this is the one that causal attention moves too
         alone = _sliced(subject, batch, stays)
     return Batches(wide, alone, batch, stays, names, known)
@@ -120,7 +120,7 @@ def _one_a_sample(single: Tensor, many: Tensor, batch: int) -> bool:
 def _most_hidden(subject: Subject, batch: int) -> int:
     """Return the sample with the most padding, because mixed-up masks show there."""
     counts = torch.zeros(batch)
-    for mask in masks(subject):
+    for mask in mask_inputs(subject):
         if mask.hidden is not None and mask.hidden.shape[0] == batch:
             counts += mask.hidden.sum(1).cpu()
     return int(counts.argmax())
@@ -128,14 +128,10 @@ def _most_hidden(subject: Subject, batch: int) -> int:
 
 def _widened(subject: Subject) -> Subject:
     """Repeat the only sample three times, and give the two copies other content."""
-    wide = subject.over(
-        {
-            name: value.repeat_interleave(WIDE, 0) if isinstance(value, Tensor) and value.shape[:1] == (1,) else value
-            for name, value in subject.inputs.items()
-        }
-    )
-    others = torch.arange(WIDE) != 0
-    return wide.over(wide.inputs | {content.name: other(wide, content, others) for content in contents(wide)})
+    single = {name: x for name, x in subject.inputs.items() if isinstance(x, Tensor) and x.shape[:1] == (1,)}
+    wide = subject.over(subject.inputs | {name: x.repeat_interleave(MOST_SAMPLES, 0) for name, x in single.items()})
+    others = torch.arange(MOST_SAMPLES) != 0
+    return wide.over(wide.inputs | {content.name: other_content(wide, content, others) for content in contents(wide)})
 
 
 def _sliced(subject: Subject, batch: int, stays: int) -> Subject:
@@ -148,9 +144,10 @@ def _sliced(subject: Subject, batch: int, stays: int) -> Subject:
 
 
 def _others_changed(subject: Subject, others: Tensor, stays: int) -> dict[str, Tensor]:
-    changes = {content.name: other(subject, content, others, salt=2) for content in contents(subject)}
-    for mask in masks(subject):
+    changes = {content.name: other_content(subject, content, others, salt=2) for content in contents(subject)}
+    for mask in mask_inputs(subject):
         if mask.tensor.shape[0] == len(others):
+            # A mask that is tiled over samples and heads in the wrong order gives this sample another one's.
             changes[mask.name] = mask.tensor[stays : stays + 1].expand_as(mask.tensor).contiguous()
     return changes
 
@@ -160,12 +157,12 @@ def _first_axis_is_samples(subject: Subject, batch: int, outputs: list[Tensor]) 
     found: list[Content] = contents(subject)
     if any(_BATCH_FIRST.search(content.name) or content.length is None for content in found):
         return True
-    if any(mask.hidden is not None and mask.tensor.shape[0] == batch for mask in masks(subject)):
+    if any(mask.hidden is not None and mask.tensor.shape[0] == batch for mask in mask_inputs(subject)):
         return True
     lengths = {content.length for content in found} - {batch}
     if any(not lengths & set(output.shape[1:]) for output in outputs):
         return True  # positions were reduced, but the first axis was not
-    rows = [call for call in calls_at(subject, None) if call.query_len in lengths and call.axis == "positions"]
+    rows = [call for call in calls_inside(subject, None) if call.query_len in lengths and call.axis == "positions"]
     return any(call.batch % batch == 0 and call.batch not in lengths for call in rows)
 
 
@@ -176,7 +173,7 @@ def _broken(subject: Subject, changes: dict[str, Tensor], stays: int, count: int
     marked[stays] = True
     site = first_place(subject, {}, changes, Protected(marked))
     message, fix = Message("laws.samples.mix"), Message("laws.samples.fix")
-    if any(call.query_len == batch != length and call.batch == length for call in calls_at(subject, site)):
+    if any(call.query_len == batch != length and call.batch == length for call in calls_inside(subject, site)):
         message = Message("laws.samples.mix_over_batch_axis", rows=batch, length=length)
         fix = Message("laws.samples.fix_batch_first")
-    return broken(LAW, content.name, "fail", site, message, fix, Message("laws.samples.source"), value=float(count))
+    return law_broken(LAW, content.name, "fail", site, message, fix, Message("laws.samples.source"), value=float(count))

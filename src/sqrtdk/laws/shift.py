@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import broken, kept
+from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.first_place import Protected, first_unlike, taken_by
 from sqrtdk.laws.inputs import restarts
-from sqrtdk.laws.moved import ROUNDINGS, moved
+from sqrtdk.laws.moved import MOVED_ROUNDINGS, moved_entries
 from sqrtdk.laws.padded import in_a_band, self_attentions
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
@@ -33,8 +33,8 @@ from sqrtdk.tracing.trace import trace
 
 LAW = "shift"
 SHIFT = 7
-ENLARGED = 10.0  # by layers, see `laws.moved`
-_NAMES = ("position_ids", "positions", "pos_ids", "pos")
+LAYER_ENLARGEMENT = 10.0  # by layers, see `laws.moved`
+_POSITION_INPUTS = ("position_ids", "positions", "pos_ids", "pos")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -55,23 +55,23 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.shift.scale_of_row"))
     one = named.over({**named.inputs, name: positions})
     other = named.over({**named.inputs, name: positions + SHIFT})
-    roundings = ROUNDINGS + ENLARGED * float(positions.max() + SHIFT) / 2
+    roundings = MOVED_ROUNDINGS + LAYER_ENLARGEMENT * float(positions.max() + SHIFT) / 2
     unlike = [
         path
         for path, x in one.base.items()
-        if path in other.base and bool(moved(x, other.base[path], roundings).any()) and not _of_cache(path, x)
+        if path in other.base and bool(moved_entries(x, other.base[path], roundings).any()) and not _of_cache(path, x)
     ]
     if not unlike:
         # Stretched positions must move something, or the argument does nothing.
         apart = named.run({name: positions * 2})
-        if not any(path in apart and bool(moved(x, apart[path]).any()) for path, x in one.base.items()):
+        if not any(path in apart and bool(moved_entries(x, apart[path]).any()) for path, x in one.base.items()):
             raise NotAsked(Message("laws.asking.changes_nothing", name=name))
-        yield kept(LAW, name)
+        yield law_holds(LAW, name)
         return
     before = [taken_by(run, calls[0].site, batch, length) for run in (one, other)]
     if before[0] is None or before[1] is None:
         raise NotAsked(Message("laws.shift.unknown_states"))
-    if bool(moved(before[0], before[1], roundings).any()):
+    if bool(moved_entries(before[0], before[1], roundings).any()):
         raise NotAsked(Message("laws.shift.added_positions"))
     everything = Protected(torch.ones(batch, length, dtype=torch.bool))
     site = first_unlike((one, everything), (other, everything), among={call.site for call in calls})
@@ -79,7 +79,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if turned := _turned(one, other, site):
         message = Message("laws.shift.moves_one", shift=SHIFT, which=Message(turned))
     fix, source = Message("laws.shift.fix"), Message("laws.shift.source")
-    yield broken(LAW, name, "fail", site, message, fix, source, value=float(len(unlike)))
+    yield law_broken(LAW, name, "fail", site, message, fix, source, value=float(len(unlike)))
 
 
 def _normed_after(call: AttentionCall, where: str) -> bool:
@@ -90,15 +90,16 @@ def _normed_after(call: AttentionCall, where: str) -> bool:
 
 def _positions(subject: Subject, batch: int, length: int) -> tuple[str, Tensor]:
     """Return the argument of positions, and its value."""
-    for name in _NAMES:
+    for name in _POSITION_INPUTS:
         value = subject.tensors.get(name)
         if value is not None and not value.is_floating_point() and value.dim() and value.shape[-1] == length:
             if value.dim() == 2 and bool(restarts(value).any()):
                 raise NotAsked(Message("laws.shift.restart"))
             return name, value
-    if _NAMES[0] not in forward_arguments(subject.module) or _NAMES[0] in subject.inputs:
+    if _POSITION_INPUTS[0] not in forward_arguments(subject.module) or _POSITION_INPUTS[0] in subject.inputs:
         raise NotAsked(Message("laws.shift.no_argument"))
-    return _NAMES[0], torch.arange(length, device=next(iter(subject.tensors.values())).device).repeat(batch, 1)
+    device = next(iter(subject.tensors.values())).device
+    return _POSITION_INPUTS[0], torch.arange(length, device=device).repeat(batch, 1)
 
 
 def _of_cache(path: str, output: Tensor) -> bool:
@@ -116,6 +117,7 @@ def _turned(one: Subject, other: Subject, site: str | None) -> str | None:
     if runs[0] is None or runs[1] is None:
         return None
     q, k = (
-        bool(moved(getattr(runs[0], name).values, getattr(runs[1], name).values).any()) for name in ("query", "key")
+        bool(moved_entries(getattr(runs[0], name).values, getattr(runs[1], name).values).any())
+        for name in ("query", "key")
     )
     return {(True, False): "laws.shift.q_turns", (False, True): "laws.shift.k_turns"}.get((q, k))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.laws.moved import HALF
+from sqrtdk.laws.moved import HALF_DTYPES
 from sqrtdk.messages import Message
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.returned import tensors_of
@@ -25,8 +25,8 @@ from sqrtdk.models.run import call
 from sqrtdk.models.signature import forward_arguments
 
 Outputs = dict[str, Tensor]
-_LONGEST = 160  # characters of a reason that quotes the model's own error
-_SHORTEST = 20  # characters of that error, whatever the length of the names before it
+_MOST_REASON_CHARACTERS = 160  # characters of a reason that quotes the model's own error
+_LEAST_ERROR_CHARACTERS = 20  # characters of that error, whatever the length of the names before it
 
 
 class NotAsked(Exception):
@@ -123,8 +123,10 @@ class Subject:
 
     def _raised(self, error: BaseException) -> Message:
         model = type(self.module).__name__
-        room = _LONGEST - len(f"{model} raised {type(error).__name__}: ")
-        return Message("laws.asking.model_raised", model=model, error=kind_and_text(error, max(room, _SHORTEST)))
+        room = _MOST_REASON_CHARACTERS - len(f"{model} raised {type(error).__name__}: ")
+        return Message(
+            "laws.asking.model_raised", model=model, error=kind_and_text(error, max(room, _LEAST_ERROR_CHARACTERS))
+        )
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """Return the same model with other inputs."""
@@ -168,7 +170,7 @@ def subject_of(
     packed = _packed(named)
     if packed is not None:
         named = dict(named[packed])
-    if not large and any(parameter.dtype in HALF for parameter in module.parameters()):
+    if not large and any(parameter.dtype in HALF_DTYPES for parameter in module.parameters()):
         module, named = _in_float32(module), {name: _float32(value) for name, value in named.items()}
     return Subject(module, named, positional, calls, config, seed, packed=packed)
 
@@ -193,7 +195,7 @@ def _in_float32(module: nn.Module) -> nn.Module:
 
 
 def _float32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
 
 
 def _own(value: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import nn
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import BROKEN, LawAnswer
+from sqrtdk.audit.rules.eager_vs_sdpa import LARGE_MODEL
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, kind_and_text
 from sqrtdk.laws import (
     cache,
@@ -24,7 +25,7 @@ from sqrtdk.laws import (
     samples,
     shift,
 )
-from sqrtdk.laws.answers import NO_VALUES, not_asked
+from sqrtdk.laws.answers import NO_VALUES, law_not_asked
 from sqrtdk.laws.moved import any_moved
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
 from sqrtdk.messages import Message, joined
@@ -52,7 +53,6 @@ FINDINGS = tuple(f"law_{name}" for name in LAWS)  # names of the rules of their 
 WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # laws that are asked on meta too
 DEFAULT = "all"  # laws that `check` asks
 CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
-LARGE = 2_000_000_000  # parameters
 
 
 def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
@@ -105,42 +105,42 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
             # A steady run in train mode shows as well that the outputs are not random.
             random = not (large or (modes.LAW in names and modes.steady(subject))) and _random(subject)
         except NotAsked as error:
-            return tuple(not_asked(name, "", error.reason) for name in names)
+            return tuple(law_not_asked(name, "", error.reason) for name in names)
         answers: list[LawAnswer] = []
         for name in names:
             if random and name != "finite":
-                answers.append(not_asked(name, "", Message("laws.asking.random_outputs")))
+                answers.append(law_not_asked(name, "", Message("laws.asking.random_outputs")))
             elif large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
-                answers.append(not_asked(name, "", Message("laws.asking.costly")))
+                answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             else:
-                told = _asked(name, subject)
+                told = _answers_of_law(name, subject)
                 if subject.taken and any(answer.state == BROKEN for answer in told):
                     subject.take({})  # a trace may run other kernels, whose rounding differs
-                    told = _asked(name, subject)
+                    told = _answers_of_law(name, subject)
                 answers += told
     return tuple(answers)
 
 
 def is_large(module: nn.Module) -> bool:
     """Return whether a run is costly: weights spread over devices, or more than 2e9 parameters."""
-    return is_spread(module) or sum(parameter.numel() for parameter in module.parameters()) > LARGE
+    return is_spread(module) or sum(parameter.numel() for parameter in module.parameters()) > LARGE_MODEL
 
 
 def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
     if name in WITHOUT_VALUES:
-        return _asked(name, subject, WITHOUT_VALUES)
-    return [not_asked(name, "", Message(NO_VALUES))]
+        return _answers_of_law(name, subject, WITHOUT_VALUES)
+    return [law_not_asked(name, "", Message(NO_VALUES))]
 
 
-def _asked(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
+def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
     try:
         return list(laws[name](subject))
     except NotAsked as error:
-        return [not_asked(name, "", error.reason)]
+        return [law_not_asked(name, "", error.reason)]
     except INTERRUPTS:
         raise
     except Exception as error:  # outputs may be tensors of a kind that lacks an operation
-        return [not_asked(name, "", Message("laws.asking.raised", error=kind_and_text(error, 120)))]
+        return [law_not_asked(name, "", Message("laws.asking.raised", error=kind_and_text(error, 120)))]
 
 
 def _random(subject: Subject) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-PARTS = (1, 2, 3)  # q alone; k and v, or q and k, of one projection; q, k and v of one
-MOST = 2**26  # entries of the tensor that is computed for one order
+PROJECTION_PARTS = (1, 2, 3)  # q alone; k and v, or q and k, of one projection; q, k and v of one
+MOST_VIEW_ENTRIES = 2**26  # entries of the tensor that is computed for one order
 
 
 def split_by_view(moved: Tensor, features: int, tokens: int, where: tuple[int, int]) -> bool | None:
@@ -38,8 +38,8 @@ def split_by_view(moved: Tensor, features: int, tokens: int, where: tuple[int, i
     if bool((moved == moved[:, :1]).all()):
         return False  # every head has the token at the same rows, wherever these are
     numel = batch * heads * length * features
-    for parts in PARTS:
-        if parts * numel % (batch * tokens) or parts * numel > MOST:
+    for parts in PROJECTION_PARTS:
+        if parts * numel % (batch * tokens) or parts * numel > MOST_VIEW_ENTRIES:
             continue
         width = parts * numel // (batch * tokens)
         sizes = (parts, batch, heads, length, features)

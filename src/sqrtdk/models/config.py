@@ -74,7 +74,7 @@ def read_config_dict(home: Path) -> dict[str, Any]:
         return read_json(config_path(home))
     except OSError as error:
         raise ModelError(
-            Message("errors.config.none", home=repr(str(home)), reason=_files.reason_of(error)),
+            Message("errors.config.none", home=repr(str(home)), reason=_files.os_reason(error)),
             hint=Message("errors.hint.saved_model"),
         ) from error
 

@@ -59,7 +59,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise
     except OSError as error:
         raise ModelError(
-            Message("errors.inputs.unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
+            Message("errors.inputs.unreadable", path=repr(str(path)), reason=_files.os_reason(error)),
             hint=Message("errors.hint.check_path"),
         ) from error
     except BaseException as error:  # safetensors has its own error type, and a panic in Rust is not an Exception

@@ -45,7 +45,7 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
     except OSError as error:
         raise ModelError(
             Message(
-                "errors.files.directory_unreadable", directory=repr(str(directory)), reason=_files.reason_of(error)
+                "errors.files.directory_unreadable", directory=repr(str(directory)), reason=_files.os_reason(error)
             ),
             hint=Message("errors.hint.permissions"),
         ) from error
@@ -84,7 +84,7 @@ def _refuse_stray(path: Path, homes: tuple[Path, ...], shown: Path) -> None:
             target = Path(os.path.realpath(path, strict=True))
         except OSError as error:
             raise ModelError(
-                Message("errors.files.dead_link", path=repr(str(shown)), reason=_files.reason_of(error)),
+                Message("errors.files.dead_link", path=repr(str(shown)), reason=_files.os_reason(error)),
                 hint=Message("errors.hint.remove_link"),
             ) from error
         if not any(target.is_relative_to(home) for home in homes):

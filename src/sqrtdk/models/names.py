@@ -121,7 +121,7 @@ def _names_model_type(path: Path) -> bool:
         return isinstance(read_json(path).get("model_type"), str)
     except OSError as error:
         raise ModelError(
-            Message("errors.files.unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
+            Message("errors.files.unreadable", path=repr(str(path)), reason=_files.os_reason(error)),
             hint=Message("errors.hint.permissions"),
         ) from error
 

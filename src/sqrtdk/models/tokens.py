@@ -48,7 +48,7 @@ def read_text(path: str | Path) -> str:
         text = read_bytes(path, f"the text {str(path)!r}", MAX_TEXT_BYTES).decode("utf-8")
     except OSError as error:
         raise ModelError(
-            Message("errors.inputs.text_unreadable", path=repr(str(path)), reason=_files.reason_of(error)),
+            Message("errors.inputs.text_unreadable", path=repr(str(path)), reason=_files.os_reason(error)),
             hint=Message("errors.hint.check_path"),
         ) from error
     except UnicodeDecodeError as error:

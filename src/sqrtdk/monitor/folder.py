@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqrtdk._records import shown
+from sqrtdk._records import quote
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, SqrtdkError
 from sqrtdk.monitor.names import PARTS, Part, last_recorded, list_parts, lost_tails
 from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, Rows, Tables, arrow, decode, encode, from_rows, joined
@@ -243,7 +243,7 @@ def refuse_strange(folder: Path) -> None:
     strange = sorted(name for name in names if not _is_ours(name)) or [PARTS] * parts
     if strange:
         raise OutputError(
-            f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(shown, strange[:5]))}",
+            f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(quote, strange[:5]))}",
             hint="Choose an empty or a new directory.",
         )
 

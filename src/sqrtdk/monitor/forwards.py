@@ -19,7 +19,7 @@ import torch._dynamo  # a model may be compiled within a sampled step; an optimi
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
@@ -257,7 +257,7 @@ class Forwards:
             if part and here[site] < all_calls[site]:
                 lost = {place for place in self._by_root if place[0] == site} & self._expected
                 if lost:
-                    self._missed.append(with_place(site or ROOT, Message("alarms.unmeasured.which_call")))
+                    self._missed.append(with_place(site or ROOT_NAME, Message("alarms.unmeasured.which_call")))
                 self._expected -= lost
                 continue
             for name, serial, length in zip(("query", "key"), pair, (call.query_len, call.key_len), strict=True):
@@ -278,7 +278,7 @@ class Forwards:
                 self._scaled.add(place)
             elif place in self._scaled:
                 self._by_numbers = True  # the factors alone do not give the scale
-        self._missed += [with_place(site_of(entry.site) or ROOT, entry.reason) for entry in trace.not_measured]
+        self._missed += [with_place(site_of(entry.site) or ROOT_NAME, entry.reason) for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
             self.sketches |= {(site_of(kept.site), kept.index): kept for kept in trace.tensors}
@@ -313,7 +313,7 @@ class Forwards:
                     self._weights.add(projection.name)
             if unknown:
                 text = Message("alarms.unmeasured.no_projection", names=joined_names(unknown, "and"))
-                self._without.append(with_place(site or ROOT, text))
+                self._without.append(with_place(site or ROOT_NAME, text))
 
     def _call_apart(self) -> None:
         """Tell apart what several calls of a module, or modules that share a weight, return: by nodes of the trace."""
@@ -353,7 +353,7 @@ class Forwards:
         came = set(self._gradients.rows)
         absent = {place for place in self._expected - came if place[:2] in self._found} if came else set()
         self._expected -= absent
-        places = sorted((site or ROOT, name) for site, _, name in absent)
+        places = sorted((site or ROOT_NAME, name) for site, _, name in absent)
         return [with_place(site, Message("alarms.unmeasured.frozen", name=name)) for site, name in places]
 
     def _call(self, place: Place, attention: _Attention) -> SeenCall:

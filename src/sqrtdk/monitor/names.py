@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqrtdk._records import shown
+from sqrtdk._records import quote
 from sqrtdk.errors import RunFolderError, short_text
 from sqrtdk.store.disk import digest
 from sqrtdk.store.manifest import MAX_STEP, Attempt
@@ -119,15 +119,15 @@ def list_parts(folder: Path) -> Listing:
     except (FileNotFoundError, NotADirectoryError):  # the run has just begun, or there is no run
         return Listing((), (), ())
     except OSError as error:
-        raise RunFolderError(f"the parts of {shown(folder)} can't be read: {short_text(error)}") from error
+        raise RunFolderError(f"the parts of {quote(folder)} can't be read: {short_text(error)}") from error
     if len(names) > MAX_PARTS:
-        raise RunFolderError(f"{shown(folder)} has more than {MAX_PARTS} parts, which are not read")
+        raise RunFolderError(f"{quote(folder)} has more than {MAX_PARTS} parts, which are not read")
     parts, strange = [], []
     for name in names:
         if (part := Part.of(name)) is not None:
             parts.append(part)
         elif not (name.startswith(".") and name.endswith(".tmp")):
-            strange.append(shown(name))
+            strange.append(quote(name))
     return Listing(*without_merged(parts), tuple(sorted(strange)))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sqrtdk._records import shown
+from sqrtdk._records import quote
 from sqrtdk.errors import RunFolderError
 from sqrtdk.messages import Message
 from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
@@ -307,6 +307,6 @@ def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], pa
             held[part] = Damage(part.name, error.args[0], part.first_step, part.last_step)
         if rows > MAX_ROWS:
             raise RunFolderError(
-                f"{shown(folder)} has more than {MAX_ROWS} rows", hint="Read some of it: first_step, last_step."
+                f"{quote(folder)} has more than {MAX_ROWS} rows", hint="Read some of it: first_step, last_step."
             )
     return True

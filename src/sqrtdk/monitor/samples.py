@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.messages import Message
 
 AS_IS = "as is"  # the step ran exactly as the other steps
@@ -111,7 +111,7 @@ class CallSample:
     @property
     def name(self) -> str:
         """Display name of the attention."""
-        site = self.site or ROOT
+        site = self.site or ROOT_NAME
         return Message("alarms.place.call", site=site, number=self.index + 1) if self.index else site
 
     @property

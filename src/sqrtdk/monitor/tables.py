@@ -45,7 +45,7 @@ def arrow(name: str = "pyarrow") -> Any:
         >>> arrow().__name__
         'pyarrow'
     """
-    return _extras.load(name, extra="watch")
+    return _extras.load_extra(name, extra="watch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import attention
-from sqrtdk._resolve import resolve
+from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import as_bool_mask, check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.impl.call import Call, repeat_heads
@@ -164,7 +164,7 @@ def attend(
         # A value of width 0: the output is computed below, with the weights.
         _, aux = attention(query, key, value[..., :0], return_aux=return_aux, **undropped)
     lowered = autocast_dtype(query) is not None
-    call = resolve(query, key, value, **options)
+    call = resolve_arguments(query, key, value, **options)
     with torch.autocast(query.device.type, enabled=False) if lowered else contextlib.nullcontext():
         return Attended(*_weighed(call), aux)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk._arguments import probability
+from sqrtdk._arguments import dropout_rate
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.nn._attend import attend, merged_mask, with_extra_keys
@@ -125,7 +125,7 @@ class MultiHeadAttention(Projections):
             dtype=dtype,
         )
         _check(position, window, add_bias_kv or add_zero_attn)
-        self.dropout = probability(dropout)
+        self.dropout = dropout_rate(dropout)
         self.batch_first = batch_first
         self.add_zero_attn = add_zero_attn
         where: dict[str, Any] = {"device": device, "dtype": dtype}

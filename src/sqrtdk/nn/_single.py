@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from sqrtdk._arguments import probability
+from sqrtdk._arguments import dropout_rate
 from sqrtdk.nn._attend import attend
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
@@ -91,7 +91,7 @@ class ScoreAttention(Counted):
     ) -> None:
         super().__init__()
         self.score = score
-        self.dropout = probability(dropout)
+        self.dropout = dropout_rate(dropout)
         store_attribute(self, "scale", scale)
         self.bias = bias
         self.softcap = softcap

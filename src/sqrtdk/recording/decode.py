@@ -12,8 +12,8 @@ from sqrtdk.recording.limits import (
     MAX_SIDE,
     at_most,
     parse_trace_json,
+    quote,
     refuse,
-    shown,
     trace_record,
 )
 from sqrtdk.recording.masks import Packed, bits_needed
@@ -256,8 +256,8 @@ def _cut(cut: Cut | None, what: str, logits: Shape) -> Cut | None:
     if cut is None:
         return None
     if cut.rows is not None and (cut.rows != logits[2] or (cut.rows_of or 0) < cut.rows):
-        refuse(f"{what} has {cut.rows} rows of {shown(cut.rows_of)}, and q has {logits[2]}")
+        refuse(f"{what} has {cut.rows} rows of {quote(cut.rows_of)}, and q has {logits[2]}")
     heads = cut.heads
     if heads is not None and (len(heads) != logits[1] or not all(0 <= head < (cut.heads_of or 0) for head in heads)):
-        refuse(f"{what} has the heads {shown(list(heads))} of {shown(cut.heads_of)}, and q has {logits[1]}")
+        refuse(f"{what} has the heads {quote(list(heads))} of {quote(cut.heads_of)}, and q has {logits[1]}")
     return cut

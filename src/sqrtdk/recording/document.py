@@ -18,8 +18,8 @@ from sqrtdk.recording.limits import (
     MAX_STEPS,
     MAX_TEXT,
     parse_trace_json,
+    quote,
     refuse,
-    shown,
     trace_record,
 )
 from sqrtdk.recording.records import Cut
@@ -120,7 +120,7 @@ def parse_document(text: str) -> Document:
         refuse(f"{what} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
     if version != SCHEMA_VERSION:
         refuse(
-            f"the file is of version {shown(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
+            f"the file is of version {quote(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
             "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
         )
     return trace_record(Document, document, "the trace")

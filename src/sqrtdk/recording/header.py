@@ -23,8 +23,8 @@ from sqrtdk.recording.limits import (
     REPLACE,
     at_most,
     parse_trace_json,
+    quote,
     refuse,
-    shown,
 )
 
 _FIELDS = {"dtype", "shape", "data_offsets"}
@@ -96,14 +96,14 @@ def _document(metadata: Any) -> str:
 def _spec(name: str, entry: Any) -> Spec:
     if len(name) > MAX_NAME:
         refuse(f"a tensor's name of {len(name)} characters; at most {MAX_NAME} are read")
-    what = f"the tensor {shown(name)}"
+    what = f"the tensor {quote(name)}"
     if not isinstance(entry, dict) or set(entry) != _FIELDS:
         refuse(f"{what} is not described by {', '.join(sorted(_FIELDS))}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        refuse(f"{what} has dtype {shown(dtype)}", f"These are read: {', '.join(DTYPES)}.")
+        refuse(f"{what} has dtype {quote(dtype)}", f"These are read: {', '.join(DTYPES)}.")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-        refuse(f"{what} has a shape or offsets that are no counts: {shown(shape)}, {shown(offsets)}")
+        refuse(f"{what} has a shape or offsets that are no counts: {quote(shape)}, {quote(offsets)}")
     at_most(len(shape), MAX_DIMENSIONS, f"dimensions of {what}")
     at_most(max(shape, default=0), MAX_SIDE, f"entries in a dimension of {what}")
     needed = math.prod(shape) * DTYPES[dtype].itemsize
@@ -124,8 +124,8 @@ def _check_places(specs: Mapping[str, Spec], size: int) -> None:
     for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].end)):
         if spec.start != place:
             how = "overlap" if spec.start < place else f"leave {spec.start - place} bytes that are nobody's"
-            refuse(f"{before} and the tensor {shown(name)} {how}: it begins at {spec.start}, not {place}")
-        place, before = spec.end, f"the tensor {shown(name)}"
+            refuse(f"{before} and the tensor {quote(name)} {how}: it begins at {spec.start}, not {place}")
+        place, before = spec.end, f"the tensor {quote(name)}"
     if place > size:
         refuse(f"the tensors have {place} bytes and {size} are there: the file is cut off", "Copy or write it again.")
     if place < size:

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 from sqrtdk import _records
 from sqrtdk._records import MAX_BRACKETS as MAX_BRACKETS
-from sqrtdk._records import MAX_DEPTH as MAX_DEPTH
+from sqrtdk._records import MAX_RECORD_DEPTH as MAX_RECORD_DEPTH
 from sqrtdk._records import Record
-from sqrtdk._records import shown as shown
+from sqrtdk._records import quote as quote
 from sqrtdk.errors import TraceFileError
 
 MAX_FILE_BYTES = 2**34  # 16 GiB

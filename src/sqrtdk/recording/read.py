@@ -16,7 +16,7 @@ from sqrtdk.recording.decode import decode
 from sqrtdk.recording.document import Document, parse_document
 from sqrtdk.recording.format import INPUTS, NAMES
 from sqrtdk.recording.header import Header, read_header, read_tensor
-from sqrtdk.recording.limits import MAX_FILE_BYTES, refuse, shown
+from sqrtdk.recording.limits import MAX_FILE_BYTES, quote, refuse
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
 from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.recording.source import Source, check_same
@@ -83,7 +83,7 @@ def _take(path: Path, header: Header, document: Document, load: Any) -> TraceFil
         call, cut = decode(entry, number, count[entry.site], source)  # without an index, the next one at its site
         if (call.site, call.index) in seen:
             refuse(
-                f"two calls are at site {shown(call.site)} with index {call.index}",
+                f"two calls are at site {quote(call.site)} with index {call.index}",
                 "Count the calls of a site from 0 on, or leave 'index' out.",
             )
         seen.add((call.site, call.index))
@@ -128,4 +128,4 @@ def _oddity(place: str, name: str, tensor: Tensor) -> str | None:
     lost = int(values.isnan().sum())
     infinite = int(values.isinf().sum())
     numbers = {"lost": lost, "infinite": infinite, "all": values.numel()}
-    return Message("recording.tensor_not_finite", name=name, place=shown(place), **numbers)
+    return Message("recording.tensor_not_finite", name=name, place=quote(place), **numbers)

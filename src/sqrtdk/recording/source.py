@@ -18,8 +18,8 @@ from sqrtdk.recording.limits import (
     MAX_TENSORS,
     WORK_A_BYTE,
     at_most,
+    quote,
     refuse,
-    shown,
 )
 from sqrtdk.recording.masks import Packed, unpack
 
@@ -58,7 +58,7 @@ class Source:
         self._taken |= {name, place}
         if spec.dtype not in kinds:
             wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-            refuse(f"{shown(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
+            refuse(f"{quote(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
         if self._load is None:
             return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
         if place not in self._shared:  # taken once, so it is not kept here
@@ -78,7 +78,7 @@ class Source:
         if tensor is None or tensor.dtype is torch.bool:
             return tensor
         if not self.dry and tensor.numel() and int(tensor.max()) > 1:
-            refuse(f"{shown(name)} holds {int(tensor.max())}; 1 is a key that the row sees, 0 one that it does not")
+            refuse(f"{quote(name)} holds {int(tensor.max())}; 1 is a key that the row sees, 0 one that it does not")
         return tensor.bool()
 
     def mask(self, name: str, packed: Packed) -> Tensor:
@@ -88,7 +88,7 @@ class Source:
             TraceFileError: The mask, or all masks together, exceed a limit.
         """
         count = math.prod(packed.shape)
-        at_most(count, MAX_MASK, f"entries in the mask {shown(name)}")
+        at_most(count, MAX_MASK, f"entries in the mask {quote(name)}")
         parts = tuple(self._same.get(at, at) for at in (name + ".padding", name + ".bits") if at in self)
         key = (packed.shape, packed.least, packed.greatest, parts)
         if key not in self._masks:
@@ -129,7 +129,7 @@ class Source:
         """
         if left := (self._specs.keys() | self._same.keys()) - self._taken:
             refuse(
-                f"the tensor {shown(min(left))} belongs to no call",
+                f"the tensor {quote(min(left))} belongs to no call",
                 "Names begin with 'calls.0.', 'calls.1.', ...; docs/en/trace-file.md lists how they go on.",
             )
 
@@ -143,6 +143,6 @@ def check_same(same: dict[str, str], header: Header) -> None:
     at_most(len(same), MAX_TENSORS, "names in 'same'")
     for name, place in same.items():
         if name in header.specs:
-            refuse(f"{shown(name)} is a tensor, and stands for {shown(place)} as well")
+            refuse(f"{quote(name)} is a tensor, and stands for {quote(place)} as well")
         if place not in header.specs:
-            refuse(f"{shown(name)} stands for {shown(place)}, which the file lacks")
+            refuse(f"{quote(name)} stands for {quote(place)}, which the file lacks")

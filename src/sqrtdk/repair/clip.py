@@ -17,14 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from sqrtdk._arguments import number
+from sqrtdk._arguments import finite_number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers, scale_
 from sqrtdk.repair.plan import grouped, plan_of, shared_rows
 from sqrtdk.repair.ranks import Ranks, merged, reshard
-from sqrtdk.repair.rows import CallPlan, Rows
-from sqrtdk.repair.watched import StepWatch, measured
+from sqrtdk.repair.rows import CallPlan, HeadRows
+from sqrtdk.repair.watched import StepWatch, step_maxima
 from sqrtdk.tracing import Trace
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def qk_clip_(
     Reference:
         Kimi Team 2025, Kimi K2: Open Agentic Intelligence, section 2.1 (arXiv:2507.20534).
     """
-    threshold, balance = bound(threshold), share(balance)
+    threshold, balance = bound(threshold), checked_balance(balance)
     plans: Sequence[CallPlan]
     maxima: Sequence[Tensor | None]
     if isinstance(watch_or_stats, StepWatch):
@@ -163,22 +163,22 @@ def _by_trace(
     each = [None if call.stats is None else call.stats.max_logit for call in run.calls]
     maxima = merged(each, [plan.heads for plan in plans], group)
     records = clip_(model, plans, _clipped.get(run, maxima), threshold, balance, optimizer=optimizer)
-    _clipped[run] = _left(records, threshold)
+    _clipped[run] = _maxima_left(records, threshold)
     return records
 
 
 def _by_watch(
     model: nn.Module, watch: StepWatch, threshold: float, balance: float, optimizer: Optimizers, group: Ranks
 ) -> tuple[ClipRecord, ...]:
-    step = measured(model, watch, group)
+    step = step_maxima(model, watch, group)
     if step is None:
         return ()
     records = clip_(watch.model, step.plans, step.maxima, threshold, balance, optimizer=optimizer)
-    step.clips.left(step.places, _left(records, threshold))
+    step.clips.left(step.places, _maxima_left(records, threshold))
     return tuple(replace(one, partial=partial) for one, partial in zip(records, step.partial, strict=True))
 
 
-def _left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
+def _maxima_left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
     """Return the maxima after a clip, from which a second clip by the same measurement starts."""
     return [torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records]
 
@@ -211,7 +211,7 @@ def clip_(
         InvalidValueError: The number of maxima differs from that of plans or heads, or the model lacks a plan's
             parameter.
     """
-    threshold, balance = bound(threshold), share(balance)
+    threshold, balance = bound(threshold), checked_balance(balance)
     measured = _checked(plans, maxima)
     if not plans:
         return ()
@@ -235,6 +235,7 @@ def _gammas(
     plans: Sequence[CallPlan], measured: Sequence[Float[Tensor, " Hq"]], threshold: float
 ) -> list[Float[Tensor, " Hq"]]:
     """Return gamma of each head: the smallest in its group of heads that must be scaled as one."""
+    # A key head of GQA, or the gain of a norm, is scaled once for all heads that read it: by the smallest gamma.
     wanted = torch.cat([_wanted(plan, each, threshold) for plan, each in zip(plans, measured, strict=True)])
     groups = torch.cat([plan.groups for plan in plans]).to(wanted.device)
     least = torch.ones_like(wanted).scatter_reduce(0, groups, wanted, "amin")
@@ -255,8 +256,10 @@ def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) ->
     ones = torch.ones_like(measured)
     if plan.refused is not None or (plan.softcap is not None and threshold >= plan.softcap):
         return ones
+    # cap * tanh(z / cap) is at the threshold where z = cap * atanh(threshold / cap)
     limit = threshold if plan.softcap is None else plan.softcap * math.atanh(threshold / plan.softcap)
     largest = _uncapped(measured, plan.softcap)
+    # A negative maximum is never above: threshold / max would be negative, and its square root NaN in the weights.
     above = (measured > threshold) & largest.isfinite()
     return torch.where(above, limit / torch.where(above, largest, ones), ones)
 
@@ -273,7 +276,7 @@ def _record(plan: CallPlan, measured: Float[Tensor, " Hq"], gamma: Float[Tensor,
     return ClipRecord(plan.site, plan.index, measured, gamma, predicted, logit.isfinite(), plan.shared, plan.refused)
 
 
-def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[Rows, Tensor]]]) -> None:
+def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[HeadRows, Tensor]]]) -> None:
     """Refuse plans of another model before anything is scaled."""
     for name, pairs in factors.items():
         planned = next((rows.shape for rows, _ in pairs if rows.shape not in (None, tuple(scaled[name].shape))), None)
@@ -290,10 +293,10 @@ def _check_shapes(scaled: dict[str, Tensor], factors: dict[str, list[tuple[Rows,
 
 def _factors(
     plans: Sequence[CallPlan], gamma: Sequence[Float[Tensor, " Hq"]], balance: float
-) -> dict[str, list[tuple[Rows, Float[Tensor, " Hq"]]]]:
+) -> dict[str, list[tuple[HeadRows, Float[Tensor, " Hq"]]]]:
     """Return, for each parameter that is scaled, its rows and the factor of each head."""
     powers = {"q": balance, "k": 1.0 - balance, "whole": 1.0}
-    factors: dict[str, list[tuple[Rows, Tensor]]] = defaultdict(list)
+    factors: dict[str, list[tuple[HeadRows, Tensor]]] = defaultdict(list)
     for plan, by in zip(plans, gamma, strict=True):
         for rows in plan.rows:
             factors[rows.name].append((rows, by ** powers[rows.side]))
@@ -305,12 +308,12 @@ def _factors(
 
 def bound(threshold: Any) -> float:
     """Return the threshold as a finite number above 0."""
-    return number("threshold", threshold, above=0.0)
+    return finite_number("threshold", threshold, above=0.0)
 
 
-def share(balance: Any) -> float:
+def checked_balance(balance: Any) -> float:
     """Return the balance as a number from 0 to 1."""
-    of_query = number("balance", balance)
+    of_query = finite_number("balance", balance)
     if not 0.0 <= of_query <= 1.0:
         raise InvalidValueError(f"balance is from 0 to 1; got {of_query:g}", hint="0.5 shares evenly.")
     return of_query
@@ -325,6 +328,7 @@ def _checked(plans: Sequence[CallPlan], maxima: Sequence[Tensor | None]) -> list
         )
     beside = [rows.index.device for plan in plans for rows in plan.rows]
     device = next(iter(beside), torch.device("cpu"))
+    # MPS has no float64
     dtype = torch.float32 if device.type == "mps" else torch.float64
     tensors = []
     for plan, each in zip(plans, maxima, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk._arguments import number
+from sqrtdk._arguments import finite_number
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
@@ -19,11 +19,11 @@ from sqrtdk.repair.lookup import Parameters
 from sqrtdk.repair.masters import Copies, Optimizers, scale_
 from sqrtdk.repair.plan import check_trace, overlaps, readers, rows_of_v, side_rows
 from sqrtdk.repair.ranks import reshard
-from sqrtdk.repair.rows import Refusal, Rows
+from sqrtdk.repair.rows import HeadRows, Refusal
 from sqrtdk.tracing import CallTensors, Trace
 from sqrtdk.tracing.trace import trace
 
-_HINT = "Leave the scale where it is: the weights were trained with it."
+_LEAVE_HINT = "Leave the scale where it is: the weights were trained with it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def fold_scale_(
         >>> fold_scale_(layer, "", 2.0, inputs=(x, x, x)).parameters
         ('in_proj_weight', 'in_proj_bias')
     """
-    ratio = number("ratio", ratio, above=0.0)
+    ratio = finite_number("ratio", ratio, above=0.0)
     if not isinstance(site, str):
         raise InvalidTypeError(f"site is a module path; got {site!r}", hint="'' is the root.")
     run = _traced(model, inputs) if stats is None else stats
@@ -100,7 +100,7 @@ def fold_scale_(
         _refuse_shared(rows, site, run, parameters)
     except Refusal as refusal:
         raise UnsupportedError(
-            f"the scale of {site or 'the root'} can't be moved into its weights: {refusal}", hint=_HINT
+            f"the scale of {site or 'the root'} can't be moved into its weights: {refusal}", hint=_LEAVE_HINT
         ) from None
     scaled = {entry.name: parameters.get(entry.name) for entry in rows}
     copies = Copies(scaled, parameters.ids, optimizer)
@@ -128,11 +128,12 @@ def _traced(model: nn.Module, inputs: Any) -> Trace:
     return run
 
 
-def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[HeadRows]:
     call = tensors.call
     assert call is not None
     if tensors.missing is not None:
         raise Refusal(f"it can't be computed again: {tensors.missing}")
+    # DeBERTa: c2c + c2p + p2c, where p2c is a product of k with positions
     if call.terms > 1:
         raise Refusal(f"its logits are {call.terms} products, and q is in some of them only")
     if call.bias_scaled_by is not None:
@@ -140,10 +141,11 @@ def _query_rows(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
     return side_rows("q", tensors, parameters)
 
 
-def _refuse_shared(rows: list[Rows], site: str, run: Trace, parameters: Parameters) -> None:
+def _refuse_shared(rows: list[HeadRows], site: str, run: Trace, parameters: Parameters) -> None:
     """Refuse rows that also belong, or may belong, to k, v or another site."""
     read = readers(run.tensors, parameters)
     for tensors, names in zip(run.tensors, read.names, strict=True):
+        # q at the site is what is scaled; its k, and q and k elsewhere, must stay as they are
         for side in ("k",) if tensors.site == site else ("q", "k"):
             try:
                 beside = side_rows(side, tensors, parameters)
@@ -158,7 +160,7 @@ def _refuse_shared(rows: list[Rows], site: str, run: Trace, parameters: Paramete
             raise Refusal(f"{one.name} is used both as it is and transposed, or as a gain in two ways")
 
 
-def _refuse_overlaps(rows: list[Rows], others: list[Rows], side: str, tensors: CallTensors) -> None:
+def _refuse_overlaps(rows: list[HeadRows], others: list[HeadRows], side: str, tensors: CallTensors) -> None:
     for other in others:
         if any(overlaps(entry, other) for entry in rows):
             raise Refusal(f"{other.name} is also that of {side} in {tensors.site or 'the root'}")

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sqrtdk.repair.lookup import ALIKE, Parameters
-from sqrtdk.repair.rows import Refusal, Rows, compared, explained, spread
+from sqrtdk.repair.lookup import LEAST_SIMILARITY, Parameters
+from sqrtdk.repair.rows import HeadRows, Refusal, compared, explained, key_head_features
 from sqrtdk.tracing import CallTensors, Vector
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_NAMES = {"q": re.compile(r"(^|[._])q"), "k": re.compile(r"(^|[._])k"), "v": re.compile(r"(^|[._])k?v")}
-_FITS = 0.999  # share of the squares; between trace and clip, one step may move a gain by 3%
-_OFFSETS = (0.0, 1.0)  # the gain is the parameter (Llama), or 1 + the parameter (Gemma)
+_NORM_OF_LETTER = {"q": re.compile(r"(^|[._])q"), "k": re.compile(r"(^|[._])k"), "v": re.compile(r"(^|[._])k?v")}
+_LEAST_FIT = 0.999  # share of the squares; between trace and clip, one step may move a gain by 3%
+_GAIN_OFFSETS = (0.0, 1.0)  # the gain is the parameter (Llama), or 1 + the parameter (Gemma)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class _Fit:
     share: float
 
 
-def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Parameters) -> list[Rows]:
+def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Parameters) -> list[HeadRows]:
     """Return the rows of the gain, and of its bias, of the last norm between a projection and the product.
 
     Raises:
@@ -65,16 +65,17 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
     if best == 0.0:
         raise Refusal(f"{side} is all zeros, which does not tell the gain of its norm")
     ties = [fit for fit in fits if fit.share == best]
+    # A new model has q_norm.weight == k_norm.weight == 1, and both explain q: the name decides.
     if len(ties) > 1:
-        ties = [fit for fit in ties if _NAMES[side].search(fit.name[len(scope) :])] or ties
-    if best < _FITS or not all(fit.name for fit in ties):
+        ties = [fit for fit in ties if _NORM_OF_LETTER[side].search(fit.name[len(scope) :])] or ties
+    if best < _LEAST_FIT or not all(fit.name for fit in ties):
         raise Refusal(f"{side} is normalised ({kind}) without a gain that is a parameter of its own")
     if len({fit.name for fit in ties}) > 1:
         raise Refusal(f"the gain of {side} is one of {', '.join(fit.name for fit in ties)}: it can't be told which")
     fit = ties[0]
-    index = spread(fit.index, heads)
-    rows = [Rows(fit.name, side, index, None, fit.offset)]
-    return rows if fit.shift is None else [*rows, Rows(fit.shift, side, index, None)]
+    index = key_head_features(fit.index, heads)
+    rows = [HeadRows(fit.name, side, index, None, fit.offset)]
+    return rows if fit.shift is None else [*rows, HeadRows(fit.shift, side, index, None)]
 
 
 def _key_heads(vector: Vector) -> Int[Tensor, " H"]:
@@ -95,6 +96,7 @@ def _fits(
 ) -> Iterator[_Fit]:
     heads, dim = after.shape[1], after.shape[-1]
     inner = torch.arange(dim)
+    # One gain for all heads (Qwen3: E numbers), or one for each projected head (OLMo 2: H * E numbers).
     layouts = {dim: inner.expand(heads, dim), (int(own.max()) + 1) * dim: own[:, None] * dim + inner}
     units = list(_normalised(before))
     yield _Fit("", 0.0, inner, None, max(explained(unit, after) for unit in units))  # without a gain
@@ -107,7 +109,7 @@ def _fits(
         shift = name.removesuffix("weight") + "bias"
         shift_name = shift if shift in parameters and parameters.get(shift).shape == parameter.shape else None
         moved = 0.0 if shift_name is None else parameters.whole(shift).double().flatten()[index][:, None]
-        for offset in _OFFSETS:
+        for offset in _GAIN_OFFSETS:
             share = max(explained(unit * (offset + gain) + moved, after) for unit in units)
             yield _Fit(name, offset, index, shift_name, share)
 
@@ -134,11 +136,12 @@ def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H
             square = centred.square().mean(axes, keepdim=True)
             root = square.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
             yield centred / root
+            # x / |x|: l2 has no sqrt(E), as in F.normalize
             if axes == (-1,) and centred is values:
                 yield centred / (root * values.shape[-1] ** 0.5)
 
 
-def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...] | None:
+def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[HeadRows, ...] | None:
     """Return the rows of a call whose key's first or last channels come from v's projection; None for any other
     call."""
     query, key, value = tensors.query, tensors.key, tensors.value
@@ -163,19 +166,20 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...
     given = compared(key.projected)
     if given.shape[1] != projected.shape[1]:
         return None
+    # DeepSeek puts the unrotated channels first, cat((k_nope, k_rope)); other code puts them last
     starts = (0, given.shape[-1] - nope)
     shares = [explained(projected, given[..., start : start + nope]) for start in starts]
     start = starts[0] if shares[0] >= shares[1] else starts[1]
-    if max(shares) <= ALIKE or value.projection.bias is not None:
+    if max(shares) <= LEAST_SIMILARITY or value.projection.bias is not None:
         return None
     heads = query.values.shape[1]
-    of_query = spread(query.projection.features, heads)
+    of_query = key_head_features(query.projection.features, heads)
     channels = torch.arange(of_query.shape[1])
     own = (channels >= start) & (channels < start + nope)
     return (
         *parameters.projection_rows("q", query, of_query[:, own]),
         *parameters.projection_rows("whole", query, of_query[:, ~own]),
-        Rows(place.name, "k", spread(index, heads), place.axis),
+        HeadRows(place.name, "k", key_head_features(index, heads), place.axis),
     )
 
 

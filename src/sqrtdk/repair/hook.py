@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, clip_, qk_clip_, share
+from sqrtdk.repair.clip import ClipRecord, LogitMaxima, bound, checked_balance, clip_, qk_clip_
 from sqrtdk.repair.masters import Optimizers
 from sqrtdk.repair.plan import grouped, is_broken, plan_of
 from sqrtdk.repair.ranks import Ranks, gathered, is_group, merged
@@ -79,7 +79,7 @@ class QKClip:
                 hint="Without it forwards are traced.",
             )
         self.records: tuple[ClipRecord, ...] = ()
-        self._model, self._threshold, self._balance = model, bound(threshold), share(balance)
+        self._model, self._threshold, self._balance = model, bound(threshold), checked_balance(balance)
         self._every, self._group, self._stats = every, group, stats
         self._steps = 0
         self._run: Trace | None = None

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.repair.ranks import is_sharded
-from sqrtdk.repair.rows import Refusal, Rows, explained
+from sqrtdk.repair.rows import HeadRows, Refusal, explained
 from sqrtdk.tracing import Projection, Vector
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-ALIKE = 0.5  # share of the squares; a weight moved by training stays far above it, another weight far below
-_MADE = "a parametrization, an adapter, or quantised"
+LEAST_SIMILARITY = 0.5  # share of the squares; a weight moved by training stays far above it, another weight far below
+_NOT_A_PARAMETER = "a parametrization, an adapter, or quantised"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterSlice:
     """The parameter of a projection.
 
     Attributes:
@@ -83,18 +83,18 @@ class Parameters:
         prefix = f"{site}." if site else ""
         return (name for name in self._named if name.startswith(prefix) and self._first[name] == name)
 
-    def projection_rows(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"]) -> list[Rows]:
+    def projection_rows(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"]) -> list[HeadRows]:
         """Return the rows of a projection's weight and bias for the features in `index`, one set per query head."""
         projection = vector.projection
         assert projection is not None
         place = self.find(side, projection)
         index = index + place.shift
-        rows = [Rows(place.name, side, index, place.axis)]
+        rows = [HeadRows(place.name, side, index, place.axis)]
         if projection.bias is not None:
             rows.append(self._bias(side, vector, index, place))
         return rows
 
-    def find(self, side: str, projection: Projection) -> Place:
+    def find(self, side: str, projection: Projection) -> ParameterSlice:
         """Return the parameter of a projection.
 
         Raises:
@@ -104,11 +104,13 @@ class Parameters:
         if projection.name in self._named:
             places = self._fit(projection, self._first[projection.name])
             if not places:
-                raise Refusal(f"{projection.name} is not the weight that {side} was projected by: {_MADE}")
+                raise Refusal(f"{projection.name} is not the weight that {side} was projected by: {_NOT_A_PARAMETER}")
             return max(places, key=lambda place: place.alike)
         if projection.name:
-            raise Refusal(f"{projection.name}, which projects {side}, is no parameter of the model: {_MADE}")
-        raise Refusal(f"the weight that projects {side} is no parameter: it is made while the model runs ({_MADE})")
+            raise Refusal(f"{projection.name}, which projects {side}, is no parameter of the model: {_NOT_A_PARAMETER}")
+        raise Refusal(
+            f"the weight that projects {side} is no parameter: it is made while the model runs ({_NOT_A_PARAMETER})"
+        )
 
     def why_no_projection(self, side: str, site: str) -> str:
         """Say why a vector comes from no single projection."""
@@ -127,7 +129,7 @@ class Parameters:
                 return f" ({name} {reason})"
         return ""
 
-    def _fit(self, projection: Projection, name: str) -> list[Place]:
+    def _fit(self, projection: Projection, name: str) -> list[ParameterSlice]:
         """Return where in a parameter the projection's weight may be, for each axis along which its features fit."""
         weight, features = projection.weight, projection.features.cpu()
         parameter = self._named[name]
@@ -137,10 +139,10 @@ class Parameters:
             return []
         axes = [axis for axis in (0, 1) if _fits(parameter, axis, weight.shape[-1], int(features.max()))]
         whole = self.whole(name) if axes else parameter
-        places = (_place(name, axis, whole if axis == 0 else whole.mT, weight.cpu(), features) for axis in axes)
+        places = (_find_slice(name, axis, whole if axis == 0 else whole.mT, weight.cpu(), features) for axis in axes)
         return [place for place in places if place is not None]
 
-    def _bias(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"], place: Place) -> Rows:
+    def _bias(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"], place: ParameterSlice) -> HeadRows:
         """Return the rows of the bias beside a weight; nn.MultiheadAttention keeps those of q, k and v in one bias."""
         owner, _, last = place.name.rpartition(".")
         features = self.get(place.name).shape[place.axis]
@@ -154,13 +156,14 @@ class Parameters:
         if name not in self._named:
             raise Refusal(f"the bias of {side} beside {place.name} is no parameter")
         projection = vector.projection
+        # Only if the weight is still the traced one can the traced bias be compared: training moves both.
         if place.fresh and projection is not None and projection.bias is not None:
             bias = self.whole(name)[projection.features.cpu() + place.shift + shift].to(torch.float64)
             size = bias.abs().max() if vector.projected is None else vector.projected.abs().max()
             eps = torch.finfo(projection.bias.dtype).eps  # rounding of an addition
             if not bool(((bias - projection.bias.cpu()).abs() <= eps * size.cpu()).all()):
                 raise Refusal(f"{name} is not the bias that was added to {side}")
-        return Rows(self._first[name], side, index + shift)
+        return HeadRows(self._first[name], side, index + shift)
 
 
 def whole_weight(side: str, projection: Projection) -> None:
@@ -180,9 +183,9 @@ def _fits(parameter: Tensor, axis: int, width: int, feature: int) -> bool:
     return parameter.shape[1 - axis] == width and parameter.shape[axis] > feature
 
 
-def _place(
+def _find_slice(
     name: str, axis: int, rows: Float[Tensor, "F D"], weight: Float[Tensor, "H E D"], features: Int[Tensor, "H E"]
-) -> Place | None:
+) -> ParameterSlice | None:
     """Return where in a parameter the projection's weight is; a slice is placed by its most similar row."""
     for moved in _shifts(rows, weight[0, 0], int(features[0, 0])):
         index = features + moved
@@ -191,13 +194,14 @@ def _place(
         picked = rows[index[:, : weight.shape[1]]].to(weight.dtype)  # a sketch keeps one row of each head
         fresh = torch.equal(picked, weight)
         alike = 1.0 if fresh else explained(picked, weight)
-        if alike > ALIKE:
-            return Place(name, axis, moved, alike, fresh)
+        if alike > LEAST_SIMILARITY:
+            return ParameterSlice(name, axis, moved, alike, fresh)
     return None
 
 
 def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int) -> Iterator[int]:
     """Yield shift 0, then the shift that aligns a weight's first row with the most similar row of the parameter."""
+    # F.linear(x, self.qkv.weight[E:]) traces a weight whose row 0 is row E of the parameter
     yield 0
     shift = int((torch.nn.functional.normalize(rows.float(), dim=-1) @ first.float()).argmax()) - feature
     if shift:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, UnsupportedError
-from sqrtdk.repair.ranks import laid_as, local
-from sqrtdk.repair.rows import Rows
+from sqrtdk.repair.ranks import laid_as, local_part
+from sqrtdk.repair.rows import HeadRows
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -37,7 +37,7 @@ class Copies:
 
     def __init__(self, scaled: Mapping[str, Tensor], others: frozenset[int], optimizers: Optimizers) -> None:
         self._of: dict[str, list[Tensor]] = defaultdict(list)
-        for optimizer in _listed(optimizers):
+        for optimizer in _optimizer_list(optimizers):
             own = {id(p): p for each in optimizer.param_groups for p in each["params"]}
             for name, copies in _in_state(scaled, optimizer.state).items():
                 self._of[name] += copies
@@ -61,7 +61,7 @@ class Copies:
             self._of[name] += found
 
 
-def _listed(optimizers: Optimizers) -> list[Any]:
+def _optimizer_list(optimizers: Optimizers) -> list[Any]:
     if optimizers is None:
         return []
     listed = (
@@ -88,14 +88,15 @@ def _is_copy(entry: Any, parameter: Tensor) -> bool:
     """Return whether a tensor of a finer dtype rounds to the parameter, to nearest or stochastically to either side."""
     if not isinstance(entry, Tensor) or entry.shape != parameter.shape or not entry.is_floating_point():
         return False
-    finfo, one, other = torch.finfo(parameter.dtype), local(entry), local(parameter)
+    finfo, one, other = torch.finfo(parameter.dtype), local_part(entry), local_part(parameter)
     if torch.finfo(entry.dtype).eps >= finfo.eps or one.shape != other.shape:
         return False
+    # eps, not eps / 2: an optimizer that rounds stochastically may store either neighbour
     other = other.to(one)
     return bool(((one - other).abs() <= finfo.eps * one.abs() + finfo.tiny).all())
 
 
-def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[Rows, Float[Tensor, " Hq"]]]) -> None:
+def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[HeadRows, Float[Tensor, " Hq"]]]) -> None:
     """Multiply rows of a parameter and of its copies in place; all other rows stay the same bit for bit."""
     axis, offset = pairs[0][0].axis, pairs[0][0].offset
     count = parameter.numel() if axis is None else parameter.shape[axis]

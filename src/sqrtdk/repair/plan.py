@@ -23,7 +23,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.repair.gains import gain_rows, latent_rows
 from sqrtdk.repair.lookup import Parameters, whole_weight
 from sqrtdk.repair.ranks import reshard
-from sqrtdk.repair.rows import CallPlan, Refusal, Rows, spread
+from sqrtdk.repair.rows import CallPlan, HeadRows, Refusal, key_head_features
 from sqrtdk.tracing import CallTensors, Trace
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
     from sqrtdk.repair.lookup import Parameters
 
-NATIVE = "it ran as one native operation, whose q and k are not seen; torch.backends.mha.set_fastpath_enabled(False)"
+NATIVE_REASON = (
+    "it ran as one native operation, whose q and k are not seen; torch.backends.mha.set_fastpath_enabled(False)"
+)
 
-_BROKEN = " (q or k holds a NaN or an infinity, behind which this can't be told)"
+_NONFINITE_NOTE = " (q or k holds a NaN or an infinity, behind which this can't be told)"
 
 
 def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
@@ -117,7 +119,7 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
         softcap = _softcap(tensors)
         rows = _rows(tensors, parameters)
     except Refusal as refusal:
-        return replace(plan, refused=f"{refusal}{_BROKEN if is_broken(tensors) else ''}")
+        return replace(plan, refused=f"{refusal}{_NONFINITE_NOTE if is_broken(tensors) else ''}")
     return replace(plan, rows=rows, softcap=softcap, shared=tuple(filter(None, map(shared_rows, rows))))
 
 
@@ -130,7 +132,7 @@ def _softcap(tensors: CallTensors) -> float | None:
     """Return the softcap. Refuse logits that are more than a scaled product, as gamma would not scale their maximum."""
     if tensors.missing is not None:
         native = tensors.call is not None and tensors.call.kind == "native"
-        raise Refusal(NATIVE if native else f"it can't be computed again: {tensors.missing}")
+        raise Refusal(NATIVE_REASON if native else f"it can't be computed again: {tensors.missing}")
     cap: float | None = None
     for term in tensors.terms or ():
         if term.name == "bias":
@@ -139,19 +141,20 @@ def _softcap(tensors: CallTensors) -> float | None:
             )
         if term.name == "softcap" and cap is None and not term.detail and isinstance(term.value, float):
             cap = term.value
+        # A scale behind the cap, 5 * cap * tanh(z / cap), puts the maximum elsewhere than the recorded cap says.
         elif term.name not in ("scale", "mask", "sinks") or (cap is not None and term.name == "scale"):
             raise Refusal(f"its logits go through {term.name} {term.detail}".rstrip() + " on their way")
     return cap
 
 
-def _rows(tensors: CallTensors, parameters: Parameters) -> tuple[Rows, ...]:
+def _rows(tensors: CallTensors, parameters: Parameters) -> tuple[HeadRows, ...]:
     latent = latent_rows(tensors, parameters)
     if latent is not None:
         return latent
     return (*side_rows("q", tensors, parameters), *side_rows("k", tensors, parameters))
 
 
-def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[HeadRows]:
     """Return the rows that set the size of q or k: of its projection, or of the gain of a norm after it.
 
     Raises:
@@ -170,17 +173,17 @@ def side_rows(side: str, tensors: CallTensors, parameters: Parameters) -> list[R
         return gain_rows(side, vector, heads, tensors.site, parameters)
     if vector.projection is None:
         raise Refusal(parameters.why_no_projection(side, tensors.site))
-    features = spread(vector.projection.features, heads)
+    features = key_head_features(vector.projection.features, heads)
     return parameters.projection_rows(side, vector, features)
 
 
-def _beside(rows: Rows, parameters: Parameters) -> Rows:
+def _beside(rows: HeadRows, parameters: Parameters) -> HeadRows:
     """Add the parameter's shape, and move the indices to its device, so that a clip transfers none."""
     parameter = parameters.get(rows.name)
     return replace(rows, index=rows.index.to(parameter.device), shape=tuple(parameter.shape))
 
 
-def shared_rows(rows: Rows) -> str:
+def shared_rows(rows: HeadRows) -> str:
     """Say which rows several heads of a call share; "" if each has its own."""
     heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:
@@ -193,6 +196,7 @@ def _without_conflicts(
 ) -> Sequence[CallPlan]:
     """Refuse calls whose rows also belong to another side, to v, or to a refused call."""
     read = readers(kept, parameters)
+    # A refusal may rule out further calls: two layers that share a weight, of which one has just been refused.
     while True:
         reasons = [None if plan.refused else conflict(plan, plans, read) for plan in plans]
         if not any(reasons):
@@ -203,7 +207,7 @@ def _without_conflicts(
         ]
 
 
-def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[Int[Tensor, " Hq"]]:
+def number_groups(rows: Sequence[Sequence[HeadRows]], heads: Sequence[int]) -> list[Int[Tensor, " Hq"]]:
     """Number heads so that all heads that share a row, directly or through others, have one number.
 
     Args:
@@ -215,7 +219,7 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
 
     Example:
         >>> own, group = torch.tensor([[0], [1], [2]]), torch.tensor([[0], [0], [1]])
-        >>> number_groups([[Rows("q", "q", own), Rows("k", "k", group)]], [3])
+        >>> number_groups([[HeadRows("q", "q", own), HeadRows("k", "k", group)]], [3])
         [tensor([0, 0, 1])]
     """
     starts = [sum(heads[:number]) for number in range(len(heads) + 1)]
@@ -235,6 +239,7 @@ def number_groups(rows: Sequence[Sequence[Rows]], heads: Sequence[int]) -> list[
 
     for of_parameter in pairs.values():
         table = torch.unique(torch.cat(of_parameter), dim=0)  # sorted by feature, then by head
+        # heads that share a feature follow one another in the table, so joining neighbours joins them all
         beside = table[1:, 0] == table[:-1, 0]
         neighbours = torch.stack([table[:-1, 1], table[1:, 1]], -1)[beside]
         for one, other in torch.unique(neighbours, dim=0).tolist():
@@ -249,7 +254,7 @@ class Readers:
     """Uses of a model's parameters that rule a call out: by refused calls, and for v."""
 
     names: tuple[frozenset[str], ...]  # for each call, the parameters of its q and k
-    values: tuple[Rows, ...]
+    values: tuple[HeadRows, ...]
 
 
 def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
@@ -276,22 +281,22 @@ def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | 
     return None
 
 
-def overlaps(one: Rows, other: Rows) -> bool:
+def overlaps(one: HeadRows, other: HeadRows) -> bool:
     """Return whether two sets of rows have a row in common."""
     return one.name == other.name and bool(torch.isin(one.index, other.index).any())
 
 
-def _role(rows: Rows) -> str:
+def _role(rows: HeadRows) -> str:
     return rows.side.replace("whole", "q")
 
 
-def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[Rows]:
+def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[HeadRows]:
     """Return the known rows that set v: of its projection, and of the gain of a norm after it."""
-    value, rows = tensors.value, list[Rows]()
+    value, rows = tensors.value, list[HeadRows]()
     with contextlib.suppress(Refusal):
         if value.projection is not None:
             place = parameters.find("v", value.projection)
-            rows.append(Rows(place.name, "v", value.projection.features.cpu() + place.shift, place.axis))
+            rows.append(HeadRows(place.name, "v", value.projection.features.cpu() + place.shift, place.axis))
     with contextlib.suppress(Refusal):
         if any(step.name == "norm" for step in value.steps):
             rows += gain_rows("v", value, tensors.query.values.shape[1], tensors.site, parameters)

@@ -24,7 +24,7 @@ def is_sharded(parameter: Tensor) -> bool:
     return hasattr(parameter, "full_tensor")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from sqrtdk._arguments import number
+from sqrtdk._arguments import finite_number
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats.request import AuxOutput
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_FIRST = 30  # iterations at the start, from a random vector
+_FIRST_ITERATIONS = 30  # iterations at the start, from a random vector
 
 
 class SigmaReparam(nn.Module):
@@ -42,7 +42,7 @@ class SigmaReparam(nn.Module):
         self.register_buffer("v", start.to(matrix))
         self.register_buffer("u", matrix.new_zeros(matrix.shape[0]))
         self.iterations = iterations
-        self._iterate(matrix, _FIRST)
+        self._iterate(matrix, _FIRST_ITERATIONS)
         size = self._sigma(matrix) if gamma is None else matrix.new_tensor(gamma)
         self.gamma = nn.Parameter(size.detach().clone())
 
@@ -121,7 +121,7 @@ def sigma_reparam(
         )
     if not weight.is_floating_point():
         raise InvalidTypeError(f"{name} has a floating dtype; got {weight.dtype}", hint="Convert it first.")
-    first = None if gamma is None else number("gamma", gamma, above=0.0)
+    first = None if gamma is None else finite_number("gamma", gamma, above=0.0)
     parametrize.register_parametrization(module, name, SigmaReparam(weight, first, iterations))
     return module
 
@@ -183,10 +183,10 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
             f"entropy has the shape (..., heads, rows); got {tuple(entropy.shape)}", hint="Give q, k and v heads."
         )
     if nats is not None:
-        floor = number("nats", nats, above=0.0)
+        floor = finite_number("nats", nats, above=0.0)
         value = entropy
     else:
-        floor = number("fraction", fraction, above=0.0)
+        floor = finite_number("fraction", fraction, above=0.0)
         if floor > 1.0:
             raise InvalidValueError(f"fraction is at most 1; got {floor:g}", hint="A floor in nats is `nats`.")
         value = entropy / count.clamp(min=2.0).log()

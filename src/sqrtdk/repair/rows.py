@@ -19,7 +19,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class HeadRows:
     """The entries of one parameter that belong to each head.
 
     Attributes:
@@ -59,18 +59,18 @@ class CallPlan:
     site: str
     index: int
     heads: int
-    rows: tuple[Rows, ...]
+    rows: tuple[HeadRows, ...]
     groups: Int[Tensor, " Hq"]
     softcap: float | None = None
     shared: tuple[str, ...] = ()
     refused: str | None = None
 
 
-def spread(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
+def key_head_features(features: Int[Tensor, "H E"], heads: int) -> Int[Tensor, "Hq E"]:
     """Return the features of the key head that each query head reads.
 
     Example:
-        >>> spread(torch.tensor([[0, 1], [2, 3]]), 4).tolist()
+        >>> key_head_features(torch.tensor([[0, 1], [2, 3]]), 4).tolist()
         [[0, 1], [0, 1], [2, 3], [2, 3]]
     """
     return features.cpu().repeat_interleave(heads // features.shape[0], 0)

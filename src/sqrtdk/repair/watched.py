@@ -18,10 +18,10 @@ from sqrtdk.repair.ranks import Ranks
 from sqrtdk.repair.rows import CallPlan
 from sqrtdk.tracing import CallTensors
 
-Place = tuple[str, int]
+StatisticsKey = tuple[str, int]
 NOT_YET = "which rows are a head's is found out at the next sampled step"
 OTHER_HEADS = "the watch has the maxima of {} heads for the {} that this process has"
-_BROKEN = ("nan_rows", "query_nonfinite", "key_nonfinite")
+_NONFINITE_COUNTS = ("nan_rows", "query_nonfinite", "key_nonfinite")
 _SAME_WEIGHTS = ("rows", "keys", "same")  # splits of the work in which every rank has all heads
 
 
@@ -47,7 +47,7 @@ class StepWatch(Protocol):
     def last_sample(self) -> Any:
         """Return the `StepSample` of the last step; None if it was not sampled."""
 
-    def sketches(self) -> Mapping[Place, CallTensors]:
+    def sketches(self) -> Mapping[StatisticsKey, CallTensors]:
         """Return where q and k come from, for the attentions examined in the last sampled step."""
 
     def look_again(self) -> None:
@@ -67,11 +67,11 @@ class Clips:
         maxima: (Hq,) of each attention, as left by the last clip.
     """
 
-    plans: dict[Place, CallPlan] = field(default_factory=dict)
+    plans: dict[StatisticsKey, CallPlan] = field(default_factory=dict)
     step: int = 0
-    maxima: dict[Place, Tensor] = field(default_factory=dict)
+    maxima: dict[StatisticsKey, Tensor] = field(default_factory=dict)
 
-    def left(self, places: Sequence[Place], predicted: Sequence[Tensor]) -> None:
+    def left(self, places: Sequence[StatisticsKey], predicted: Sequence[Tensor]) -> None:
         """Store the maxima after a clip: a second clip after the same step starts from them."""
         self.maxima = dict(zip(places, predicted, strict=True))
 
@@ -80,7 +80,7 @@ _clips: WeakKeyDictionary[Any, Clips] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StepMaxima:
     """The measurements for a clip after a step.
 
     Attributes:
@@ -92,13 +92,13 @@ class Measured:
     """
 
     clips: Clips
-    places: tuple[Place, ...]
+    places: tuple[StatisticsKey, ...]
     plans: tuple[CallPlan, ...]
     maxima: tuple[Tensor | None, ...]
     partial: tuple[tuple[int, ...], ...]
 
 
-def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measured | None:
+def step_maxima(model: nn.Module, watch: StepWatch, group: Ranks = None) -> StepMaxima | None:
     """Return the maxima of the last step, with plans; None if it was not sampled.
 
     Args:
@@ -121,8 +121,11 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
     clips = _clips.setdefault(watch, Clips())
     places = [call.place for call in sample.calls]
     if not clips.plans.keys() >= set(places):
-        broken = any(count > 0 for call in sample.calls for name in _BROKEN for count in call.columns.get(name, ()))
+        broken = any(
+            count > 0 for call in sample.calls for name in _NONFINITE_COUNTS for count in call.columns.get(name, ())
+        )
         clips.plans = _agreed(clips.plans, watch, broken)
+    # A second clip after the same step starts from what the first one left, see `Clips.left`.
     if clips.step != sample.step:
         clips.step = sample.step
         clips.maxima = {call.place: _maxima(call) for call in sample.calls}
@@ -135,7 +138,7 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
         watch.look_again()
     every = tuple(plans.values()) if plans == clips.plans else grouped(list(plans.values()))
     by_place = {call.place: call for call in sample.calls}
-    return Measured(
+    return StepMaxima(
         clips,
         tuple(plans),
         every,
@@ -144,14 +147,14 @@ def measured(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Measure
     )
 
 
-def _agreed(known: Mapping[Place, CallPlan], watch: StepWatch, broken: bool) -> dict[Place, CallPlan]:
+def _agreed(known: Mapping[StatisticsKey, CallPlan], watch: StepWatch, broken: bool) -> dict[StatisticsKey, CallPlan]:
     """Add plans of new attentions: those that every rank could make, refused if any rank had to refuse.
 
     In a step with `broken` numbers, these may be the cause of a refusal: it is left out, and asked for at the next
     step.
     """
     sketches = watch.sketches()
-    fresh: dict[Place, CallPlan] = {}
+    fresh: dict[StatisticsKey, CallPlan] = {}
     if not sketches.keys() <= known.keys():
         made = zip(sketches, plans_from(watch.model, tuple(sketches.values())), strict=True)
         new = ((place, plan) for place, plan in made if place not in known and not (broken and plan.refused))
@@ -159,6 +162,7 @@ def _agreed(known: Mapping[Place, CallPlan], watch: StepWatch, broken: bool) -> 
     told = watch.told({place: plan.refused for place, plan in fresh.items()})
     found = dict(known)
     for place, plan in fresh.items():
+        # A rank that could not make the plan yet has not answered; scaling on some ranks alone would make weights part.
         if all(place in others for others in told):
             refused = next((others[place] for others in told if others[place] is not None), None)
             found[place] = plan if refused is None else replace(plan, rows=(), shared=(), refused=refused)

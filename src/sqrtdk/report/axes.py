@@ -124,7 +124,7 @@ def _parses(text: str) -> bool:
     if text.count("{") > _MOST_BRACES:  # parsing may succeed here and still overflow the stack deeper in the draw
         return False
     try:
-        _extras.load("matplotlib.mathtext").MathTextParser("path").parse(text)
+        _extras.load_extra("matplotlib.mathtext").MathTextParser("path").parse(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -242,7 +242,7 @@ def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) 
 
 
 def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
-    ticker = _extras.load("matplotlib.ticker")
+    ticker = _extras.load_extra("matplotlib.ticker")
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
         texts = [label(name, room) for name in names]

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from sqrtdk import _json
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT, fold
-from sqrtdk.audit.baseline import SCHEMA_VERSION, Change, Comparison, Ledger
+from sqrtdk._sites import ROOT_NAME, fold
+from sqrtdk.audit.baseline import BASELINE_VERSION, BaselineComparison, Ledger, LedgerChange
 from sqrtdk.audit.records import VERDICTS
 from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report.console import bracketed, drawn, paragraph
@@ -38,8 +38,8 @@ def to_file(ledger: Ledger) -> str:
         | {"findings": ", ".join(line.findings)}
         for line in ledger.lines
     ]
-    return _json.document(
-        {"schema_version": SCHEMA_VERSION, "model": ledger.model, "mode": ledger.mode, "attentions": lines}
+    return _json.json_document(
+        {"schema_version": BASELINE_VERSION, "model": ledger.model, "mode": ledger.mode, "attentions": lines}
     )
 
 
@@ -58,14 +58,16 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
     return told + word("baseline.kept", language, findings=findings)
 
 
-def to_json(comparison: Comparison) -> str:
+def to_json(comparison: BaselineComparison) -> str:
     """Return the comparison as one JSON document that ends with a newline."""
     fields: dict[str, Any] = {field.name: getattr(comparison, field.name) for field in dataclasses.fields(comparison)}
     tool = {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")}
-    return _json.document({"schema_version": SCHEMA_VERSION, "tool": tool, **fields, "exit_code": comparison.exit_code})
+    return _json.json_document(
+        {"schema_version": BASELINE_VERSION, "tool": tool, **fields, "exit_code": comparison.exit_code}
+    )
 
 
-def summary_line(comparison: Comparison, language: Language = "en") -> str:
+def summary_line(comparison: BaselineComparison, language: Language = "en") -> str:
     """Return one line: how much changed, how much was not judged, and the exit code."""
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
@@ -79,7 +81,7 @@ def summary_line(comparison: Comparison, language: Language = "en") -> str:
     return word("words.mark.comma", language).join(part.said(language) for part in parts) + end
 
 
-def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
+def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """Return the comparison as text of at most `width` columns."""
 
     def draw(console: Console) -> None:
@@ -91,7 +93,7 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
         for site, change, sites in folds[:_MOST]:
             counts, style = ("fails", "red") if change.fails else ("not_counted", "dim")
             told = Text(word(f"baseline.{counts}", language), style)
-            where = plain(site) or ROOT
+            where = plain(site) or ROOT_NAME
             if sites > 1:
                 where += bracketed(word("words.sites", language, count=f"{sites:,}"), language)
             what = _kind(change).said(language) + word("words.mark.colon", language)
@@ -110,12 +112,12 @@ def to_text(comparison: Comparison, *, width: int = 80, color: bool = False, lan
     return drawn(draw, width, color)
 
 
-def to_markdown(comparison: Comparison, language: Language = "en") -> str:
+def to_markdown(comparison: BaselineComparison, language: Language = "en") -> str:
     """Return the comparison as a pull request comment; see `sqrtdk.report.markdown`."""
     return fitted(_parts(comparison, language), language)
 
 
-def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
+def _parts(comparison: BaselineComparison, language: Language) -> Iterator[str]:
     outcome = Message("baseline.outcome.changed" if comparison.exit_code else "baseline.outcome.same")
     yield f"### {word('terminal.comment.title', language, model=code(comparison.model), outcome=outcome)}\n"
     file = word("baseline.file", language, file=comparison.file)
@@ -134,22 +136,22 @@ def _parts(comparison: Comparison, language: Language) -> Iterator[str]:
         yield details(more, [table(titles, (_row(fold, language) for fold in quiet[:_MOST]))])
 
 
-def _row(fold: tuple[str, Change, int], language: Language) -> list[str]:
+def _row(fold: tuple[str, LedgerChange, int], language: Language) -> list[str]:
     site, change, sites = fold
     whole = change.what in ("attention", "finding")
     what = (_kind(change) if whole else Message(f"baseline.changed.{change.what}")).said(language)
     many = bracketed(str(sites), language) if sites > 1 else ""
     return [
-        f"{code(site or ROOT)}{many}",
+        f"{code(site or ROOT_NAME)}{many}",
         f"**{what}**" if change.fails else what,
         *("" if side is None else code(_value(change, side, language), 240) for side in (change.before, change.after)),
     ]
 
 
-def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
+def _folded(comparison: BaselineComparison) -> Iterator[tuple[str, LedgerChange, int]]:
     """Yield site, change and count. Equal changes of several layers are yielded once: "h.0-31.attn", change, 32."""
 
-    def shown(change: Change) -> tuple[Any, ...]:
+    def shown(change: LedgerChange) -> tuple[Any, ...]:
         return change.fails, change.kind, change.what, change.before, change.after, change.index
 
     for site, group in fold(comparison.changes, lambda change: change.site, shown):
@@ -157,24 +159,24 @@ def _folded(comparison: Comparison) -> Iterator[tuple[str, Change, int]]:
         yield f"{site} #{index}" if index else site, group[0], len(group)
 
 
-def _kind(change: Change) -> Message:
+def _kind(change: LedgerChange) -> Message:
     return Message(f"baseline.kind.{change.kind.replace(' ', '_')}")
 
 
-def _sides(change: Change) -> Iterator[tuple[str, str]]:
+def _sides(change: LedgerChange) -> Iterator[tuple[str, str]]:
     for sign, side in (("-", change.before), ("+", change.after)):
         if side is not None:
             yield sign, side
 
 
-def _side(change: Change, side: str, language: Language) -> str:
+def _side(change: LedgerChange, side: str, language: Language) -> str:
     if change.what in ("attention", "finding"):
         return plain(side)
     value = _value(change, side, language)
     return word("baseline.value", language, what=Message(f"baseline.side.{change.what}"), value=plain(value))
 
 
-def _value(change: Change, side: str, language: Language) -> str:
+def _value(change: LedgerChange, side: str, language: Language) -> str:
     """Return the value of one side. A verdict such as "unexplained: missing" has its first word translated."""
     if change.what != "verdict":
         return side

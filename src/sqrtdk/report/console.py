@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.messages import word
 from sqrtdk.report.plain import plain
 
@@ -68,7 +68,7 @@ def listed(sites: Sequence[str], language: Language = "en") -> str:
         >>> listed(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
         'h.0, (root), h.2 and 2 more'
     """
-    names = list(dict.fromkeys(plain(site) or ROOT for site in sites))
+    names = list(dict.fromkeys(plain(site) or ROOT_NAME for site in sites))
     shown = word("words.mark.list", language).join(names[:_MOST_SITES])
     left = len(names) - _MOST_SITES
     return word("terminal.listed_more", language, sites=shown, count=left) if left > 0 else shown
@@ -81,7 +81,7 @@ def bracketed(sites: str, language: Language) -> str:
         >>> bracketed("h.0, h.1", "en"), bracketed("(root)", "en")
         (' (h.0, h.1)', ' (root)')
     """
-    return f" {ROOT}" if sites == ROOT else word("terminal.in_brackets", language, sites=sites)
+    return f" {ROOT_NAME}" if sites == ROOT_NAME else word("terminal.in_brackets", language, sites=sites)
 
 
 def wrapped(text: Text, width: int) -> list[Text]:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT
-from sqrtdk.compare.records import DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
-from sqrtdk.compare.words import UNKNOWN, listed, place, share, short, told
+from sqrtdk._sites import ROOT_NAME
+from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
+from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
 from sqrtdk.messages import said
 from sqrtdk.messages import word as of_catalogue
 from sqrtdk.report.console import drawn, paragraph, wrapped
@@ -153,16 +153,16 @@ def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
     where = said(stage_word(first.first_stage or "-"), language)
     stage = Text(plain(where), style=STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
     cause = Text(_cause(first, how, language), style=STYLES[how])
-    explained = share(worst.explained) if how == DIFFERS else "-"
+    explained = share_text(worst.explained) if how == DIFFERS else "-"
     return stage, cause, Text(explained), Text(short(largest_left(worst))), Text(short(worst.allowed))
 
 
 def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
-        return plain(word("follows_from", language, site=pair.follows_from or ROOT))
+        return plain(word("follows_from", language, site=pair.follows_from or ROOT_NAME))
     if how == DIFFERS:
-        causes = (change(cause, language) for cause in told(pair.causes))
-        return plain(word("semicolon", language).join(causes) or cause_name(UNKNOWN, language))
+        causes = (change(cause, language) for cause in shown_causes(pair.causes))
+        return plain(word("semicolon", language).join(causes) or cause_name(UNKNOWN_CAUSE, language))
     return said(outcome_word(how), language)
 
 
@@ -172,16 +172,16 @@ def _alone(console: Console, report: DiffReport, language: Language) -> None:
     for letter, calls in (("A", report.unpaired_a), ("B", report.unpaired_b)):
         for text, sites in _by_text(calls, language).items():
             title = word("only_in", language, side=letter, count=len(sites))
-            paragraph(console, Text.assemble((title, "bold"), plain(f"{said(listed(sites), language)}{text}")), 0)
+            paragraph(console, Text.assemble((title, "bold"), plain(f"{said(site_list(sites), language)}{text}")), 0)
             shown = True
     lost: dict[str, list[str]] = {}
     for pair in report.pairs:
         if pair.same is None:
             reason = said(pair.reason, language) if pair.reason else word("no_reason", language)
-            lost.setdefault(reason, []).append(place(pair.site_a, pair.index_a))
+            lost.setdefault(reason, []).append(site_text(pair.site_a, pair.index_a))
     for reason, sites in lost.items():
         title = word("uncompared", language, count=len(sites))
-        text = f"{said(listed(sites), language)}{word('colon', language)}{reason}"
+        text = f"{said(site_list(sites), language)}{word('colon', language)}{reason}"
         paragraph(console, Text.assemble((title, "bold yellow"), plain(text)), 0)
         shown = True
     if shown:
@@ -194,7 +194,7 @@ def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[st
         reason = said(call.reason, language) if call.reason else None
         what = word("comma", language).join(filter(None, (reason, call.formula)))
         text = f"{word('colon', language)}{what}" if what else ""
-        by_text.setdefault(text, []).append(place(call.site, call.index))
+        by_text.setdefault(text, []).append(site_text(call.site, call.index))
     return by_text
 
 

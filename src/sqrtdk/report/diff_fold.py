@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqrtdk._language import Language
-from sqrtdk._sites import fold, label, shape, site_name
+from sqrtdk._sites import common_label, fold, site_name, site_shape
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
-from sqrtdk.compare.suspect import NONE
-from sqrtdk.compare.words import UNKNOWN, excess, largest, told
+from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.suspect import NO_VALUE
+from sqrtdk.compare.words import excess, largest_pair, shown_causes
 from sqrtdk.messages import Message, said
 from sqrtdk.report.figures import number
 
@@ -37,7 +37,7 @@ class PairFold:
         """The pair whose figures are shown: largest residue relative to what is allowed, or largest difference."""
         if outcome(self.first) == DIFFERS:
             return max(self.pairs, key=excess)
-        return largest(self.pairs, largest_left)
+        return largest_pair(self.pairs, largest_left)
 
     @property
     def site(self) -> str:
@@ -49,14 +49,14 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
     """Fold pairs that agree in everything a line shows and whose sites differ in one integer (the layer)."""
 
     def shown(pair: PairDiff) -> object:
-        causes = tuple(map(change, told(pair.causes)))
+        causes = tuple(map(change, shown_causes(pair.causes)))
         how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
         beside = (pair.cancelling, pair.rows_left_out, pair.rows)
-        return (*how, *beside, pair.index_a, pair.index_b, shape(pair.site_b), pair.formula_a, pair.formula_b)
+        return (*how, *beside, pair.index_a, pair.index_b, site_shape(pair.site_b), pair.formula_a, pair.formula_b)
 
     folds = []
     for site, group in fold(pairs, lambda pair: pair.site_a, shown):
-        site_b = label([pair.site_b for pair in group])
+        site_b = common_label([pair.site_b for pair in group])
         first = group[0]
         folds.append(PairFold(site_name(site, first.index_a), site_name(site_b, first.index_b), tuple(group)))
     return tuple(folds)
@@ -113,12 +113,12 @@ def cause_name(name: str, language: Language) -> str:
 
 def has_words(name: str) -> bool:
     """Return whether a cause has a title and a meaning; that of an untrusted record may have none."""
-    return name in (*CAUSES, "input", UNKNOWN)
+    return name in (*CAUSES, "input", UNKNOWN_CAUSE)
 
 
 def has_values(cause: Cause) -> bool:
     """Return whether each side's behaviour has a short value. An unknown cause or a changed input has none."""
-    return cause.name not in (UNKNOWN, "input") and not (cause.a is None is cause.b)
+    return cause.name not in (UNKNOWN_CAUSE, "input") and not (cause.a is None is cause.b)
 
 
 def is_one(cause: Cause) -> bool:
@@ -129,7 +129,7 @@ def is_one(cause: Cause) -> bool:
 def value(of: str | float | None, language: Language = "en") -> str:
     """Return one side's value as words or as a number; None reads "none"."""
     if of is None:
-        of = Message(NONE)
+        of = Message(NO_VALUE)
     # the Chinese for "cos and sin" begins with a blank, which is right inside a sentence only
     return said(of, language).strip() if isinstance(of, str) else number(of)
 

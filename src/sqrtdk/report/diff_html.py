@@ -17,9 +17,9 @@ from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
 from sqrtdk.compare.records import CANCELS as CANCELLED
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
+from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
 from sqrtdk.compare.suspect import STAGES
-from sqrtdk.compare.words import UNKNOWN, place, share, short, told
+from sqrtdk.compare.words import share_text, short, shown_causes, site_text
 from sqrtdk.messages import Message, Text, id_of, said, text, word
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff_fold import (
@@ -77,7 +77,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "folds": folds,
         "outcomes": [(name, outcomes[name]) for name in OUTCOMES],
         "causes": causes.most_common(),
-        "named": len(set(causes) - {UNKNOWN}),
+        "named": len(set(causes) - {UNKNOWN_CAUSE}),
         "result": (both(result_word(result).text), tone),
         "chinese": [said(paragraph, "zh") for paragraph in report.paragraphs],
         "unjudged": [pair for pair in report.pairs if pair.same is None],
@@ -111,13 +111,13 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
 
 FIGURES = {  # functions that both the page and the notebook's table call
     "left": largest_left,
-    "place": place,
+    "place": site_text,
     "short": short,
-    "share": share,
+    "share": share_text,
     "has_values": has_values,
     "is_one": is_one,
-    "told_causes": told,
-    "unknown": UNKNOWN,
+    "told_causes": shown_causes,
+    "unknown": UNKNOWN_CAUSE,
 }
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import importlib.metadata
 from typing import Any
 
-from sqrtdk._json import document
+from sqrtdk._json import json_document
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.messages import fields
 
@@ -35,7 +35,7 @@ def to_json(report: DiffReport) -> str:
         >>> json.loads(to_json(DiffReport(side, side, (), (), (), ())))["same"]
         True
     """
-    return document(
+    return json_document(
         {
             "schema_version": SCHEMA_VERSION,
             "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqrtdk.compare.records import MaskPicture, PairDiff, Scatter
-from sqrtdk.compare.words import place_of
+from sqrtdk.compare.words import site_of_pair
 from sqrtdk.report.diff_fold import PairFold
 from sqrtdk.report.plain import plain
 
@@ -34,7 +34,7 @@ def drawable(pair: PairDiff) -> bool:
 
 def _pair(pair: PairDiff) -> dict[str, Any]:
     return {
-        "label": plain(place_of(pair)),
+        "label": plain(site_of_pair(pair)),
         "heads": [_points(scatter) for scatter in pair.scatter],
         "picture": None if pair.picture is None else _picture(pair.picture),
     }

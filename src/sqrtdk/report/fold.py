@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
-from sqrtdk.audit.records import Finding, JudgedCall, broken
+from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
 from sqrtdk.messages import Message, Text, text
 from sqrtdk.report.figures import number, ratio
 from sqrtdk.report.places import in_files, places_text
@@ -73,7 +73,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             # a graph's places, "<node>:12", are unlike in each layer and would prevent every fold
             places_text(call) if in_files(call) else None,
             # a call with non-finite numbers is kept apart by its own site
-            call.site if broken(call) else None,
+            call.site if has_nonfinite(call) else None,
         )
 
     groups = fold(calls, lambda judged: judged.call.site, shown)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import is_consequence
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import is_close
 from sqrtdk.messages import Message, Text, joined, text
 from sqrtdk.report.figures import number
 from sqrtdk.report.fold import FoldedFinding, fold_findings
@@ -123,7 +123,7 @@ def _leads_to(finding: Finding) -> tuple[str, ...]:
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):
         return ()
-    large = abs(finding.value) > abs(finding.threshold) and not close(finding.value, finding.threshold)
+    large = abs(finding.value) > abs(finding.threshold) and not is_close(finding.value, finding.threshold)
     return TOO_LARGE if large else TOO_SMALL
 
 
@@ -150,7 +150,7 @@ def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[str]:
     for judged in wrong:
         size = _size(judged)
         # blocks with unlike scales share no mistake, whatever one of them looks like
-        mistake = UNKNOWN if judged.call.unlike_blocks else judged.mistake or UNKNOWN
+        mistake = UNKNOWN_MISTAKE if judged.call.unlike_blocks else judged.mistake or UNKNOWN_MISTAKE
         groups.setdefault((mistake, judged.call.unlike_blocks, size is not None and size < 1), []).append(judged)
     return [_mistake(name, calls, total) for (name, *_), calls in groups.items()]
 
@@ -160,7 +160,7 @@ def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> str:
     if calls[0].call.unlike_blocks:
         return Message("headline.blocks", where=where)
     happened = MISTAKES[name].happened
-    if name == UNKNOWN and any(judged.declared_by for judged in calls):
+    if name == UNKNOWN_MISTAKE and any(judged.declared_by for judged in calls):
         happened = Message("headline.not_as_declared")
     size = _sizes([_size(judged) for judged in calls])
     return Message("headline.wrong", size=size, where=where, happened=happened)
@@ -182,7 +182,7 @@ def _size(judged: JudgedCall) -> float | None:
     if scale.effective is None or not judged.expected or (scale.per_head and len(set(scale.per_head)) > 1):
         return None
     size = scale.effective / judged.expected
-    return size if 0 < size < math.inf and not close(size, 1.0) else None
+    return size if 0 < size < math.inf and not is_close(size, 1.0) else None
 
 
 def _sizes(sizes: Sequence[float | None]) -> str:

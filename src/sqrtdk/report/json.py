@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sqrtdk._json import document
+from sqrtdk._json import json_document
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport, JudgedCall, LawAnswer
 from sqrtdk.messages import fields
@@ -35,12 +35,12 @@ def to_json(report: CheckReport) -> str:
         >>> json.loads(text)["model"]
         {'id': 'demo', 'class': 'Decoder', 'parameters': 1}
     """
-    return document(to_document(report))
+    return json_document(to_document(report))
 
 
 def forecast_to_json(forecast: CacheForecast) -> str:
     """Return the forecast of a quantised cache as one JSON document, as the report of a check holds it."""
-    return document(_forecast(forecast))
+    return json_document(_forecast(forecast))
 
 
 def to_document(report: CheckReport) -> dict[str, Any]:

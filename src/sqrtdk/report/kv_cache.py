@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
 from sqrtdk.kv.findings import blamed_text, fix_text, scale_text
 from sqrtdk.messages import Message, joined, said, text, word
@@ -74,7 +74,7 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
     head = call.stored.worst
     error = call.stored.heads[head]
     return (
-        plain(call.site) or ROOT,
+        plain(call.site) or ROOT_NAME,
         str(head),
         number(error.kl_mean_nats, 3),
         number(error.kl_median_nats, 3),

@@ -48,7 +48,7 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
 
 def register_json() -> str:
     """Return the register as one JSON document."""
-    return _json.document({"claims": [_described(claim) for claim in CLAIMS.values()]})
+    return _json.json_document({"claims": [_described(claim) for claim in CLAIMS.values()]})
 
 
 def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, color: bool = False) -> str:
@@ -82,7 +82,7 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
 
 def claim_json(claim: Claim) -> str:
     """Return one claim as a JSON document."""
-    return _json.document(_described(claim))
+    return _json.json_document(_described(claim))
 
 
 def verdicts_text(
@@ -133,7 +133,7 @@ def verdicts_json(done: Sequence[Done]) -> str:
         }
         for one in done
     ]
-    return _json.document({"claims": rows})
+    return _json.json_document({"claims": rows})
 
 
 def tally(answers: Sequence[str], language: Language = "en") -> str:

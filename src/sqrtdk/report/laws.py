@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT, ranges
+from sqrtdk._sites import ROOT_NAME, range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.messages import Message, joined, named, said, text, word
 from sqrtdk.report.console import Column, paragraph, print_table
@@ -143,7 +143,7 @@ def _pictured(row: Row, most: int, language: Language) -> Iterator[Line]:
 def caption(row: Row, most: int = WIDEST) -> Message:
     """Return the caption of a picture."""
     moved = row.answer.moved
-    which = ranges([position for position, mark in enumerate(moved) if mark])
+    which = range_list([position for position, mark in enumerate(moved) if mark])
     positions = Message("laws.page.moved", law=named_law(row.answer.law), last=len(moved) - 1, which=which)
     each = each_of(moved, most)
     return Message("laws.page.several_in_mark", text=positions, count=each) if each > 1 else positions
@@ -175,7 +175,7 @@ def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
                 "answer": both(text(answer_of(row))),
                 "what": both(text(what_of(row, message=True))),
                 "about": both(text(row.answer.about)) if row.answer.finding is not None else "",
-                "site": (row.answer.site or ROOT) if row.answer.finding is not None else "",
+                "site": (row.answer.site or ROOT_NAME) if row.answer.finding is not None else "",
                 "squares": picture(row.answer.moved),
                 "caption": both(caption(row).text) if row.answer.moved else "",
             }

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report import laws
@@ -141,7 +141,7 @@ def _row(fold: Fold, language: Language) -> list[str]:
 
 def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
-    sites = code(entry.site or ROOT)
+    sites = code(entry.site or ROOT_NAME)
     if len(entry.findings) > 1:
         sites += bracketed(word("words.sites", language, count=f"{len(entry.findings):,}"), language)
     comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
@@ -179,7 +179,7 @@ def _asides(report: CheckReport, language: Language) -> Iterator[str]:
         if not report.repeated(entry):
             unmeasured = word(f"words.severity.{UNMEASURED}", language)
             what = f"{unmeasured}{word('words.mark.colon', language)}{said(entry.reason, language)}"
-            missed.setdefault(what, []).append(entry.site or ROOT)
+            missed.setdefault(what, []).append(entry.site or ROOT_NAME)
     lines = [
         f"- {text(what + bracketed(listed(sites, language), language))}"
         for what, sites in list((written | missed).items())[:40]

@@ -58,7 +58,7 @@ def math(latex: str) -> Markup | None:
         >>> math(r"\\frac{") is None, math(r"\\nonsense{x}") is None
         (True, True)
     """
-    converter = _extras.load("latex2mathml.converter")
+    converter = _extras.load_extra("latex2mathml.converter")
     try:
         # \mathrm{T} -> \text{T}: the library sets a single \mathrm letter in italics and splits longer words
         root = converter.convert_to_element(re.sub(r"\\mathrm\{([A-Za-z]+)\}", r"\\text{\1}", latex), display="block")

@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message, Text
 from sqrtdk.messages import text as text_of
@@ -98,7 +98,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["root"] = ROOT
+    environment.globals["root"] = ROOT_NAME
     return environment
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT, fold_sites
+from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report.console import Column, drawn, paragraph, print_table
 from sqrtdk.report.plain import plain
@@ -107,7 +107,7 @@ def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[list[str], list[dict[
         groups.setdefault(key, []).append(layer)
     for group in groups.values():
         by_site = {layer["site"]: layer for layer in group}
-        yield [plain(site) or ROOT for site in fold_sites(by_site)], group
+        yield [plain(site) or ROOT_NAME for site in fold_sites(by_site)], group
 
 
 def _shown(name: str, shape: list[int]) -> str:

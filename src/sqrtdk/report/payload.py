@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from sqrtdk._sites import ROOT
+from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
 from sqrtdk.messages import Message, Text, text, unfilled
 from sqrtdk.report.plain import plain
@@ -112,7 +112,7 @@ def _ratios(judged: JudgedCall) -> list[float]:
 def _place(judged: JudgedCall, several_kinds: bool) -> tuple[str, str]:
     """Return the title of a call's map and the label of its row: ("model.layers.*.self_attn", "3")."""
     call = judged.call
-    title = plain(_INTEGER.sub("*", call.site)) or ROOT
+    title = plain(_INTEGER.sub("*", call.site)) or ROOT_NAME
     title += f" #{call.index}" if call.index else ""
     title += f" ({call.kind})" if several_kinds else ""
     return title, ".".join(_INTEGER.findall(call.site))
@@ -122,7 +122,7 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
     call = judged.call
     return {
         "label": label,
-        "site": plain(call.site) or ROOT,
+        "site": plain(call.site) or ROOT_NAME,
         "formula": plain(call.formula),
         "fails": _fails(judged),
         "values": {

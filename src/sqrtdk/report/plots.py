@@ -130,8 +130,8 @@ def _drawn(plot: Plot, kind: str) -> bytes:
 
     Each kind draws a new figure, because matplotlib lays out a figure at its first saving only.
     """
-    figures, style = _extras.load("matplotlib.figure"), _extras.load("matplotlib.style")
-    agg = _extras.load("matplotlib.backends.backend_agg")
+    figures, style = _extras.load_extra("matplotlib.figure"), _extras.load_extra("matplotlib.style")
+    agg = _extras.load_extra("matplotlib.backends.backend_agg")
     buffer = io.BytesIO()
     # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}

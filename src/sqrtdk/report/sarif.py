@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from sqrtdk._json import document
-from sqrtdk._sites import ROOT, site_name
-from sqrtdk.audit.records import CheckReport, Finding, Source
+from sqrtdk._json import json_document
+from sqrtdk._sites import ROOT_NAME, site_name
+from sqrtdk.audit.records import CheckReport, Finding, SourceFile
 from sqrtdk.messages import Message
 from sqrtdk.report.plain import plain
 from sqrtdk.report.spots import Spot, calls_at, spots
@@ -58,7 +58,7 @@ def to_sarif(report: CheckReport) -> str:
         >>> log["version"], log["runs"][0]["results"]
         ('2.1.0', [])
     """
-    return document({"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(report)]})
+    return json_document({"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(report)]})
 
 
 def _run(report: CheckReport) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _entry(
     said: tuple[str, ...],
     more: dict[str, Any],
 ) -> dict[str, Any]:
-    logical = {"fullyQualifiedName": plain(site) or ROOT, "kind": "module"}
+    logical = {"fullyQualifiedName": plain(site) or ROOT_NAME, "kind": "module"}
     first: dict[str, Any] = {"physicalLocation": _physical(where[0])} if where else {}
     related = [
         {"id": number, "physicalLocation": _physical(spot), "message": {"text": spot.what}}
@@ -185,7 +185,7 @@ def _physical(spot: Spot) -> dict[str, Any]:
     return {"artifactLocation": _artifact(spot.source), "region": {"startLine": spot.line}}
 
 
-def _artifact(source: Source) -> dict[str, Any]:
+def _artifact(source: SourceFile) -> dict[str, Any]:
     if source.base == "elsewhere":
         return {"uri": _file_uri(source.path)}
     return {"uri": _quoted(source.path), "uriBaseId": _ROOT if source.base == "root" else _PACKAGES}

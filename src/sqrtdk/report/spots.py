@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, Source, at_site
-from sqrtdk.audit.sources import each
+from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, SourceFile, at_site
+from sqrtdk.audit.sources import split_lines
 
 _OF_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")  # their findings also show the scale's declaration
 
@@ -15,7 +15,7 @@ _OF_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")  # their findin
 class Spot:
     """A line of a file, and a few words on what stands there."""
 
-    source: Source
+    source: SourceFile
     line: int  # 1-based
     what: str
 
@@ -43,7 +43,7 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     """
     calls = calls_at(report, finding.site)
     by_call = [at for judged in calls for at in (judged.call.product_at, judged.call.softmax_at)]
-    code = [finding.at] if each(finding.at) else by_call
+    code = [finding.at] if split_lines(finding.at) else by_call
     declared = [judged.declared_at for judged in calls] if finding.rule in _OF_SCALE else []
     audited: tuple[list[str | None], str] = ([report.model.at], "audited here")
     groups: list[tuple[list[str | None], str]] = [(code, "written here"), (declared, "declared here")]
@@ -55,10 +55,10 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
 def at_lines(report: CheckReport, groups: Iterable[tuple[Iterable[str | None], str]]) -> tuple[Spot, ...]:
     """Return texts like "a.py:3, b.py:4" as lines of known files without repetition, the repository's first."""
     known = {source.file: source for source in report.sources}
-    found: dict[tuple[Source, int], Spot] = {}
+    found: dict[tuple[SourceFile, int], Spot] = {}
     for texts, what in groups:
         for text in texts:
-            for file, line in each(text):
+            for file, line in split_lines(text):
                 if file in known and line:
                     found.setdefault((known[file], line), Spot(known[file], line, what))
     return tuple(sorted(found.values(), key=lambda spot: spot.source.base != "root"))

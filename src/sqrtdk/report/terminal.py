@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT, fold_sites
+from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.messages import Message, id_of, named, said, text, word
 from sqrtdk.report.console import Column, bracketed, drawn, listed, paragraph, print_table
@@ -239,7 +239,7 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
     line = Text(f" {severity} ", style=_SEVERITY_STYLE.get(first.severity, ""))
     line.append(f" {plain(said(first.message, language))}", style="not bold default on default")
     paragraph(console, line, indent)
-    where = Text(plain(folded.site) or ROOT, style="bold")
+    where = Text(plain(folded.site) or ROOT_NAME, style="bold")
     if len(folded.findings) > 1:
         many = word("words.sites", language, count=f"{len(folded.findings):,}")
         where.append(bracketed(many, language), style="not bold")

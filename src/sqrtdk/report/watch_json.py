@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
-from sqrtdk._json import document
+from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import Comparison
@@ -23,12 +23,12 @@ def to_json(summary: Summary) -> str:
     `sites` holds the trend of each attention and statistic: for each of `steps`, `worst` (the worst head's value),
     `head` (its number, or null if no head has a value) and `median` (over heads).
     """
-    return document(_head() | _run(summary))
+    return json_document(_head() | _run(summary))
 
 
 def series_json(done: dict[str, Any], runs: Sequence[Summary]) -> str:
     """Return runs as one document: the fields of `done`, and `runs`, each as `to_json` writes it."""
-    return document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
+    return json_document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
 
 
 def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
@@ -54,7 +54,7 @@ def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
         "attentions_matched_by": compared.by,
     }
     sites = {"only_a": compared.only_a, "only_b": compared.only_b}
-    return document(_head() | how | sites | {"differences": differences, "a": _run(a), "b": _run(b)})
+    return json_document(_head() | how | sites | {"differences": differences, "a": _run(a), "b": _run(b)})
 
 
 def _head() -> dict[str, Any]:

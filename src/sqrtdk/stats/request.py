@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk._shown import table
+from sqrtdk._shown import notebook_table
 from sqrtdk.errors import InvalidTypeError
 from sqrtdk.stats._partial import RowStats
 
@@ -82,7 +82,7 @@ class AuxOutput(NamedTuple):
         return f"AuxOutput({', '.join(there)}{': each ' if there else ''}{', '.join(kinds)})"
 
     def _repr_html_(self) -> str:
-        return table(self)
+        return notebook_table(self)
 
 
 def aux_output(

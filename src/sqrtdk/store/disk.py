@@ -95,7 +95,7 @@ def make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            Message("errors.folder.not_made", folder=str(folder), reason=_files.reason_of(error)),
+            Message("errors.folder.not_made", folder=str(folder), reason=_files.os_reason(error)),
             hint=Message("errors.folder.choose"),
         ) from error
 

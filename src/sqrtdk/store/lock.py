@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from sqrtdk import _files
-from sqrtdk._records import parse_json, record_from_json, shown
+from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.messages import Message
 from sqrtdk.store.disk import make, remove, take, tidy
@@ -77,7 +77,7 @@ class Lock:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
             raise OutputError(
-                Message("errors.folder.not_written", folder=str(folder), reason=_files.reason_of(error)),
+                Message("errors.folder.not_written", folder=str(folder), reason=_files.os_reason(error)),
                 hint=Message("errors.folder.choose"),
             ) from error
         _held.add(self._descriptor)
@@ -110,7 +110,7 @@ class Lock:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise OutputError(
-                Message("errors.folder.not_written", folder=str(folder), reason=_files.reason_of(error)),
+                Message("errors.folder.not_written", folder=str(folder), reason=_files.os_reason(error)),
                 hint=Message("errors.folder.free"),
             ) from error
 
@@ -186,6 +186,6 @@ def _owner(path: Path) -> str:
     try:
         document = parse_json(take(path, _MAX_BYTES), "the lock", RunFolderError, "")
         owner = record_from_json(_Owner, document, "the lock", RunFolderError, "")
-        return Message("errors.folder.process", process=owner.pid, host=shown(owner.host))
+        return Message("errors.folder.process", process=owner.pid, host=quote(owner.host))
     except (OSError, RunFolderError):  # it is being written
         return Message("errors.folder.unknown_process")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sqrtdk import _json
-from sqrtdk._records import parse_json, record_from_json, shown
+from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.messages import Message
 from sqrtdk.store import disk
@@ -59,7 +59,7 @@ class Manifest:
     def text(self) -> str:
         """Return the text of the file."""
         content = {"schema_version": SCHEMA_VERSION, "attempts": list(map(_fields, self.attempts)), "model": self.model}
-        return _json.document(content | {"checksum": _checksum(content)})
+        return _json.json_document(content | {"checksum": _checksum(content)})
 
 
 def plain_json(value: Any, what: str) -> Any:
@@ -72,7 +72,7 @@ def plain_json(value: Any, what: str) -> Any:
         >>> plain_json({"layers": 12, "shape": (1, 2), "scale": float("nan")}, "the model")
         {'layers': 12, 'shape': [1, 2], 'scale': None}
     """
-    text = _json.document(value)
+    text = _json.json_document(value)
     if len(text) > MAX_BYTES // 4:
         raise RunFolderError(f"{what} has {len(text)} bytes of JSON; {MAX_BYTES // 4} are the limit", hint="Say less.")
     return parse_json(text, what, RunFolderError, "Say less.")
@@ -89,11 +89,11 @@ def read_manifest(folder: Path) -> Manifest:
         content = disk.take(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(
-            Message("errors.folder.no_run", folder=shown(folder), file=RUN), hint=Message(_HINT)
+            Message("errors.folder.no_run", folder=quote(folder), file=RUN), hint=Message(_HINT)
         ) from error
     except RunFolderError as error:
-        raise RunFolderError(f"{shown(path)}: {error}", hint=Message(_HINT)) from error
-    what = shown(path)
+        raise RunFolderError(f"{quote(path)}: {error}", hint=Message(_HINT)) from error
+    what = quote(path)
     return _manifest(parse_json(content, what, RunFolderError, Message(_HINT)), what)
 
 
@@ -120,14 +120,14 @@ def difference(there: Any, here: Any) -> str:
         "layers is '12' there and '24' here"
     """
     if not (isinstance(there, dict) and isinstance(here, dict)):
-        return f"it is {shown(there)} there and {shown(here)} here"
+        return f"it is {quote(there)} there and {quote(here)} here"
     other = [name for name in here | there if (name in there, there.get(name)) != (name in here, here.get(name))]
-    texts = [f"{_name(name)} is {shown(there.get(name))} there and {shown(here.get(name))} here" for name in other]
+    texts = [f"{_name(name)} is {quote(there.get(name))} there and {quote(here.get(name))} here" for name in other]
     return "; ".join(texts[:5]) + (f"; and {len(texts) - 5} more" if len(texts) > 5 else "")
 
 
 def _name(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() and len(name) < 80 else shown(name)
+    return name if name.isidentifier() and name.isascii() and len(name) < 80 else quote(name)
 
 
 def _fields(attempt: Attempt) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _fields(attempt: Attempt) -> dict[str, Any]:
 
 def _checksum(content: dict[str, Any]) -> str:
     """Return the checksum of a document, independent of the whitespace of its file."""
-    return disk.digest(_json.document(content).encode())
+    return disk.digest(_json.json_document(content).encode())
 
 
 def _manifest(document: Any, what: str) -> Manifest:
@@ -146,7 +146,7 @@ def _manifest(document: Any, what: str) -> Manifest:
         raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=Message(_HINT))
     if (version := document["schema_version"]) != SCHEMA_VERSION or isinstance(version, bool):
         raise RunFolderError(
-            f"{what} is of schema version {shown(version)}; this version of sqrtdk has {SCHEMA_VERSION}",
+            f"{what} is of schema version {quote(version)}; this version of sqrtdk has {SCHEMA_VERSION}",
             hint="Take the version of sqrtdk that wrote it; to record, choose another directory.",
         )
     attempts = document.get("attempts")
@@ -179,7 +179,7 @@ def _attempt(document: Any, what: str) -> Attempt:
         value = getattr(attempt, name)
         if value is not None and not least <= value <= greatest:
             raise RunFolderError(
-                f"{what}.{name} is {shown(value)}; it is from {least} to {greatest}",
+                f"{what}.{name} is {quote(value)}; it is from {least} to {greatest}",
                 hint=Message(_HINT),
             )
     return attempt

@@ -13,21 +13,21 @@ from sqrtdk.audit.records import CheckReport
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
-from sqrtdk.compare.sides import Given
+from sqrtdk.compare.sides import ModelSource
 from sqrtdk.testing.standing import (
     alone_lines,
     as_allowed,
+    check_allowed,
     check_fail_on,
-    check_names,
-    counted,
+    count_text,
     failing,
     findings_lines,
     is_allowed,
-    matches,
     outputs_lines,
     pair_site,
     pairs_lines,
-    plain,
+    printable,
+    site_matches,
 )
 
 UNPAIRED = "unpaired"  # name in `allow` for a call without a partner
@@ -77,7 +77,7 @@ def assert_attention(
     check_fail_on(fail_on)
     # assert_laws asks the laws
     report = check(model, inputs, laws="none", fail_on=fail_on, seed=seed)
-    check_names(allowed, {judged.call.site for judged in report.calls} | {found.site for found in report.findings})
+    check_allowed(allowed, {judged.call.site for judged in report.calls} | {found.site for found in report.findings})
     bad = failing(report.findings, report.calls, fail_on, allowed)
     if fail_on != "never":
         lost = [found for found in report.unjudged if not is_allowed(found, report.calls, allowed)]
@@ -89,15 +89,15 @@ def assert_attention(
 
 def _headline(report: CheckReport, bad: Sequence[Any], fail_on: str) -> str:
     unjudged = sum(finding in report.unjudged for finding in bad)
-    parts = [counted(len(bad) - unjudged, "finding")] if len(bad) > unjudged else []
-    parts += [f"{counted(unjudged, 'attention')} not judged"] if unjudged else []
-    ran = f"{counted(len(report.calls), 'attention')} ran"
-    return f"attention of {plain(report.model.cls)}: {', '.join(parts)}; {ran} (fail_on: {fail_on})"
+    parts = [count_text(len(bad) - unjudged, "finding")] if len(bad) > unjudged else []
+    parts += [f"{count_text(unjudged, 'attention')} not judged"] if unjudged else []
+    ran = f"{count_text(len(report.calls), 'attention')} ran"
+    return f"attention of {printable(report.model.cls)}: {', '.join(parts)}; {ran} (fail_on: {fail_on})"
 
 
 def assert_same_attention(
-    a: Given,
-    b: Given,
+    a: ModelSource,
+    b: ModelSource,
     inputs: Any = None,
     *,
     inputs_b: Any = None,
@@ -139,7 +139,7 @@ def assert_same_attention(
     report = diff(a, b, inputs, inputs_b=inputs_b, mapping=mapping, seed=seed)
     alone = (*report.unpaired_a, *report.unpaired_b)
     sites = {pair.site_a for pair in report.pairs} | {pair_site(pair) for pair in report.pairs}
-    check_names(allowed, sites | {call.site for call in alone}, {*CAUSES, "input", UNPAIRED, NOT_COMPARED})
+    check_allowed(allowed, sites | {call.site for call in alone}, {*CAUSES, "input", UNPAIRED, NOT_COMPARED})
     bad = [pair for pair in report.pairs if pair.same is not True and not _may_stand(pair, allowed)]
     # a difference that follows from an allowed one is allowed too
     origins = {pair_site(pair) for pair in report.pairs if pair not in bad}
@@ -148,7 +148,7 @@ def assert_same_attention(
     outputs = [] if attention_only else _outputs(report, bad, lonely, allowed)
     if bad or lonely or outputs:
         headline = _difference(report, bad, len(lonely), len(outputs))
-        raise AssertionError("\n".join([headline, *_told(bad), *lonely, *outputs_lines(report, outputs)]))
+        raise AssertionError("\n".join([headline, *_pair_lines(bad), *lonely, *outputs_lines(report, outputs)]))
     return report
 
 
@@ -166,7 +166,7 @@ def _outputs(
 
 
 def _may_stand(pair: PairDiff, allowed: Sequence[str]) -> bool:
-    if any(matches(site, name) for site in (pair.site_a, pair_site(pair)) for name in allowed):
+    if any(site_matches(site, name) for site in (pair.site_a, pair_site(pair)) for name in allowed):
         return True
     if pair.same is None:
         return NOT_COMPARED in allowed
@@ -175,18 +175,18 @@ def _may_stand(pair: PairDiff, allowed: Sequence[str]) -> bool:
 
 def _difference(report: DiffReport, bad: Sequence[PairDiff], alone: int, outputs: int) -> str:
     lost = sum(pair.same is None for pair in bad)
-    parts = [f"{counted(len(bad) - lost, 'attention')} of {len(report.pairs)} differ"] if len(bad) > lost else []
-    parts += [f"{counted(lost, 'attention')} not compared"] if lost else []
-    parts += [f"{counted(alone, 'attention')} without a partner"] if alone else []
-    parts += [f"{counted(outputs, 'output')} of {len(report.outputs)} not the same"] if outputs else []
-    return f"attention of {plain(report.a.name)} (A) and {plain(report.b.name)} (B): {', '.join(parts)}"
+    parts = [f"{count_text(len(bad) - lost, 'attention')} of {len(report.pairs)} differ"] if len(bad) > lost else []
+    parts += [f"{count_text(lost, 'attention')} not compared"] if lost else []
+    parts += [f"{count_text(alone, 'attention')} without a partner"] if alone else []
+    parts += [f"{count_text(outputs, 'output')} of {len(report.outputs)} not the same"] if outputs else []
+    return f"attention of {printable(report.a.name)} (A) and {printable(report.b.name)} (B): {', '.join(parts)}"
 
 
-def _told(bad: Sequence[PairDiff]) -> list[str]:
+def _pair_lines(bad: Sequence[PairDiff]) -> list[str]:
     """Return lines on pairs with a difference of their own; pairs that follow from them are counted."""
     own = [pair for pair in bad if pair.follows_from is None]
     following: dict[str, int] = {}
     for pair in bad:
         if pair.follows_from is not None:
             following[pair.follows_from] = following.get(pair.follows_from, 0) + 1
-    return pairs_lines(own) + [f"{number} more follow from {plain(site)}" for site, number in following.items()]
+    return pairs_lines(own) + [f"{number} more follow from {printable(site)}" for site, number in following.items()]

@@ -14,17 +14,17 @@ from sqrtdk.errors import SqrtdkError
 from sqrtdk.laws.ask import LawReport, ask
 from sqrtdk.models.signature import forward_arguments
 from sqrtdk.testing.standing import (
-    KINDS,
+    ALLOWED_KINDS,
     as_allowed,
+    check_allowed,
     check_fail_on,
-    check_names,
-    counted,
+    count_text,
     failing,
     findings_lines,
-    plain,
+    printable,
 )
 
-_PLAIN = Tensor | bool | int | float | str | None  # types of inputs that can be copied and given again
+_COPIED_TYPES = Tensor | bool | int | float | str | None  # types of inputs that can be copied and given again
 
 
 def assert_laws(
@@ -64,15 +64,15 @@ def assert_laws(
     allowed = as_allowed(allow)
     check_fail_on(fail_on)
     report = ask(model, inputs, laws, seed)
-    check_names(allowed, {finding.site for finding in report.findings}, {*KINDS, NOT_ASKED})
+    check_allowed(allowed, {finding.site for finding in report.findings}, {*ALLOWED_KINDS, NOT_ASKED})
     bad = failing(report.findings, (), fail_on, allowed)
-    silent = [] if fail_on == "never" or NOT_ASKED in allowed else unasked(report, laws)
+    silent = [] if fail_on == "never" or NOT_ASKED in allowed else laws_not_asked(report, laws)
     if bad or silent:
         raise AssertionError("\n".join([_headline(report, bad, silent, fail_on), *broken_lines(bad, silent)]))
     return report
 
 
-def unasked(report: LawReport, laws: str | Sequence[str]) -> list[LawAnswer]:
+def laws_not_asked(report: LawReport, laws: str | Sequence[str]) -> list[LawAnswer]:
     """Return the laws that should have been asked and were not: those that were named, or all if none was asked."""
     silent = [answer for answer in report.answers if answer.state == NOT_ASKED]
     return silent if laws not in ("all", ["all"], ("all",)) or len(silent) == len(report.answers) else []
@@ -83,13 +83,13 @@ def broken_lines(findings: Sequence[Finding], silent: Sequence[LawAnswer]) -> li
     told = [
         f"{answer.law}{f' ({answer.about})' if answer.about else ''}  {NOT_ASKED}: {answer.reason}" for answer in silent
     ]
-    return [*findings_lines(findings, ()), *map(plain, told)]
+    return [*findings_lines(findings, ()), *map(printable, told)]
 
 
 def _headline(report: LawReport, bad: Sequence[Finding], silent: Sequence[LawAnswer], fail_on: str) -> str:
-    parts = [f"{counted(len(bad), 'law')} broken"] if bad else []
-    parts += [f"{counted(len(silent), 'law')} not asked"] if silent else []
-    return f"laws of {plain(report.model.cls)}: {', '.join(parts)} (fail_on: {fail_on})"
+    parts = [f"{count_text(len(bad), 'law')} broken"] if bad else []
+    parts += [f"{count_text(len(silent), 'law')} not asked"] if silent else []
+    return f"laws of {printable(report.model.cls)}: {', '.join(parts)} (fail_on: {fail_on})"
 
 
 class CalledModels:
@@ -153,7 +153,7 @@ class CalledModels:
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a copy of a call's arguments, by name if any was given by name; None if one is no tensor or number."""
-    if not all(isinstance(value, _PLAIN) for value in (*args, *kwargs.values())):
+    if not all(isinstance(value, _COPIED_TYPES) for value in (*args, *kwargs.values())):
         return None
     kept = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
     named = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}

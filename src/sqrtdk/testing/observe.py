@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.mistakes import UNKNOWN
+from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, health
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.rules.unmeasured import silences
@@ -144,7 +144,7 @@ def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
     if finding.site or finding.rule != "scale_ledger":
         return finding
     of_it = [judged for judged in calls if not judged.call.site and judged.call.scale.ratio == finding.value]
-    if any(judged.mistake != UNKNOWN for judged in of_it):
+    if any(judged.mistake != UNKNOWN_MISTAKE for judged in of_it):
         return finding
     message = joined([finding.message, Message("check.test.outside_modules")])
     return replace(finding, severity="note", message=message)

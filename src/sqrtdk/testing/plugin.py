@@ -18,16 +18,16 @@ from sqrtdk.testing import plugin_laws
 if TYPE_CHECKING:
     from sqrtdk.testing.observe import AuditedTest
 
-MARKER = "attention"
+ATTENTION_MARKER = "attention"
 # copied from sqrtdk.audit.records, so that nothing is imported; severities are worst first
-SEVERITIES = ("critical", "fail", "warn", "note")
-FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
-_DECLARED = (
-    f"{MARKER}(allow=(), fail_on=None): with --sqrtdk the attentions that run inside the test are audited; "
+WORST_FIRST = ("critical", "fail", "warn", "note")
+FAIL_ON_CHOICES = ("note", "warn", "unmeasured", "fail", "critical", "never")
+_ATTENTION_MARKER_TEXT = (
+    f"{ATTENTION_MARKER}(allow=(), fail_on=None): with --sqrtdk the attentions that run inside the test are audited; "
     "allow names sites, mistakes or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
 )
-_RECORD = "sqrtdk"  # attribute of a test report
-_MOST = 40  # lines for each title in the summary
+_AUDIT_RECORD = "sqrtdk"  # attribute of a test report
+_MOST_SUMMARY_LINES = 40  # lines for each title in the summary
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,11 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--sqrtdk",
         action="store_true",
-        help=f"Audit every attention that runs inside tests marked {MARKER}, and ask laws in those marked laws.",
+        help=f"Audit every attention that runs inside tests marked {ATTENTION_MARKER}, "
+        "and ask laws in those marked laws.",
     )
     group.addoption(
         "--sqrtdk-fail-on",
-        choices=FAIL_ON,
+        choices=FAIL_ON_CHOICES,
         default="fail",
         help="Least severity of a finding that fails such a test (default: fail); unmeasured: fail, and every "
         "attention that could not be judged.",
@@ -49,13 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and register the hooks if `--sqrtdk` is given."""
-    config.addinivalue_line("markers", _DECLARED)
-    config.addinivalue_line("markers", plugin_laws.DECLARED)
+    config.addinivalue_line("markers", _ATTENTION_MARKER_TEXT)
+    config.addinivalue_line("markers", plugin_laws.LAWS_MARKER_TEXT)
     if config.getoption("--sqrtdk"):
         fail_on = config.getoption("--sqrtdk-fail-on")
         config.pluginmanager.register(Audit(fail_on), "sqrtdk-audit")
         # registered last, so its hooks wrap the audit's and the audit does not see the runs of laws
-        config.pluginmanager.register(plugin_laws.Laws(fail_on, FAIL_ON), "sqrtdk-laws")
+        config.pluginmanager.register(plugin_laws.Laws(fail_on, FAIL_ON_CHOICES), "sqrtdk-laws")
 
 
 class Audit:
@@ -69,7 +70,7 @@ class Audit:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Run the test under observation, and fail it on findings."""
-        marker = item.get_closest_marker(MARKER)
+        marker = item.get_closest_marker(ATTENTION_MARKER)
         if marker is None:
             return (yield)
         from sqrtdk.testing.observe import Observation
@@ -99,42 +100,44 @@ class Audit:
         fail_on = options.pop("fail_on", None) or self.fail_on
         try:
             allow = as_allowed(options.pop("allow", ()))
-            check_fail_on(fail_on, FAIL_ON)
+            check_fail_on(fail_on, FAIL_ON_CHOICES)
         except SqrtdkError as error:
-            wrong = f"marker {MARKER}: {error}. {error.hint}"
+            wrong = f"marker {ATTENTION_MARKER}: {error}. {error.hint}"
         else:
             wrong = ""
         if wrong:  # outside the except clause, or pytest shows both errors
             pytest.fail(wrong, pytrace=False)
         if marker.args or options:
             wrong = ", ".join([*map(repr, marker.args), *options])
-            pytest.fail(f"marker {MARKER} got {wrong}: it takes allow=... and fail_on=... alone", pytrace=False)
+            pytest.fail(
+                f"marker {ATTENTION_MARKER} got {wrong}: it takes allow=... and fail_on=... alone", pytrace=False
+            )
         return fail_on, allow
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach the record of a marked test to its report."""
         report = yield
-        if item.get_closest_marker(MARKER) is None:
+        if item.get_closest_marker(ATTENTION_MARKER) is None:
             return report
         audited = item.stash.get(self._audits, None)
         if report.when == "call" and audited is not None:
             audit, told = audited
             # skipped before any attention ran; an xfail is reported as skipped too, but ran
             unrun = report.skipped and not audit.calls and not hasattr(report, "wasxfail")
-            setattr(report, _RECORD, {"ran": False} if unrun else _record(audit, report.passed))
+            setattr(report, _AUDIT_RECORD, {"ran": False} if unrun else _record(audit, report.passed))
             # the test failed by itself: show the audit's findings below its own failure
             if told and report.failed and told not in report.longreprtext:
                 report.sections.append(("sqrtdk", told))
             del item.stash[self._audits]
         # failed or skipped in its set-up, so nothing ran that could be audited
         elif (report.when == "setup" and not report.passed) or report.when == "call":
-            setattr(report, _RECORD, {"ran": False})
+            setattr(report, _AUDIT_RECORD, {"ran": False})
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the records, under xdist from all workers."""
-        record = getattr(report, _RECORD, None)
+        record = getattr(report, _AUDIT_RECORD, None)
         if record is not None:
             self.records[report.nodeid] = record  # by node id, so a test that is rerun counts once
 
@@ -144,23 +147,23 @@ class Audit:
         terminalreporter.line(summary_line(list(self.records.values())))
         for title, key in (("not judged", "unjudged"), ("could not have failed", "weak")):
             named = [(node, text) for node, record in self.records.items() for text in record.get(key, ())]
-            for node, text in named[:_MOST]:
+            for node, text in named[:_MOST_SUMMARY_LINES]:
                 terminalreporter.line(f"{title}: {node}: {text}")
-            if len(named) > _MOST:
-                terminalreporter.line(f"{title}: ... and {len(named) - _MOST} more")
+            if len(named) > _MOST_SUMMARY_LINES:
+                terminalreporter.line(f"{title}: ... and {len(named) - _MOST_SUMMARY_LINES} more")
 
 
 def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
     """Return the record of a test in plain types that xdist can send. A failed test is not weak: it can fail."""
     from sqrtdk.audit.records import UNMEASURED
-    from sqrtdk.testing.standing import OUTSIDE, plain
+    from sqrtdk.testing.standing import OUTSIDE, printable
 
     lost = [found for found in audit.findings if found.rule == UNMEASURED]
     return {
         "ran": True,
         "attentions": len(audit.calls),
         "findings": dict(Counter(found.severity for found in audit.findings if found.rule != UNMEASURED)),
-        "unjudged": [plain(f"{found.site or OUTSIDE}: {found.message}") for found in lost],
+        "unjudged": [printable(f"{found.site or OUTSIDE}: {found.message}") for found in lost],
         "weak": list(audit.weak) if passed else [],
     }
 
@@ -176,12 +179,12 @@ def summary_line(records: list[dict[str, Any]]) -> str:
         'sqrtdk: no test with the marker attention ran'
     """
     if not records:
-        return f"sqrtdk: no test with the marker {MARKER} ran"
+        return f"sqrtdk: no test with the marker {ATTENTION_MARKER} ran"
     ran = [record for record in records if record["ran"]]
     findings: Counter[str] = Counter()
     for record in ran:
         findings.update(record["findings"])
-    kinds = ", ".join(f"{findings[name]} {name}" for name in SEVERITIES if findings[name])
+    kinds = ", ".join(f"{findings[name]} {name}" for name in WORST_FIRST if findings[name])
     parts = [
         _counted(len(records), "test"),
         _counted(sum(record["attentions"] for record in ran), "attention"),

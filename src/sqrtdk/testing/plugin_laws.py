@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-MARKER = "laws"
-DECLARED = (
-    f"{MARKER}(names='all', allow=(), fail_on=None): with --sqrtdk laws are asked of every model that the test calls, "
-    "with its inputs; allow names sites or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
+LAWS_MARKER = "laws"
+LAWS_MARKER_TEXT = (
+    f"{LAWS_MARKER}(names='all', allow=(), fail_on=None): with --sqrtdk laws are asked of every model that the test "
+    "calls, with its inputs; allow names sites or rules that may stand, fail_on is this test's own --sqrtdk-fail-on"
 )
-_RECORD = "sqrtdk_laws"  # attribute of a test report
-_STATES = ("kept", "broken", "not asked")  # copied from sqrtdk.audit.records, so that nothing is imported
-_MOST = 40  # lines of the summary
+_LAWS_RECORD = "sqrtdk_laws"  # attribute of a test report
+_LAW_STATES = ("kept", "broken", "not asked")  # copied from sqrtdk.audit.records, so that nothing is imported
+_MOST_SUMMARY_LINES = 40  # lines of the summary
 
 
 class Laws:
@@ -37,7 +37,7 @@ class Laws:
 
         A test that fails by itself is not asked.
         """
-        marker = item.get_closest_marker(MARKER)
+        marker = item.get_closest_marker(LAWS_MARKER)
         if marker is None:
             return (yield)
         from sqrtdk.testing.laws import CalledModels, broken_lines
@@ -57,7 +57,7 @@ class Laws:
                 lines += [f"laws of {cls} in {item.name} (fail_on: {fail_on})", *broken_lines(bad, ())]
         unasked = not called.calls or len(silent) == len(called.calls)
         item.stash[self._record] = {
-            "states": {state: states[state] for state in _STATES},
+            "states": {state: states[state] for state in _LAW_STATES},
             "silent": (silent or ["no module was called in it"]) if unasked else [],
         }
         if lines:
@@ -78,11 +78,11 @@ class Laws:
             chosen = names_of(names if not marker.args else marker.args[0])
             check_fail_on(fail_on, self.choices)
         except SqrtdkError as error:
-            wrong = f"marker {MARKER}: {error}. {error.hint}"
+            wrong = f"marker {LAWS_MARKER}: {error}. {error.hint}"
         else:
             more = [*map(repr, marker.args[1:]), *options]
             wrong = (
-                f"marker {MARKER} got {', '.join(more)}: it takes names, allow=... and fail_on=... alone"
+                f"marker {LAWS_MARKER} got {', '.join(more)}: it takes names, allow=... and fail_on=... alone"
                 if more
                 else ""
             )
@@ -96,13 +96,13 @@ class Laws:
         report = yield
         record = item.stash.get(self._record, None)
         if report.when == "call" and record is not None:
-            setattr(report, _RECORD, record)
+            setattr(report, _LAWS_RECORD, record)
             del item.stash[self._record]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the records, under xdist from all workers."""
-        record = getattr(report, _RECORD, None)
+        record = getattr(report, _LAWS_RECORD, None)
         if record is not None:
             self.records[report.nodeid] = record
 
@@ -113,10 +113,10 @@ class Laws:
         terminalreporter.section("sqrtdk laws", sep="-")
         terminalreporter.line(summary_line(list(self.records.values())))
         named = [(node, text) for node, record in self.records.items() for text in record["silent"]]
-        for node, text in named[:_MOST]:
+        for node, text in named[:_MOST_SUMMARY_LINES]:
             terminalreporter.line(f"no law asked: {node}: {text}")
-        if len(named) > _MOST:
-            terminalreporter.line(f"no law asked: ... and {len(named) - _MOST} more")
+        if len(named) > _MOST_SUMMARY_LINES:
+            terminalreporter.line(f"no law asked: ... and {len(named) - _MOST_SUMMARY_LINES} more")
 
 
 def summary_line(records: list[dict[str, Any]]) -> str:
@@ -130,5 +130,5 @@ def summary_line(records: list[dict[str, Any]]) -> str:
     for record in records:
         states.update(record["states"])
     tests = f"{len(records)} test{'' if len(records) == 1 else 's'}"
-    kept, broken, not_asked = (states[state] for state in _STATES)
+    kept, broken, not_asked = (states[state] for state in _LAW_STATES)
     return f"sqrtdk laws: {tests}, {kept} answers kept, {broken} broken, {not_asked} not asked"

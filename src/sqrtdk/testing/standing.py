@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sqrtdk._sites import ROOT, fold_sites
+from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import RULES
-from sqrtdk.compare.outputs import percent
+from sqrtdk.compare.outputs import percent_of_size
 from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws.table import FINDINGS
 
-KINDS = frozenset({*RULES, *FINDINGS, *MISTAKES, "unexplained"})  # names that `allow` accepts beside sites
+ALLOWED_KINDS = frozenset({*RULES, *FINDINGS, *MISTAKES, "unexplained"})  # names that `allow` accepts beside sites
 # rules on scales: a mistake or "unexplained" in `allow` covers their findings
-_OF_SCALE = ("scale_ledger", "declared_vs_actual", "blocks", "responsiveness")
+_RULES_ON_SCALES = ("scale_ledger", "declared_vs_actual", "blocks", "responsiveness")
 
 
 def as_allowed(allow: Any) -> tuple[str, ...]:
@@ -51,31 +51,31 @@ def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(choices)}.")
 
 
-def check_names(allow: Iterable[str], sites: Collection[str], kinds: Collection[str] = KINDS) -> None:
+def check_allowed(allow: Iterable[str], sites: Collection[str], kinds: Collection[str] = ALLOWED_KINDS) -> None:
     """Refuse a name that allows nothing, such as a site that no longer exists or a misspelt kind.
 
     Raises:
         InvalidValueError: a name is not a kind and matches no site.
     """
     for name in allow:
-        if name not in kinds and not any(matches(site, name) for site in sites):
+        if name not in kinds and not any(site_matches(site, name) for site in sites):
             raise InvalidValueError(
                 f"allow names {name!r}, which is no site of this run and no kind of verdict",
                 hint=f"Sites: {', '.join(sorted(sites)) or 'none'}. Kinds: {', '.join(sorted(kinds))}.",
             )
 
 
-def matches(site: str, name: str) -> bool:
+def site_matches(site: str, name: str) -> bool:
     """Return whether `name` is the site or a pattern that matches it, such as "layers.*.attn"."""
     return site == name or fnmatchcase(site, name)
 
 
 def is_allowed(finding: Finding, calls: Sequence[JudgedCall], allow: Sequence[str]) -> bool:
     """Return whether a finding is allowed: by its site, its rule, or because all scale mistakes at its site are."""
-    if finding.rule in allow or any(matches(finding.site, name) for name in allow):
+    if finding.rule in allow or any(site_matches(finding.site, name) for name in allow):
         return True
     wrong = [one for one in calls if one.call.site == finding.site and one.verdict == "unexplained"]
-    if finding.rule not in _OF_SCALE or not wrong:
+    if finding.rule not in _RULES_ON_SCALES or not wrong:
         return False
     return all(one.verdict in allow or one.mistake in allow for one in wrong)
 
@@ -101,35 +101,35 @@ def failing(
 OUTSIDE = "(no module)"  # site of an attention that a test runs outside any module
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     r"""Return `text` with unprintable characters as escapes, because a model may give its modules any name.
 
     Example:
-        >>> print(plain("layer\x1b[31m.0"))
+        >>> print(printable("layer\x1b[31m.0"))
         layer\x1b[31m.0
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """Return a count with its noun.
 
     Example:
-        >>> counted(1, "finding"), counted(1200, "test")
+        >>> count_text(1, "finding"), count_text(1200, "test")
         ('1 finding', '1,200 tests')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], root: str = ROOT) -> list[str]:
+def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], root: str = ROOT_NAME) -> list[str]:
     """Return lines on findings; equal ones are listed once with all their sites. `root` names the site ""."""
     sites: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:
         sites.setdefault(_lines(finding, _call_of(finding, calls)), []).append(finding.site or root)
     lines: list[str] = []
     for (head, *body), where in sites.items():
-        many = f" ({counted(len(where), 'site')})" if len(where) > 1 else ""
-        lines += [f"{plain(', '.join(fold_sites(where)))}{many}  {head}", *(f"  {line}" for line in body)]
+        many = f" ({count_text(len(where), 'site')})" if len(where) > 1 else ""
+        lines += [f"{printable(', '.join(fold_sites(where)))}{many}  {head}", *(f"  {line}" for line in body)]
     return lines
 
 
@@ -141,15 +141,15 @@ def _call_of(finding: Finding, calls: Sequence[JudgedCall]) -> JudgedCall | None
 
 
 def _lines(finding: Finding, judged: JudgedCall | None) -> tuple[str, ...]:
-    at = "" if finding.at is None else f"  {plain(finding.at)}"
+    at = "" if finding.at is None else f"  {printable(finding.at)}"
     lines = [f"{finding.severity}, {finding.rule}{at}"]
     if judged is not None and finding.rule != UNMEASURED:
         verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
         wanted = expected_formula(judged) if judged.verdict == "unexplained" else None
-        lines.append(f"{'- found:   ' if wanted else '  found:   '} {plain(judged.call.formula)}  ({verdict})")
+        lines.append(f"{'- found:   ' if wanted else '  found:   '} {printable(judged.call.formula)}  ({verdict})")
         if wanted:
-            lines.append(f"+ expected: {plain(wanted)}")
-    lines += [f"  {plain(finding.message)}", f"  fix: {plain(finding.fix)}"]
+            lines.append(f"+ expected: {printable(wanted)}")
+    lines += [f"  {printable(finding.message)}", f"  fix: {printable(finding.fix)}"]
     return tuple(lines)
 
 
@@ -180,9 +180,9 @@ def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
         alike.setdefault(_pair(pair), []).append(pair)
     lines: list[str] = []
     for (head, *body), members in alike.items():
-        many = f" ({counted(len(members), 'site')})" if len(members) > 1 else ""
+        many = f" ({count_text(len(members), 'site')})" if len(members) > 1 else ""
         where = ", ".join(fold_sites(map(pair_site, members)))
-        lines += [f"{plain(where)}{many}  {head}", *(f"  {line}" for line in body)]
+        lines += [f"{printable(where)}{many}  {head}", *(f"  {line}" for line in body)]
         worst = max(members, key=lambda pair: pair.difference or 0.0)
         if worst.difference is not None and worst.allowed is not None:
             lines.append(f"    outputs differ by {worst.difference:.3g}, rounding allows {worst.allowed:.2g}")
@@ -191,19 +191,19 @@ def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
 
 def pair_site(pair: PairDiff) -> str:
     """Return the pair's site in A, followed by "#index" unless it is the first call there."""
-    return f"{pair.site_a or ROOT}{f'#{pair.index_a}' if pair.index_a else ''}"
+    return f"{pair.site_a or ROOT_NAME}{f'#{pair.index_a}' if pair.index_a else ''}"
 
 
 def _pair(pair: PairDiff) -> tuple[str, ...]:
     if pair.same is None:
-        return "not compared", f"  {plain(pair.reason or 'no reason given')}"
+        return "not compared", f"  {printable(pair.reason or 'no reason given')}"
     lines = [f"differs at: {pair.first_stage or 'output'}"]
     if pair.formula_a != pair.formula_b:
-        lines.append(f"- B, found:    {plain(pair.formula_b or 'not known')}")
-        lines.append(f"+ A, expected: {plain(pair.formula_a or 'not known')}")
+        lines.append(f"- B, found:    {printable(pair.formula_b or 'not known')}")
+        lines.append(f"+ A, expected: {printable(pair.formula_a or 'not known')}")
     else:
-        lines.append(f"  both: {plain(pair.formula_a or 'formula not known')}")
-    lines += [f"  {plain(line)}" for cause in pair.causes for line in _cause(cause)]
+        lines.append(f"  both: {printable(pair.formula_a or 'formula not known')}")
+    lines += [f"  {printable(line)}" for cause in pair.causes for line in _cause(cause)]
     if not pair.causes:
         lines.append("  no cause was proven")
     return tuple(lines)
@@ -226,23 +226,23 @@ def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str
     lines = []
     for one in outputs:
         if one.same is None:
-            lines.append(f"output {plain(one.name)}  {plain(one.reason or 'NaN on both sides')}")
+            lines.append(f"output {printable(one.name)}  {printable(one.reason or 'NaN on both sides')}")
         elif one.reason:
-            lines.append(f"output {plain(one.name)}  has another shape: {plain(one.reason)}")
+            lines.append(f"output {printable(one.name)}  has another shape: {printable(one.reason)}")
         else:
-            by = "" if one.difference is None else f"by {percent(one.difference)}, "
-            allowed = "-" if one.allowed is None else percent(one.allowed)
-            lines.append(f"output {plain(one.name)}  differs {by}rounding allows {allowed}")
-    return [*lines, f"  {plain(report.outputs_from)}"] if outputs and report.outputs_from else lines
+            by = "" if one.difference is None else f"by {percent_of_size(one.difference)}, "
+            allowed = "-" if one.allowed is None else percent_of_size(one.allowed)
+            lines.append(f"output {printable(one.name)}  differs {by}rounding allows {allowed}")
+    return [*lines, f"  {printable(report.outputs_from)}"] if outputs and report.outputs_from else lines
 
 
 def alone_lines(report: DiffReport, allow: Sequence[str] = ()) -> list[str]:
     """Return lines on calls without a partner, except at sites in `allow`."""
     sides = (("A", report.unpaired_a), ("B", report.unpaired_b))
     return [
-        f"{plain(call.site or ROOT)}  only in {letter}: {plain(call.reason)}"
-        + (f", {plain(call.formula)}" if call.formula else "")
+        f"{printable(call.site or ROOT_NAME)}  only in {letter}: {printable(call.reason)}"
+        + (f", {printable(call.formula)}" if call.formula else "")
         for letter, calls in sides
         for call in calls
-        if not any(matches(call.site, name) for name in allow)
+        if not any(site_matches(call.site, name) for name in allow)
     ]

@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sqrtdk._modes import EagerMode
-from sqrtdk.audit.tolerance import inverse_root, matches
+from sqrtdk.audit.tolerance import are_close, inverse_root
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
 _MASK_ARGUMENTS = ("attn_mask", "attn_bias")
 # ways to write a mask: scores + mask, scores.masked_fill(hidden, -inf), torch.where(visible, scores, -inf)
-_ADDED = ("aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where")
-_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
+_MASKING_OPS = ("aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where")
+_SOFTMAX_OPS = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class OpenMasks(EagerMode):
@@ -47,17 +47,17 @@ class OpenMasks(EagerMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         schema = getattr(func, "_schema", None)
-        if schema is not None and (schema.name in _ADDED + _SOFTMAX or "attention" in schema.name):
+        if schema is not None and (schema.name in _MASKING_OPS + _SOFTMAX_OPS or "attention" in schema.name):
             with torch.no_grad(), _disable_current_modes():  # our own reads of masks must not be traced
                 self._see(schema, args, kwargs or {}, output)
         return output
 
     def _see(self, schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         name = schema.name
-        if name in _ADDED:
+        if name in _MASKING_OPS:
             if isinstance(output, Tensor) and output.dim() > 1 and _hides_nothing(name, args):
                 self._masked[output] = True  # counted later, if a softmax reads it: then it holds logits
-        elif name in _SOFTMAX:
+        elif name in _SOFTMAX_OPS:
             self.count += isinstance(args[0], Tensor) and args[0] in self._masked
         elif "attention" in name:
             named = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
@@ -113,7 +113,7 @@ def _scale(calls: Sequence[AttentionCall]) -> Iterator[str]:
     effective = [call.scale.per_head or (call.scale.effective,) for call in calls if call.scale.effective is not None]
     # one call whose scale is unknown or not the default could fail the test
     if len(effective) == len(calls) and all(
-        matches([value for value in values if value is not None], (inverse_root(call.head_dim),))
+        are_close([value for value in values if value is not None], (inverse_root(call.head_dim),))
         for call, values in zip(calls, effective, strict=True)
     ):
         dims = sorted({call.head_dim for call in calls})

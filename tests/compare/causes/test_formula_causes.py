@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.program import Formula, Norm, Program, Rounded, Way
+from sqrtdk.compare.program import Formula, NormStep, Program, RoundingStep, VectorPath
 from sqrtdk.compare.suspect import Sides
 from tests.compare.formula_cases import BASES, CASES, HEADS, Case, learned, names_found, of_case, tokens, trial, visible
 
@@ -177,7 +177,7 @@ def test_a_mask_without_a_pattern_is_told_by_its_rows_and_keys() -> None:
 def test_a_vector_that_is_rounded(vector: str, dtype: str) -> None:
     start = trial(*[BASES["causal"][2]] * 2, 8, 8)
     b = start.sides.b
-    b = replace(b, **{vector: replace(getattr(b, vector), steps=(Rounded(dtype),))})
+    b = replace(b, **{vector: replace(getattr(b, vector), steps=(RoundingStep(dtype),))})
     planted = replace(start, sides=replace(start.sides, b=b))
     (cause,) = planted.proven()
     assert (cause.name, cause.stage, cause.a, cause.b) == ("rounding", vector, "its own dtype", dtype)
@@ -187,14 +187,14 @@ def test_a_vector_that_is_rounded(vector: str, dtype: str) -> None:
 
 
 def test_a_rounding_is_put_where_the_other_has_it() -> None:
-    norm = Norm("l2", torch.ones(1, 16))
+    norm = NormStep("l2", torch.ones(1, 16))
     start = trial(*[BASES["causal"][2]] * 2, 8, 8)
-    a = replace(start.sides.a, query=Way(steps=(norm, Rounded("float16"))))
-    b = replace(start.sides.b, query=Way(steps=(Rounded("bfloat16"), norm)))
+    a = replace(start.sides.a, query=VectorPath(steps=(norm, RoundingStep("float16"))))
+    b = replace(start.sides.b, query=VectorPath(steps=(RoundingStep("bfloat16"), norm)))
     (cause,) = CAUSES["rounding"](replace(start.sides, a=a, b=b))
-    assert cause.change(a).query.steps == (Rounded("bfloat16"), norm)
+    assert cause.change(a).query.steps == (RoundingStep("bfloat16"), norm)
     (cause,) = CAUSES["rounding"](replace(start.sides, a=replace(a, query=b.query), b=a))
-    assert cause.change(b).query.steps == (norm, Rounded("float16"))
+    assert cause.change(b).query.steps == (norm, RoundingStep("float16"))
 
 
 def test_what_no_output_shows_is_not_suspected() -> None:
@@ -307,7 +307,7 @@ def named(a: Tensor | float, b: Tensor | float, visible: Tensor) -> list[str]:
 
 
 def factors_named(a: Formula, b: Formula) -> list[str]:
-    one, other = (Program(Way(), Way(), Way(), formula) for formula in (a, b))
+    one, other = (Program(VectorPath(), VectorPath(), VectorPath(), formula) for formula in (a, b))
     sides = Sides(one, other, WIDTH, 4 * WIDTH, 4, self_attention=True)
     return [found.name for cause in ("length_factor", "scale") for found in CAUSES[cause](sides)]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import apply_step, project
+from sqrtdk.compare.compute import apply_step, project_input
 from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.program import Norm, Program
-from sqrtdk.compare.suspect import QKV, STAGES, Suspicion, way_of, with_way
+from sqrtdk.compare.program import QKV, NormStep, Program
+from sqrtdk.compare.suspect import STAGES, Suspicion, path_of, with_path
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from tests.compare.causes.vector_plants import Plant, cases, planted, plants, style_of
 from tests.compare.causes.vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides
@@ -149,12 +149,12 @@ def fitted(of: Program, entered: Tensor, dtype: torch.dtype) -> Program:
     """The program with its steps fitted from what was before and after each, rounded."""
     result = replace(of, dtype=dtype)
     for part in QKV:
-        own = way_of(of, part)
+        own = path_of(of, part)
         assert own.affine is not None
-        values, steps = project(own.affine, entered).to(dtype), []
+        values, steps = project_input(own.affine, entered).to(dtype), []
         for step in own.steps:
             after = apply_step(step, values).to(dtype)
-            if isinstance(step, Norm):
+            if isinstance(step, NormStep):
                 norm = fit_norm(values, after)
                 assert norm is not None
                 steps.append(norm.norm)
@@ -162,7 +162,7 @@ def fitted(of: Program, entered: Tensor, dtype: torch.dtype) -> Program:
                 turn = fit_rotation(values, after)
                 steps += [] if turn is None else [turn.rotation]
             values = after
-        result = with_way(result, part, replace(own, steps=tuple(steps)))
+        result = with_path(result, part, replace(own, steps=tuple(steps)))
     return result
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.causes.projections import layout_order
-from sqrtdk.compare.compute import follow, project
+from sqrtdk.compare.compute import follow_path, project_input
 from sqrtdk.compare.program import Affine, Program, Rotation
 from sqrtdk.compare.suspect import Sides, Suspicion
 from sqrtdk.positions import rope_tables, yarn_frequencies
@@ -116,8 +116,8 @@ def test_one_row_of_the_query_takes_the_frequencies_of_the_keys(position: float)
     (suspicion,) = suspicions(sides(a, b))
     assert (suspicion.name, suspicion.a, suspicion.b) == ("positions", f"from {ROWS - 1}", f"from {position:g}")
     changed = suspicion.change(a)
-    x = project(a.query.affine, entering()[:, :1])
-    assert torch.allclose(follow(changed.query, x)[-1], follow(b.query, x)[-1], rtol=0, atol=1e-9)
+    x = project_input(a.query.affine, entering()[:, :1])
+    assert torch.allclose(follow_path(changed.query, x)[-1], follow_path(b.query, x)[-1], rtol=0, atol=1e-9)
     assert suspicions(sides(a, a)) == []
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, Norm, Program, Rotation
+from sqrtdk.compare.program import Affine, NormStep, Program, Rotation
 from tests.compare.causes.vector_programs import (
     BASE,
     BATCH,
@@ -104,7 +104,7 @@ def _log_n(old: Program) -> Program:
 
 def _added(kind: type, step: object) -> Change:
     def edit(way):
-        steps = (step, *way.steps) if kind is Norm else (*way.steps, step)
+        steps = (step, *way.steps) if kind is NormStep else (*way.steps, step)
         return replace(way, steps=steps)
 
     return on("qk", edit)
@@ -138,9 +138,9 @@ def plants() -> list[Plant]:
         Plant("positions", "of padding", _rerotated("qk", padded), ROTARY),
         Plant("length_factor", "amplitude", _rerotated("qk", amplitude=1.1386), ROTARY, 1.0, 1.139),
         Plant("length_factor", "log n", _log_n, EVERY, "one for all rows", "one of each row"),
-        Plant("qk_norm", "missing", without("qk", Norm), NORMED),
-        Plant("qk_norm", "missing on k", without("k", Norm), NORMED),
-        Plant("qk_norm", "added", _added(Norm, norm("rms")), unnormed, "none", "RMS"),
+        Plant("qk_norm", "missing", without("qk", NormStep), NORMED),
+        Plant("qk_norm", "missing on k", without("k", NormStep), NORMED),
+        Plant("qk_norm", "added", _added(NormStep, norm("rms")), unnormed, "none", "RMS"),
         Plant("qk_norm", "kind", normed("qk", lambda n: replace(n, kind="l2", shift=None)), BOTH[:2], "RMS", "L2"),
         Plant("qk_norm_order", "q and k", _reordered, BOTH),
         Plant("qk_norm_eps", "larger", normed("qk", lambda n: replace(n, eps=1e-3)), NORMED, 1e-6, 1e-3),

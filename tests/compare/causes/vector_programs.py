@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, follow, project, spread
-from sqrtdk.compare.program import Affine, Formula, Norm, Program, Rotation, Way
+from sqrtdk.compare.compute import compute_output, follow_path, project_input, repeat_heads
+from sqrtdk.compare.program import Affine, Formula, NormStep, Program, Rotation, VectorPath
 from sqrtdk.compare.suspect import Sides
 
 BATCH, ROWS, HEADS, GROUPS, CHANNELS, MODEL = 2, 12, 4, 2, 16, 40
@@ -35,11 +35,11 @@ def table(
     return torch.polar(torch.full_like(angles, amplitude), angles)
 
 
-def norm(kind: str = "rms", *, heads: int = 1, gain: bool = True, eps: float = 1e-6, over: str = "head") -> Norm:
+def norm(kind: str = "rms", *, heads: int = 1, gain: bool = True, eps: float = 1e-6, over: str = "head") -> NormStep:
     """A norm with a random gain, and shift where the kind has one."""
     size = torch.rand(heads, CHANNELS, dtype=torch.float64) + 0.5 if gain else torch.ones(1, CHANNELS).double()
     shift = torch.randn(heads, CHANNELS, dtype=torch.float64) / 4 if kind == "layer" else None
-    return Norm(kind, size, shift, eps, over)
+    return NormStep(kind, size, shift, eps, over)
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ STYLES = {
 def program(style: Style) -> Program:
     """A program of that style with random weights, two batches of one length."""
 
-    def steps() -> tuple[Norm | Rotation, ...]:
+    def steps() -> tuple[NormStep | Rotation, ...]:
         own = [norm(style.kind)] if style.norm else []
         turn = [Rotation(table(torch.arange(ROWS), width=style.width), style.layout)] if style.rotates else []
         return (*turn, *own) if style.norm == "after" else (*own, *turn)
 
     heads = torch.arange(HEADS) // (HEADS // style.groups)
     return Program(
-        query=Way(affine("q_proj.weight", HEADS, bias=style.bias), steps()),
-        key=Way(affine("k_proj.weight", style.groups, bias=style.bias), steps(), heads),
-        value=Way(affine("v_proj.weight", style.groups, bias=style.bias), (), heads),
+        query=VectorPath(affine("q_proj.weight", HEADS, bias=style.bias), steps()),
+        key=VectorPath(affine("k_proj.weight", style.groups, bias=style.bias), steps(), heads),
+        value=VectorPath(affine("v_proj.weight", style.groups, bias=style.bias), (), heads),
         formula=Formula(scale=1 / math.sqrt(CHANNELS)),
         dtype=torch.float64,
     )
@@ -98,11 +98,11 @@ def computed(of: Program, entered: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     vectors = []
     for way in (of.query, of.key, of.value):
         assert way.affine is not None
-        values = follow(way, project(way.affine, entered))[-1]
-        vectors.append(values if way.heads is None else spread(values, HEADS, way.heads))
+        values = follow_path(way, project_input(way.affine, entered))[-1]
+        vectors.append(values if way.heads is None else repeat_heads(values, HEADS, way.heads))
     assert of.formula is not None
     q, k, v = vectors
-    return q, k, v, attend(q, k, v, of.formula)[0]
+    return q, k, v, compute_output(q, k, v, of.formula)[0]
 
 
 def differ(a: Program, b: Program, entered: Tensor) -> float:
@@ -124,7 +124,7 @@ def sides(a: Program, b: Program) -> Sides:
     return Sides(a, b, CHANNELS, MODEL, HEADS, self_attention=True)
 
 
-def on(parts: str, edit: Callable[[Way], Way]) -> Change:
+def on(parts: str, edit: Callable[[VectorPath], VectorPath]) -> Change:
     """An edit of the parts named by their letters, "qk"."""
     names = {"q": "query", "k": "key", "v": "value"}
 
@@ -139,9 +139,9 @@ def turned(parts: str, edit: Callable[[Rotation], Rotation]) -> Change:
     return on(parts, lambda way: _steps(way, [edit(s) if isinstance(s, Rotation) else s for s in way.steps]))
 
 
-def normed(parts: str, edit: Callable[[Norm], Norm]) -> Change:
+def normed(parts: str, edit: Callable[[NormStep], NormStep]) -> Change:
     """An edit of their norm."""
-    return on(parts, lambda way: _steps(way, [edit(s) if isinstance(s, Norm) else s for s in way.steps]))
+    return on(parts, lambda way: _steps(way, [edit(s) if isinstance(s, NormStep) else s for s in way.steps]))
 
 
 def without(parts: str, kind: type) -> Change:
@@ -154,5 +154,5 @@ def projected(parts: str, edit: Callable[[Affine], Affine]) -> Change:
     return on(parts, lambda way: replace(way, affine=edit(way.affine)) if way.affine else way)
 
 
-def _steps(way: Way, steps: list) -> Way:
+def _steps(way: VectorPath, steps: list) -> VectorPath:
     return replace(way, steps=tuple(steps))

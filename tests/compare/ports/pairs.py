@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sqrtdk.compare.diff import sides_diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.sides import Side, load_side, run_side
+from sqrtdk.compare.sides import ModelSide, load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from tests.compare.ports.answers import complaints as _complaints
 from tests.compare.ports.built import BATCH, build, inputs, port_of
@@ -117,13 +117,13 @@ def complaints(report: DiffReport, case: Case) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def side_a(base: str, dtype: torch.dtype, batch: int, fields: tuple[tuple[str, Any], ...]) -> Side:
+def side_a(base: str, dtype: torch.dtype, batch: int, fields: tuple[tuple[str, Any], ...]) -> ModelSide:
     """A base with some fields, run; it serves every B that is compared with it."""
     common = dict(fields)
     return run(build(base, dtype=dtype, common=common), "A", inputs(base, batch=batch, **common))
 
 
-def run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> Side:
+def run(model: nn.Module, label: str, tokens: dict[str, Tensor]) -> ModelSide:
     return run_side(load_side(model, label, tokens, LoadOptions()), label, tokens, LoadOptions())
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from sqrtdk.compare.align import align
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.pair import Judged, judge
-from sqrtdk.compare.segments import Segment, reach
-from sqrtdk.compare.sides import Side, load_side, run_side
+from sqrtdk.compare.pair import JudgedPair, judge_pair
+from sqrtdk.compare.segments import Segment, run_segment
+from sqrtdk.compare.sides import ModelSide, load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from tests.compare.real.test_same import DTYPES, OTHERS, SIX, inputs, model, scaled
 
@@ -88,24 +88,26 @@ ASKED: list[tuple[str, dict[str, Change], int, int]] = [
 ]
 
 
-def side(of: nn.Module, family: str) -> Side:
+def side(of: nn.Module, family: str) -> ModelSide:
     tokens = inputs(family, 3)
     return run_side(load_side(of, "A", tokens, LoadOptions()), "A", tokens, LoadOptions())
 
 
-def judged(family: str, dtype: torch.dtype) -> Iterator[Judged]:
+def judged(family: str, dtype: torch.dtype) -> Iterator[JudgedPair]:
     """Every pair of a family by every other implementation."""
     eager = side(model(family, dtype=dtype), family)
     for other in OTHERS[family]:
         if (family, other) != ("t5", "flex_attention"):
             b = side(model(family, other, dtype), family)
-            yield from (judge(eager.calls[i], b.calls[j], CAUSES) for i, j in align(eager.calls, b.calls, {}).pairs)
+            yield from (
+                judge_pair(eager.calls[i], b.calls[j], CAUSES) for i, j in align(eager.calls, b.calls, {}).pairs
+            )
 
 
-def ratio(segment: Segment, own: Judged) -> float:
+def ratio(segment: Segment, own: JudgedPair) -> float:
     """The largest difference over a segment, of what is allowed there."""
     assert own.sides is not None
-    values, allowed = reach(segment, own.sides.a)
+    values, allowed = run_segment(segment, own.sides.a)
     difference = (values - segment.target.double()).abs()
     return float(torch.where(difference == 0, 0.0, difference / allowed(None).clamp(min=1e-300)).max())
 

@@ -8,7 +8,7 @@ from sqrtdk.audit.rules import eager_vs_sdpa, masks, numbers, scales, statistics
 RULES: dict[str, Rule] = {
     "nonfinite": numbers.nonfinite,
     "scale_ledger": scales.scale_ledger,
-    "blocks": scales.blocks,
+    "blocks": scales.unlike_blocks,
     "declared_vs_actual": scales.declared_vs_actual,
     "softmax_axis": scales.softmax_axis,
     "unmeasured": unmeasured.unmeasured,
@@ -18,10 +18,10 @@ RULES: dict[str, Rule] = {
     "unused": unused.unused,
     "dropout": unused.dropout,
     "max_logit": statistics.max_logit,
-    "range_forecast": numbers.range_forecast,
+    "range_forecast": numbers.logits_out_of_range,
     "saturation": statistics.saturation,
     "entropy": statistics.entropy,
     "flat": statistics.flat,
     "responsiveness": unused.responsiveness,
-    "eager_vs_sdpa": eager_vs_sdpa.check,
+    "eager_vs_sdpa": eager_vs_sdpa.compare_eager_sdpa,
 }

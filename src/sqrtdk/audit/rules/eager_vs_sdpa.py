@@ -22,7 +22,7 @@ from torch import nn
 from sqrtdk.audit.context import Context, Rerun
 from sqrtdk.audit.guard import current, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.records import Finding
-from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE, is_close
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.options import ATTN
@@ -31,7 +31,7 @@ from sqrtdk.tracing.records import AttentionCall, NotMeasured
 TARGET_STD = 4.0
 LEAST_STD = 3.0
 OUTPUT_FACTOR = 4.0
-LARGE = 2_000_000_000  # parameters
+LARGE_MODEL = 2_000_000_000  # parameters
 
 
 def enlargement(context: Context) -> dict[tuple[str, int], float]:
@@ -52,17 +52,19 @@ def _tolerance(dtype: str) -> float:
     return math.sqrt(torch.finfo(kind).eps) if isinstance(kind, torch.dtype) and kind.is_floating_point else 1e-3
 
 
-def difference(eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool) -> tuple[str, float | None, float] | None:
+def call_difference(
+    eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool
+) -> tuple[str, float | None, float] | None:
     """Return (what differs, value, threshold) for two calls, or None."""
     one, two = eager.scale.effective, sdpa.scale.effective
-    if one and two and not close(two, one):
+    if one and two and not is_close(two, one):
         message = Message("rules.eager_vs_sdpa.scale", eager=f"{one:.6g}", other=f"{two:.6g}")
         return message, abs(two / one - 1.0), SCALE_TOLERANCE
     # A softcap may be among the steps that were not followed.
     if (eager.softcap is None) != (sdpa.softcap is None) and not eager.unknown and not sdpa.unknown:
         message = Message("rules.eager_vs_sdpa.softcap", eager=str(eager.softcap), other=str(sdpa.softcap))
         return message, sdpa.softcap, eager.softcap or 0.0
-    if eager.softcap and sdpa.softcap and not close(sdpa.softcap, eager.softcap):
+    if eager.softcap and sdpa.softcap and not is_close(sdpa.softcap, eager.softcap):
         message = Message("rules.eager_vs_sdpa.softcap", eager=f"{eager.softcap:g}", other=f"{sdpa.softcap:g}")
         return message, sdpa.softcap, eager.softcap
     if (eager.mask is None) != (sdpa.mask is None):
@@ -105,10 +107,10 @@ def _costly(model: nn.Module) -> str | None:
     if any(parameter.is_meta for parameter in model.parameters()):
         return Message("rules.eager_vs_sdpa.offloaded")
     count = sum(parameter.numel() for parameter in model.parameters())
-    return Message("rules.eager_vs_sdpa.large", billions=f"{count / 1e9:.3g}") if count > LARGE else None
+    return Message("rules.eager_vs_sdpa.large", billions=f"{count / 1e9:.3g}") if count > LARGE_MODEL else None
 
 
-def check(context: Context) -> Iterable[Finding | NotMeasured]:
+def compare_eager_sdpa(context: Context) -> Iterable[Finding | NotMeasured]:
     """Yield at most one finding: on the first site that differs, else on the model's outputs."""
     model = context.model
     if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
@@ -168,7 +170,7 @@ def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Find
     for call in eager.calls:
         twin = others.get((call.site, call.index))
         if twin is not None:
-            found = difference(call, twin, outputs=outputs)
+            found = call_difference(call, twin, outputs=outputs)
         else:
             found = (Message("rules.eager_vs_sdpa.alone", other=other), None, 0.0) if whole else None
         if found is not None:

@@ -26,10 +26,10 @@ from sqrtdk.audit.configs import field, model_type
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.families import SCALED_BIAS
 from sqrtdk.audit.gains import gained_by_inputs
-from sqrtdk.audit.records import Finding, JudgedCall, broken
+from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
 from sqrtdk.audit.sight import (
-    SOURCE,
-    WEIGHT,
+    LEAK_SOURCE,
+    LEAST_WEIGHT_AHEAD,
     Fault,
     corner,
     leak,
@@ -37,15 +37,15 @@ from sqrtdk.audit.sight import (
     may_see_ahead,
     own_key,
     says_causal,
-    shape,
+    shape_fault,
     unordered,
 )
-from sqrtdk.audit.tolerance import close
+from sqrtdk.audit.tolerance import is_close
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall, Mask
 
 _PADDING_SOURCE = "sources.threshold.padding"
-UNIFORM = 1.0  # share of rows from which on it fails
+UNIFORM_SHARE = 1.0  # share of rows from which on it fails
 ZERO_ONE = "zero-one mask"  # the trace's name for such a bias
 HARMLESS_FILL = 1e30  # still hides after any scale
 _SDPA_SOURCE = "sources.threshold.kinds_of_mask"
@@ -59,7 +59,7 @@ def _blind(mask: Mask, rows: int) -> Fault:
         message, fix = Message("rules.mask_audit.all_blind", rows=rows), Message("rules.mask_audit.fix_inverted")
         return "fail", float(rows), 0.0, message, fix, _SDPA_SOURCE
     fix = Message("rules.mask_audit.fix_blind_window" if mask.kind == "window" else "rules.mask_audit.fix_blind")
-    return "note", float(blind), 0.0, Message("rules.mask_audit.blind", blind=blind, rows=rows), fix, SOURCE
+    return "note", float(blind), 0.0, Message("rules.mask_audit.blind", blind=blind, rows=rows), fix, LEAK_SOURCE
 
 
 def _additions(call: AttentionCall) -> Iterable[Fault]:
@@ -72,7 +72,7 @@ def _additions(call: AttentionCall) -> Iterable[Fault]:
     if "mask" in after and "normalise" not in after:
         severity = "fail" if call.mask is None and not unread else "note"
         message, fix = Message("rules.mask_audit.after_softmax"), Message("rules.mask_audit.fix_after_softmax")
-        yield severity, 1.0, 0.0, message, fix, SOURCE
+        yield severity, 1.0, 0.0, message, fix, LEAK_SOURCE
 
 
 def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]:
@@ -85,31 +85,33 @@ def _of_rows(call: AttentionCall, *, shaped: bool, own: bool) -> Iterable[Fault]
     if mask is None:
         return
     blind, uniform = mask.blind_rows or 0, mask.uniform_rows or 0
-    if not shaped and blind > uniform and not broken(call):  # a uniform row is blind too; `nonfinite` reports NaN
+    if (
+        not shaped and blind > uniform and not has_nonfinite(call)
+    ):  # a uniform row is blind too; `nonfinite` reports NaN
         yield _blind(mask, rows)
     if uniform and not own:
-        severity = "fail" if uniform >= UNIFORM * rows else "note"
+        severity = "fail" if uniform >= UNIFORM_SHARE * rows else "note"
         message = Message("rules.mask_audit.uniform", uniform=uniform, rows=rows, fill=str(mask.fill))
-        yield severity, float(uniform), 0.0, message, Message("rules.mask_audit.fix_uniform"), SOURCE
+        yield severity, float(uniform), 0.0, message, Message("rules.mask_audit.fix_uniform"), LEAK_SOURCE
     fix = Message("rules.mask_audit.fix_masked_weight")
     if mask.masked_weight is not None:
-        if mask.masked_weight > WEIGHT:
+        if mask.masked_weight > LEAST_WEIGHT_AHEAD:
             weight = f"{mask.masked_weight:.3g}"
             message = Message("rules.mask_audit.masked_weight", weight=weight, fill=str(mask.fill))
-            yield "fail", mask.masked_weight, WEIGHT, message, fix, SOURCE
+            yield "fail", mask.masked_weight, LEAST_WEIGHT_AHEAD, message, fix, LEAK_SOURCE
         return
     # `cap * tanh((logits + mask) / cap)` turns a mask of -inf into a logit of -cap.
     order = [stage.name for stage in call.stages if stage.where == "logits" and stage.name in ("mask", "softcap")]
     cap = call.softcap if "mask" in order and "softcap" in order[order.index("mask") :] else None
-    if cap is not None and math.exp(-abs(cap)) > WEIGHT:  # weight of logit -cap beside logit 0
+    if cap is not None and math.exp(-abs(cap)) > LEAST_WEIGHT_AHEAD:  # weight of logit -cap beside logit 0
         message = Message("rules.mask_audit.softcap_after_mask", cap=f"{cap:.4g}", logit=f"{-cap:.4g}")
-        yield "fail", math.exp(-cap), WEIGHT, message, fix, SOURCE
+        yield "fail", math.exp(-cap), LEAST_WEIGHT_AHEAD, message, fix, LEAK_SOURCE
 
 
 def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
     """Yield the fault of a mask or bias that was multiplied by the scale; `on_purpose`: the family scales its bias."""
     mask, gained = call.mask, gained_by_inputs(call)
-    if mask is not None and mask.scaled_by is not None and not close(mask.scaled_by, 1.0):
+    if mask is not None and mask.scaled_by is not None and not is_close(mask.scaled_by, 1.0):
         unread = mask.fill is None and (on_purpose or gained)  # without values a bias looks like a mask
         severity = "note" if mask.fill is None or mask.fill <= -HARMLESS_FILL else "warn"
         factor = f"{mask.scaled_by:.4g}"
@@ -117,9 +119,9 @@ def _scaled(call: AttentionCall, on_purpose: bool) -> Iterable[Fault]:
         if mask.fill is None:
             message = Message("rules.mask_audit.scaled_mask_of_unknown_fill", factor=factor)
         if not unread:
-            yield severity, mask.scaled_by, 1.0, message, Message("rules.mask_audit.fix_scaled_mask"), SOURCE
+            yield severity, mask.scaled_by, 1.0, message, Message("rules.mask_audit.fix_scaled_mask"), LEAK_SOURCE
     bias, meant = call.bias_scaled_by, on_purpose or (gained and call.bias == "bias")
-    if bias is not None and not close(bias, 1.0) and not meant:
+    if bias is not None and not is_close(bias, 1.0) and not meant:
         message = Message("rules.mask_audit.scaled_bias", bias=call.bias or "bias", factor=f"{bias:.4g}")
         yield "warn", bias, 1.0, message, Message("rules.mask_audit.fix_scaled_bias"), _BIAS_SOURCE
 
@@ -129,7 +131,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
     call = judged.call
     owners = context.module(call.site), context.config(call.site)
     own = own_key(call)
-    pattern = own or corner(call) or shape(call, lookahead(owners), context.tokens.longest(call))
+    pattern = own or corner(call) or shape_fault(call, lookahead(owners), context.tokens.longest(call))
     picked = unordered(call, *owners)
     if picked is not None:
         yield picked

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from sqrtdk._sites import ROOT, fold_sites
+from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.records import Finding, JudgedCall, broken
+from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
 from sqrtdk.errors import SqrtdkError, short_text
 from sqrtdk.messages import Message, id_of
 from sqrtdk.models.modules import is_finite
@@ -21,9 +21,9 @@ FP16_MAX = 65504.0
 FP16_SOURCE = "sources.threshold.fp16"
 BF16_OFFSET = 50.0
 BF16_SOURCE = "sources.threshold.bf16"
-SOURCE = "sources.threshold.nan"
-_MOST_SITES = 3
-_FIXES = {  # kind of an origin -> id
+NAN_SOURCE = "sources.threshold.nan"
+_MOST_SITES_NAMED = 3
+_FIX_OF_ORIGIN = {  # kind of an origin -> id
     "held": "rules.nonfinite.fix_held",
     "overflow": "rules.nonfinite.fix_overflow",
     "blind": "rules.nonfinite.fix_blind",
@@ -62,7 +62,7 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
             except (RuntimeError, TypeError) as error:  # a tensor subclass that lacks the operation
                 reason = Message("rules.nonfinite.not_looked_at", name=name, error=short_text(error, 120))
                 yield NotMeasured(name.rpartition(".")[0], reason)
-    reached = [judged for judged in context.calls if broken(judged.call)]
+    reached = [judged for judged in context.calls if has_nonfinite(judged.call)]
     wrong = bool(reached or context.spoiled)
     origin, lost = None, False
     try:
@@ -110,7 +110,7 @@ def of_weights(sick: Sequence[str]) -> Finding:
 
 def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     here = [judged.call for judged in calls if judged.call.site == origin.site]
-    value, bar, fix = None, 0.0, _FIXES[origin.kind]
+    value, bar, fix = None, 0.0, _FIX_OF_ORIGIN[origin.kind]
     blind = (origin.rows, origin.of) if origin.kind == "blind" else next(_blind_rows(here), None)
     if origin.kind == "held":
         message = Message("rules.nonfinite.held", what=origin.name)
@@ -124,7 +124,7 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
         if value is not None:
             message = Message("rules.nonfinite.overflow", value=f"{value:.4g}", **over)
     elif blind is not None:
-        value, fix = float(blind[0]), _FIXES["blind"]
+        value, fix = float(blind[0]), _FIX_OF_ORIGIN["blind"]
         message = Message("rules.nonfinite.blind", blind=blind[0], rows=blind[1])
     elif origin.kind == "infinite":
         message = Message("rules.nonfinite.infinite", op=origin.op)
@@ -156,8 +156,10 @@ def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
     if not reached:
         return _finding("", 0.0, message, fix)
     sites = fold_sites([judged.call.site for judged in reached])
-    more = ", ..." if len(sites) > _MOST_SITES else ""
-    where = ROOT if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES])}{more})"
+    more = ", ..." if len(sites) > _MOST_SITES_NAMED else ""
+    where = (
+        ROOT_NAME if sites == ("",) else f"({', '.join(site or 'root' for site in sites[:_MOST_SITES_NAMED])}{more})"
+    )
     total = len(context.calls)
     if total == 1:
         only = "rules.nonfinite.reaches.only_and_output" if context.spoiled else "rules.nonfinite.reaches.only"
@@ -172,7 +174,7 @@ def _finding(
     site: str, value: float | None, message: str, fix: str, *, bar: float = 0.0, at: str | None = None
 ) -> Finding:
     threshold = None if value is None else bar
-    return Finding("nonfinite", "critical", site, value, threshold, message, Message(fix), Message(SOURCE), at)
+    return Finding("nonfinite", "critical", site, value, threshold, message, Message(fix), Message(NAN_SOURCE), at)
 
 
 def _product(judged: JudgedCall) -> float | None:
@@ -202,7 +204,7 @@ def _above(
     return sorted(measured, key=lambda entry: -entry[0])
 
 
-def range_forecast(context: Context) -> Iterable[Finding]:
+def logits_out_of_range(context: Context) -> Iterable[Finding]:
     """Find logits that do not fit the range of fp16 or the spacing of bf16; the largest value first.
 
     fp16: the unscaled product max|q . k| = max|logit| / scale, if the scale comes after the product and the product is

@@ -13,10 +13,10 @@ from torch import nn
 from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import without_input_gains
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.sources import listed, of_scale
-from sqrtdk.audit.tolerance import close, inverse_root
+from sqrtdk.audit.sources import join_lines, of_scale
+from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
 from sqrtdk.messages import Message, id_of, joined, mentions
 from sqrtdk.tracing.lower.contract import OTHER_AXIS, OVER_QUERIES
@@ -29,7 +29,7 @@ _DECLARED_SOURCE = "sources.threshold.declaration"
 _BLOCKS_SOURCE = "sources.threshold.blocks"
 _SOFTMAX_SOURCE = "sources.threshold.softmax"
 
-_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")  # GroupViTAssign, slot_attention
+_NAME_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")  # GroupViTAssign, slot_attention
 _MEANT = frozenset((
     "slot", "slots", "slotattention", "cluster", "clusters", "clustering", "grouping", "assign", "assignment",
     "assignments", "capsule", "capsules", "compete", "competing", "competition", "competitive",
@@ -38,7 +38,7 @@ _MEANT_TOGETHER = (  # words that mean something only together: routing also cho
     (frozenset(("memory", "memories")), frozenset(("write", "writes", "writer", "writing"))),
     (frozenset(("dynamic", "agreement")), frozenset(("routing",))),
 )
-_AXES = {
+_AXIS_MESSAGES = {
     OVER_QUERIES: "rules.softmax_axis.rows",
     OTHER_AXIS: "rules.softmax_axis.other",
 }
@@ -67,7 +67,7 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
             continue
         attribute = judged.attribute or ""
         if judged.verdict == "unexplained" and judged.declared_by is None:
-            mistake = MISTAKES[judged.mistake or UNKNOWN]
+            mistake = MISTAKES[judged.mistake or UNKNOWN_MISTAKE]
             why = mistake.happened
             if mistake.known:
                 why = Message("rules.mistakes.named", mistake=mistake.name, happened=why)
@@ -84,14 +84,14 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
                 "rules.scale_ledger.unlike_siblings", size=_size(call), attribute=attribute, siblings=siblings
             )
             severity, fix = "warn", Message("rules.scale_ledger.fix_unlike_siblings")
-        elif by_attribute(judged) and judged.expected is not None and close(judged.expected, 1.0):
+        elif by_attribute(judged) and judged.expected is not None and is_close(judged.expected, 1.0):
             message = Message("rules.scale_ledger.attribute_alone", size=_size(call), attribute=attribute)
             severity, fix = "note" if is_flag(attribute) else "warn", MISTAKES["missing"].fix
         elif by_attribute(judged) and judged.reason is not None:
             message = Message(
                 "rules.scale_ledger.by_attribute", size=_size(call), attribute=attribute, why=judged.reason
             )
-            severity, fix = "note", MISTAKES[UNKNOWN].fix
+            severity, fix = "note", MISTAKES[UNKNOWN_MISTAKE].fix
         else:
             continue
         at, source = of_scale(call, mistake.name if mistake else None), Message(_TEXTBOOK_SOURCE)
@@ -103,7 +103,7 @@ def _size(call: AttentionCall) -> str:
     # A factor of the data is no part of the fixed scale.
     call = without_input_gains(call) or call
     ratio, textbook = call.scale.ratio, inverse_root(call.head_dim)
-    if call.scale.effective is not None and call.scale.per_head is None and close(call.scale.effective, textbook):
+    if call.scale.effective is not None and call.scale.per_head is None and is_close(call.scale.effective, textbook):
         return Message("rules.scale_ledger.textbook", scale=f"{call.scale.effective:.6g}", d=call.head_dim)
     of = {"scale": f"{call.scale.effective:.6g}", "d": str(call.head_dim), "textbook": f"{textbook:.4g}"}
     if ratio is None or ratio <= 0:
@@ -121,7 +121,7 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
     """
     for judged in context.calls:
         if judged.verdict == "unexplained" and judged.declared_by is not None:
-            call, mistake = judged.call, MISTAKES[judged.mistake or UNKNOWN]
+            call, mistake = judged.call, MISTAKES[judged.mistake or UNKNOWN_MISTAKE]
             said = {"declaration": judged.declared_by, "why": judged.reason or Message("rules.joined.no_reason")}
             message = Message("rules.declared_vs_actual.broken", **said)
             if mistake.known:
@@ -131,7 +131,7 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
             yield Finding("declared_vs_actual", "fail", call.site, *values, message, mistake.fix_declared, source, at)
 
 
-def blocks(context: Context) -> Iterable[Finding]:
+def unlike_blocks(context: Context) -> Iterable[Finding]:
     """Report blocks of keys that share one softmax but differ in scale; each block has its own product.
 
     Formula: the effective scale of each block (`AttentionCall.blocks`). Threshold: any two that differ by more than 1%.
@@ -149,7 +149,7 @@ def blocks(context: Context) -> Iterable[Finding]:
         why, textbook = call.scale.reason or Message("rules.joined.no_reason"), f"{inverse_root(call.head_dim):.4g}"
         message = joined([why, Message("rules.blocks.textbook", d=call.head_dim, textbook=textbook)])
         fix, source = Message("rules.blocks.fix"), Message(_BLOCKS_SOURCE)
-        at = listed(factor.at for factor in factors) or call.product_at
+        at = join_lines(factor.at for factor in factors) or call.product_at
         yield Finding("blocks", severity, call.site, ratio, 1.01, message, fix, source, at)
 
 
@@ -167,7 +167,7 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
         if _is_meant(call) or any(mentions(step, OTHER_SUM) for step in call.unknown):
             continue
         faults = {id_of(step) for step in call.unknown}
-        id = next((id for fault, id in _AXES.items() if fault in faults), None)
+        id = next((id for fault, id in _AXIS_MESSAGES.items() if fault in faults), None)
         if id is not None:
             yield Finding("softmax_axis", "fail", call.site, None, None, Message(id), fix, source, call.softmax_at)
 
@@ -177,5 +177,5 @@ def _is_meant(call: AttentionCall) -> bool:
 
     Whole words are compared: `GroupedQueryAttention` groups no tokens, `MemoryEfficientAttention` writes no memory.
     """
-    words = {word.lower() for word in _WORD.findall(f"{call.module_class} {call.site}")}
+    words = {word.lower() for word in _NAME_WORD.findall(f"{call.module_class} {call.site}")}
     return bool(words & _MEANT) or any(words & one and words & other for one, other in _MEANT_TOGETHER)

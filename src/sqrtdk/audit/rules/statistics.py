@@ -10,16 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from sqrtdk.audit.context import Context
-from sqrtdk.audit.gains import norm_sigma, norm_size, normalised
+from sqrtdk.audit.gains import norm_of_q_and_k, norm_sigma, norm_size
 from sqrtdk.audit.records import Finding
 from sqrtdk.messages import Message, joined
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import AttentionCall
 
-LEAST_KEYS = 16  # in a row; the entropy of shorter rows says little
+LEAST_KEYS_JUDGED = 16  # in a row; the entropy of shorter rows says little
 _NORMALISED = "rules.max_logit.fix_normalised"
-LEVELS: tuple[tuple[str, float, str], ...] = (  # bars for the largest logit, highest first, with the source's id
+MAX_LOGIT_BARS: tuple[
+    tuple[str, float, str], ...
+] = (  # bars for the largest logit, highest first, with the source's id
     ("critical", 1e4, "sources.threshold.logits_diverge"),
     ("fail", 1e3, "sources.threshold.logits_degrade"),
     ("warn", 100.0, "sources.threshold.qk_clip"),
@@ -30,7 +32,7 @@ SATURATED_HEADS = 0.5  # share of the model's heads
 PEAK_SOURCE = "sources.threshold.peak"
 NOTE_FRACTION = 0.25  # share of the heads whose entropy is low
 WARN_FRACTION = 0.75  # the same
-SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
+SIGMA_SLACK = 1.5  # on the declared deviation: directions of q and k are not quite isotropic, and norms have gains
 ENTROPY_SOURCE = "sources.threshold.entropy"
 FLAT_FRACTION = 0.999  # entropy of a row over log(keys)
 FLAT_STD = 0.1  # standard deviation of a row's logits
@@ -50,19 +52,19 @@ def max_logit(context: Context) -> Iterable[Finding]:
 
     Formula: max over rows of the signed logit (scaled, after bias, visible keys only) minus the mean of the row, in
     nats. The mean is subtracted because the softmax ignores what is added to a whole row: under a largest logit of 287,
-    a mean of 262 leaves 25. What the 262 costs in bf16 is reported by `range_forecast`. Thresholds: `LEVELS`.
+    a mean of 262 leaves 25. What the 262 costs in bf16 is reported by `range_forecast`. Thresholds: `MAX_LOGIT_BARS`.
     """
     too_large = []
     for place, call, stats in _measured(context):
         finite = [(value, head) for head, value in enumerate(_above_mean(call, stats)) if math.isfinite(value)]
         value, head = max(finite, default=(0.0, 0))
-        level = next((level for level in LEVELS if value > level[1]), None)
+        level = next((level for level in MAX_LOGIT_BARS if value > level[1]), None)
         if level is not None:
             too_large.append((context.calls[place], level, value, head))
     for judged, (severity, threshold, source), value, head in sorted(too_large, key=lambda entry: -entry[2]):
         above = Message("rules.max_logit.above_mean", head=head, value=f"{value:.4g}")
         # A released model may be like this by design. Only somebody who trains it can do something about it.
-        fix = Message(_NORMALISED if normalised(judged.call) else "rules.max_logit.fix")
+        fix = Message(_NORMALISED if norm_of_q_and_k(judged.call) else "rules.max_logit.fix")
         message, site = context.at_call(judged, above), judged.call.site
         yield Finding("max_logit", severity, site, value, threshold, message, fix, Message(source))
 
@@ -114,8 +116,8 @@ def frozen_entropy(keys: int) -> float:
 
 def bar_nats(keys: int, sigma: float) -> float:
     """Return the least entropy (nats) of a healthy row of `keys` logits whose deviation by the scale is `sigma`."""
-    frozen = frozen_entropy(keys)
-    return frozen if SLACK * sigma <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, SLACK * sigma))
+    frozen, widest = frozen_entropy(keys), SIGMA_SLACK * sigma
+    return frozen if widest <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, widest))
 
 
 def entropy(context: Context) -> Iterable[Finding]:
@@ -135,7 +137,7 @@ def entropy(context: Context) -> Iterable[Finding]:
         known = context.calls[place].verdict in ("exact", "declared")
         sigma = norm_sigma(call.scale.ratio, norm_size(call)) if known else 0.0
         for head, (keys, nats) in enumerate(zip(stats.keys, stats.entropy_nats, strict=True)):
-            if math.isfinite(nats) and keys >= LEAST_KEYS:
+            if math.isfinite(nats) and keys >= LEAST_KEYS_JUDGED:
                 heads += 1
                 bar = bar_nats(round(keys), sigma)
                 low += [(nats / bar, nats, bar, place, head)] if nats < bar else []
@@ -147,7 +149,7 @@ def entropy(context: Context) -> Iterable[Finding]:
     many = Message("rules.entropy.heads", low=len(low), heads=heads)
     details = Message("rules.entropy.lowest", head=head, entropy=f"{nats:.3g}", bar=f"{bar:.3g}")
     message = context.at_call(lowest, joined([many, details]))
-    fix = Message(_NORMALISED if normalised(lowest.call) else "rules.entropy.fix")
+    fix = Message(_NORMALISED if norm_of_q_and_k(lowest.call) else "rules.entropy.fix")
     yield Finding("entropy", severity, lowest.call.site, nats, bar, message, fix, Message(ENTROPY_SOURCE))
 
 
@@ -162,7 +164,7 @@ def flat(context: Context) -> Iterable[Finding]:
     flat_heads: list[tuple[str, float, float]] = []
     for _, call, stats in _measured(context):
         for keys, fraction, std in zip(stats.keys, stats.entropy_fraction, stats.std_logit, strict=True):
-            if keys >= LEAST_KEYS:
+            if keys >= LEAST_KEYS_JUDGED:
                 heads += 1
                 flat_heads += [(call.site, fraction, std)] if fraction > FLAT_FRACTION and std < FLAT_STD else []
     if not flat_heads or len(flat_heads) < FLAT_SHARE * heads:

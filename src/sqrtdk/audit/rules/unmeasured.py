@@ -23,16 +23,16 @@ from torch import nn
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
-from sqrtdk.audit.sources import listed, of_loss
+from sqrtdk.audit.sources import join_lines, of_loss
 from sqrtdk.messages import Message, mentions
 from sqrtdk.models.attentions import is_idle, silent_attentions
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.spine.rotations import SKEWED
 
-SOURCE = "sources.threshold.unmeasured"
-_FIX = "rules.unmeasured.fix"
-_TURNS = {  # how often q and k are rotated
+UNMEASURED_SOURCE = "sources.threshold.unmeasured"
+_UNMEASURED_FIX = "rules.unmeasured.fix"
+_ROTATION_COUNTS = {  # how often q and k are rotated
     (2, 1): "rules.unmeasured.q_rotated_twice",
     (1, 2): "rules.unmeasured.k_rotated_twice",
 }
@@ -78,29 +78,29 @@ def unmeasured(context: Context) -> Iterable[Finding]:
         if call.score == "additive":
             unseen = call.mask is None and call.stats is None
             message = Message("rules.unmeasured.additive_no_mask" if unseen else "rules.unmeasured.additive")
-            yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
+            yield _finding("note", call.site, context.at_call(judged, message), _UNMEASURED_FIX, call.softmax_at)
         elif call.score == "distance" and not call.unknown:
             message = Message("rules.unmeasured.distance", formula=call.formula)
-            yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
+            yield _finding("note", call.site, context.at_call(judged, message), _UNMEASURED_FIX, call.softmax_at)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
-            reason, fix = judged.reason or Message("rules.joined.no_reason"), _FIX
+            reason, fix = judged.reason or Message("rules.joined.no_reason"), _UNMEASURED_FIX
             if any(mentions(name, SKEWED) for name in call.unknown):
                 reason, fix = Message("rules.unmeasured.not_rotated"), "rules.unmeasured.fix_not_rotated"
             turns = tuple(sum((stage.where, stage.name) == (x, "rope") for stage in call.stages) for x in "qk")
-            if turns in _TURNS:
-                reason, fix = Message(_TURNS[turns], reason=reason), "rules.unmeasured.fix_rotated_twice"
+            if turns in _ROTATION_COUNTS:
+                reason, fix = Message(_ROTATION_COUNTS[turns], reason=reason), "rules.unmeasured.fix_rotated_twice"
             text = _with_formula(Message("rules.unmeasured.scale", reason=reason), call.formula)
             yield _finding("warn", call.site, context.at_call(judged, text), fix, of_loss(call))
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or Message("rules.joined.no_reason")
             message = Message("rules.unmeasured.logits", reason=why)
-            yield _finding("note", call.site, context.at_call(judged, message), _FIX, call.softmax_at)
+            yield _finding("note", call.site, context.at_call(judged, message), _UNMEASURED_FIX, call.softmax_at)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
         severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"
-        yield _finding(severity, entry.site, _message(entry), _FIX, entry.at)
+        yield _finding(severity, entry.site, _message(entry), _UNMEASURED_FIX, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
-        fix = "rules.unmeasured.fix_idle" if is_idle(entry.reason) else _FIX
+        fix = "rules.unmeasured.fix_idle" if is_idle(entry.reason) else _UNMEASURED_FIX
         yield _finding("note", entry.site, _message(entry), fix, entry.at)
 
 
@@ -109,7 +109,7 @@ def not_read(entry: NotMeasured) -> Finding:
     return _finding("warn", entry.site, _message(entry), "rules.unmeasured.fix_graph", entry.at)
 
 
-def not_run(entry: NotMeasured) -> Finding:
+def not_run_finding(entry: NotMeasured) -> Finding:
     """Return the finding on an implementation that was asked for but that the model does not run."""
     return _finding("warn", entry.site, entry.reason, "rules.unmeasured.fix_implementation")
 
@@ -121,7 +121,7 @@ def _each_once(entries: Iterable[NotMeasured]) -> Iterator[NotMeasured]:
         alike.setdefault((entry.site, entry.reason), []).append(entry)
     for (site, reason), group in alike.items():
         formulas, places = (entry.formula for entry in group), (entry.at for entry in group)
-        yield NotMeasured(site, reason, listed(formulas, " and "), listed(places))
+        yield NotMeasured(site, reason, join_lines(formulas, " and "), join_lines(places))
 
 
 def _message(entry: NotMeasured) -> str:
@@ -133,4 +133,4 @@ def _with_formula(text: str, formula: str | None) -> str:
 
 
 def _finding(severity: str, site: str, message: str, fix: str, at: str | None = None) -> Finding:
-    return Finding(UNMEASURED, severity, site, None, None, message, Message(fix), Message(SOURCE), at)
+    return Finding(UNMEASURED, severity, site, None, None, message, Message(fix), Message(UNMEASURED_SOURCE), at)

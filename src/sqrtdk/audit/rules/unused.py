@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from sqrtdk.audit.attributes import FACTOR, Key, ScaleAttribute, enlarged, holders, moves, scale_attributes
-from sqrtdk.audit.configs import field, number
+from sqrtdk.audit.attributes import PROBE_FACTOR, Key, ScaleAttribute, enlarged, holders, moves, scale_attributes
+from sqrtdk.audit.configs import field, number_at
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.declared import SOFTCAP_ATTRIBUTES, SOFTCAP_FIELDS
-from sqrtdk.audit.gains import normalised
+from sqrtdk.audit.gains import norm_of_q_and_k
 from sqrtdk.audit.records import Finding, JudgedCall
-from sqrtdk.audit.tolerance import close, inverse_root, matches
+from sqrtdk.audit.tolerance import are_close, inverse_root, is_close
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import NotMeasured
@@ -34,7 +34,7 @@ GAIN_NAMES = (
     "attn_scale", "qk_scale", "q_scale", "k_scale", "scale_q", "scale_k", "query_scale", "key_scale", "q_gain",
     "k_gain", "qk_gain", "q_norm_weight", "k_norm_weight", "q_norm_scale", "k_norm_scale", "q_gamma", "k_gamma",
 )  # fmt: skip
-_SOURCE = "sources.threshold.unused"
+_UNUSED_SOURCE = "sources.threshold.unused"
 _DROPOUT_SOURCE = "sources.threshold.dropout"
 _ATTRIBUTE_SOURCE = "sources.threshold.attribute"
 
@@ -72,7 +72,7 @@ def unused(context: Context) -> Iterable[Finding]:
 
     Threshold: any. Fail if the config declares it, because the weights were trained with it, else warn.
     """
-    source = Message(_SOURCE)
+    source = Message(_UNUSED_SOURCE)
     for judged in context.calls:
         site, actual = judged.call.site, judged.call.softcap
         norm, unread = _idle_norm(context, judged), _unread_gains(context, judged)
@@ -96,7 +96,7 @@ def unused(context: Context) -> Iterable[Finding]:
             fix = Message("rules.unused.fix_bent_cap", right=right)
             yield Finding("unused", "warn" if cap is None else cap[2], site, None, None, message, fix, source)
             continue
-        if cap is None or judged.call.unknown or (actual is not None and close(actual, cap[1])):
+        if cap is None or judged.call.unknown or (actual is not None and is_close(actual, cap[1])):
             continue
         by, value, severity = cap
         if actual is None:
@@ -111,7 +111,7 @@ def unused(context: Context) -> Iterable[Finding]:
 def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
     site = judged.call.site
     module = context.module(site)
-    if module is None or normalised(judged.call) is not None or context.ran is None:
+    if module is None or norm_of_q_and_k(judged.call) is not None or context.ran is None:
         return None
     for name, norm in module.named_children():
         path = f"{site}.{name}" if site else name
@@ -138,7 +138,7 @@ def _declared_cap(context: Context, judged: JudgedCall) -> tuple[str, float, str
     config, module = context.config(judged.call.site), context.module(judged.call.site)
     for owner, names, severity in ((config, SOFTCAP_FIELDS, "fail"), (module, SOFTCAP_ATTRIBUTES, "warn")):
         for name in names:
-            value = number(owner, name)
+            value = number_at(owner, name)
             if value is not None and value > 0:
                 by = f"config.{name}" if owner is config else Message("sources.declared.attribute", name=name)
                 return by, value, severity
@@ -174,7 +174,7 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
         with enlarged(changed):
             moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
     except Exception as error:  # the attribute has another use too: a size, for instance
-        yield NotMeasured("", Message("rules.responsiveness.raised", factor=FACTOR, error=kind_and_text(error)))
+        yield NotMeasured("", Message("rules.responsiveness.raised", factor=PROBE_FACTOR, error=kind_and_text(error)))
         return
     for key, (judged, attribute) in holding.items():
         site, path = judged.call.site, attribute.path
@@ -182,12 +182,12 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
             yield NotMeasured(site, Message("rules.responsiveness.not_read", attribute=path))
         elif not moved[key]:
             scale = f"{judged.call.scale.effective:.6g}"
-            message = Message("rules.responsiveness.idle", attribute=path, scale=scale, factor=FACTOR)
+            message = Message("rules.responsiveness.idle", attribute=path, scale=scale, factor=PROBE_FACTOR)
             severity, fix = "note", Message("rules.responsiveness.fix_right")
             if judged.verdict == "unexplained":
                 severity, fix = "fail", Message("rules.responsiveness.fix")
             source = Message(_ATTRIBUTE_SOURCE)
-            yield Finding("responsiveness", severity, site, 1.0, FACTOR, message, fix, source)
+            yield Finding("responsiveness", severity, site, 1.0, PROBE_FACTOR, message, fix, source)
 
 
 def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:
@@ -203,7 +203,7 @@ def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute
         holding_it = (pair for value in right for pair in holders(own, (value,), call.head_dim))
         # A 1 that gives the scale only over sqrt(head_dim) is no evidence: `self.alpha = 1.0`.
         held = next(
-            (a for a, text in holding_it if "head_dim" not in text or not matches(a.values or (), (1.0,))), None
+            (a for a, text in holding_it if "head_dim" not in text or not are_close(a.values or (), (1.0,))), None
         )
         if held is not None and call.scale.effective:
             holding[judged.key] = (judged, held)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import as_number, contexts, field, is_transformers, model_type, number, present
+from sqrtdk.audit.configs import as_number, contexts, field, is_transformers, model_type, number_at, present
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.verdicts import layer_of
@@ -23,14 +23,14 @@ from sqrtdk.messages import Message
 from sqrtdk.models.inputs import WINDOW_FIELDS
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
-_SOURCE = "sources.threshold.window"
+_WINDOW_SOURCE = "sources.threshold.window"
 # Fields with the kind of each layer, in transformers, GPT-Neo and litgpt (1 for a layer with the window).
-_LISTS = {
+_KIND_LISTS = {
     "layer_types": WINDOW_FIELDS,
     "attention_layers": ("window_size",),
     "sliding_window_indices": ("sliding_window_size",),
 }
-_KINDS = {
+_HAS_WINDOW = {
     "sliding_attention": True, "hybrid_sliding": True, "sliding": True, "local": True, "local_attention": True,
     "full_attention": False, "full": False, "global": False, "global_attention": False,
     "1": True, "0": False,
@@ -65,10 +65,10 @@ def declared_window(site: str, module: nn.Module | None, config: Any) -> Window 
     known = is_transformers(config)
     if known and model_type(config) in _BY_CACHE:
         return None
-    for names, widths in _LISTS.items():
+    for names, widths in _KIND_LISTS.items():
         kinds, layer = field(config, names), _layer(site, module)
         if isinstance(kinds, list | tuple):
-            kind = _KINDS.get(str(kinds[layer])) if layer is not None and layer < len(kinds) else None
+            kind = _HAS_WINDOW.get(str(kinds[layer])) if layer is not None and layer < len(kinds) else None
             width = _positive(config, widths)
             if kind is None or width is None:
                 return None  # an unknown kind of layer, or no number
@@ -97,7 +97,7 @@ def _layer(site: str, module: nn.Module | None) -> int | None:
 
 def _positive(owner: Any, names: tuple[str, ...]) -> tuple[str, int] | None:
     for name in names:
-        value = number(owner, name)
+        value = number_at(owner, name)
         if value is not None and value >= 1 and value == int(value):
             return name, int(value)
     return None
@@ -154,5 +154,5 @@ def _judge(call: AttentionCall, window: Window) -> Finding | None:
         message = Message("rules.sliding_window.all", length=length, by=window.by)
     else:
         message = Message("rules.sliding_window.other", seen=seen, by=window.by, expected=expected)
-    fix, source = Message("rules.sliding_window.fix"), Message(_SOURCE)
+    fix, source = Message("rules.sliding_window.fix"), Message(_WINDOW_SOURCE)
     return Finding("sliding_window", "fail", call.site, float(seen), float(expected), message, fix, source)

@@ -15,23 +15,23 @@ from torch import Tensor
 
 from sqrtdk.compare.causes.laws import frequency_words, wanted_frequencies
 from sqrtdk.compare.causes.positions import axes_words, places_words, times_words
-from sqrtdk.compare.causes.turns import LOOSE, nearness, retold, turns_of
+from sqrtdk.compare.causes.turns import HALF_PRECISION_RADIANS, nearness, turns_of, with_table_parts
 from sqrtdk.compare.program import Rotation
-from sqrtdk.compare.suspect import OWN_DTYPE, Both, Difference, Edit, Words
+from sqrtdk.compare.suspect import OWN_DTYPE, BothParts, DifferenceWords, Edit, PartDifference
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, unit_amplitude
 
-HALF = ("bfloat16", "float16")
-ROWS = 128  # rows that suffice to find out what is rounded
+ROUNDED_TO = ("bfloat16", "float16")
+MOST_ROWS_TRIED = 128  # rows that suffice to find out what is rounded
 FINER = 16  # a side must compute this many times finer than a dtype to show what was rounded to it
 
 
-def of_kind(kind: str) -> Callable[[Both[Rotation]], Difference | None]:
+def compare_angles(kind: str) -> Callable[[BothParts[Rotation]], PartDifference | None]:
     """Returns a comparison of angles for one cause: "rounding", "rope_base" or "positions"."""
-    return lambda both: differing(both).get(kind)
+    return lambda both: angle_differences(both).get(kind)
 
 
-def differing(both: Both[Rotation]) -> dict[str, Difference]:
+def angle_differences(both: BothParts[Rotation]) -> dict[str, PartDifference]:
     """Returns the differences of the angles by the name of the cause."""
 
     def with_angles(own: Rotation) -> Rotation:
@@ -47,31 +47,34 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
         if rounded is not None:
             return {"rounding": rounded}
     if other_angles:
-        plain = all(x is not None and angle_gap(x.table(), y) <= LOOSE for x, y in zip((a, b), tables, strict=True))
+        plain = all(
+            x is not None and angle_gap(x.table(), y) <= HALF_PRECISION_RADIANS
+            for x, y in zip((a, b), tables, strict=True)
+        )
         words = None if plain else axes_words(*tables, near)
         if words is None and (a is None or b is None):
             own, other = Message("causes.positions.angles_own"), Message("causes.positions.angles_other")
-            words = Words(own, other, "causes.positions.other_angles")
+            words = DifferenceWords(own, other, "causes.positions.other_angles")
         words = words or times_words(both, a, b, near)
         if words is not None:
-            return {"positions": Difference(words.a, words.b, words.values, with_angles, text=words.text)}
+            return {"positions": PartDifference(words.a, words.b, words.values, with_angles, text=words.text)}
     if a is None or b is None:
         return {}
 
     def with_parts(**parts: Tensor) -> Edit[Rotation]:
-        return lambda own: retold(own, both.b, near, a.frequencies, **parts)
+        return lambda own: with_table_parts(own, both.b, near, a.frequencies, **parts)
 
     found = {}
     wanted = wanted_frequencies(a, b)
     if wanted is not None and float((wanted - a.frequencies).abs().max()) * max(a.span, b.span) > near:
         old, new, shown = frequency_words(both, a, b, wanted, near)
-        found["rope_base"] = Difference(old, new, {"a": shown[0], "b": shown[1]}, with_parts(frequencies=wanted))
+        found["rope_base"] = PartDifference(old, new, {"a": shown[0], "b": shown[1]}, with_parts(frequencies=wanted))
     if float((b.positions - a.positions).abs().max()) * float(a.frequencies.abs().max()) > near:
         words = places_words(both, a.positions, b.positions)
         edit = with_parts(positions=b.positions)
         # equal shifts of q and k are one suspicion, by the key: shifting both changes no logit
         key = words.text, words.values
-        found["positions"] = Difference(words.a, words.b, words.values, edit, key, words.text)
+        found["positions"] = PartDifference(words.a, words.b, words.values, edit, key, words.text)
     return found
 
 
@@ -80,17 +83,17 @@ def differing(both: Both[Rotation]) -> dict[str, Difference]:
 POSITIONS, FREQUENCIES = "causes.rounding.positions", "causes.rounding.frequencies"
 ANGLES, TABLES = "causes.rounding.angles", "causes.rounding.tables"
 EXPONENTS = "causes.rounding.exponents"  # 1 / base ** (arange(0, R, 2) / R), computed in half precision
-TRIED = (  # nothing first, then few parts before many
+ROUNDED_PARTS = (  # nothing first, then few parts before many
     (), (POSITIONS,), (FREQUENCIES,), (EXPONENTS,), (ANGLES,), (POSITIONS, FREQUENCIES), (POSITIONS, EXPONENTS),
     (POSITIONS, ANGLES), (FREQUENCIES, ANGLES), (EXPONENTS, ANGLES), (POSITIONS, FREQUENCIES, ANGLES),
     (POSITIONS, EXPONENTS, ANGLES), (TABLES,),
 )  # fmt: skip
 
 
-def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) -> Difference | None:
+def _rounded(both: BothParts[Rotation], a: Turn | None, b: Turn | None, near: float) -> PartDifference | None:
     """Returns a difference if the angles of one side, rounded to half precision, are those of the other."""
     for turn, target in ((a, both.b.table), (b, both.a.table)):
-        for dtype in HALF:
+        for dtype in ROUNDED_TO:
             if turn is None or both.sides.slack * FINER > torch.finfo(getattr(torch, dtype)).eps:
                 continue
             parts = _what_is_rounded(turn, target, getattr(torch, dtype), near)
@@ -99,8 +102,8 @@ def _rounded(both: Both[Rotation], a: Turn | None, b: Turn | None, near: float) 
             words = {"what": joined([Message(part) for part in parts], "side_by_side"), "dtype": dtype}
             own, edit = Message(OWN_DTYPE), lambda own: replace(own, table=both.b.table)
             if turn is a:
-                return Difference(own, dtype, words, edit, text="causes.rounding.of_rotation")
-            return Difference(dtype, own, words, edit, text="causes.rounding.not_of_rotation")
+                return PartDifference(own, dtype, words, edit, text="causes.rounding.of_rotation")
+            return PartDifference(dtype, own, words, edit, text="causes.rounding.not_of_rotation")
     return None
 
 
@@ -113,8 +116,8 @@ def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float)
         return angle_gap(table, wanted) <= near and float((sizes[0] - sizes[1]).abs().max()) <= near
 
     rows = target.shape[1]
-    sample = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
-    found = next((parts for parts in TRIED if is_target(parts, sample)), ())
+    sample = torch.linspace(0, rows - 1, min(rows, MOST_ROWS_TRIED)).long()
+    found = next((parts for parts in ROUNDED_PARTS if is_target(parts, sample)), ())
     return found if found and is_target(found, torch.arange(rows)) else ()
 
 

@@ -14,44 +14,46 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.addends import FAR, common_keys, whole
+from sqrtdk.compare.addends import ZERO_WEIGHT_FILL, common_keys, four_axes
 from sqrtdk.compare.masks import distances
-from sqrtdk.compare.numbers import HELD, one_number, ratio, same, times, told_apart, total
+from sqrtdk.compare.numbers import CONSTANT_TOLERANCE, same, single_number, single_ratio, times, total, unequal_texts
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import Both, Difference
+from sqrtdk.compare.suspect import BothParts, PartDifference
 from sqrtdk.messages import Message
 
 ALIBI, RELATIVE, BIAS = "causes.bias.alibi", "causes.bias.relative", "causes.bias.bias"
-NAMES = {"alibi": ALIBI, "relative": RELATIVE}
+BIAS_KINDS = {"alibi": ALIBI, "relative": RELATIVE}
 
 
 # -- the factor --------------------------------------------------------------------------------------------------------
 
 
-def bias_factor(both: Both[Formula]) -> Difference | None:
+def compare_bias_factor(both: BothParts[Formula]) -> PartDifference | None:
     """Compares the factors on the bias, if the trace saw them or if they are a scale; rounding can't explain either."""
     return _scaled("bias_by", both.a.bias_by, _factor_of_bias(both))
 
 
-def fill_factor(both: Both[Formula]) -> Difference | None:
+def compare_fill_factor(both: BothParts[Formula]) -> PartDifference | None:
     """Compares the factors on the fill of hidden keys; only a finite fill shows one."""
     return _scaled("fill_by", both.a.fill_by, _factor_of_fill(both))
 
 
-def _scaled(field: str, old: float, by: float | None) -> Difference | None:
+def _scaled(field: str, old: float, by: float | None) -> PartDifference | None:
     if by is None:
         return None
-    return Difference(old, old * by, {"by": f"{by:.4g}"}, lambda formula: replace(formula, **{field: old * by}))
+    return PartDifference(old, old * by, {"by": f"{by:.4g}"}, lambda formula: replace(formula, **{field: old * by}))
 
 
-def _factor_of_bias(both: Both[Formula]) -> float | None:
+def _factor_of_bias(both: BothParts[Formula]) -> float | None:
     """Returns the factor between the biases; None if there is none, or if it is no sign of a scale."""
     a, b = both.a, both.b
     if a.bias is None or b.bias is None:
         return None
     keys = common_keys(a, b)
     keys = torch.ones((), dtype=torch.bool) if keys is None else keys
-    by = ratio(*(times(times(bias, factor), keys) for bias, factor in ((a.bias, a.bias_by), (b.bias, b.bias_by))))
+    by = single_ratio(
+        *(times(times(bias, factor), keys) for bias, factor in ((a.bias, a.bias_by), (b.bias, b.bias_by)))
+    )
     if by is not None and same(by, 1.0):
         return None
     if a.bias_by and not same(a.bias_by, b.bias_by):
@@ -59,7 +61,7 @@ def _factor_of_bias(both: Both[Formula]) -> float | None:
     return by if by is not None and _is_scale(by, both) else None
 
 
-def _factor_of_fill(both: Both[Formula]) -> float | None:
+def _factor_of_fill(both: BothParts[Formula]) -> float | None:
     a, b = both.a, both.b
     fills = a.fill * a.fill_by, b.fill * b.fill_by
     if a.visible is None or b.visible is None or not all(fill and math.isfinite(fill) for fill in fills):
@@ -69,16 +71,16 @@ def _factor_of_fill(both: Both[Formula]) -> float | None:
     return by if not same(*fills) and (seen or _is_scale(by, both)) else None
 
 
-def _is_scale(by: float, both: Both[Formula]) -> bool:
+def _is_scale(by: float, both: BothParts[Formula]) -> bool:
     """Returns whether a number is the scale of a side, or the textbook scale, which row factors may hide."""
-    scales = (one_number(total(both.a)), one_number(total(both.b)), inverse_root(both.sides.head_dim))
+    scales = (single_number(total(both.a)), single_number(total(both.b)), inverse_root(both.sides.head_dim))
     return any(same(by, value) for scale in scales if scale and scale != 1.0 for value in (scale, 1.0 / scale))
 
 
 # -- the fill ----------------------------------------------------------------------------------------------------------
 
 
-def fill(both: Both[Formula]) -> Difference | None:
+def compare_fill(both: BothParts[Formula]) -> PartDifference | None:
     """Compares fills: a number in place of minus infinity, or another number, so that hidden keys take weight.
 
     A fill far below all logits leaves no weight in a row that sees any key. A row that sees no key shows the fill: its
@@ -91,16 +93,16 @@ def fill(both: Both[Formula]) -> Difference | None:
     if same(left, right) and (a.fill_added == b.fill_added or math.isinf(left)):
         return None
     blind = any(not bool(visible.any(-1).all()) for visible in (a.visible, b.visible))
-    if max(left, right) <= FAR and not blind:
+    if max(left, right) <= ZERO_WEIGHT_FILL and not blind:
         return None
     if same(left, right):
         id = "causes.mask_magnitude.added" if b.fill_added else "causes.mask_magnitude.written"
         text = Message(id, fill=f"{right:.4g}")
     else:
-        was, now = told_apart(left, right)
+        was, now = unequal_texts(left, right)
         text = Message("causes.mask_magnitude.other", new=now, old=was)
     old, new = ("-inf" if math.isinf(number) else float(f"{number:.6g}") for number in (left, right))
-    return Difference(old, new, text=text)
+    return PartDifference(old, new, text=text)
 
 
 def _applied(formula: Formula) -> float:
@@ -111,7 +113,7 @@ def _applied(formula: Formula) -> float:
 # -- the bias ----------------------------------------------------------------------------------------------------------
 
 
-def bias(both: Both[Formula]) -> Difference | None:
+def compare_bias(both: BothParts[Formula]) -> PartDifference | None:
     """Compares biases: missing, other ALiBi slopes, another table, transposed, the other sign."""
     a, b = both.a, both.b
     if a.bias is None and b.bias is None:
@@ -126,14 +128,14 @@ def bias(both: Both[Formula]) -> Difference | None:
         kept = formula.bias_by if formula.bias is not None and b.bias is not None else b.bias_by
         return replace(formula, bias=b.bias, bias_name=b.bias_name, bias_by=kept)
 
-    return Difference(_in_words(a, left), _in_words(b, right), edit=other, text=_text(a, b, left, right))
+    return PartDifference(_in_words(a, left), _in_words(b, right), edit=other, text=_text(a, b, left, right))
 
 
 def _effective(formula: Formula, other: Formula) -> Tensor:
     """Returns what the bias adds where both sides have weight: 0 at hidden keys, and mean 0 in every row."""
-    added = whole(torch.as_tensor(times(0.0 if formula.bias is None else formula.bias, formula.bias_by)))
+    added = four_axes(torch.as_tensor(times(0.0 if formula.bias is None else formula.bias, formula.bias_by)))
     visible = common_keys(formula, other)
-    seen = torch.ones_like(added, dtype=torch.bool) if visible is None else whole(visible)
+    seen = torch.ones_like(added, dtype=torch.bool) if visible is None else four_axes(visible)
     added = torch.where(seen, added, 0.0)
     # A sink, or a softcap after the mask, compares the logits with a fixed number: there a row's mean does matter.
     if formula.sinks is not None or other.sinks is not None or "masked" in (formula.softcap_at, other.softcap_at):
@@ -143,7 +145,7 @@ def _effective(formula: Formula, other: Formula) -> Tensor:
 
 
 def _name(formula: Formula) -> Message:
-    return Message(NAMES.get(formula.bias_name, BIAS))
+    return Message(BIAS_KINDS.get(formula.bias_name, BIAS))
 
 
 def _in_words(formula: Formula, added: Tensor) -> str | None:
@@ -170,7 +172,7 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> Message:
     slope_a, slope_b = _slopes(a), _slopes(b)
     if slope_a is not None and slope_b is not None:
         head = int((slope_a - slope_b).abs().argmax())
-        old, new = told_apart(float(slope_a[head]), float(slope_b[head]))
+        old, new = unequal_texts(float(slope_a[head]), float(slope_b[head]))
         return Message("causes.bias.slopes", bias=name, head=head, new=new, old=old)
     return _other_bias(a, b, name)
 
@@ -188,13 +190,13 @@ def _slopes(formula: Formula) -> Tensor | None:
     """Returns how much the bias falls per key of distance, by head, (H,); None if it is not linear."""
     if formula.bias is None or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return None
-    bias = whole(formula.bias) * formula.bias_by
+    bias = four_axes(formula.bias) * formula.bias_by
     rows, keys = bias.shape[-2:]
     # only keys up to the row's own: after it an ALiBi bias may rise, fall or stop
     before = distances(rows, keys, bias.device)[:, 1:] >= (0 if rows > 1 else -keys)
     steps, largest = bias.diff(dim=-1)[..., before], float(bias.abs().max())
     slope = steps.mean(-1, keepdim=True)
-    linear = steps.shape[-1] > 1 and bool(((steps - slope).abs() <= 4 * HELD * largest).all())
+    linear = steps.shape[-1] > 1 and bool(((steps - slope).abs() <= 4 * CONSTANT_TOLERANCE * largest).all())
     return slope[0, :, 0] if linear and largest else None
 
 
@@ -202,7 +204,7 @@ def _other_bias(a: Formula, b: Formula, name: Message) -> Message:
     """Returns that the bias is another, and at which distances: for keys after the row alone, from distance 8 on."""
     plain = replace(a, sinks=torch.zeros(1))  # sinks keep the row's mean in the numbers
     left, right = _effective(plain, b), _effective(b, plain)
-    differ = (left - right).abs() > HELD * max(float(left.abs().max()), float(right.abs().max()))
+    differ = (left - right).abs() > CONSTANT_TOLERANCE * max(float(left.abs().max()), float(right.abs().max()))
     differ = differ.any(0).any(0)
     if differ.shape[0] < 2 or not bool(differ.any()):
         return Message("causes.bias.other", bias=name)

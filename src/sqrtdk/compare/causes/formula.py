@@ -16,41 +16,42 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.tolerance import close, inverse_root
-from sqrtdk.compare.compute import dtype_of
+from sqrtdk.audit.tolerance import inverse_root, is_close
+from sqrtdk.compare.compute import dtype_by_name
 from sqrtdk.compare.numbers import (
-    HELD,
+    CONSTANT_TOLERANCE,
     Value,
-    one_number,
-    over,
-    ratio,
+    quotient,
     rescaled,
     same,
+    single_number,
+    single_ratio,
     softcap_placed,
-    told_apart,
     total,
+    unequal_texts,
 )
-from sqrtdk.compare.program import Formula, Rounded, Step, Way
-from sqrtdk.compare.suspect import NONE, OWN_DTYPE, Both, Difference, Sides
+from sqrtdk.compare.program import Formula, PathStep, RoundingStep, VectorPath
+from sqrtdk.compare.suspect import NO_VALUE, OWN_DTYPE, BothParts, PartDifference, Sides
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
-NAMED = ("missing", "twice", "inverted", "model_dim", "head_count", "padded_head")  # mistakes with words of their own
-ROWS = {True: "causes.length_factor.one", False: "causes.length_factor.each"}
-OF_ROWS = {  # key: whether A and B have one factor for all rows
+# mistakes with words of their own
+NAMED_MISTAKES = ("missing", "twice", "inverted", "model_dim", "head_count", "padded_head")
+DIFFERENT_FACTORS = {True: "causes.length_factor.one", False: "causes.length_factor.each"}
+ROW_FACTORS = {  # key: whether A and B have one factor for all rows
     (False, True): "causes.length_factor.missing",
     (True, False): "causes.length_factor.added",
 }
-WHOLE = 8.0  # roundings of its logarithm within which a number counts as whole
+WHOLE_ROUNDINGS = 8.0  # roundings of its logarithm within which a number counts as whole
 BOTH, LOGITS, WEIGHTS = "causes.rounding.both", "causes.rounding.logits", "causes.rounding.weights"
 BATCH, ENTRY = "causes.axis.batch", "causes.axis.entry"
-AXES = ("causes.axis.head", "causes.axis.row", "causes.axis.key")
+AXIS_WORDS = ("causes.axis.head", "causes.axis.row", "causes.axis.key")
 
 
 # -- the scale ---------------------------------------------------------------------------------------------------------
 
 
-def scale(both: Both[Formula]) -> Difference | None:
+def compare_scale(both: BothParts[Formula]) -> PartDifference | None:
     """Compares all that multiplies q . k; also its part before the softcap if both have that at the same place."""
     a, b, off = both.a, both.b, both.sides.off
     old, new = total(a), total(b)
@@ -58,10 +59,10 @@ def scale(both: Both[Formula]) -> Difference | None:
     if by_length(both) or (same(old, new, off) and (not capped_alike or same(a.scale, b.scale, off))):
         return None
     text = (_cap_words(both) if capped_alike else None) or _scale_words(both.sides, old, new)
-    return Difference(*shown_apart(old, new), edit=lambda formula: rescaled(formula, b), text=text)
+    return PartDifference(*shown_apart(old, new), edit=lambda formula: rescaled(formula, b), text=text)
 
 
-def _cap_words(both: Both[Formula]) -> Message | None:
+def _cap_words(both: BothParts[Formula]) -> Message | None:
     """Returns the words for tanh(z / 50) in place of 50 * tanh(z / 50), or the reverse; None for anything else.
 
     tanh(z / 50) may be recorded as a softcap of 1 on logits divided by 50, or as a softcap of 50 times 1 / 50.
@@ -69,19 +70,20 @@ def _cap_words(both: Both[Formula]) -> Message | None:
     a, b, off = both.a, both.b, both.sides.off
     assert a.softcap is not None
     assert b.softcap is not None
-    by, one_argument = ratio(total(a), total(b)), same(over(a.scale, a.softcap), over(b.scale, b.softcap), off)
+    by = single_ratio(total(a), total(b))
+    one_argument = same(quotient(a.scale, a.softcap), quotient(b.scale, b.softcap), off)
     if by is None or not one_argument:
         return None
-    if close(by, 1 / a.softcap, HELD):
+    if is_close(by, 1 / a.softcap, CONSTANT_TOLERANCE):
         return Message("causes.scale.no_cap_behind", cap=f"{a.softcap:g}")
     cap = max(a.softcap, b.softcap)
-    return Message("causes.scale.cap_behind", cap=f"{cap:g}") if close(by, cap, HELD) else None
+    return Message("causes.scale.cap_behind", cap=f"{cap:g}") if is_close(by, cap, CONSTANT_TOLERANCE) else None
 
 
 def _scale_words(sides: Sides, a: Value, b: Value) -> Message:
-    one_a, one_b = one_number(a), one_number(b)
+    one_a, one_b = single_number(a), single_number(b)
     if one_a is None or one_b is None:
-        by, factors = ratio(a, b), torch.as_tensor(over(b, a) if one_b is None else over(a, b))
+        by, factors = single_ratio(a, b), torch.as_tensor(quotient(b, a) if one_b is None else quotient(a, b))
         axes = joined([Message(axis) for axis in _axes(factors, BATCH)], "side_by_side")
         if by is not None:
             what = Message("causes.scale.every_factor", ratio=f"{by:.4g}")
@@ -94,11 +96,12 @@ def _scale_words(sides: Sides, a: Value, b: Value) -> Message:
         old, new = (word if isinstance(word, str) else str(word) for word in shown_apart(a, b))
     else:
         what = _other_scale(sides, one_a, one_b)
-        old, new = told_apart(one_a, one_b)
+        old, new = unequal_texts(one_a, one_b)
     return Message("causes.scale.replaced", what=what, new=new, old=old)
 
 
 def _other_scale(sides: Sides, a: float, b: float) -> Message:
+    # B is read as the port of A: its mistake is named first, one of A only if B's scale is none.
     of_b, of_a = _mistake(sides, a, b), _mistake(sides, b, a)
     if of_b is not None and not sides.declared_b:
         return Message(f"causes.scale.{of_b}")
@@ -110,7 +113,7 @@ def _other_scale(sides: Sides, a: float, b: float) -> Message:
         return Message("causes.scale.declared_in_a", by=sides.declared_a)
     if a and b / a < 0:
         return Message("causes.scale.other_sign")
-    textbook = close(b, inverse_root(sides.head_dim), HELD)
+    textbook = is_close(b, inverse_root(sides.head_dim), CONSTANT_TOLERANCE)
     return Message("causes.scale.textbook" if textbook else "causes.scale.other")
 
 
@@ -118,22 +121,31 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
     """Returns the mistake that turns `right` into `wrong`; wrong dimensions are tried only on the textbook scale."""
     if right <= 0 or wrong <= 0:
         return None
+    # A right scale of 1 is its own square and its own inverse, so these names say nothing there.
     by_ratio = {"missing": 1.0, "twice": right * right, "inverted": 1.0 / right}
-    names = [name for name, value in by_ratio.items() if close(wrong, value, HELD) and not close(right, 1.0, HELD)]
-    if close(right, inverse_root(sides.head_dim), HELD):
+    names = [
+        name
+        for name, value in by_ratio.items()
+        if is_close(wrong, value, CONSTANT_TOLERANCE) and not is_close(right, 1.0, CONSTANT_TOLERANCE)
+    ]
+    if is_close(right, inverse_root(sides.head_dim), CONSTANT_TOLERANCE):
         of_heads = sides.b.key.heads
         groups = sides.heads if of_heads is None else int(torch.unique(of_heads).numel())
         # all that the dictionary of mistakes reads from a call
         sizes = {"head_dim": sides.head_dim, "heads": sides.heads, "kv_heads": groups, "model_dim": sides.model_dim}
         call = cast(AttentionCall, SimpleNamespace(**sizes))
-        names += [name for name in NAMED if any(close(wrong, value, HELD) for value in MISTAKES[name].values(call))]
+        names += [
+            name
+            for name in NAMED_MISTAKES
+            if any(is_close(wrong, value, CONSTANT_TOLERANCE) for value in MISTAKES[name].values(call))
+        ]
     return min(names, key=lambda name: MISTAKES[name].rank, default=None)
 
 
 def _axes(values: Tensor, batch: str = ENTRY) -> list[str]:
     """Returns the axes along which values vary, by the ids of their names."""
     sizes = (1, 1, 1, 1, *values.shape)[-4:]
-    return [name for name, size in zip((batch, *AXES), sizes, strict=True) if size > 1]
+    return [name for name, size in zip((batch, *AXIS_WORDS), sizes, strict=True) if size > 1]
 
 
 def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
@@ -146,14 +158,14 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
         >>> shown_apart(50.0, 50.0000001), shown_apart(0.125, one[None, :, None, None])
         ((50.0, 50.0000001), (0.125, '0.1 to 0.4 by head'))
     """
-    words = _shown(a), _shown(b)
+    words = _value_text(a), _value_text(b)
     if words[0] != words[1] or a is None or b is None:
         return words
     x, y = torch.broadcast_tensors(*(torch.as_tensor(value, dtype=torch.float64) for value in (a, b)))  # type: ignore[no-untyped-call]
     if not x.numel():
         return words
     at = int((x - y).abs().nan_to_num().flatten().argmax())
-    one, other = told_apart(float(x.flatten()[at]), float(y.flatten()[at]))
+    one, other = unequal_texts(float(x.flatten()[at]), float(y.flatten()[at]))
     if x.numel() == 1 or isinstance(words[0], float):
         return float(one), float(other)
     places = torch.unravel_index(torch.tensor(at), x.squeeze().shape)
@@ -163,14 +175,14 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
     return old, new
 
 
-def _shown(value: Value | None) -> str | float | None:
+def _value_text(value: Value | None) -> str | float | None:
     """Returns a number as records show it; for a tensor, its range and the axes along which it varies."""
-    number = None if value is None else one_number(value)
+    number = None if value is None else single_number(value)
     if value is None or number is not None:
         return None if number is None else float(f"{number:.6g}")
     assert isinstance(value, Tensor)
     if not value.numel():
-        return Message(NONE)
+        return Message(NO_VALUE)
     least, most = (f"{float(end):.4g}" for end in (value.min(), value.max()))
     axes = joined([Message(axis) for axis in _axes(value)], "side_by_side")
     return Message("causes.scale.range_by", least=least, most=most, what=axes)
@@ -179,17 +191,17 @@ def _shown(value: Value | None) -> str | float | None:
 # -- factors of the rows -----------------------------------------------------------------------------------------------
 
 
-def of_rows(both: Both[Formula]) -> Difference | None:
+def compare_row_factors(both: BothParts[Formula]) -> PartDifference | None:
     """Compares factors that stand for the length: they differ by row, or follow the number of visible keys."""
     if not by_length(both):
         return None
-    one = one_number(total(both.a)) is not None, one_number(total(both.b)) is not None
-    old, new = (Message(ROWS[of_side]) for of_side in one)
-    text = OF_ROWS.get(one, "causes.length_factor.other")
-    return Difference(old, new, edit=lambda formula: rescaled(formula, both.b), text=text)
+    one = single_number(total(both.a)) is not None, single_number(total(both.b)) is not None
+    old, new = (Message(DIFFERENT_FACTORS[of_side]) for of_side in one)
+    text = ROW_FACTORS.get(one, "causes.length_factor.other")
+    return PartDifference(old, new, edit=lambda formula: rescaled(formula, both.b), text=text)
 
 
-def by_length(both: Both[Formula]) -> bool:
+def by_length(both: BothParts[Formula]) -> bool:
     """Returns whether the difference of the factors depends on the length, wherever a softcap lies between them.
 
     It does if it varies by row, or if only one side uses the log of the number of visible keys. If both use it, it does
@@ -207,7 +219,7 @@ def by_length(both: Both[Formula]) -> bool:
 def _by_rows(a: Value, b: Value, off: float) -> bool:
     """Returns whether the quotient of the factors varies by row; rows whose factor is 0 fit any quotient."""
     mine, wanted = (torch.as_tensor(factor, dtype=torch.float64) for factor in (a, b))
-    factors = torch.as_tensor(over(wanted, mine))
+    factors = torch.as_tensor(quotient(wanted, mine))
     if factors.ndim < 2 or factors.shape[-2] == 1:
         return False
     counted = torch.where(mine * wanted == 0, factors[..., -1:, :], factors)
@@ -216,7 +228,7 @@ def _by_rows(a: Value, b: Value, off: float) -> bool:
 
 def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | None:
     """Returns the quotient of the factors and log(visible keys); None if it varies or the factors are one number."""
-    if not isinstance(factors, Tensor) or visible is None or one_number(factors) is not None:
+    if not isinstance(factors, Tensor) or visible is None or single_number(factors) is not None:
         return None
     if factors.shape[-1] != 1 or visible.shape[-1] == 1:
         return None
@@ -230,14 +242,15 @@ def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
     if not factor or factor < 0:
         return False
     log = inverse_root(head_dim) / factor
+    # e^50 is no length, and larger logs would overflow
     base = math.exp(min(log, 50.0))
-    return base > 1.5 and abs(base - round(base)) <= WHOLE * off * log * base
+    return base > 1.5 and abs(base - round(base)) <= WHOLE_ROUNDINGS * off * log * base
 
 
 # -- softcap, sinks, dropout -------------------------------------------------------------------------------------------
 
 
-def softcap(both: Both[Formula]) -> Difference | None:
+def compare_softcap(both: BothParts[Formula]) -> PartDifference | None:
     """Compares the cap, and its place if one side has no softcap: no factor of the logits can undo its curve."""
     a, b = both.a.softcap, both.b.softcap
     if same(a, b) and (a is None or both.a.softcap_by_logits == both.b.softcap_by_logits):
@@ -250,35 +263,36 @@ def softcap(both: Both[Formula]) -> Difference | None:
         return replace(placed, softcap=b, softcap_by_logits=both.b.softcap_by_logits)
 
     if both.a.softcap_by_logits == both.b.softcap_by_logits:
-        return Difference(a, b, edit=capped)
+        return PartDifference(a, b, edit=capped)
     old, new = (
         cap and f"{'z' if formula.softcap_by_logits else f'{cap:g}'} * tanh(z / {cap:g})"
         for formula, cap in ((both.a, a), (both.b, b))
     )
-    return Difference(old, new, edit=capped)
+    return PartDifference(old, new, edit=capped)
 
 
-def softcap_order(both: Both[Formula]) -> Difference | None:
+def compare_softcap_order(both: BothParts[Formula]) -> PartDifference | None:
     """Compares places: before the scale it caps the bare product; after the mask it lifts hidden keys, so they leak."""
     a, b = both.a, both.b
     if a.softcap is None or b.softcap is None or a.softcap_at == b.softcap_at:
         return None
     old, new = (Message(f"causes.softcap_order.{formula.softcap_at}") for formula in (a, b))
-    return Difference(old, new, edit=lambda formula: softcap_placed(formula, b))
+    return PartDifference(old, new, edit=lambda formula: softcap_placed(formula, b))
 
 
-def sinks(both: Both[Formula]) -> Difference | None:
+def compare_sinks(both: BothParts[Formula]) -> PartDifference | None:
     """Compares sinks: a logit for each head that takes weight and has no value; 0 is the softmax "off by one"."""
+    # a sink of -inf takes no weight: exp(-inf) adds 0 to the sum
     found = (formula.sinks for formula in (both.a, both.b))
     a, b = (None if x is None or bool((x == -math.inf).all()) else x.reshape(1, -1, 1, 1) for x in found)
     if same(a, b, both.sides.off):
         return None
     old, new = shown_apart(a, b)
     words = {name: word if isinstance(word, str) else str(word) for name, word in (("a", old), ("b", new))}
-    return Difference(old, new, words)
+    return PartDifference(old, new, words)
 
 
-def dropout(both: Both[Formula]) -> Difference | None:
+def compare_dropout(both: BothParts[Formula]) -> PartDifference | None:
     """Compares dropped weights; two runs with equal rates and other random numbers differ as well."""
     a, b = both.a, both.b
     if same(a.kept, b.kept) and (a.kept is None or a.dropout == b.dropout):
@@ -290,10 +304,10 @@ def dropout(both: Both[Formula]) -> Difference | None:
     elif a.dropout == b.dropout:
         text = Message("causes.dropout.others", rate=f"{b.dropout:g}")
     else:
-        old, new = told_apart(a.dropout, b.dropout)
+        old, new = unequal_texts(a.dropout, b.dropout)
         text = Message("causes.dropout.other_rate", new=new, old=old)
     rate_a, rate_b = (0.0 if formula.kept is None else formula.dropout for formula in (a, b))
-    return Difference(rate_a, rate_b, text=text)
+    return PartDifference(rate_a, rate_b, text=text)
 
 
 # -- roundings beyond the dtype in which a side computes as a whole ----------------------------------------------------
@@ -306,15 +320,15 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
         >>> lesser("torch.float16", torch.float32), lesser("float32", torch.float32)
         ('float16', None)
     """
-    if dtype is None or (dtype != "int8" and torch.finfo(dtype_of(dtype)).eps <= torch.finfo(own).eps):
+    if dtype is None or (dtype != "int8" and torch.finfo(dtype_by_name(dtype)).eps <= torch.finfo(own).eps):
         return None
     return dtype.removeprefix("torch.")
 
 
-def rounded(what: str) -> Callable[[Both[Formula]], Difference | None]:
+def compare_roundings(what: str) -> Callable[[BothParts[Formula]], PartDifference | None]:
     """Returns a comparison of the roundings of `what`: of `LOGITS`, of `WEIGHTS`, or of `BOTH` by the same cast."""
 
-    def compare(both: Both[Formula]) -> Difference | None:
+    def compare(both: BothParts[Formula]) -> PartDifference | None:
         a, b = (
             [lesser(dtype, side.dtype) for dtype in (formula.logits_dtype, formula.weights_dtype)]
             for side, formula in ((both.sides.a, both.a), (both.sides.b, both.b))
@@ -326,41 +340,41 @@ def rounded(what: str) -> Callable[[Both[Formula]], Difference | None]:
     return compare
 
 
-def rounded_vector(both: Both[Way]) -> Difference | None:
+def compare_vector_rounding(both: BothParts[VectorPath]) -> PartDifference | None:
     """Compares the roundings of q, k or v on its way."""
     a, b = _roundings(both.a, both.sides.a.dtype), _roundings(both.b, both.sides.b.dtype)
     if a == b:
         return None
 
-    def edit(way: Way) -> Way:
-        steps: list[Step] = [step for step in way.steps if not isinstance(step, Rounded)]
+    def edit(path: VectorPath) -> VectorPath:
+        steps: list[PathStep] = [step for step in path.steps if not isinstance(step, RoundingStep)]
         for place, step in reversed(b):
             steps.insert(min(place, len(steps)), step)
-        return replace(way, steps=tuple(steps))
+        return replace(path, steps=tuple(steps))
 
     old, new = (", ".join(step.dtype for _, step in found) or None for found in (a, b))
     return replace(_rounding(old, new, f"stages.{both.vector}"), edit=edit, key=both.vector)
 
 
-def _roundings(way: Way, own: torch.dtype) -> tuple[tuple[int, Rounded], ...]:
+def _roundings(path: VectorPath, own: torch.dtype) -> tuple[tuple[int, RoundingStep], ...]:
     """Returns each rounding, with the number of norms and rotations before it."""
     found, others = [], 0
-    for step in way.steps:
-        if not isinstance(step, Rounded):
+    for step in path.steps:
+        if not isinstance(step, RoundingStep):
             others += 1
         elif (dtype := lesser(step.dtype, own)) is not None:
             found.append((others, replace(step, dtype=dtype)))
     return tuple(found)
 
 
-def _rounding(a: str | None, b: str | None, what: str) -> Difference:
+def _rounding(a: str | None, b: str | None, what: str) -> PartDifference:
     words: dict[str, str] = {"what": Message(what)}
     if b is None:
         assert a is not None
-        return Difference(a, Message(OWN_DTYPE), words | {"dtype": a}, text="causes.rounding.missing")
+        return PartDifference(a, Message(OWN_DTYPE), words | {"dtype": a}, text="causes.rounding.missing")
     words["dtype"] = b
     if a is None:
-        return Difference(Message(OWN_DTYPE), b, words, text="causes.rounding.added")
+        return PartDifference(Message(OWN_DTYPE), b, words, text="causes.rounding.added")
     if a == b:
-        return Difference(a, b, words, text="causes.rounding.elsewhere")
-    return Difference(a, b, words | {"other": a}, text="causes.rounding.other")
+        return PartDifference(a, b, words, text="causes.rounding.elsewhere")
+    return PartDifference(a, b, words | {"other": a}, text="causes.rounding.other")

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.turns import SAME
-from sqrtdk.compare.numbers import number, told_apart
+from sqrtdk.compare.causes.turns import SAME_FREQUENCY
+from sqrtdk.compare.numbers import four_digits, unequal_texts
 from sqrtdk.compare.program import Rotation
-from sqrtdk.compare.suspect import Both
+from sqrtdk.compare.suspect import BothParts
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
 from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.tracing.probe.rotation import USUAL_BASES
 from sqrtdk.tracing.probe.tables import FREQUENCY_TOLERANCE, LEAST_TURN, Law, Turn
 
-TINY = torch.finfo(torch.float64).tiny
-KNOWN = 1e-4  # radians a position: frequencies known less precisely show no law
+SMALLEST_DIVISOR = torch.finfo(torch.float64).tiny
+MOST_UNCERTAINTY = 1e-4  # radians a position: frequencies known less precisely show no law
 MORE_DIGITS = 1e-6  # relative: bases closer than this, as from float32 tables, are equal
-LENGTHS = tuple(2**power for power in range(4, 21))  # context lengths for which models are trained
+CONTEXT_LENGTHS = tuple(2**power for power in range(4, 21))  # context lengths for which models are trained
 LOW_HIGH = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0), (2.0, 4.0), (2.0, 8.0), (1.0, 32.0))  # of llama3, usual ones first
 FAST_SLOW = ((32.0, 1.0), (16.0, 1.0), (32.0, 2.0), (64.0, 1.0))  # of YaRN, usual ones first
 OTHER_LAW, FREQUENCY = "causes.rope_base.other_law", "causes.rope_base.frequency"
@@ -42,7 +42,7 @@ def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
 
 
 def frequency_words(
-    both: Both[Rotation], a: Turn, b: Turn, wanted: Tensor, near: float
+    both: BothParts[Rotation], a: Turn, b: Turn, wanted: Tensor, near: float
 ) -> tuple[str | float, str | float, Sequence[str]]:
     """Returns the frequencies of A and of B as the record shows them, and both as the sentence shows them.
 
@@ -67,18 +67,18 @@ def frequency_words(
 def _base_words(turn: Turn, tolerance: float) -> str | float:
     """Returns the base of the frequencies, a usual one if it fits within `tolerance` radians; else their range."""
     sizes, law = turn.frequencies.abs(), turn.law
-    if tolerance > KNOWN * turn.span:  # half precision shows a base to two digits
+    if tolerance > MOST_UNCERTAINTY * turn.span:  # half precision shows a base to two digits
         apart = {base: float((Law(base).frequencies(len(sizes)) - sizes).abs().max()) for base in USUAL_BASES}
         base = min(USUAL_BASES, key=lambda base: apart[base])
         if apart[base] * turn.span <= tolerance:
             return base
     if law is None:
-        most, least = number(float(sizes.max())), number(float(sizes.min()))
+        most, least = four_digits(float(sizes.max())), four_digits(float(sizes.min()))
         return Message(OTHER_LAW, most=most, least=least)
-    base = number(law.base)
+    base = four_digits(law.base)
     if law.factor == 1:
         return base
-    return Message("causes.rope_base.positions_times", base=f"{base:g}", factor=f"{number(law.factor):g}")
+    return Message("causes.rope_base.positions_times", base=f"{base:g}", factor=f"{four_digits(law.factor):g}")
 
 
 def _with_base(words: str | float) -> str:
@@ -91,9 +91,9 @@ def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
     """Returns two frequencies that agree to four digits: the base in more digits, or the pair that differs most."""
     one_width = len(a.frequencies) == len(b.frequencies)
     if a.law is not None and b.law is not None and one_width and abs(a.law.base / b.law.base - 1) > MORE_DIGITS:
-        return told_apart(a.law.base, b.law.base, 6)
+        return unequal_texts(a.law.base, b.law.base, 6)
     pair = int((wanted.abs() - a.frequencies.abs()).abs().argmax())
-    old, new = told_apart(float(a.frequencies[pair].abs()), float(wanted[pair].abs()))
+    old, new = unequal_texts(float(a.frequencies[pair].abs()), float(wanted[pair].abs()))
     return Message(FREQUENCY, value=old, pair=pair), Message(FREQUENCY, value=new, pair=pair)
 
 
@@ -102,7 +102,7 @@ def _exponents(a: float, b: float, width: int, head: int) -> Sequence[Message] |
     if min(a, b) <= 1:
         return None
     for base, other, turn in ((a, b, 1), (b, a, -1)):
-        if abs(math.log(other) / math.log(base) * head / width - 1) < SAME:
+        if abs(math.log(other) / math.log(base) * head / width - 1) < SAME_FREQUENCY:
             own = Message("causes.rope_base.exponents", base=f"{base:g}", width=width)
             of_head = Message("causes.rope_base.whole_head", base=f"{base:g}", head=head)
             return (own, of_head)[::turn]
@@ -123,35 +123,35 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | 
         return table is not None and float((table - sizes).abs().max()) * turn.span <= tolerance
 
     if law is not None and law.factor != 1:
-        base, factor = f"{number(law.base):g}", f"{number(1 / law.factor):g}"
+        base, factor = f"{four_digits(law.base):g}", f"{four_digits(1 / law.factor):g}"
         return Message("causes.rope_base.linear", base=base, factor=factor) if law.factor < 1 else None
     if law is not None and fits(law.frequencies(pairs)):
         return next(filter(None, (_dynamic(law.base, base, pairs) for base in bases)), None)
-    if tolerance > KNOWN * turn.span:
+    if tolerance > MOST_UNCERTAINTY * turn.span:
         return None
-    for usual in dict.fromkeys(map(number, (*bases, *USUAL_BASES))):
+    for usual in dict.fromkeys(map(four_digits, (*bases, *USUAL_BASES))):
         for name, parameters in _tries(usual, turn):
             if fits(scaled_frequencies(name, usual, 2 * pairs, parameters)):
                 by = name if parameters.pop("truncate", True) else Message("causes.rope_base.not_truncated", law=name)
-                words = joined([f"{key} {number(value):g}" for key, value in parameters.items()], "comma")
+                words = joined([f"{key} {four_digits(value):g}" for key, value in parameters.items()], "comma")
                 return Message("causes.rope_base.scaled", base=f"{usual:g}", law=by, parameters=words)
     for plain in bases if law is None else ():
         # Every pair slowed down, slow pairs at least as much as fast ones: longrope, whose factors are a table.
-        divided = Law(plain).frequencies(pairs) / sizes.clamp_min(TINY)
+        divided = Law(plain).frequencies(pairs) / sizes.clamp_min(SMALLEST_DIVISOR)
         if bool((divided > 1 - FREQUENCY_TOLERANCE).all()) and bool((divided.diff() > -FREQUENCY_TOLERANCE).all()):
-            least, most = (f"{number(float(x)):g}" for x in torch.aminmax(divided))
+            least, most = (f"{four_digits(float(x)):g}" for x in torch.aminmax(divided))
             return Message("causes.rope_base.longrope", base=f"{plain:g}", least=least, most=most)
     return None
 
 
 def _dynamic(base: float, plain: float, pairs: int) -> Message | None:
     """Returns words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
-    if pairs < 2 or base <= plain * (1 + FREQUENCY_TOLERANCE) or number(base) == float(f"{base:.2g}"):
+    if pairs < 2 or base <= plain * (1 + FREQUENCY_TOLERANCE) or four_digits(base) == float(f"{base:.2g}"):
         return None
     alpha = (base / plain) ** ((pairs - 1) / pairs)
     if abs(alpha * 4 - round(alpha * 4)) > FREQUENCY_TOLERANCE * alpha:
         return None
-    words = {"base": f"{plain:g}", "alpha": f"{round(alpha * 4) / 4:g}", "new": f"{number(base):g}"}
+    words = {"base": f"{plain:g}", "alpha": f"{round(alpha * 4) / 4:g}", "new": f"{four_digits(base):g}"}
     return Message("causes.rope_base.dynamic", **words)
 
 
@@ -161,7 +161,7 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
     The usual parameters of every law come before the others; YaRN comes first if the table has its amplitude.
     """
     plain = Law(base).frequencies(len(turn.frequencies))
-    ratio = plain / turn.frequencies.abs().clamp_min(TINY)
+    ratio = plain / turn.frequencies.abs().clamp_min(SMALLEST_DIVISOR)
     factor = float(f"{float(ratio.max()):.3g}")
     if factor <= 1 + FREQUENCY_TOLERANCE or base <= 1:
         return
@@ -171,7 +171,7 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
     usual = [(name, each[0]) for name, each in (order[::-1] if has_yarns else order)]
     for name, (first, second) in (*usual, *((name, two) for name, each in order for two in each[1:])):
         if name == "yarn":
-            for original in LENGTHS:
+            for original in CONTEXT_LENGTHS:
                 parameters = {"factor": factor, ORIGINAL: original, "beta_fast": first, "beta_slow": second}
                 yield from ((name, {**parameters, "truncate": truncate}) for truncate in (True, False))
             continue
@@ -179,6 +179,6 @@ def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
         between = ((share > LEAST_TURN) & (share < 1 - LEAST_TURN)).nonzero()[:1, 0].tolist()
         turns = [float(share[c]) * (second - first) + first for c in between]  # turns within the original length
         fitted = [round(2 * math.pi * times / float(plain[c])) for c, times in zip(between, turns, strict=True)]
-        for original in dict.fromkeys((*fitted, *LENGTHS)):
+        for original in dict.fromkeys((*fitted, *CONTEXT_LENGTHS)):
             factors = {"factor": factor, "low_freq_factor": first, "high_freq_factor": second}
             yield name, {**factors, ORIGINAL: original}

@@ -16,73 +16,82 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.structure import laid_otherwise, single_keys, stretches
+from sqrtdk.compare.causes.structure import layout_words, single_keys_words, stretches_words
 from sqrtdk.compare.masks import (
     CLOSED,
     NOT_APART,
     OPEN,
     Bounds,
     Parts,
+    common_mask_shape,
     decompose,
     recompose,
     rows_differ,
-    shape_of,
     with_padding,
     with_pattern,
 )
 from sqrtdk.compare.numbers import span
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import NONE, Both, Difference, Edit, Sides, Words, formulas, of_formula
+from sqrtdk.compare.suspect import (
+    NO_VALUE,
+    BothParts,
+    DifferenceWords,
+    Edit,
+    PartDifference,
+    Sides,
+    change_formula,
+    formula_pairs,
+)
 from sqrtdk.messages import Message, joined
 
 UPPER_LEFT, LOWER_RIGHT = "causes.mask_alignment.upper_left", "causes.mask_alignment.lower_right"
 FIRST, LAST = "causes.padding.first", "causes.padding.last"
 Among = Callable[[Tensor], Tensor]
-APART: tuple[tuple[Among, str, str], ...] = (  # code of a special row, how many rows see what, what B does
+SPECIAL_ROWS: tuple[tuple[Among, str, str], ...] = (  # code of a special row, how many rows see what, what B does
     (lambda apart: apart == OPEN, "causes.padding.seeing_all", "causes.padding.rows_see_all"),
     (lambda apart: apart > NOT_APART, "causes.padding.seeing_own", "causes.padding.rows_see_own"),
     (lambda apart: apart == CLOSED, "causes.padding.seeing_none", "causes.padding.rows_see_none"),
 )
-COUNTED = (0, 2, 1)  # rows of `APART` in the order of a sentence that counts them
+SENTENCE_ORDER = (0, 2, 1)  # rows of `SPECIAL_ROWS` in the order of a sentence that counts them
 
 
 def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
-    shape = shape_of(a.visible, b.visible)
+    shape = common_mask_shape(a.visible, b.visible)
     return decompose(a.visible, *shape), decompose(b.visible, *shape)
 
 
-def masks(sides: Sides) -> Iterator[Both[Parts]]:
+def mask_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
     """Yields the parts of both masks, if a side has a mask."""
-    for both in formulas(sides):
+    for both in formula_pairs(sides):
         if both.a.visible is not both.b.visible:
-            yield Both(sides, *_taken_apart(both.a, both.b), of_formula)
+            yield BothParts(sides, *_taken_apart(both.a, both.b), change_formula)
 
 
-def bands(sides: Sides) -> Iterator[Both[Parts]]:
+def band_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
     """Yields the parts of both masks, if their bands explain the difference."""
-    for both in masks(sides):
-        if _lopsided(both) or _laid(both) is not None:
+    for both in mask_pairs(sides):
+        if _lopsided(both) or _layout_of_b(both) is not None:
             continue
         a, b = both.a, both.b
         if a.rows == 1 < a.keys:  # a single row sees every key if it is the last
-            a, b = _alone(a, b), _alone(b, a)
+            a, b = _as_last_row(a, b), _as_last_row(b, a)
         yield replace(both, a=a, b=b)
 
 
-def _lopsided(both: Both[Parts]) -> bool:
+def _lopsided(both: BothParts[Parts]) -> bool:
     """Returns whether only one side hides keys that no named part explains; its other parts are then unreliable."""
     return (both.a.rest is None) != (both.b.rest is None)
 
 
-def _laid(both: Both[Parts]) -> Words | None:
+def _layout_of_b(both: BothParts[Parts]) -> DifferenceWords | None:
     """Returns how B's mask is A's laid out differently; None if one bound or the padding is all that differs."""
     a, b = both.a, both.b
     plain = None is a.rest is b.rest is a.documents is b.documents is a.blocks is b.blocks
     unlike = [a.least != b.least, a.greatest != b.greatest, bool((a.padding != b.padding).any())]
-    return None if plain and sum(unlike) < 2 else laid_otherwise(a, b, _whole(both), "mask")
+    return None if plain and sum(unlike) < 2 else layout_words(a, b, _whole_masks(both), "mask")
 
 
-def _alone(parts: Parts, other: Parts) -> Parts:
+def _as_last_row(parts: Parts, other: Parts) -> Parts:
     return replace(parts, least=1 - parts.keys) if parts.least is None and other.least == 0 else parts
 
 
@@ -100,13 +109,13 @@ def _corners(a: Parts, b: Parts) -> tuple[int, int]:
     return min(near[0]), min(near[1])
 
 
-def _shift(both: Both[Parts]) -> int:
+def _shift(both: BothParts[Parts]) -> int:
     """Returns the shift of A's band that B's alignment causes."""
     old, new = _corners(both.a, both.b)
     return new - old
 
 
-def _offset(both: Both[Parts]) -> tuple[int | None, bool]:
+def _offset(both: BothParts[Parts]) -> tuple[int | None, bool]:
     """Returns the offset of B's causal bound beyond the alignment, and whether the window is shifted as a whole.
 
     The offset is None unless both sides have a causal bound. A shifted window has both bounds off by the same number.
@@ -116,23 +125,23 @@ def _offset(both: Both[Parts]) -> tuple[int | None, bool]:
     return low, bool(low) and low == high
 
 
-def _windows(both: Both[Parts]) -> bool:
+def _windows(both: BothParts[Parts]) -> bool:
     """Returns whether one side has a window equally far ahead and back, and the other has such a window or no band."""
     a, b = both.a, both.b
     return any(x.symmetric and (y.symmetric or y.least is None is y.greatest) for x, y in ((a, b), (b, a)))
 
 
-def _felt(parts: Parts, shift: int) -> int | None:
+def _greatest_that_hides(parts: Parts, shift: int) -> int | None:
     """Returns the greatest i - j after a shift of the alignment; None if it hides nothing there."""
-    moved = _plus(parts.greatest, shift)
+    moved = _shifted(parts.greatest, shift)
     return None if moved is None or moved >= parts.rows - 1 else moved
 
 
-def _plus(bound: int | None, by: int) -> int | None:
+def _shifted(bound: int | None, by: int) -> int | None:
     return None if bound is None else bound + by
 
 
-def _put(both: Both[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
+def _mask_edit(both: BothParts[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
     """Returns the edit that puts `moved(current parts, B's parts)` into the formula; by default B's whole mask.
 
     If the formula had no mask, hidden keys also get B's fill.
@@ -150,35 +159,36 @@ def _put(both: Both[Parts], moved: Callable[[Parts, Parts], Parts] | None = None
     return edit
 
 
-def _banded(both: Both[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
+def _banded(both: BothParts[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
     """Returns the edit that changes the band; keys that appear or vanish follow B's mask."""
 
     def moved(parts: Parts, other: Parts) -> Parts:
         least, greatest = bounds(parts)
         return with_pattern(parts, other, least=least, greatest=greatest)
 
-    return _put(both, moved)
+    return _mask_edit(both, moved)
 
 
 # -- what differs ------------------------------------------------------------------------------------------------------
 
 
-def alignment(both: Both[Parts]) -> Difference | None:
+def compare_alignment(both: BothParts[Parts]) -> PartDifference | None:
     """Compares the corners from which bands count, if L differs from S. A window moves with its causal bound."""
     a, b, shift = both.a, both.b, _shift(both)
     if not shift:
         return None
-    hidden = b.greatest if _felt(b, -shift) is None else None  # such a window shows only in B's alignment
+    # a window that hides nothing in A's alignment shows only in B's
+    hidden = b.greatest if _greatest_that_hides(b, -shift) is None else None
 
     def bounds(parts: Parts) -> Bounds:
         low = b.least if parts.least is None else parts.least + shift
         return low, hidden if parts.greatest is None else parts.greatest + shift
 
     old, new = (Message(LOWER_RIGHT if corner else UPPER_LEFT) for corner in _corners(a, b))
-    return Difference(old, new, {"count": f"{a.rows}", "keys": f"{a.keys}"}, _banded(both, bounds))
+    return PartDifference(old, new, {"count": f"{a.rows}", "keys": f"{a.keys}"}, _banded(both, bounds))
 
 
-def causal_bound(both: Both[Parts]) -> Difference | None:
+def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
     """Compares the least i - j of a visible key: the next key is visible, the own key hidden, or no bound at all."""
     a, b, (offset, moved) = both.a.least, both.b.least, _offset(both)
     if _windows(both) or a == b or offset == 0:
@@ -193,68 +203,68 @@ def causal_bound(both: Both[Parts]) -> Difference | None:
         id = "causes.mask_offset.ahead" if offset < 0 else "causes.mask_offset.hides"
         text = Message(id, keys=one if abs(offset) == 1 else many, new=b, old=a)
         reach = offset if moved else 0
-        edit = _banded(both, lambda parts: (_plus(parts.least, offset), _plus(parts.greatest, reach)))
-    old, new = (Message(NONE) if least is None else least for least in (a, b))
-    return Difference(old, new, edit=edit, text=text)
+        edit = _banded(both, lambda parts: (_shifted(parts.least, offset), _shifted(parts.greatest, reach)))
+    old, new = (Message(NO_VALUE) if least is None else least for least in (a, b))
+    return PartDifference(old, new, edit=edit, text=text)
 
 
-def window(both: Both[Parts]) -> Difference | None:
+def compare_window(both: BothParts[Parts]) -> PartDifference | None:
     """Compares the greatest i - j of a visible key, or both bounds: off by one, resized, missing, on wrong layers."""
     a, b, shift, both_bounds = both.a, both.b, _shift(both), _windows(both)
     sizes = a.greatest, b.greatest
     if not both_bounds:  # a window is compared only as far as it hides a key in the other's alignment
-        sizes = _felt(a, shift), None if _felt(b, -shift) is None else b.greatest
+        sizes = _greatest_that_hides(a, shift), None if _greatest_that_hides(b, -shift) is None else b.greatest
     if _offset(both)[1] or sizes[0] == sizes[1]:
         return None
 
     def bounds(parts: Parts) -> Bounds:
-        return b.least if both_bounds else parts.least, _plus(b.greatest, -shift)
+        return b.least if both_bounds else parts.least, _shifted(b.greatest, -shift)
 
-    return Difference(_size(a), _size(b), edit=_banded(both, bounds))
+    return PartDifference(_size(a), _size(b), edit=_banded(both, bounds))
 
 
 def _size(parts: Parts) -> int | str:
     """Returns the number of keys in a row's window, its own included."""
-    return Message(NONE) if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
+    return Message(NO_VALUE) if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
 
 
-def padding(both: Both[Parts]) -> Difference | None:
+def compare_padding(both: BothParts[Parts]) -> PartDifference | None:
     """Compares padding: it is visible, or other keys are padding; or the same keys, but rows of padding see others."""
     a, b = both.a, both.b
-    if _lopsided(both) or _laid(both) is not None:
+    if _lopsided(both) or _layout_of_b(both) is not None:
         return None
     if not bool((a.padding != b.padding).any()):
         # the padding agrees, but `mask | is_padding[:, None, :, None]` shows padding rows every key to avoid NaN
         rows = rows_differ(a, b)
         if not bool(rows.any()):
             return None
-        words = Words(_rows(a), _rows(b), _rows_text(a, b, rows))
+        words = DifferenceWords(_rows(a), _rows(b), _rows_text(a, b, rows))
     else:
-        words = laid_otherwise(a, b, _whole(both), "padding") or _keys_words(_keys(a), _keys(b))
-    return Difference(words.a, words.b, words.values, _put(both, with_padding), text=words.text)
+        words = layout_words(a, b, _whole_masks(both), "padding") or _keys_words(_keys(a), _keys(b))
+    return PartDifference(words.a, words.b, words.values, _mask_edit(both, with_padding), text=words.text)
 
 
-def structure(both: Both[Parts]) -> Difference | None:
+def compare_structure(both: BothParts[Parts]) -> PartDifference | None:
     """Compares documents, blocks and layouts; else single keys, unless named parts or special rows explain them all."""
     a, b = both.a, both.b
-    one, other = _whole(both)
+    one, other = _whole_masks(both)
     if torch.equal(one, other):
         return None
-    laid, edit = _laid(both), _put(both)
+    laid, edit = _layout_of_b(both), _mask_edit(both)
     if laid is None and a.rest is None and b.rest is None:
-        words, edit = stretches(a, b), _put(both, _with_stretches)
+        words, edit = stretches_words(a, b), _mask_edit(both, _with_stretches)
     elif laid is None and not _lopsided(both) and _in_parts(a, b, other):
         words = None
     else:
-        words = laid or single_keys((one, other))
-    return None if words is None else Difference(words.a, words.b, words.values, edit, text=words.text)
+        words = laid or single_keys_words((one, other))
+    return None if words is None else PartDifference(words.a, words.b, words.values, edit, text=words.text)
 
 
 def _with_stretches(parts: Parts, other: Parts) -> Parts:
     return with_pattern(parts, other, documents=other.documents, blocks=other.blocks)
 
 
-def _whole(both: Both[Parts]) -> tuple[Tensor, Tensor]:
+def _whole_masks(both: BothParts[Parts]) -> tuple[Tensor, Tensor]:
     """Returns both masks, (B, H, L, S)."""
     a = both.a
     every = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)
@@ -275,7 +285,7 @@ def _keys(parts: Parts) -> Message:
     hidden = ~parts.padding
     counts = hidden.sum(-1)
     if not bool(hidden.any()):
-        return Message(NONE)
+        return Message(NO_VALUE)
     most, fewest = int(counts.max()), int(counts[counts > 0].min())
     many = f"{most}" if most == fewest else span(fewest, most)
     for where, ordered in ((FIRST, hidden), (LAST, hidden.flip(-1))):
@@ -284,24 +294,26 @@ def _keys(parts: Parts) -> Message:
     return Message("causes.padding.some", some=many, all=hidden.shape[-1])
 
 
-def _keys_words(a: Message, b: Message) -> Words:
-    if b.id == NONE:
-        return Words(a, b, "causes.padding.missing")
-    if a.id == NONE:
-        return Words(a, b, "causes.padding.added")
+def _keys_words(a: Message, b: Message) -> DifferenceWords:
+    if b.id == NO_VALUE:
+        return DifferenceWords(a, b, "causes.padding.missing")
+    if a.id == NO_VALUE:
+        return DifferenceWords(a, b, "causes.padding.added")
     other_end = {a.id, b.id} == {FIRST, LAST}
-    return Words(a, b, "causes.padding.other_end" if other_end else "causes.padding.other")
+    return DifferenceWords(a, b, "causes.padding.other_end" if other_end else "causes.padding.other")
 
 
 def _rows(parts: Parts) -> str:
     """Returns what special rows see, as text."""
-    counts = [(what, int(among(parts.apart).sum())) for among, what, _ in (APART[place] for place in COUNTED)]
+    counts = [
+        (what, int(among(parts.apart).sum())) for among, what, _ in (SPECIAL_ROWS[place] for place in SENTENCE_ORDER)
+    ]
     kinds = [Message(what, number=count) for what, count in counts if count]
     return joined(kinds, "clause") if kinds else Message("causes.padding.as_masked")
 
 
 def _rows_text(a: Parts, b: Parts, rows: Tensor) -> str:
-    for among, _, text in APART:
+    for among, _, text in SPECIAL_ROWS:
         if bool((rows & among(b.apart)).any()):
             return text
     every = bool((rows & (a.apart == OPEN)).any())

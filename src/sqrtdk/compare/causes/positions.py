@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.numbers import span, told_apart
-from sqrtdk.compare.suspect import LETTERS, Both, Words, rotation, way_of
+from sqrtdk.compare.numbers import span, unequal_texts
+from sqrtdk.compare.suspect import QKV_LETTERS, BothParts, DifferenceWords, path_of, rotation_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit_amplitude
 
-APART = 16.0  # in units of the allowed error: angles this far apart belong to different positions
-LEAST = 1e-4  # radians: the accuracy of frequencies that are known from few steps
-WHOLE = 0.05  # distance up to which a multiple of the smallest step counts as a whole number
+POSITION_ERRORS = 16.0  # in units of the allowed error: angles this far apart belong to different positions
+FREQUENCY_ACCURACY = 1e-4  # radians: the accuracy of frequencies that are known from few steps
+MULTIPLE_TOLERANCE = 0.05  # distance up to which a multiple of the smallest step counts as a whole number
 OVER, MODULO = "causes.positions.token_over", "causes.positions.token_modulo"
 
 
 # -- one position a row ------------------------------------------------------------------------------------------------
 
 
-def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) -> Words | None:
+def times_words(both: BothParts[Any], a: Turn | None, b: Turn | None, near: float) -> DifferenceWords | None:
     """Returns words if one side rotates a vector twice: all its angles are twice the other's.
 
     If the positions of both q and k are halved, the cause is a linear scaling of the frequencies instead.
@@ -38,40 +38,40 @@ def times_words(both: Both[Any], a: Turn | None, b: Turn | None, near: float) ->
     if angles[0].shape[1:] != angles[1].shape[1:]:
         return None
     other = "key" if both.vector == "query" else "query"
-    beside = [rotation(way_of(side, other)) for side in (both.sides.a, both.sides.b)]
+    beside = [rotation_of(path_of(side, other)) for side in (both.sides.a, both.sides.b)]
     tables = [x.table for x in beside if x is not None]
     alone = len(tables) == 2 and tables[0].shape[1:] == tables[1].shape[1:] and angle_gap(*tables) <= near
     plain = abs(float(a.frequencies.abs().max()) - 1) <= near
     once, twice = Message("causes.positions.once"), Message("causes.positions.twice")
     if float((angles[1] - 2 * angles[0]).abs().max()) <= 2 * near and (alone or plain):
         if alone:
-            return Words(once, twice, "causes.positions.twice_beside", {"other": LETTERS[other]})
-        return Words(once, twice, "causes.positions.twice_not_once")
+            return DifferenceWords(once, twice, "causes.positions.twice_beside", {"other": QKV_LETTERS[other]})
+        return DifferenceWords(once, twice, "causes.positions.twice_not_once")
     if float((angles[0] - 2 * angles[1]).abs().max()) <= 2 * near and alone:
-        return Words(twice, once, "causes.positions.once_not_twice")
+        return DifferenceWords(twice, once, "causes.positions.once_not_twice")
     return None
 
 
-def places_words(both: Both[Any], a: Tensor, b: Tensor) -> Words:
+def places_words(both: BothParts[Any], a: Tensor, b: Tensor) -> DifferenceWords:
     """Returns words for the difference of positions (B or 1, L)."""
     a, b = a + 0 * b, b + 0 * a  # broadcasts both
     shift, was, now = b - a, _in_words(a[0]), _in_words(b[0])
     found = _behind_cache(both, a[0], b[0]) if bool((shift == shift[0]).all()) else None
     if found is not None:
-        return Words(was, now, *found)
+        return DifferenceWords(was, now, *found)
     if bool((shift == shift[0, 0]).all()):
         by = f"{float(shift[0, 0]):+g}"
-        return Words(was, now, "causes.positions.shifted", {"new": now, "old": was, "shift": by})
+        return DifferenceWords(was, now, "causes.positions.shifted", {"new": now, "old": was, "shift": by})
     sequence, row = divmod(int(shift.abs().flatten().argmax()), shift.shape[1])
     if bool((shift == shift[0]).all()):
         if was == now:
-            old, new = told_apart(float(a[0, row]), float(b[0, row]), 6)
+            old, new = unequal_texts(float(a[0, row]), float(b[0, row]), 6)
             was, now = (Message("causes.positions.at_row", place=place, row=row) for place in (old, new))
         since = int((shift[0] != 0).nonzero()[0])
-        return Words(was, now, "causes.positions.since", {"row": f"{since}", "new": now, "old": was})
+        return DifferenceWords(was, now, "causes.positions.since", {"row": f"{since}", "new": now, "old": was})
     last = shift.shape[1] - 1
     row = last if float(shift[sequence, last]) == float(shift[sequence, row]) else row
-    old, new = told_apart(float(a[sequence, row]), float(b[sequence, row]), 6)
+    old, new = unequal_texts(float(a[sequence, row]), float(b[sequence, row]), 6)
     padding = _padding(both, sequence)
     if shift.shape[1] > 1:
         where = Message("causes.positions.row_of_sequence", row=row, sequence=sequence)
@@ -85,12 +85,12 @@ def places_words(both: Both[Any], a: Tensor, b: Tensor) -> Words:
     if padding and abs(float(shift[sequence, row])) == padding:
         id = "causes.positions.padding_counted" if new > old else "causes.positions.padding_not_counted"
         why = Message(id, tokens=padding)
-    return Words(was, now, "causes.positions.given", {"new": new, "old": old, "where": where, "why": why})
+    return DifferenceWords(was, now, "causes.positions.given", {"new": new, "old": old, "where": where, "why": why})
 
 
-def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, dict[str, str]] | None:
+def _behind_cache(both: BothParts[Any], a: Tensor, b: Tensor) -> tuple[str, dict[str, str]] | None:
     """Returns the sentence on cached keys, or on the new rows behind them; None without a cache."""
-    query, key = (rotation(way_of(both.sides.b, name)) for name in ("query", "key"))
+    query, key = (rotation_of(path_of(both.sides.b, name)) for name in ("query", "key"))
     cached = 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
     if cached <= 0:
         return None
@@ -113,7 +113,7 @@ def _behind_cache(both: Both[Any], a: Tensor, b: Tensor) -> tuple[str, dict[str,
     return next(((text, words) for wanted, positions, text in known if torch.equal(wanted, positions)), None)
 
 
-def _padding(both: Both[Any], sequence: int) -> int:
+def _padding(both: BothParts[Any], sequence: int) -> int:
     """Returns how many keys at the start of a sequence its last row does not see: those of padding on the left."""
     formula = both.sides.a.formula
     if formula is None or formula.visible is None:
@@ -140,7 +140,7 @@ def _in_words(positions: Tensor) -> Message:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Axis:
+class ImageAxis:
     """Pairs that rotate by the same position in each row.
 
     Attributes:
@@ -165,17 +165,17 @@ class Axis:
         return Message(MODULO, width=count) if torch.equal(self.places, token % count) else None
 
 
-def axes_words(a: Tensor, b: Tensor, near: float) -> Words | None:
+def axes_words(a: Tensor, b: Tensor, near: float) -> DifferenceWords | None:
     """Returns words if pairs rotate by positions on several axes, and the axes, their pairs or positions differ."""
     # half of the pairs by token // width, half by token % width: an image with rotary axes
     one, other = _axes(a, near), _axes(b, near)
     if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):
         return None
     old, new = (joined([_pairs_by(axis, one) for axis in side], "side_by_side") for side in (one, other))
-    return Words(old, new, *_how(one, other))
+    return DifferenceWords(old, new, *_axes_sentence(one, other))
 
 
-def _pairs_by(axis: Axis, of_a: Sequence[Axis]) -> Message:
+def _pairs_by(axis: ImageAxis, of_a: Sequence[ImageAxis]) -> Message:
     """Returns the pairs of an axis, and what it counts, or its number among A's axes."""
     counts = axis.counts
     if counts is None:
@@ -185,7 +185,7 @@ def _pairs_by(axis: Axis, of_a: Sequence[Axis]) -> Message:
     return Message("causes.positions.pairs_by", pairs=_numbers(axis.pairs), axis=counts)
 
 
-def _how(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[str, dict[str, str]]:
+def _axes_sentence(a: Sequence[ImageAxis], b: Sequence[ImageAxis]) -> tuple[str, dict[str, str]]:
     """Returns the sentence on how the axes differ."""
     if len(a) == 1:
         return "causes.positions.more_axes", {"axes": f"{len(b)}"}
@@ -211,7 +211,7 @@ def _numbers(pairs: Sequence[int]) -> str:
     return joined([str(pair) for pair in pairs], "comma")
 
 
-def _axes(table: Tensor, near: float) -> list[Axis] | None:
+def _axes(table: Tensor, near: float) -> list[ImageAxis] | None:
     """Returns the axes of a table (1, L, P), ordered by their first pairs; None if pairs have no whole positions.
 
     Pairs of one axis have equal angles in the same rows. A pair that rotates too slowly to tell joins the axis before.
@@ -235,7 +235,7 @@ def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
     """Returns, for each row, the first row with the same angle; None if angles are neither equal nor clearly apart."""
     angles, rows = turned.angle().sort()
     gaps = angles.diff()
-    if bool(((gaps > near) & (gaps < APART * near)).any()) or not bool((gaps > near).any()):
+    if bool(((gaps > near) & (gaps < POSITION_ERRORS * near)).any()) or not bool((gaps > near).any()):
         return None
     numbers = torch.cat([torch.zeros(1, dtype=torch.long), (gaps > near).cumsum(0)])
     if float(angles[0] + 2 * torch.pi - angles[-1]) <= near:  # -pi and pi are the same angle
@@ -244,7 +244,7 @@ def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
     return tuple(torch.empty_like(rows).scatter(0, rows, first[numbers]).tolist())
 
 
-def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Axis | None:
+def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> ImageAxis | None:
     """Returns the axis of some pairs; rows with distinct angles, in order, are its places."""
     rows = sorted(set(classes))
     back = turned[rows] * turned[rows[0]].conj()
@@ -256,16 +256,16 @@ def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Axi
         places, steps = turn.positions[0], turn.frequencies
     first = turned[rows[0]] * phase((places.min() - places[0]) * steps)
     places = places - places.min()
-    if float((places - places.round()).abs().max()) > WHOLE:
+    if float((places - places.round()).abs().max()) > MULTIPLE_TOLERANCE:
         return None
-    return Axis(pairs, places.round().long()[[rows.index(row) for row in classes]], first, steps)
+    return ImageAxis(pairs, places.round().long()[[rows.index(row) for row in classes]], first, steps)
 
 
-def _reproduces(a: Sequence[Axis], b: Sequence[Axis], target: Tensor, near: float) -> bool:
+def _reproduces(a: Sequence[ImageAxis], b: Sequence[ImageAxis], target: Tensor, near: float) -> bool:
     """Returns whether A's frequencies at B's places give B's table."""
     made = torch.empty_like(unit_amplitude(target)[0])
     places_of = {pair: axis.places for axis in b for pair in axis.pairs}
     for axis in a:
         for pair, first, step in zip(axis.pairs, axis.first, axis.steps, strict=True):
             made[:, pair] = first * phase(step * places_of[pair])
-    return angle_gap(made[None], target) <= max(near, LEAST)
+    return angle_gap(made[None], target) <= max(near, FREQUENCY_ACCURACY)

@@ -15,32 +15,31 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.numbers import number, same, spread, told_apart
-from sqrtdk.compare.program import Affine, Program, Rotation, Way
+from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
+from sqrtdk.compare.program import QK, QKV, Affine, Program, Rotation, VectorPath
 from sqrtdk.compare.suspect import (
-    LETTERS,
-    NONE,
-    QK,
-    QKV,
-    Both,
-    Change,
-    Difference,
+    NO_VALUE,
+    QKV_LETTERS,
+    BothParts,
     Edit,
+    PartDifference,
+    ProgramChange,
     Sides,
-    on_way,
-    rotation,
-    way_of,
-    with_way,
+    change_path,
+    path_of,
+    rotation_of,
+    with_path,
 )
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.rotation import halves
 
-FINE = 2.0**-21  # relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
-COARSE = (torch.bfloat16, torch.float16)
-SKETCH = 8  # products for each row
-CHUNK = 2**10  # rows for which distances are computed at once
-SUMS = 0.05  # relative: sketches of the same rows have equal sums up to rounding
-SHOWN = 8  # heads or channels listed in a text
+# relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
+WEIGHT_TOLERANCE = 2.0**-21
+COARSE_DTYPES = (torch.bfloat16, torch.float16)
+SKETCH_PRODUCTS = 8  # products for each row
+ROWS_AT_ONCE = 2**10  # rows for which distances are computed at once
+SKETCH_TOLERANCE = 0.05  # relative: sketches of the same rows have equal sums up to rounding
+MOST_NUMBERS_LISTED = 8  # heads or channels listed in a text
 SOME, OTHER = "causes.projection_bias.some", "causes.projection_bias.another"
 
 
@@ -57,10 +56,12 @@ def same_rows(a: Tensor, b: Tensor) -> Tensor:
     """
     if torch.equal(a, b):
         return torch.ones(len(a), dtype=torch.bool, device=a.device)
-    equal = (a - b).abs() <= FINE * torch.maximum(a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True))
+    equal = (a - b).abs() <= WEIGHT_TOLERANCE * torch.maximum(
+        a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True)
+    )
     alike = equal.all(-1)
     # Either side may be the rounded one; only rows that don't match yet are cast.
-    for dtype in COARSE:
+    for dtype in COARSE_DTYPES:
         for one, other in ((a, b), (b, a)):
             if bool(alike.all()):
                 return alike
@@ -81,8 +82,8 @@ def _bias(affine: Affine) -> Tensor:
 
 def _pool(program: Program, vector: str, self_attention: bool) -> tuple[list[Affine], int]:
     """Returns the projections of one input among whose rows a vector's rows may be, and its own first row there."""
-    own = way_of(program, vector).affine
-    affines = [way_of(program, name).affine for name in (QKV if self_attention else (vector,))]
+    own = path_of(program, vector).affine
+    affines = [path_of(program, name).affine for name in (QKV if self_attention else (vector,))]
     pool = [x for x in affines if x is not None and own is not None and x.weight.shape[-1] == own.weight.shape[-1]]
     before = pool[: next((i for i, x in enumerate(pool) if x is own), 0)]
     return pool, sum(x.weight.shape[0] * x.weight.shape[1] for x in before)
@@ -94,16 +95,16 @@ def _moved(sides: Sides) -> dict[str, Tensor]:
     Vectors with rows in place, or with rows that A does not have, are left out.
     """
     orders = {vector: order for vector in QKV if (order := _order(sides, vector)) is not None}
-    lost, size = torch.zeros(SKETCH, dtype=torch.float64), 0.0
+    lost, size = torch.zeros(SKETCH_PRODUCTS, dtype=torch.float64), 0.0
     for vector in orders:
-        sketches = [_sketch(_flat(x)) for side in (sides.a, sides.b) if (x := way_of(side, vector).affine) is not None]
+        sketches = [_sketch(_flat(x)) for side in (sides.a, sides.b) if (x := path_of(side, vector).affine) is not None]
         lost = lost + sketches[0].sum(0) - sketches[1].sum(0)
         size += float(sketches[0].abs().amax(1).mean())
-    return {} if float(lost.abs().max()) > SUMS * size else orders  # some rows twice, others gone
+    return {} if float(lost.abs().max()) > SKETCH_TOLERANCE * size else orders  # some rows twice, others gone
 
 
 def _order(sides: Sides, vector: str) -> Tensor | None:
-    a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
+    a, b = path_of(sides.a, vector).affine, path_of(sides.b, vector).affine
     if a is None or b is None or a.weight.shape != b.weight.shape:
         return None
     mine, wanted = _flat(a), _flat(b)
@@ -123,11 +124,11 @@ def _order(sides: Sides, vector: str) -> Tensor | None:
 def _sketch(rows: Tensor) -> Tensor:
     """Returns products with random vectors, (rows, SKETCH), from a fixed seed so that both sides use the same."""
     generator = torch.Generator().manual_seed(rows.shape[-1])
-    return rows @ torch.randn(rows.shape[-1], SKETCH, dtype=torch.float64, generator=generator)
+    return rows @ torch.randn(rows.shape[-1], SKETCH_PRODUCTS, dtype=torch.float64, generator=generator)
 
 
 def _nearest(wanted: Tensor, rows: Tensor) -> Tensor:
-    return torch.cat([torch.cdist(some, rows).argmin(-1) for some in torch.split(wanted, CHUNK)])
+    return torch.cat([torch.cdist(some, rows).argmin(-1) for some in torch.split(wanted, ROWS_AT_ONCE)])
 
 
 def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
@@ -141,7 +142,8 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
     """
     orders = _moved(sides) if orders is None else orders
     for vector in QK:
-        (turned, other), own = (rotation(way_of(x, vector)) for x in (sides.a, sides.b)), way_of(sides.a, vector).affine
+        turned, other = (rotation_of(path_of(program, vector)) for program in (sides.a, sides.b))
+        own = path_of(sides.a, vector).affine
         if turned is None or other is None or turned.layout == other.layout or turned.width != other.width:
             return False
         if own is None or vector not in orders:
@@ -165,7 +167,7 @@ def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
 # -- rows in another order ---------------------------------------------------------------------------------------------
 
 
-def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
+def row_orders(sides: Sides) -> Iterator[BothParts[dict[str, Tensor]]]:
     """Yields all vectors whose rows moved as one part: rows may move from one vector to another."""
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
@@ -174,35 +176,35 @@ def reordered(sides: Sides) -> Iterator[Both[dict[str, Tensor]]]:
     def change(program: Program) -> Program:
         new = program
         for vector, order in orders.items():
-            new = with_way(new, vector, _taken(program, vector, order, sides.self_attention))
+            new = with_path(new, vector, _with_row_order(program, vector, order, sides.self_attention))
         return new
 
     if orders:
-        yield Both(sides, orders, orders, lambda _: change, next(iter(orders)))
+        yield BothParts(sides, orders, orders, lambda _: change, next(iter(orders)))
 
 
-def head_order(both: Both[dict[str, Tensor]]) -> Difference:
+def compare_head_order(both: BothParts[dict[str, Tensor]]) -> PartDifference:
     """Describes rows that are the same in another order: heads, channels, parts of a fused QKV."""
-    parts = joined([LETTERS[vector] for vector in both.a], "and")
-    return Difference(Message("causes.head_order.in_order"), _order_words(both), {"parts": parts})
+    parts = joined([QKV_LETTERS[vector] for vector in both.a], "and")
+    return PartDifference(Message("causes.head_order.in_order"), _order_words(both), {"parts": parts})
 
 
-def _taken(program: Program, vector: str, order: Tensor, together: bool) -> Way:
-    """Returns the way with a projection that has A's rows in the given order."""
-    way, (pool, _) = way_of(program, vector), _pool(program, vector, together)
-    own = way.affine
+def _with_row_order(program: Program, vector: str, order: Tensor, together: bool) -> VectorPath:
+    """Returns the path with a projection that has A's rows in the given order."""
+    path, (pool, _) = path_of(program, vector), _pool(program, vector, together)
+    own = path.affine
     if own is None:
-        return way
+        return path
     rows = torch.cat([_flat(x) for x in pool])[order].view_as(own.weight)
     bias = torch.cat([_bias(x).flatten() for x in pool])[order].view(own.weight.shape[:2])
     features = torch.cat([x.features.flatten() for x in pool])[order].view_as(own.features)
     there = any(x.bias is not None for x in pool)
-    return replace(way, affine=replace(own, weight=rows, bias=bias if there else None, features=features))
+    return replace(path, affine=replace(own, weight=rows, bias=bias if there else None, features=features))
 
 
-def _order_words(both: Both[dict[str, Tensor]]) -> Message:
+def _order_words(both: BothParts[dict[str, Tensor]]) -> Message:
     """Returns what happened to the first vector that moved, as text."""
-    own, order = way_of(both.sides.a, both.vector).affine, both.a[both.vector]
+    own, order = path_of(both.sides.a, both.vector).affine, both.a[both.vector]
     assert own is not None
     pool, first = _pool(both.sides.a, both.vector, both.sides.self_attention)
     heads, channels = own.weight.shape[:2]
@@ -219,7 +221,7 @@ def _order_words(both: Both[dict[str, Tensor]]) -> Message:
     if bool((head == head[:, :1]).all()):
         if bool((channel == in_order).all()):
             return Message("causes.head_order.heads", heads=_list(head[:, 0]))
-        turned = rotation(way_of(both.sides.a, both.vector))
+        turned = rotation_of(path_of(both.sides.a, both.vector))
         if turned is not None and bool((channel == layout_order(in_order, turned)).all()):
             return Message("causes.head_order.other_layout")
         if bool((channel == channel[:1]).all()):
@@ -230,26 +232,26 @@ def _order_words(both: Both[dict[str, Tensor]]) -> Message:
 
 
 def _list(numbers: Tensor) -> str:
-    shown = " ".join(str(number) for number in numbers[:SHOWN].tolist())
-    return shown if len(numbers) <= SHOWN else f"{shown} ..."
+    shown = " ".join(str(number) for number in numbers[:MOST_NUMBERS_LISTED].tolist())
+    return shown if len(numbers) <= MOST_NUMBERS_LISTED else f"{shown} ..."
 
 
 # -- other weights, another bias ---------------------------------------------------------------------------------------
 
 
-def projections(sides: Sides) -> Iterator[Both[Affine]]:
+def projection_pairs(sides: Sides) -> Iterator[BothParts[Affine]]:
     """Yields the projections if both are known and have equal heads and features; the width of the input may differ."""
     for vector in QKV:
-        a, b = way_of(sides.a, vector).affine, way_of(sides.b, vector).affine
+        a, b = path_of(sides.a, vector).affine, path_of(sides.b, vector).affine
         if a is not None and b is not None and a.weight.shape[:2] == b.weight.shape[:2]:
-            yield Both(sides, a, b, partial(_on_affine, vector), vector)
+            yield BothParts(sides, a, b, partial(_on_affine, vector), vector)
 
 
-def _on_affine(vector: str, edit: Edit[Affine]) -> Change:
-    return on_way(vector)(lambda way: way if way.affine is None else replace(way, affine=edit(way.affine)))
+def _on_affine(vector: str, edit: Edit[Affine]) -> ProgramChange:
+    return change_path(vector)(lambda path: path if path.affine is None else replace(path, affine=edit(path.affine)))
 
 
-def weight(both: Both[Affine]) -> Difference | None:
+def compare_weight(both: BothParts[Affine]) -> PartDifference | None:
     """Compares rows. Vectors that share a parameter, such as a fused QKV, are one difference."""
     a, b = both.a, both.b
     if a.weight.shape != b.weight.shape or bool(same_rows(_flat(a), _flat(b)).all()):
@@ -259,20 +261,20 @@ def weight(both: Both[Affine]) -> Difference | None:
     key = b.name or a.name or both.vector
     words = {"name": key, "how": _distance(_flat(a), _flat(b))}
     text = "causes.weights.other" if key in QKV else "causes.weights.other_named"
-    return Difference(a.name or None, b.name or None, words, key=key, text=text)
+    return PartDifference(a.name or None, b.name or None, words, key=key, text=text)
 
 
 def _distance(mine: Tensor, wanted: Tensor) -> Message:
     """Returns the distance of two weights as text: a factor, some rows, or all."""
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
     if bool(same_rows(mine * factor, wanted).all()):
-        return Message("causes.weights.times", factor=told_apart(1.0, factor)[1])
+        return Message("causes.weights.times", factor=unequal_texts(1.0, factor)[1])
     differ = int((~same_rows(mine, wanted)).sum())
     relative = float((mine - wanted).norm() / mine.norm().clamp_min(1e-300))
-    return Message("causes.weights.rows", differ=differ, rows=len(mine), share=f"{number(relative):g}")
+    return Message("causes.weights.rows", differ=differ, rows=len(mine), share=f"{four_digits(relative):g}")
 
 
-def bias(both: Both[Affine]) -> Difference | None:
+def compare_projection_bias(both: BothParts[Affine]) -> PartDifference | None:
     """Compares biases. A bias of zeros counts as none, and one that moved with its rows is A's."""
     mine, wanted, sides = _bias(both.a), _bias(both.b), both.sides
     if _one_row(mine, wanted):
@@ -282,9 +284,9 @@ def bias(both: Both[Affine]) -> Difference | None:
         rows = torch.cat([_bias(x).flatten() for x in _pool(sides.a, both.vector, sides.self_attention)[0]])
         if _one_row(rows[order], wanted):
             return None
-    a = SOME if bool(mine.any()) else NONE
-    b = NONE if not bool(wanted.any()) else SOME if a == NONE else OTHER
-    return Difference(Message(a), Message(b))
+    a = SOME if bool(mine.any()) else NO_VALUE
+    b = NO_VALUE if not bool(wanted.any()) else SOME if a == NO_VALUE else OTHER
+    return PartDifference(Message(a), Message(b))
 
 
 def _one_row(a: Tensor, b: Tensor) -> bool:
@@ -294,7 +296,7 @@ def _one_row(a: Tensor, b: Tensor) -> bool:
 # -- heads and factors of k and v --------------------------------------------------------------------------------------
 
 
-def group_order(both: Both[Way]) -> Difference | None:
+def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
     """Compares the heads that query heads read: 0 0 1 1 is `repeat_interleave` of two heads, 0 1 0 1 is `tile`."""
     a, b = both.a.heads, both.b.heads
     if both.a.affine is not None and both.b.affine is not None:
@@ -302,7 +304,7 @@ def group_order(both: Both[Way]) -> Difference | None:
     if a is None or b is None or a.shape != b.shape or torch.equal(a, b):
         return None
     heads = b
-    return Difference(_list(a), _list(b), edit=lambda way: replace(way, heads=heads))
+    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads))
 
 
 def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -319,28 +321,28 @@ def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None)
     return (heads_a, found[read]) if bool(same_rows(mine[found], other).all()) else (None, None)
 
 
-def kv_factor(both: Both[Way]) -> Difference | None:
+def compare_kv_factor(both: BothParts[VectorPath]) -> PartDifference | None:
     """Compares a factor of each head of k or v: the scale of a quantised cache applied twice or not at all.
 
     A factor on q, or one that the code applies to the logits, is `scale`. A factor in the rows of the projection is
     `weights`. An equal factor on q and k, both rotating, is `length_factor`.
     """
-    a, b = (torch.as_tensor(way.scaled, dtype=torch.float64) for way in (both.a, both.b))
+    a, b = (torch.as_tensor(path.scaled, dtype=torch.float64) for path in (both.a, both.b))
     if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
         return None
     by = _size(b / a)
-    return Difference(_size(a), _size(b), {"by": by if isinstance(by, str) else str(by)})
+    return PartDifference(_size(a), _size(b), {"by": by if isinstance(by, str) else str(by)})
 
 
 def _size(factor: Tensor) -> float | str:
-    text = spread(factor)
+    text = range_text(factor)
     return text if isinstance(text, Message) else float(text)
 
 
 def like_amplitude(sides: Sides) -> bool:
     """Returns whether q and k are both off by one factor and both rotate: then it is the amplitude of cos and sin."""
-    turning = all(rotation(way_of(side, vector)) is not None for vector in QK for side in (sides.a, sides.b))
-    ratios = [torch.as_tensor(way_of(sides.b, x).scaled) / torch.as_tensor(way_of(sides.a, x).scaled) for x in QK]
+    turning = all(rotation_of(path_of(side, vector)) is not None for vector in QK for side in (sides.a, sides.b))
+    ratios = [torch.as_tensor(path_of(sides.b, x).scaled) / torch.as_tensor(path_of(sides.a, x).scaled) for x in QK]
     by = torch.cat([ratio.double().flatten() for ratio in ratios])
     one = torch.ones(1, dtype=torch.float64)
     return turning and same(by[:1], by, sides.slack) and not same(by[:1], one, sides.slack)

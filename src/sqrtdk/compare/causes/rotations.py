@@ -12,28 +12,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.causes.angles import differing
+from sqrtdk.compare.causes.angles import angle_differences
 from sqrtdk.compare.causes.norms import norms_before_rotation
 from sqrtdk.compare.causes.projections import like_amplitude, relabelled
 from sqrtdk.compare.causes.turns import like_widths, nearness, snapped, turns_of
 from sqrtdk.compare.numbers import few_digits
-from sqrtdk.compare.program import Norm, Rotation, Way
-from sqrtdk.compare.suspect import QK, Both, Difference, Sides, norms, on_step, rotation, way_of
+from sqrtdk.compare.program import QK, NormStep, Rotation, VectorPath
+from sqrtdk.compare.suspect import BothParts, PartDifference, Sides, change_step, norms_of, path_of, rotation_of
 from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.tables import Turn, take_apart, unit_amplitude
 
 ROTATED, NOT_ROTATED = "causes.rope_missing.rotated", "causes.rope_missing.not_rotated"
 ONE_BASE = 0.01  # relative distance of equal bases: few pairs show a base roughly
-MOST = 2**23  # numbers from which a median is taken: quantile refuses more than 2^24
+MOST_SORTED = 2**23  # numbers from which a median is taken: quantile refuses more than 2^24
 
 
-def rotations(sides: Sides) -> Iterator[Both[Rotation]]:
+def rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
     """Yields the rotations of q and k, if both sides rotate."""
     sides = _with_position_0(sides)
     for vector in QK:
-        a, b = rotation(way_of(sides.a, vector)), rotation(way_of(sides.b, vector))
+        a, b = rotation_of(path_of(sides.a, vector)), rotation_of(path_of(sides.b, vector))
         if a is not None and b is not None:
-            yield Both(sides, a, b, on_step(vector, Rotation), vector)
+            yield BothParts(sides, a, b, change_step(vector, Rotation), vector)
 
 
 def _with_position_0(sides: Sides) -> Sides:
@@ -41,56 +41,56 @@ def _with_position_0(sides: Sides) -> Sides:
 
     At position 0 a rotation changes nothing, so it can't be told from a missing one.
     """
-    own, other, keys = rotation(sides.a.query), rotation(sides.b.query), rotation(sides.b.key)
+    own, other, keys = rotation_of(sides.a.query), rotation_of(sides.b.query), rotation_of(sides.b.key)
     if own is None or other is not None or keys is None or own.table.shape[1] != 1:
         return sides
     still = replace(own, table=torch.ones_like(own.table))
     return replace(sides, b=replace(sides.b, query=replace(sides.b.query, steps=(*sides.b.query.steps, still))))
 
 
-def like_rotations(sides: Sides) -> Iterator[Both[Rotation]]:
+def like_rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
     """Yields the rotations, those of neighbouring channels in the width that makes the two most alike."""
-    return rotations(like_widths(sides))
+    return rotation_pairs(like_widths(sides))
 
 
 # -- there or not ------------------------------------------------------------------------------------------------------
 
 
-def missing(both: Both[Way]) -> Difference | None:
+def compare_rotation_presence(both: BothParts[VectorPath]) -> PartDifference | None:
     """Compares presence: a rotation that only one side has. A table that rotates nothing counts as none."""
-    a, b = rotation(both.a), rotation(both.b)
+    a, b = rotation_of(both.a), rotation_of(both.b)
     if a is not None and b is None:
         of_position_0 = both.vector == "query" and _with_position_0(both.sides) is not both.sides
-        return None if of_position_0 else Difference(Message(ROTATED), Message(NOT_ROTATED), edit=_without)
+        return None if of_position_0 else PartDifference(Message(ROTATED), Message(NOT_ROTATED), edit=_without_rotation)
     if b is None or a is not None:
         return None
     before = norms_before_rotation(both.b)
-    last = before == len(norms(both.b))
+    last = before == len(norms_of(both.b))
 
-    def added(old: Way) -> Way:
-        rest = _without(old).steps
+    def added(old: VectorPath) -> VectorPath:
+        rest = _without_rotation(old).steps
         # among A's norms, at the place that it has among B's
-        places = [i for i, step in enumerate(rest) if isinstance(step, Norm)][before:]
+        places = [i for i, step in enumerate(rest) if isinstance(step, NormStep)][before:]
         place = len(rest) if last or not places else places[0]
         return replace(old, steps=(*rest[:place], b, *rest[place:]))
 
-    return Difference(Message(NOT_ROTATED), Message(ROTATED), edit=added)
+    return PartDifference(Message(NOT_ROTATED), Message(ROTATED), edit=added)
 
 
-def _without(old: Way) -> Way:
+def _without_rotation(old: VectorPath) -> VectorPath:
     return replace(old, steps=tuple(step for step in old.steps if not isinstance(step, Rotation)))
 
 
 # -- which channels ----------------------------------------------------------------------------------------------------
 
 
-def layout(both: Both[Rotation]) -> Difference | None:
+def compare_layout(both: BothParts[Rotation]) -> PartDifference | None:
     """Compares the pairing of channels: (c, c + R / 2) against (2 c, 2 c + 1)."""
     a, b = both.a, both.b
     if (a.layout, a.spread) == (b.layout, b.spread) or max(a.width, b.width) == 2 or relabelled(both.sides):
         return None
     # pairs too slow to show as neighbours would be other pairs in the half-split layout
-    like = rotation(way_of(like_widths(both.sides).a, both.vector)) or a
+    like = rotation_of(path_of(like_widths(both.sides).a, both.vector)) or a
 
     def edit(own: Rotation) -> Rotation:
         table = like.table if like.width != a.width == own.width else own.table
@@ -98,9 +98,9 @@ def layout(both: Both[Rotation]) -> Difference | None:
 
     old, new = _layout(a), _layout(b)
     if not b.spread:
-        return Difference(old, new, edit=edit)
+        return PartDifference(old, new, edit=edit)
     words = {"table": _name(b.spread), "layout": _name(b.layout), "code": _name(f"{b.layout}_code")}
-    return Difference(old, new, words, edit, text="causes.rope_layout.no_rotation")
+    return PartDifference(old, new, words, edit, text="causes.rope_layout.no_rotation")
 
 
 def _layout(turned: Rotation) -> Message:
@@ -114,16 +114,16 @@ def _name(layout: str) -> Message:
     return Message(f"causes.rope_layout.{layout}")
 
 
-def direction(both: Both[Rotation]) -> Difference | None:
+def compare_direction(both: BothParts[Rotation]) -> PartDifference | None:
     """Compares directions: the reverse rotation has the conjugate table."""
     a, b = turns_of(both)
     if a is None or b is None or a.sign == b.sign:
         return None
     old, new = (_name("backwards" if turn.sign < 0 else "forwards") for turn in (a, b))
-    return Difference(old, new, edit=lambda own: replace(own, table=own.table.conj().resolve_conj()))
+    return PartDifference(old, new, edit=lambda own: replace(own, table=own.table.conj().resolve_conj()))
 
 
-def channels(both: Both[Rotation]) -> Difference | None:
+def compare_channels(both: BothParts[Rotation]) -> PartDifference | None:
     """Compares which channels rotate.
 
     Frequencies may depend on the number of rotating channels, base^(-2c / R), or follow the whole head. The variant
@@ -136,7 +136,7 @@ def channels(both: Both[Rotation]) -> Difference | None:
         return None
     old, new = (_channels(x, both.sides.head_dim, pairs) for x, pairs in zip((a, b), moving, strict=True))
     words = {"of_a": "", "of_b": ""} if a.width == b.width or a.layout != b.layout else _pairs_apart(both, *turns)
-    return Difference(
+    return PartDifference(
         old, new, words, edit=lambda own: replace(own, table=_resized(own, b, turns[1], near), first=b.first)
     )
 
@@ -155,7 +155,7 @@ def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
     return first if shows and not bool(still[:first].any()) else pairs
 
 
-def _pairs_apart(both: Both[Rotation], *turns: Turn | None) -> dict[str, str]:
+def _pairs_apart(both: BothParts[Rotation], *turns: Turn | None) -> dict[str, str]:
     """Returns the distance between paired channels on each side, and the divisor of the exponents of a common base."""
     bases = [turn.law.base for turn in turns if turn is not None and turn.law is not None]
     one_base = len(bases) == 2 and abs(bases[0] / bases[1] - 1) < ONE_BASE
@@ -199,30 +199,30 @@ def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: flo
 # -- amplitude ---------------------------------------------------------------------------------------------------------
 
 
-def amplitude(both: Both[Rotation]) -> Difference | None:
+def compare_amplitude(both: BothParts[Rotation]) -> PartDifference | None:
     """Compares the factor of the table, such as YaRN's; the angles stay A's."""
     mine, wanted = both.a.table.abs(), both.b.table.abs()
     if both.a.width != both.b.width:  # only channels that both rotate
         mine, wanted = (x.median(-1, keepdim=True).values for x in (mine, wanted))
     if mine.shape[1] != wanted.shape[1]:
         return None
-    ratio = (wanted / mine.clamp_min(torch.finfo(torch.float64).tiny)).flatten()[:MOST]
+    ratio = (wanted / mine.clamp_min(torch.finfo(torch.float64).tiny)).flatten()[:MOST_SORTED]
     if max(abs(float(ratio.median()) - 1), float((ratio - 1).abs().quantile(0.5))) <= both.sides.slack:
         return None
-    if "rounding" in differing(both):  # rounded cos and sin change lengths too
+    if "rounding" in angle_differences(both):  # rounded cos and sin change lengths too
         return None
 
     def edit(own: Rotation) -> Rotation:
         size = wanted if wanted.shape[-1] in (1, own.table.shape[-1]) else wanted[..., :1]
         return replace(own, table=unit_amplitude(own.table) * size)
 
-    old, new = (float(x.flatten()[:MOST].median()) for x in (mine, wanted))
-    return Difference(*few_digits(old, new), edit=edit)
+    old, new = (float(x.flatten()[:MOST_SORTED].median()) for x in (mine, wanted))
+    return PartDifference(*few_digits(old, new), edit=edit)
 
 
-def amplitude_as_factor(both: Both[Way]) -> Difference | None:
+def compare_amplitude_as_factor(both: BothParts[VectorPath]) -> PartDifference | None:
     """Compares a common factor on q and k, both rotating: it can't be told from an amplitude of their tables."""
     if not like_amplitude(both.sides):
         return None
-    old, new = (float(torch.as_tensor(way.scaled).flatten()[0]) for way in (both.a, both.b))
-    return Difference(*few_digits(old, new))
+    old, new = (float(torch.as_tensor(path.scaled).flatten()[0]) for path in (both.a, both.b))
+    return PartDifference(*few_digits(old, new))

@@ -2,9 +2,10 @@
 
 A structure is named only if it turns one side's mask into the other's, key by key:
 
-* documents that don't see one another, or chunks of one size; blocks that see themselves both ways, such as an image
+* documents that don't see one another, or chunks of one size; blocks that see themselves both paths, such as an image
   in a causal model, or a prefix. `sqrtdk.compare.masks` finds them.
-* the same mask laid out differently, a row of `LAID`: on the rows, inverted, transposed, of other samples or heads.
+* the same mask laid out differently, a row of `MASK_LAYOUTS`: on the rows, inverted, transposed, of other samples or
+  heads.
 
 If no structure fits, the rows and keys that differ are named.
 """
@@ -17,34 +18,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.masks import Parts, pattern, recompose
+from sqrtdk.compare.masks import Parts, pattern_mask, recompose
 from sqrtdk.compare.numbers import span
-from sqrtdk.compare.suspect import NONE, Words
+from sqrtdk.compare.suspect import NO_VALUE, DifferenceWords
 from sqrtdk.messages import Message, joined
 
-MOST = 4  # entries of a list that are written out
+MOST_ENTRIES_LISTED = 4  # entries of a list that are written out
 
 
 # -- the same mask, laid otherwise -------------------------------------------------------------------------------------
 
-Made = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
-Laying = Callable[[Parts, Tensor, Tensor], Made]  # the other side's mask tells which samples or heads to try
+LaidMasks = Iterator[tuple[Tensor, tuple[str, str]]]  # masks, each with what it was and what it is
+MaskLayout = Callable[[Parts, Tensor, Tensor], LaidMasks]  # the other side's mask tells which samples or heads to try
 
 
-def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> Laying:
+def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> MaskLayout:
     """Returns the masks made from the parts or the whole mask; `square` requires as many rows as keys."""
 
-    def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         if not square or parts.rows == parts.keys:
             yield from ((mask(parts, whole), (Message(was), Message(now))) for mask in masks)
 
     return made
 
 
-def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> Laying:
+def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> MaskLayout:
     """Returns masks of other samples or heads, unless the other side's mask is `plain`: equal for all, or none."""
 
-    def made(parts: Parts, whole: Tensor, other: Tensor) -> Made:
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         order = None if plain(other) else _order(whole.transpose(0, axis), other.transpose(0, axis))
         if order is not None:
             yield whole.index_select(axis, torch.tensor(order, device=whole.device)), _moved(order, name)
@@ -52,8 +53,8 @@ def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> Laying:
     return made
 
 
-def _seen(parts: Parts) -> Tensor:
-    return pattern(parts)[:, None]
+def _seen_keys(parts: Parts) -> Tensor:
+    return pattern_mask(parts)[:, None]
 
 
 def _tokens(parts: Parts) -> Tensor:
@@ -61,18 +62,19 @@ def _tokens(parts: Parts) -> Tensor:
 
 
 AS_IT_IS, INVERTED = "causes.mask.as_it_is", "causes.mask.inverted"
-OTHERS = "causes.mask.of_others", "causes.mask.own"
-LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, words if B's mask is so, words if A's is
+OTHERS_MASKS = "causes.mask.of_others", "causes.mask.own"
+# what is laid out, how, words if B's mask is so, words if A's is
+MASK_LAYOUTS: tuple[tuple[str, MaskLayout, str, str], ...] = (
     (
         "padding",  # attention_mask[:, None, :, None] for attention_mask[:, None, None, :]
         _as(
             "causes.padding.the_keys", "causes.padding.the_rows",
-            lambda parts, _: _seen(parts) & _tokens(parts).mT, square=True,
+            lambda parts, _: _seen_keys(parts) & _tokens(parts).mT, square=True,
         ),
         "causes.padding.on_rows", "causes.padding.on_keys",
     ),
     (
-        "padding", _as(AS_IT_IS, INVERTED, lambda parts, _: _seen(parts) & ~_tokens(parts)),
+        "padding", _as(AS_IT_IS, INVERTED, lambda parts, _: _seen_keys(parts) & ~_tokens(parts)),
         "causes.padding.inverts", "causes.padding.inverts",
     ),
     (
@@ -80,18 +82,18 @@ LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, wor
         "causes.padding.of_others", "causes.padding.own",
     ),
     (
-        "mask", _as(AS_IT_IS, INVERTED, lambda _, whole: ~whole, lambda parts, _: ~_seen(parts) & _tokens(parts)),
+        "mask", _as(AS_IT_IS, INVERTED, lambda _, whole: ~whole, lambda parts, _: ~_seen_keys(parts) & _tokens(parts)),
         "causes.mask.inverts", "causes.mask.inverts",
     ),
     (
         "mask",
         _as(
             "causes.mask.row_by_key", "causes.mask.key_by_row",
-            lambda _, whole: whole.mT, lambda parts, _: _seen(parts).mT & _tokens(parts), square=True,
+            lambda _, whole: whole.mT, lambda parts, _: _seen_keys(parts).mT & _tokens(parts), square=True,
         ),
         "causes.mask.transposed", "causes.mask.transposed",
     ),
-    ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS),
+    ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS_MASKS),
     (
         "mask",  # mask.repeat(heads, 1, 1) for mask.repeat_interleave(heads, 0), viewed as (batch, heads, ...)
         _as(
@@ -100,12 +102,12 @@ LAID: tuple[tuple[str, Laying, str, str], ...] = (  # what is laid out, how, wor
         ),
         "causes.mask.repeated", "causes.mask.interleaved",
     ),
-    ("mask", _of_others("head", 1, lambda mask: bool((mask == mask[:, :1]).all())), *OTHERS),
+    ("mask", _of_others("head", 1, lambda mask: bool((mask == mask[:, :1]).all())), *OTHERS_MASKS),
 )  # fmt: skip
 
 
-def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> Words | None:
-    """Returns how one side's mask is the other's laid out differently; None if no row of `LAID` fits.
+def layout_words(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> DifferenceWords | None:
+    """Returns how one side's mask is the other's laid out differently; None if no row of `MASK_LAYOUTS` fits.
 
     Args:
         a: parts of A's mask.
@@ -114,15 +116,15 @@ def laid_otherwise(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) ->
         of: "padding" or "mask": what is laid out differently, while everything else stays.
     """
     one, other = masks
-    for what, laying, text, back in LAID:
+    for what, laying, text, back in MASK_LAYOUTS:
         if what != of:
             continue
         for made, (was, now) in laying(a, one, other):
             if torch.equal(made.expand_as(other), other):
-                return Words(was, now, text, {"whose": was, "which": now})
+                return DifferenceWords(was, now, text, {"whose": was, "which": now})
         for made, (was, now) in laying(b, other, one):
             if torch.equal(made.expand_as(one), one):
-                return Words(now, was, back, {"whose": was, "which": now})
+                return DifferenceWords(now, was, back, {"whose": was, "which": now})
     return None
 
 
@@ -139,11 +141,11 @@ def _moved(order: list[int], name: str) -> tuple[str, str]:
     places = [at for at, source in enumerate(order) if source != at]
     sources = [order[at] for at in places]
     sources = sources if len(set(sources)) > 1 else sources[:1]
-    taken, having = (_named(name, len(numbers), _listed(numbers)) for numbers in (sources, places))
+    taken, having = (_numbers_text(name, len(numbers), _list_text(numbers)) for numbers in (sources, places))
     return taken, having
 
 
-def _named(name: str, count: int, numbers: str) -> Message:
+def _numbers_text(name: str, count: int, numbers: str) -> Message:
     """Returns numbers with the name of what they count, a row of `causes.numbered`: "samples 0, 1"."""
     return Message(f"causes.numbered.{name}{'s' if count > 1 else ''}", numbers=numbers)
 
@@ -188,10 +190,10 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
     return f"{sizes[0]}" if len(sizes) == 1 else span(sizes[0], sizes[-1])
 
 
-def stretches(a: Parts, b: Parts) -> Words | None:
+def stretches_words(a: Parts, b: Parts) -> DifferenceWords | None:
     """Returns words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
-    words: list[Words] = []
-    for read, regular, size_of, irregular, written in READ:
+    words: list[DifferenceWords] = []
+    for read, regular, size_of, irregular, written in STRETCH_READINGS:
         every = read(a), read(b)
         found = [each * (max(map(len, every)) // len(each)) for each in every]  # a mask of one sample stands for all
         if found[0] == found[1]:
@@ -203,39 +205,39 @@ def stretches(a: Parts, b: Parts) -> Words | None:
     if not words:
         return None
     old, new = joined([one.a for one in words], "comma"), joined([one.b for one in words], "comma")
-    return Words(old, new, joined([one.text for one in words]))
+    return DifferenceWords(old, new, joined([one.text for one in words]))
 
 
-def _stretch_words(name: str, old: str, new: str) -> Words:
+def _stretch_words(name: str, old: str, new: str) -> DifferenceWords:
     """Returns the words for chunks, documents, a prefix or blocks; a side without any has ""."""
-    was, now = (Message(f"causes.mask.{name}.has", where=where) if where else Message(NONE) for where in (old, new))
+    was, now = (Message(f"causes.mask.{name}.has", where=where) if where else Message(NO_VALUE) for where in (old, new))
     if old and new:
         text = Message(f"causes.mask.{name}.moved", new=new, old=old)
     else:
         text = Message(f"causes.mask.{name}.{'added' if new else 'lost'}", where=new or old)
-    return Words(was, now, text)
+    return DifferenceWords(was, now, text)
 
 
 # -- keys without a pattern --------------------------------------------------------------------------------------------
 
 
-def single_keys(masks: tuple[Tensor, Tensor]) -> Words:
+def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
     """Returns the rows and keys that only one side shows, of two masks (B, H, L, S)."""
     a, b = masks
     hidden, shown = a & ~b, b & ~a
     texts = []
     for id, pairs in (("causes.mask.hides", hidden), ("causes.mask.shows", shown)):
         if bool(pairs.any()):
-            where, axes = _where(pairs)
+            where, axes = _rows_and_keys_text(pairs)
             text = Message(id, pairs=where)
             whose = joined(axes, "comma") if axes else ""
             texts.append(Message("causes.mask.in_whose", text=text, whose=whose) if whose else text)
     counts = (int(pairs.any(0).any(0).sum()) for pairs in (hidden, shown))
-    old, new = (Message("causes.mask.pairs_counted", number=count) if count else Message(NONE) for count in counts)
-    return Words(old, new, joined(texts))
+    old, new = (Message("causes.mask.pairs_counted", number=count) if count else Message(NO_VALUE) for count in counts)
+    return DifferenceWords(old, new, joined(texts))
 
 
-def _where(pairs: Tensor) -> tuple[Message, list[Message]]:
+def _rows_and_keys_text(pairs: Tensor) -> tuple[Message, list[Message]]:
     """Returns the rows and keys of pairs, and their samples and heads unless they are in all."""
     samples, heads = (pairs.transpose(0, axis).flatten(1).any(1) for axis in (0, 1))
     flat = pairs[samples][:, heads]
@@ -260,16 +262,16 @@ def _numbered(name: str, flags: Tensor) -> Message:
     for number in flags.nonzero()[:, 0].tolist():
         first = runs.pop()[0] if runs and number == runs[-1][1] + 1 else number
         runs.append((first, number))
-    return _named(name, int(flags.sum()), _spans(runs))
+    return _numbers_text(name, int(flags.sum()), _spans(runs))
 
 
 def _spans(runs: list[tuple[int, int]]) -> str:
-    return _listed([f"{first}" if first == last else span(first, last) for first, last in runs])
+    return _list_text([f"{first}" if first == last else span(first, last) for first, last in runs])
 
 
-def _listed(words: Sequence[str | int]) -> str:
-    some = joined([word if isinstance(word, str) else str(word) for word in words[:MOST]], "comma")
-    more = len(words) - MOST
+def _list_text(words: Sequence[str | int]) -> str:
+    some = joined([word if isinstance(word, str) else str(word) for word in words[:MOST_ENTRIES_LISTED]], "comma")
+    more = len(words) - MOST_ENTRIES_LISTED
     return Message("causes.numbered.more", numbers=some, count=more) if more > 0 else some
 
 
@@ -281,9 +283,9 @@ def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> s
     return Message("causes.mask.of_sample", where=written(found[number]), number=number)
 
 
-Read = Callable[[Parts], list[list[Any]]]  # of each sample
-Size = Callable[[list[list[Any]], Parts], str | None]
-READ: tuple[tuple[Read, str, Size, str, Callable[[list[Any]], str]], ...] = (
-    (_borders, "chunks", _chunk, "documents", _listed),
+ReadStretches = Callable[[Parts], list[list[Any]]]  # of each sample
+StretchSize = Callable[[list[list[Any]], Parts], str | None]
+STRETCH_READINGS: tuple[tuple[ReadStretches, str, StretchSize, str, Callable[[list[Any]], str]], ...] = (
+    (_borders, "chunks", _chunk, "documents", _list_text),
     (_ranges, "prefix", _prefix, "blocks", _spans),  # a prefix is a single block at the start
 )

@@ -14,27 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Program, Rotation
-from sqrtdk.compare.suspect import QK, Both, Sides, on_step, rotation, way_of
+from sqrtdk.compare.program import QK, Program, Rotation
+from sqrtdk.compare.suspect import BothParts, Sides, change_step, path_of, rotation_of
 from sqrtdk.tracing.probe.rotation import USUAL_BASES
 from sqrtdk.tracing.probe.tables import Law, Turn, angle_gap, nearly_whole, take_apart, unit_amplitude
 
-ANGLE = 2.0**-21  # for each position: tables compute angles in float32, whatever the dtype
-NEAR = 0.03  # distance of a number of pairs from a whole number
-FEW = 8  # rows: for so few, such as a step of decoding, usual bases are tried
-ENOUGH = 4  # pairs: with only two, one of many positions fits their angles by chance
-FIT = 1e-3  # radians by which a usual base may miss the angles
-SAME = 1e-3  # relative difference of equal frequencies
-LOOSE = 0.1  # radians that position * frequency may be off in half precision
+FLOAT32_RADIANS = 2.0**-21  # for each position: tables compute angles in float32, whatever the dtype
+PAIR_COUNT_TOLERANCE = 0.03  # distance of a number of pairs from a whole number
+FEW_DECODING_ROWS = 8  # rows: for so few, such as a step of decoding, usual bases are tried
+LEAST_PAIRS = 4  # pairs: with only two, one of many positions fits their angles by chance
+BASE_FIT_RADIANS = 1e-3  # radians by which a usual base may miss the angles
+SAME_FREQUENCY = 1e-3  # relative difference of equal frequencies
+HALF_PRECISION_RADIANS = 0.1  # radians that position * frequency may be off in half precision
 
 
-def nearness(both: Both[Any], *turns: Turn | None) -> float:
+def nearness(both: BothParts[Any], *turns: Turn | None) -> float:
     """Returns the allowed difference of equal angles of both tables, in radians."""
     span, slack = max([1.0, *(turn.span for turn in turns if turn is not None)]), both.sides.slack
-    return 2 * (slack if slack < ANGLE / 8 else slack + ANGLE * span)
+    return 2 * (slack if slack < FLOAT32_RADIANS / 8 else slack + FLOAT32_RADIANS * span)
 
 
-def turns_of(both: Both[Rotation]) -> tuple[Turn | None, Turn | None]:
+def turns_of(both: BothParts[Rotation]) -> tuple[Turn | None, Turn | None]:
     """Returns both tables taken apart in a common unit of position: the unscaled side's if one is a multiple.
 
     If cached keys rotate twice, most rows are two positions apart, and a step of two would count as one.
@@ -46,7 +46,7 @@ def turns_of(both: Both[Rotation]) -> tuple[Turn | None, Turn | None]:
 def _in_units_of(other: Turn | None, table: Tensor, turn: Turn | None) -> Turn | None:
     if other is None or table.shape[-1] != len(other.frequencies):
         return turn
-    if turn is not None and angle_gap(other.with_frequencies(turn.frequencies).table(), table) < LOOSE:
+    if turn is not None and angle_gap(other.with_frequencies(turn.frequencies).table(), table) < HALF_PRECISION_RADIANS:
         return turn  # every row agrees: the frequencies are scaled, not the positions
     return _in_units(table, turn, other.frequencies)
 
@@ -55,11 +55,11 @@ def _in_units(table: Tensor, turn: Turn | None, known: Tensor) -> Turn | None:
     """Returns a table taken apart by known frequencies, in another unit if those of `turn` are multiples of them."""
     if turn is None:
         turn = take_apart(table, known)
-        return None if turn is None or angle_gap(turn.table(), table) > LOOSE else turn
+        return None if turn is None or angle_gap(turn.table(), table) > HALF_PRECISION_RADIANS else turn
     ratio = turn.frequencies / known
     by = float(ratio[0].abs())
-    one_ratio = bool((ratio / ratio[0] - 1).abs().max() < SAME)
-    if abs(by - 1) < SAME or abs(float(known[0].abs()) - 1) > SAME or not one_ratio:
+    one_ratio = bool((ratio / ratio[0] - 1).abs().max() < SAME_FREQUENCY)
+    if abs(by - 1) < SAME_FREQUENCY or abs(float(known[0].abs()) - 1) > SAME_FREQUENCY or not one_ratio:
         return turn
     return replace(turn, positions=nearly_whole(turn.positions * by), frequencies=turn.frequencies / by)
 
@@ -69,15 +69,15 @@ def _turn_of(program: Program, vector: str) -> Turn | None:
 
     For a few rows whose frequencies no other table shows, usual bases are tried.
     """
-    own = rotation(way_of(program, vector))
+    own = rotation_of(path_of(program, vector))
     turn = None if own is None else take_apart(own.table)
     if own is None or turn is not None:
         return turn
-    other = rotation(way_of(program, "key" if vector == "query" else "query"))
+    other = rotation_of(path_of(program, "key" if vector == "query" else "query"))
     known = None if other is None or other.width != own.width else take_apart(other.table)
     if known is not None:
         return take_apart(own.table, known.frequencies)
-    few = math.prod(own.table.shape[:2]) <= FEW and own.width >= 2 * ENOUGH
+    few = math.prod(own.table.shape[:2]) <= FEW_DECODING_ROWS and own.width >= 2 * LEAST_PAIRS
     return next(filter(None, (_by_base(own.table, base) for base in USUAL_BASES)), None) if few else None
 
 
@@ -85,7 +85,7 @@ def _turn_of(program: Program, vector: str) -> Turn | None:
 def _by_base(table: Tensor, base: float) -> Turn | None:
     """Returns a table taken apart by the frequencies of a usual base; None if they don't fit."""
     turn = take_apart(table, Law(base).frequencies(table.shape[-1]))
-    return turn if turn is not None and angle_gap(turn.table(), table) < FIT else None
+    return turn if turn is not None and angle_gap(turn.table(), table) < BASE_FIT_RADIANS else None
 
 
 # -- put together again ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:
     return table.abs() * unit_amplitude(target)
 
 
-def retold(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **parts: Tensor) -> Rotation:
+def with_table_parts(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **parts: Tensor) -> Rotation:
     """Returns a rotation with other positions or frequencies and the same amplitude; unchanged if they can't be put in.
 
     Args:
@@ -136,17 +136,17 @@ def like_widths(sides: Sides) -> Sides:
     get another width. The width is chosen that gives one side the law of the other; else the other side's width.
     """
     for vector in QK:
-        a, b = rotation(way_of(sides.a, vector)), rotation(way_of(sides.b, vector))
+        a, b = rotation_of(path_of(sides.a, vector)), rotation_of(path_of(sides.b, vector))
         if a is None or b is None or "interleaved" not in (a.layout, b.layout):
             continue
         own, other = (b, a) if b.layout == "interleaved" else (a, b)
-        like = _like(own, other, sides)
-        change = on_step(vector, Rotation)(lambda _, like=like: like)  # type: ignore[misc]
+        like = _in_other_width(own, other, sides)
+        change = change_step(vector, Rotation)(lambda _, like=like: like)  # type: ignore[misc]
         sides = replace(sides, b=change(sides.b)) if own is b else replace(sides, a=change(sides.a))
     return sides
 
 
-def _like(own: Rotation, other: Rotation, sides: Sides) -> Rotation:
+def _in_other_width(own: Rotation, other: Rotation, sides: Sides) -> Rotation:
     turn, known = take_apart(own.table), take_apart(other.table)
     law, like = (None if each is None else each.law for each in (turn, known))
     if turn is None or law is None or law.factor != 1 or law.base <= 1:
@@ -155,7 +155,7 @@ def _like(own: Rotation, other: Rotation, sides: Sides) -> Rotation:
     widths = [other.width]
     if like is not None and like.factor == 1 and like.base > 1:
         pairs = -math.log(like.base) / math.log(ratio)
-        if abs(pairs - round(pairs)) < NEAR and round(pairs) > 0:
+        if abs(pairs - round(pairs)) < PAIR_COUNT_TOLERANCE and round(pairs) > 0:
             widths.insert(0, 2 * round(pairs))
     for width in widths:
         if width == own.width:

@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Norm
+from sqrtdk.compare.program import NormStep
 
-LIMIT = 16.0  # roundings: a norm in half precision takes six, of which channels share those of mean square and root
-ENTRIES = 2**18  # entries that are examined, in evenly spaced rows
-FEWEST = 3  # numbers that each gain must explain
-SIGMAS = 5.0  # half width of the interval of eps, in standard errors
-GRID = (0.0, *(10.0**k for k in range(-12, 1)))  # start values of eps
+# roundings: a norm in half precision takes six, of which channels share those of mean square and root
+NORM_ROUNDINGS = 16.0
+MOST_ENTRIES = 2**18  # entries that are examined, in evenly spaced rows
+LEAST_NUMBERS_PER_GAIN = 3  # numbers that each gain must explain
+EPS_SIGMAS = 5.0  # half width of the interval of eps, in standard errors
+EPS_GRID = (0.0, *(10.0**k for k in range(-12, 1)))  # start values of eps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +41,7 @@ class NormFit:
         eps_high: greatest; far above `eps_low` if eps is lost in rounding.
     """
 
-    norm: Norm
+    norm: NormStep
     residual: float
     eps_low: float
     eps_high: float
@@ -103,7 +104,7 @@ def fit_norm(
     """
     finfo = torch.finfo(dtype or after.dtype)
     batch, heads, length, features = before.shape
-    count, most = batch * length, max(FEWEST + 1, ENTRIES // max(1, heads * features))
+    count, most = batch * length, max(LEAST_NUMBERS_PER_GAIN + 1, MOST_ENTRIES // max(1, heads * features))
     keep = torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
     x, y = (t.transpose(0, 1).flatten(1, 2)[:, keep].double() for t in (before, after))
     if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()) or not bool(y.any()):
@@ -111,7 +112,7 @@ def fit_norm(
     best: NormFit | None = None
     for over in ("head", "heads") if x.shape[0] > 1 else ("head",):
         for name in ("rms", "layer") if kind is None else ("rms" if kind == "l2" else kind,):
-            fit = _fit(_tokens(x, y, name, over), Norm(name, torch.ones(1, 1), over=over), finfo)
+            fit = _fit(_tokens(x, y, name, over), NormStep(name, torch.ones(1, 1), over=over), finfo)
             if fit is not None and (best is None or fit.residual < best.residual):
                 best = fit
     return None if best is None else _as_length(best, x, kind, finfo.eps)
@@ -126,25 +127,25 @@ def _tokens(x: Tensor, y: Tensor, kind: str, over: str) -> _Tokens:
     return _Tokens(x, x.square().mean(axes, keepdim=True), y, size)
 
 
-def _fit(tokens: _Tokens, norm: Norm, finfo: torch.finfo) -> NormFit | None:
+def _fit(tokens: _Tokens, norm: NormStep, finfo: torch.finfo) -> NormFit | None:
     """Returns the fit with the simplest gain that leaves only rounding: one number, one per channel, also per head."""
     heads, rows, _ = tokens.x.shape
     shifted = norm.kind == "layer"
     gains = ((0, 1, 2), (0, 1), (1,)) if norm.over == "head" else ((0, 1, 2), (1,))
     for axes in gains:
-        if rows * (1 if axes == (1,) else heads) >= FEWEST + shifted:
+        if rows * (1 if axes == (1,) else heads) >= LEAST_NUMBERS_PER_GAIN + shifted:
             found = _solved(tokens, norm, axes, shifted and len(axes) < 3, finfo)
-            if found.residual <= LIMIT:
+            if found.residual <= NORM_ROUNDINGS:
                 return found
     return None
 
 
-def _solved(tokens: _Tokens, norm: Norm, axes: tuple[int, ...], shifted: bool, finfo: torch.finfo) -> NormFit:
+def _solved(tokens: _Tokens, norm: NormStep, axes: tuple[int, ...], shifted: bool, finfo: torch.finfo) -> NormFit:
     """Returns the norm with the gain, shift and eps of weighted least squares."""
     y = tokens.y
     sums = _Squares(torch.ones_like(y) / y.square().mean(), axes, shifted)
     floor = finfo.tiny / finfo.eps + 1e-3 * y.square().mean().sqrt()
-    eps = min(GRID, key=lambda e: float(_linear(tokens, e, sums)[2].square().sum()))
+    eps = min(EPS_GRID, key=lambda e: float(_linear(tokens, e, sums)[2].square().sum()))
     error = math.inf
     for _ in range(12):
         gain, shift, _ = _linear(tokens, eps, sums)
@@ -160,7 +161,7 @@ def _solved(tokens: _Tokens, norm: Norm, axes: tuple[int, ...], shifted: bool, f
     residual = float((left.abs() / (sizes * (finfo.eps / 2) + finfo.tiny * finfo.eps)).max())
     full = gain.expand(gain.shape[0], 1, y.shape[-1])[:, 0]
     norm = replace(norm, gain=full, shift=shift[:, 0] if shifted else None, eps=eps)
-    return NormFit(norm, residual, max(0.0, eps - SIGMAS * error), eps + SIGMAS * error)
+    return NormFit(norm, residual, max(0.0, eps - EPS_SIGMAS * error), eps + EPS_SIGMAS * error)
 
 
 def _sizes(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float) -> Tensor:

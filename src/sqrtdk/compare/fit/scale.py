@@ -1,6 +1,6 @@
 """Fits scale and softcap to the output of an attention, or to its lse.
 
-For each head a grid is searched first, in which no scale is further than `RATIO` from the next. Then Gauss-Newton
+For each head a grid is searched first, in which no scale is further than `GRID_RATIO` from the next. Then Gauss-Newton
 refines the logarithm of the scale, with steps halved if they make things worse. Derivatives are central differences of
 the float64 attention, so any formula works: bias, mask and sinks may be present. The logarithm of a softcap is a second
 unknown, shared by all heads.
@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import attend, some_rows
+from sqrtdk.compare.compute import compute_output, some_rows
 from sqrtdk.compare.program import Formula
 
-RATIO = 1.25  # ratio of neighbouring scales in the grid
-ROWS = 32  # evenly spaced rows that are examined
-CAPS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)  # usual softcaps
-STEP = 1e-4  # step of the logarithms for central differences
+GRID_RATIO = 1.25  # ratio of neighbouring scales in the grid
+MOST_ROWS_FITTED = 32  # evenly spaced rows that are examined
+USUAL_SOFTCAPS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)  # usual softcaps
+LOG_STEP = 1e-4  # step of the logarithms for central differences
 FAR, SLOW = 1e6, 0.99  # of mean squares: relative to rounding, and to the step before; beyond both the fit is given up
-COMMON = 4.0  # standard errors that heads with a common scale may be apart
-Left = Callable[[Tensor, float | None], Tensor]  # from log scale (Hq,) and log cap to finite residuals (Hq, rows, n)
+COMMON_SCALE_ERRORS = 4.0  # standard errors that heads with a common scale may be apart
+Residuals = Callable[
+    [Tensor, float | None], Tensor
+]  # from log scale (Hq,) and log cap to finite residuals (Hq, rows, n)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +76,7 @@ def fit_scale(
         0.5
     """
     length, heads = query.shape[-2], query.shape[1]
-    rows = torch.linspace(0, max(0, length - 1), min(length, ROWS)).long()
+    rows = torch.linspace(0, max(0, length - 1), min(length, MOST_ROWS_FITTED)).long()
     some, formula = query[:, :, rows], some_rows(formula, rows, length)
     told = output if lse is None else lse[..., None]
     recorded = told[:, :, rows].double()
@@ -85,7 +87,7 @@ def fit_scale(
     def left(scale: Tensor, cap: float | None) -> Tensor:
         trial = replace(formula, scale=scale.exp()[:, None, None])
         trial = trial if cap is None else replace(trial, softcap=math.exp(cap))
-        its, its_lse = attend(some, key, value, trial)
+        its, its_lse = compute_output(some, key, value, trial)
         its = its if lse is None else its_lse[..., None]
         beside = torch.where(finite & torch.isfinite(its), recorded - its, 0.0)
         return beside.transpose(0, 1).flatten(1, 2)
@@ -94,26 +96,28 @@ def fit_scale(
     noise = sizes * (torch.finfo(told.dtype).eps / 2) ** 2 / 3.0  # mean square of one rounding, by head
     fits = []
     for cap in (None if cap is None else math.log(cap) for cap in caps):
-        trials = scales(query.shape[-1], RATIO if cap is None else RATIO**2).log()
+        # with a cap to search as well, half as many scales are tried for each
+        trials = scale_grid(query.shape[-1], GRID_RATIO if cap is None else GRID_RATIO**2).log()
         costs = torch.stack([_squares(left(trial.expand(heads), cap)) for trial in trials])
         if not bool((costs == costs[0]).all()):
             fits.append(_polish(left, noise, trials[costs.argmin(0)], cap))
     return min(fits, key=lambda fit: fit.residual, default=None)
 
 
-def scales(features: int, ratio: float = RATIO) -> Tensor:
+def scale_grid(features: int, ratio: float = GRID_RATIO) -> Tensor:
     """Returns a grid in which no scale is further than `ratio` from the next, with 1, 1/sqrt(E) and 1/E, ascending."""
     low, high = math.log(1 / (8 * features)), math.log(8.0)
     grid = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(ratio)), dtype=torch.float64).exp()
     return torch.cat([grid, torch.tensor([1.0, features**-0.5, 1 / features], dtype=torch.float64)]).sort().values
 
 
-def _polish(left: Left, noise: Tensor, scale: Tensor, cap: float | None) -> ScaleFit:
+def _polish(left: Residuals, noise: Tensor, scale: Tensor, cap: float | None) -> ScaleFit:
     here = left(scale, cap)
     for _ in range(40):
         step, cap_step, _ = _newton(left, noise, scale, cap, here)
         if float(step.abs().max()) < 1e-13 and abs(cap_step) < 1e-13:
             break
+        # a full Newton step may overshoot where the softmax is nearly one-hot and the slope small
         for damped in (2.0**-halved for halved in range(15)):
             trial, trial_cap = scale + damped * step, None if cap is None else cap + damped * cap_step
             there = left(trial, trial_cap)
@@ -136,14 +140,16 @@ def _polish(left: Left, noise: Tensor, scale: Tensor, cap: float | None) -> Scal
     return ScaleFit(scale.exp(), error, _common(scale, error), residual, softcap)
 
 
-def _newton(left: Left, noise: Tensor, scale: Tensor, cap: float | None, here: Tensor) -> tuple[Tensor, float, Tensor]:
+def _newton(
+    left: Residuals, noise: Tensor, scale: Tensor, cap: float | None, here: Tensor
+) -> tuple[Tensor, float, Tensor]:
     """Returns the steps of log scale and log cap, at most 1 each, and the standard error of log scale."""
-    slope = (left(scale - STEP, cap) - left(scale + STEP, cap)) / (2 * STEP)
+    slope = (left(scale - LOG_STEP, cap) - left(scale + LOG_STEP, cap)) / (2 * LOG_STEP)
     squares = _squares(slope)
     safe = squares.masked_fill(squares == 0, 1.0)
     cap_step = 0.0
     if cap is not None:
-        cap_slope = (left(scale, cap - STEP) - left(scale, cap + STEP)) / (2 * STEP)
+        cap_slope = (left(scale, cap - LOG_STEP) - left(scale, cap + LOG_STEP)) / (2 * LOG_STEP)
         alone = cap_slope - slope * ((slope * cap_slope).sum((1, 2)) / safe)[:, None, None]
         curvature = float(alone.square().sum())
         cap_step = max(-1.0, min(1.0, float((alone * here).sum()) / curvature)) if curvature > 0 else 0.0
@@ -167,5 +173,5 @@ def _common(scale: Tensor, error: Tensor) -> float | None:
         return None
     weight = error[known].clamp(min=1e-12).square().reciprocal()
     mean = (scale[known] * weight).sum() / weight.sum()
-    alike = bool(((scale[known] - mean).abs() <= COMMON * error[known] + 1e-12).all())
+    alike = bool(((scale[known] - mean).abs() <= COMMON_SCALE_ERRORS * error[known] + 1e-12).all())
     return float(mean.exp()) if alike else None

@@ -51,7 +51,7 @@ def pyarrow(name: str = "pyarrow") -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    return _extras.load(name)
+    return _extras.load_extra(name)
 
 
 def _schema() -> Any:
@@ -247,7 +247,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
                 "versions": versions(),
                 "command": command,
             }
-            disk.put(folder / MANIFEST, _json.document(manifest).encode())
+            disk.put(folder / MANIFEST, _json.json_document(manifest).encode())
         yield store
 
 

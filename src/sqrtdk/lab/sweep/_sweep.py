@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk._progress import counted
+from sqrtdk._progress import progress_counted
 from sqrtdk.engines import open_engine
 from sqrtdk.errors import OutputError
 from sqrtdk.lab.sweep._cell import measure
@@ -79,7 +79,7 @@ def sweep(
         (2, 'results.parquet')
     """
     opening = open_engine(engine, workers, ray_address)
-    with opened(Path(output), grid, force, command) as store, counted("cells", progress) as count:
+    with opened(Path(output), grid, force, command) as store, progress_counted("cells", progress) as count:
         reused = sum(store.there)
         count(reused, len(grid))
         if reused < len(grid):

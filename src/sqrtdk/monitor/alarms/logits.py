@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE, FP16_MAX, FP16_SOURCE
-from sqrtdk.audit.rules.statistics import LEVELS
+from sqrtdk.audit.rules.statistics import MAX_LOGIT_BARS
 from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
@@ -33,7 +33,7 @@ def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for each attention above a bar, at its worst head."""
     for call in now.calls:
         value, head = largest(call, "max_logit")
-        level = next((level for level in LEVELS if value > level[1]), None)
+        level = next((level for level in MAX_LOGIT_BARS if value > level[1]), None)
         if level is None:
             continue
         severity, bar, source = level
@@ -42,7 +42,7 @@ def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         yield Alarm("max_logit", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
-BARS = LEVELS[::-1]  # ascending
+BARS = MAX_LOGIT_BARS[::-1]  # ascending
 
 
 def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.tolerance import SCALE_TOLERANCE, close
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE, is_close
 from sqrtdk.messages import Message, joined
 from sqrtdk.monitor.alarms.trend import first_of
 from sqrtdk.monitor.samples import UNMEASURED, Alarm, StepSample, reason_of, with_place
@@ -62,7 +62,7 @@ def ledger(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             continue
         old, new = first.scale_ratio, call.scale_ratio
         known = old is not None and new is not None and first.fixed_scale and call.fixed_scale
-        if known and not close(new or 0.0, old or 0.0):
+        if known and not is_close(new or 0.0, old or 0.0):
             severity, id, values = "warn", "alarms.ledger.ratio", (f"{new:.4g}", f"{old:.4g}")
         elif first.factors != call.factors:
             severity, id, values = "note", "alarms.ledger.factors", (_listed(call.factors), _listed(first.factors))

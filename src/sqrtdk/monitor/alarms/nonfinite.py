@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sqrtdk.audit.rules.numbers import SOURCE
+from sqrtdk.audit.rules.numbers import NAN_SOURCE
 from sqrtdk.messages import Message, joined
 from sqrtdk.monitor import samples
 from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
@@ -67,13 +67,22 @@ def _forward(now: StepSample) -> Alarm | None:
                 blame=joined([_blame(call), *_earlier(now, call)]),
             )
             return Alarm(
-                "nonfinite", "critical", now.step, text, Message(SOURCE), call.site, call.index, head, sum(counts), 0.0
+                "nonfinite",
+                "critical",
+                now.step,
+                text,
+                Message(NAN_SOURCE),
+                call.site,
+                call.index,
+                head,
+                sum(counts),
+                0.0,
             )
         if queries > 0 and not any(_column(call, "blind_rows")):  # a row that sees no key may hold anything
             bad = Message("alarms.nonfinite.queries", call=call.name, bad=f"{queries:.0f}", step=now.step)
             where = joined([bad, *_earlier(now, call)])
             return Alarm(
-                "nonfinite", "critical", now.step, where, Message(SOURCE), call.site, call.index, None, queries, 0.0
+                "nonfinite", "critical", now.step, where, Message(NAN_SOURCE), call.site, call.index, None, queries, 0.0
             )
     return None
 
@@ -82,7 +91,7 @@ def _loss(now: StepSample) -> Alarm | None:
     if now.loss is None or math.isfinite(now.loss):
         return None
     text = Message("alarms.nonfinite.loss", loss=str(now.loss), step=now.step, where=_where(now))
-    return Alarm("nonfinite", "critical", now.step, text, Message(SOURCE), value=now.loss, bar=0.0)
+    return Alarm("nonfinite", "critical", now.step, text, Message(NAN_SOURCE), value=now.loss, bar=0.0)
 
 
 def _where(now: StepSample) -> str:
@@ -152,7 +161,7 @@ def _backward(now: StepSample) -> Alarm | None:
         )
         severity = "note" if searching else "critical"
         return Alarm(
-            "nonfinite", severity, now.step, text, Message(SOURCE), call.site, call.index, head, counts[name], 0.0
+            "nonfinite", severity, now.step, text, Message(NAN_SOURCE), call.site, call.index, head, counts[name], 0.0
         )
     return None
 

@@ -23,7 +23,7 @@ from sqrtdk.audit.rules.statistics import (
     FLAT_FRACTION,
     FLAT_SOURCE,
     FLAT_STD,
-    LEAST_KEYS,
+    LEAST_KEYS_JUDGED,
     NOTE_FRACTION,
     PEAK_SOURCE,
     SATURATED_HEADS,
@@ -108,7 +108,7 @@ def _heads(sample: StepSample) -> Iterator[tuple[CallSample, int, float, float]]
     for call in sample.calls:
         pairs = zip(call.columns.get("keys", ()), call.columns.get("entropy_nats", ()), strict=True)
         for head, (keys, entropy) in enumerate(pairs):
-            if math.isfinite(entropy) and keys >= LEAST_KEYS:
+            if math.isfinite(entropy) and keys >= LEAST_KEYS_JUDGED:
                 yield call, head, entropy, bar_nats(round(keys), call.norm_sigma)
 
 
@@ -140,7 +140,7 @@ def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
     """Return the alarm's id, column, bar and source for a collapsed head; None if it is neither flat nor one-hot."""
-    if not _value(call, "keys", head) >= LEAST_KEYS:
+    if not _value(call, "keys", head) >= LEAST_KEYS_JUDGED:
         return None
     if _value(call, "entropy_fraction", head) > FLAT_FRACTION and _value(call, "std_logit", head) < FLAT_STD:
         return "alarms.collapsed.flat", "entropy_fraction", FLAT_FRACTION, Message(FLAT_SOURCE)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._environment import numbers_from
-from sqrtdk._records import record_from_json, shown
+from sqrtdk._records import quote, record_from_json
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
@@ -186,6 +186,6 @@ def read_result(document: Any) -> Result:
     result = record_from_json(Result, document, "the result", RunFolderError, "", others=True)
     for finding in result.findings:
         if finding.severity not in SEVERITIES:
-            raise RunFolderError(f"the result has a finding of severity {shown(finding.severity)}")
+            raise RunFolderError(f"the result has a finding of severity {quote(finding.severity)}")
     again: Result = said_again(result, document.get("messages"))
     return again

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sqrtdk._progress import counted
+from sqrtdk._progress import progress_counted
 from sqrtdk.engines import Cell, Engine, open_engine
 from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, RunFolderError, short_text
 from sqrtdk.models.build import parse_dtype
@@ -126,7 +126,7 @@ def measure_checkpoints(
     for folder in (*folders.values(), *([output] if os.path.lexists(output / RUN) else [])):
         refuse_other(folder)
     kept = Results(output / CHECKPOINTS)
-    with locked(output / CHECKPOINTS, "*"), counted("checkpoints", progress) as count:
+    with locked(output / CHECKPOINTS, "*"), progress_counted("checkpoints", progress) as count:
         state = {one: files_of(one.path) for one in checkpoints}
         keys = {one: key_of(one, state[one], settings) for one in checkpoints}
         results = {} if anew else _there(kept, keys)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqrtdk._extras import load
+from sqrtdk._extras import load_extra
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor.samples import Alarm
 
@@ -39,7 +39,7 @@ class MLflow:
                 f"MLflow writes to a database or a server; {uri!r} is a directory",
                 hint=f"Pass mlflow:sqlite:///{uri.removeprefix('file:').strip('/') or 'runs'}/mlflow.db",
             )
-        load("mlflow", "mlflow")
+        load_extra("mlflow", "mlflow")
         self._uri, self._name, self._experiment = uri, run, experiment
         self._client: Any = None
         self._run = ""
@@ -50,7 +50,7 @@ class MLflow:
         client = self._open()
         if step <= self._last:
             return
-        entities, now = load("mlflow.entities", "mlflow"), int(time.time() * 1000)
+        entities, now = load_extra("mlflow.entities", "mlflow"), int(time.time() * 1000)
         rows = [entities.Metric(name, value, now, step) for name, value in metrics.items()]
         rows.sort(key=lambda row: row.key == LAST)  # last, so that a step with this metric is complete
         for at in range(0, len(rows), _MOST):
@@ -70,7 +70,7 @@ class MLflow:
 
     def _open(self) -> Any:
         if self._client is None:
-            client = load("mlflow", "mlflow").MlflowClient(tracking_uri=self._uri)
+            client = load_extra("mlflow", "mlflow").MlflowClient(tracking_uri=self._uri)
             there = client.get_experiment_by_name(self._experiment)
             experiment = client.create_experiment(self._experiment) if there is None else there.experiment_id
             runs = []

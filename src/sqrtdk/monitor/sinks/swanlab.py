@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sqrtdk._extras import load
+from sqrtdk._extras import load_extra
 from sqrtdk.monitor.samples import Alarm
 
 
@@ -27,7 +27,7 @@ class SwanLab:
     def __init__(self, target: str | Path | Any, *, run: str | None = None, **arguments: Any) -> None:
         own = isinstance(target, str | Path)
         if own:
-            load("swanlab", "swanlab")
+            load_extra("swanlab", "swanlab")
         named = {} if run is None else {"name": run, "id": re.sub(r"\W", "-", run, flags=re.ASCII), "resume": "allow"}
         plain = {"project": "attention", "mode": "offline", "log_dir": str(target)}
         self._arguments: dict[str, Any] | None = {**plain, **named, **arguments} if own else None
@@ -39,7 +39,7 @@ class SwanLab:
 
     def alarm(self, alarm: Alarm) -> None:
         """Log a text, under `attention/alarms`."""
-        text = load("swanlab", "swanlab").Text(f"{alarm.severity}: {alarm.text}")
+        text = load_extra("swanlab", "swanlab").Text(f"{alarm.severity}: {alarm.text}")
         self._open().log({f"attention/alarms/{alarm.name}": text}, step=alarm.step)
 
     def close(self) -> None:
@@ -53,5 +53,5 @@ class SwanLab:
             folder = self._arguments.get("log_dir") if self._arguments else None
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
-            self._run = load("swanlab", "swanlab").init(**self._arguments or {})
+            self._run = load_extra("swanlab", "swanlab").init(**self._arguments or {})
         return self._run

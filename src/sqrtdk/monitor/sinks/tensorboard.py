@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sqrtdk._extras import load
+from sqrtdk._extras import load_extra
 from sqrtdk.monitor.samples import Alarm
 
 
@@ -24,7 +24,7 @@ class TensorBoard:
     def __init__(self, target: str | Path | Any) -> None:
         own = isinstance(target, str | Path)
         if own:
-            load("tensorboard", "tensorboard")
+            load_extra("tensorboard", "tensorboard")
         self._folder = str(target) if own else None
         self._writer: Any = None if own else target
 
@@ -50,6 +50,6 @@ class TensorBoard:
 
     def _open(self, step: int) -> Any:
         if self._writer is None:
-            writer = load("torch.utils.tensorboard", "tensorboard").SummaryWriter
+            writer = load_extra("torch.utils.tensorboard", "tensorboard").SummaryWriter
             self._writer = writer(self._folder, purge_step=step)
         return self._writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqrtdk._extras import load
+from sqrtdk._extras import load_extra
 from sqrtdk.monitor.samples import Alarm
 
 _LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
@@ -27,7 +27,7 @@ class Trackio:
     def __init__(self, target: str | Any = "sqrtdk", *, run: str | None = None, **arguments: Any) -> None:
         own = isinstance(target, str)
         if own:
-            load("trackio", "trackio")
+            load_extra("trackio", "trackio")
         named = {} if run is None else {"name": run, "resume": "allow"}
         plain = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
         self._arguments: dict[str, Any] | None = {"project": target, **plain, **named, **arguments} if own else None
@@ -42,7 +42,7 @@ class Trackio:
 
     def alarm(self, alarm: Alarm) -> None:
         """Send an alert."""
-        level = load("trackio", "trackio").AlertLevel[_LEVELS[alarm.severity]]
+        level = load_extra("trackio", "trackio").AlertLevel[_LEVELS[alarm.severity]]
         self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=level)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Trackio:
 
     def _open(self) -> Any:
         if self._run is None:
-            self._run = load("trackio", "trackio").init(**self._arguments or {})
-            storage = load("trackio.sqlite_storage", "trackio").SQLiteStorage
+            self._run = load_extra("trackio", "trackio").init(**self._arguments or {})
+            storage = load_extra("trackio.sqlite_storage", "trackio").SQLiteStorage
             self._last = storage.get_max_step_for_run(self._run.project, self._run.name)
         return self._run

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sqrtdk._extras import load
+from sqrtdk._extras import load_extra
 from sqrtdk.monitor.samples import Alarm
 
 _LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
@@ -33,7 +33,7 @@ class WeightsAndBiases:
         self._arguments: dict[str, Any] | None = None
         self._run: Any = None if own else target
         if own:
-            load("wandb", "wandb")
+            load_extra("wandb", "wandb")
             named = {} if run is None else {"name": run, "id": re.sub(r"[/\\#?%:]", "-", run), "resume": "allow"}
             mode = os.environ.get("WANDB_MODE", "offline")
             self._arguments = {"project": target, "mode": mode, "reinit": "create_new", **named, **arguments}
@@ -57,7 +57,7 @@ class WeightsAndBiases:
 
     def _open(self) -> Any:
         if self._run is None:
-            self._run = load("wandb", "wandb").init(**self._arguments or {})
+            self._run = load_extra("wandb", "wandb").init(**self._arguments or {})
             _define(self._run)
         return self._run
 
