@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab.figures import LEVEL, Figure, Figures, number
+from sqrtdk.lab.figures import CONFIDENCE, Figure, Figures, format_figure
 from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, joint_mean, largest, mean, proportion, ratio_of_means
 
 TRIALS = 600
@@ -74,7 +74,7 @@ def test_exact_intervals_of_a_share_hold_it() -> None:
     assert _covered(figures, 0.1) > LEAST["Clopper-Pearson"]
     none = proportion("x", 0, 100)
     assert none.low == 0.0
-    assert none.high == pytest.approx(1 - ((1 - LEVEL) / 2) ** (1 / 100))  # the closed form at no success
+    assert none.high == pytest.approx(1 - ((1 - CONFIDENCE) / 2) ** (1 / 100))  # the closed form at no success
 
 
 def test_intervals_shrink_with_the_root_of_the_samples() -> None:
@@ -108,4 +108,4 @@ def test_figures_are_found_by_place() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1234.56, "1235"), (1e-7, "1e-07"), (float("inf"), "inf")])
 def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_figure(value) == text

@@ -134,7 +134,7 @@ def test_a_run_without_a_forward_pass_records_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples", [1, 3, 100])
 def test_each_part_holds_the_alarms_of_its_steps(samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SAMPLES", samples)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", samples)
     model = Model(Attend(), Overturned())
     run = watched(tmp_path / "run", model, steps(model, 7))
     assert run.steps["step"].to_pylist() == [*range(1, 8)]

@@ -23,7 +23,7 @@ from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_fold import cause_name
 from sqrtdk.report.lab import claim_text
 from sqrtdk.report.markdown import to_markdown
-from sqrtdk.report.terminal import summary_line, to_text
+from sqrtdk.report.terminal import check_summary_line, to_text
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -111,7 +111,7 @@ def test_a_check_is_all_in_chinese_with_chinese_punctuation(model: str) -> None:
         assert NO_MEASURE_WORD.findall(text) == []
         assert ("a.py:3、b.py:14" in text) is bool(placed)
         assert f"退出码{report.exit_code}（fail-on：fail）。" in "".join(text.split())
-    assert summary_line(report, "zh").endswith(to_text(report, width=400, language="zh").splitlines()[-1])
+    assert check_summary_line(report, "zh").endswith(to_text(report, width=400, language="zh").splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -135,10 +135,10 @@ def test_a_baseline_in_chinese_says_the_same() -> None:
     assert "3 处相符" in baseline.ledger_line(kept, "zh")
     for text in (chinese, baseline.to_markdown(comparison, "zh")):
         assert SEPARATED.findall(html.unescape(text)) == []
-        assert baseline.summary_line(comparison, "zh").partition("。")[0] in text
+        assert baseline.baseline_summary_line(comparison, "zh").partition("。")[0] in text
         for word in (" changed", " against ", "fails", "Exit code", "attentions", "review", "new finding:", "before"):
             assert word not in text, word
-    numbers = [re.findall(r"\d+", baseline.summary_line(comparison, language)) for language in ("en", "zh")]
+    numbers = [re.findall(r"\d+", baseline.baseline_summary_line(comparison, language)) for language in ("en", "zh")]
     assert numbers[0] == numbers[1]
     assert "会因此失败" in baseline.ledger_line(kept, "zh")
 

@@ -11,7 +11,7 @@ import torch
 
 from sqrtdk.cli.watch_runs import FailOn
 from sqrtdk.monitor import sums
-from sqrtdk.monitor.columns import TABLES, Column
+from sqrtdk.monitor.columns import COLUMNS_BY_TABLE, Column
 from tests.support.program import called
 
 PAGE = Path(__file__).parents[2] / "docs" / "en" / "watch.md"
@@ -29,7 +29,7 @@ def joined(name: str) -> str:
         return "least"
     if name.endswith(("rows", "nonfinite")):
         return "sum"
-    if name in sums.SUMS:
+    if name in sums.SUM_COLUMNS:
         return "sum / count"
     return {"std_logit": "root of sum / count", "scale_ratio": "of the formula"}.get(name, "-")
 
@@ -40,10 +40,10 @@ def row(table: str, column: Column) -> str:
     return f"| {' | '.join([*cells, joined(column.name)] if table == 'heads' else cells)} |"
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", COLUMNS_BY_TABLE)
 def test_the_tables_are_those_of_the_columns(table: str) -> None:
     section = TEXT.split(f"\n`{table}` has a row for each")[1].split("has a row for each")[0]
-    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in TABLES[table]]
+    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in COLUMNS_BY_TABLE[table]]
 
 
 @pytest.mark.full

@@ -12,8 +12,8 @@ from sqrtdk._subclasses import as_bool_mask
 from sqrtdk.errors import InvalidValueError, MissingExtraError, UnsupportedError
 from sqrtdk.nn._attend import attend
 
-NAME = "sqrtdk"
-_TAKEN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+ATTENTION_NAME = "sqrtdk"
+_TRANSFORMERS_NAMES = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 # Keyword arguments that change no result here, with the reason. An argument in neither table is refused: swallowing one
 # that matters would give a wrong model without a word.
 HARMLESS = {
@@ -45,7 +45,7 @@ REFUSED = {
 }
 
 
-def register(name: str = NAME) -> None:
+def register(name: str = ATTENTION_NAME) -> None:
     """Make `attn_implementation="sqrtdk"` work on every model that supports transformers' attention interface.
 
     A mask function is registered too: without one, transformers silently passes neither a causal nor a padding mask.
@@ -68,7 +68,7 @@ def register(name: str = NAME) -> None:
         >>> LlamaModel(config).config._attn_implementation
         'sqrtdk'
     """
-    if name in _TAKEN:
+    if name in _TRANSFORMERS_NAMES:
         raise InvalidValueError(f"{name!r} is transformers' own implementation", hint="Use another name: 'sqrtdk'.")
     try:
         from transformers import AttentionInterface

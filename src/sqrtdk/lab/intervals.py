@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab.figures import LEVEL, Figure, Place
+from sqrtdk.lab.figures import CONFIDENCE, Figure, Place
 
 RESAMPLES = 2000
 Samples = Tensor | np.ndarray | Sequence[float]
@@ -81,7 +81,7 @@ def joint_mean(name: str, samples: Samples, together: int, **at: Place) -> Figur
 
     values = _array(samples)
     error = values.std(ddof=1) / math.sqrt(len(values))
-    reach = float(stats.t.ppf(1 - (1 - LEVEL) / (2 * together), len(values) - 1)) * error
+    reach = float(stats.t.ppf(1 - (1 - CONFIDENCE) / (2 * together), len(values) - 1)) * error
     centre = float(values.mean())
     return Figure(name, centre, float(centre - reach), float(centre + reach), "t", len(values), at)
 
@@ -139,7 +139,7 @@ def bootstrap(
         vectorized=True,
         n_resamples=RESAMPLES,
         batch=max(1, 4_000_000 // len(data[0])),
-        confidence_level=LEVEL,
+        confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
     )
@@ -156,7 +156,7 @@ def proportion(name: str, successes: int, trials: int, **at: Place) -> Figure:
     """
     from scipy import stats
 
-    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(LEVEL, method="exact")
+    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(CONFIDENCE, method="exact")
     value = successes / trials
     return Figure(name, value, float(interval.low), float(interval.high), "Clopper-Pearson", int(trials), at)
 

@@ -23,18 +23,20 @@ from sqrtdk._environment import cpu_name, numbers_from
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import Claim, Map, Run, here
+from sqrtdk.lab.claim import Claim, ExperimentRun, Map, compute_in_process
 from sqrtdk.lab.figures import Figures, Plot
-from sqrtdk.lab.judge import judge
-from sqrtdk.lab.record import Outcome, Record, read, to_json
-from sqrtdk.lab.register import CLAIMS, find
+from sqrtdk.lab.judge import judge_claim
+from sqrtdk.lab.record import Outcome, Record, read_record, to_json
+from sqrtdk.lab.register import CLAIMS, find_claims
 from sqrtdk.messages import Message
 from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.store import disk
 from sqrtdk.store.lock import locked
 
 
-def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = here, command: str = "") -> Record:
+def run_claim(
+    claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = compute_in_process, command: str = ""
+) -> Record:
     """Measure a claim and its control, and judge both.
 
     Args:
@@ -65,7 +67,7 @@ def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map 
         control=control,
         condition=claim.condition if outcome.verdict.answer == "depends" else None,
         plots=plots,
-        environment=environment(),
+        environment=lab_environment(),
         command=command,
         started=started.isoformat(timespec="seconds"),
         duration_s=round(time.monotonic() - begin, 3),
@@ -74,12 +76,12 @@ def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map 
 
 def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) -> tuple[Outcome, tuple[Plot, ...]]:
     parameters = claim.settings(quick=quick, flipped=flipped)
-    measured = claim.measure(Run(parameters, seed, compute))
-    verdict = judge(Figures(measured.figures), claim.parts)
+    measured = claim.measure(ExperimentRun(parameters, seed, compute))
+    verdict = judge_claim(Figures(measured.figures), claim.parts)
     return Outcome(parameters, tuple(measured.figures), verdict), measured.plots
 
 
-def environment() -> dict[str, str]:
+def lab_environment() -> dict[str, str]:
     """Return code, versions and machine, as text."""
     return {
         **numbers_from(),
@@ -115,7 +117,7 @@ class Done(Saved, Shown):
         return f"Done({self.record!r}, {where}{', reused' if self.reused else ''})"
 
 
-class Settings(TypedDict, total=False):
+class RunSettings(TypedDict, total=False):
     """The arguments of `run` other than ids."""
 
     quick: bool
@@ -131,11 +133,11 @@ class Settings(TypedDict, total=False):
 
 
 @overload
-def run(ids: str, **settings: Unpack[Settings]) -> Done: ...
+def run(ids: str, **settings: Unpack[RunSettings]) -> Done: ...
 
 
 @overload
-def run(ids: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> Iterator[Done]: ...
+def run(ids: list[str] | tuple[str, ...], **settings: Unpack[RunSettings]) -> Iterator[Done]: ...
 
 
 def run(
@@ -186,7 +188,7 @@ def run(
     """
     if ids == "all":
         raise InvalidValueError("one id is one claim; got 'all'", hint='Give a list: run(["all"]).')
-    claims = find([ids] if isinstance(ids, str) else ids)
+    claims = find_claims([ids] if isinstance(ids, str) else ids)
     if seed < 0:
         raise InvalidValueError(f"a seed is 0 or more; got {seed}", hint="Take 0, 1, 2, ...")
     folder = None if output is None else Path(output)
@@ -284,7 +286,7 @@ def _known(path: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
 
 
 def _read(path: Path) -> Record:
-    record = read(path)
+    record = read_record(path)
     if record.id != path.stem:
         raise InvalidValueError(
             f"{path} is a record of the claim {record.id!r}, not of {path.stem!r}",
@@ -315,11 +317,11 @@ def records(folder: Path | str) -> list[Record]:
     return [found[name] for name in CLAIMS if name in found]
 
 
-def not_run(found: Sequence[Record]) -> list[str]:
+def claims_without_record(found: Sequence[Record]) -> list[str]:
     """Return the claims of the register that have no record here.
 
     Example:
-        >>> len(not_run([])) == len(CLAIMS)
+        >>> len(claims_without_record([])) == len(CLAIMS)
         True
     """
     return [name for name in CLAIMS if name not in {record.id for record in found}]

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from sqrtdk._language import Language
-from sqrtdk.messages._catalogue import Text, placeholders, template, topic
+from sqrtdk.messages._catalogue import Text, catalogue_text, placeholders, topic
 
 Value = str | int | float
-_DEEPEST = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
-_LONGEST = 2000  # characters; none of our sentences is longer
+_MAX_NESTED_SENTENCES = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
+_MAX_SENTENCE_CHARACTERS = 2000  # characters; none of our sentences is longer
 
 
 class Message(str):
@@ -39,7 +39,7 @@ class Message(str):
     values: Mapping[str, Value]
 
     def __new__(cls, id: str, /, **values: Value) -> Message:
-        return cls._made(id, values, template(id).english(values).format_map(values))
+        return cls._made(id, values, catalogue_text(id).english(values).format_map(values))
 
     @classmethod
     def _made(cls, id: str, values: Mapping[str, Value], english: str) -> Message:
@@ -58,7 +58,10 @@ class Message(str):
     @property
     def text(self) -> Text:
         """The sentence in all languages."""
-        return Text(str.__str__(self), template(self.id).filled(**{n: text(v) for n, v in self.values.items()}).zh)
+        return Text(
+            str.__str__(self),
+            catalogue_text(self.id).filled(**{n: text_of_value(v) for n, v in self.values.items()}).zh,
+        )
 
 
 def said(sentence: str, language: Language) -> str:
@@ -93,7 +96,7 @@ def mentions(sentence: object, id: str) -> bool:
     return sentence.id == id or any(mentions(value, id) for value in sentence.values.values())
 
 
-def text(value: object) -> Text:
+def text_of_value(value: object) -> Text:
     """Return a value in all languages: a message in its own words, anything else as it is written."""
     if isinstance(value, Text):
         return value
@@ -178,10 +181,15 @@ def recorded(sentence: str, message_id: object, values: object) -> str:
 
 
 def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
-    if not isinstance(id, str) or not isinstance(values, dict) or depth > _DEEPEST or len(sentence) > _LONGEST:
+    if (
+        not isinstance(id, str)
+        or not isinstance(values, dict)
+        or depth > _MAX_NESTED_SENTENCES
+        or len(sentence) > _MAX_SENTENCE_CHARACTERS
+    ):
         return sentence
     try:
-        names = placeholders(template(id).en)
+        names = placeholders(catalogue_text(id).en)
     except KeyError:
         return sentence
     read: dict[str, Value] = {}

@@ -12,7 +12,7 @@ from torch import nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
 from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.checkpoint import weight_files
-from sqrtdk.models.config import DTYPE_NAMES, DTYPES, load_config, read_config_dict, read_json
+from sqrtdk.models.config import DTYPE_NAMES, MODEL_DTYPES, load_config, read_config_dict, read_json
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
 from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
@@ -73,8 +73,8 @@ def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
         return name
     full = name.removeprefix("torch.")
     full = DTYPE_NAMES.get(full, full)
-    if full not in DTYPES:
-        names = joined((*DTYPES, *DTYPE_NAMES), "comma")
+    if full not in MODEL_DTYPES:
+        names = joined((*MODEL_DTYPES, *DTYPE_NAMES), "comma")
         raise ModelError(
             Message("errors.options.dtype", name=repr(name)), hint=Message("errors.hint.one_of", names=names)
         )

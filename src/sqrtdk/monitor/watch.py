@@ -28,9 +28,9 @@ from sqrtdk.monitor.gradients import unwrapped
 from sqrtdk.monitor.journal import Journal, numbers
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, one_number, schedule_of
+from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, copied_loss, schedule_of
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
-from sqrtdk.monitor.sums import SeenStep
+from sqrtdk.monitor.sums import WatchedStep
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # remembered samples, for trends
@@ -200,7 +200,7 @@ class Watch:
         """
         if not self._open:
             raise InvalidValueError("step() is called inside the block of the watch", hint=LOOP)
-        loss = one_number(loss)
+        loss = copied_loss(loss)
         self._step += 1
         self._steps += 1
         if self._journal is not None:
@@ -277,7 +277,7 @@ class Watch:
             self._armed.close()
             seen = self._forwards.step_seen()
         except Exception as error:  # an observer never stops the run
-            seen = SeenStep((), not_measured(kind_and_text(error)))
+            seen = WatchedStep((), not_measured(kind_and_text(error)))
         self._sketches = self._forwards.sketches
         try:
             number = numbers([loss])[0]

@@ -12,10 +12,10 @@ from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff
 from sqrtdk.compare.suspect import NONE
 from sqrtdk.compare.words import UNKNOWN, excess, largest, told
 from sqrtdk.messages import Message, said
-from sqrtdk.report.figures import number
+from sqrtdk.report.figures import format_number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
-OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
+OUTCOMES_IN_ORDER = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
 MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 
@@ -63,7 +63,7 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
 
 
 def outcome(pair: PairDiff) -> str:
-    """Return the outcome of a pair, one of `OUTCOMES`."""
+    """Return the outcome of a pair, one of `OUTCOMES_IN_ORDER`."""
     if pair.same is not False:
         return UNJUDGED if pair.same is None else SAME
     return DIFFERS if pair.follows_from is None else FOLLOWS
@@ -96,12 +96,12 @@ def change(cause: Cause, language: Language = "en") -> str:
         '软上限（softcap）50 -> 无'
     """
     name = cause_name(cause.name, language)
-    if not has_values(cause):
+    if not has_short_values(cause):
         return name
     gap = "" if name.endswith("）") else " "  # a full-width bracket brings its own space
     if is_one(cause):
-        return f"{name}{gap}{value(cause.a, language)}"
-    return f"{name}{gap}{value(cause.a, language)} -> {value(cause.b, language)}"
+        return f"{name}{gap}{value_in_words(cause.a, language)}"
+    return f"{name}{gap}{value_in_words(cause.a, language)} -> {value_in_words(cause.b, language)}"
 
 
 def cause_name(name: str, language: Language) -> str:
@@ -116,7 +116,7 @@ def has_words(name: str) -> bool:
     return name in (*CAUSES, "input", UNKNOWN)
 
 
-def has_values(cause: Cause) -> bool:
+def has_short_values(cause: Cause) -> bool:
     """Return whether each side's behaviour has a short value. An unknown cause or a changed input has none."""
     return cause.name not in (UNKNOWN, "input") and not (cause.a is None is cause.b)
 
@@ -126,12 +126,12 @@ def is_one(cause: Cause) -> bool:
     return cause.name == "weights" and cause.a == cause.b
 
 
-def value(of: str | float | None, language: Language = "en") -> str:
+def value_in_words(of: str | float | None, language: Language = "en") -> str:
     """Return one side's value as words or as a number; None reads "none"."""
     if of is None:
         of = Message(NONE)
     # the Chinese for "cos and sin" begins with a blank, which is right inside a sentence only
-    return said(of, language).strip() if isinstance(of, str) else number(of)
+    return said(of, language).strip() if isinstance(of, str) else format_number(of)
 
 
 def outcome_word(name: str) -> Message:

@@ -14,7 +14,7 @@ from sqrtdk.report.plain import plain
 _CELLS = frozenset(".+ab")
 
 
-def payload(folds: Sequence[PairFold]) -> dict[str, Any]:
+def diff_page_data(folds: Sequence[PairFold]) -> dict[str, Any]:
     """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
     Args:

@@ -6,15 +6,15 @@ import re
 
 from sqrtdk._language import Language
 from sqrtdk.messages import word
-from sqrtdk.report.figures import number
+from sqrtdk.report.figures import format_number
 from sqrtdk.tracing.records import AttentionCall
 
 
-def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
+def source_lines(call: AttentionCall, language: Language = "en") -> dict[str, str]:
     """Return "file:line" -> the parts written there: the product, factors of the scale, the softmax."""
     factors = [
         (word("terminal.by_kernel" if factor.where == "op" else "terminal.factor_on", language,
-              value=number(factor.value), where=factor.where), factor.at)
+              value=format_number(factor.value), where=factor.where), factor.at)
         for factor in call.scale.factors
     ]  # fmt: skip
     parts: dict[str, list[str]] = {}
@@ -26,7 +26,7 @@ def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
 
 def in_files(call: AttentionCall) -> bool:
     """Return whether the places are lines of files. A graph's places, `<node>:12`, are unlike in each layer."""
-    return not any(at.startswith("<") for at in places(call))
+    return not any(at.startswith("<") for at in source_lines(call))
 
 
 def at_text(at: str, language: Language = "en") -> str:
@@ -40,8 +40,8 @@ def at_text(at: str, language: Language = "en") -> str:
 
 
 def places_text(call: AttentionCall, language: Language = "en") -> str:
-    """Return the result of `places` as one line; empty if no place is known."""
-    written = places(call, language).items()
+    """Return the result of `source_lines` as one line; empty if no place is known."""
+    written = source_lines(call, language).items()
     return word("words.mark.semicolon", language).join(
         word("terminal.what_at", language, what=what, at=at) for at, what in written
     )

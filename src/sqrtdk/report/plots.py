@@ -104,9 +104,9 @@ def to_svg(plot: Plot) -> str:
         MissingExtraError: matplotlib is not installed.
 
     Example:
-        >>> from sqrtdk.lab.figures import curve
+        >>> from sqrtdk.lab.figures import curve_series
         >>> from sqrtdk.messages import Text
-        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve("theory", [1, 2], [1, 4]),))
+        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve_series("theory", [1, 2], [1, 4]),))
         >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)
         (True, True)
     """

@@ -20,11 +20,11 @@ from sqrtdk._sites import ROOT, site_name
 from sqrtdk.audit.records import CheckReport, Finding, Source
 from sqrtdk.messages import Message
 from sqrtdk.report.plain import plain
-from sqrtdk.report.spots import Spot, calls_at, spots
+from sqrtdk.report.spots import Spot, calls_of_finding, spots
 from sqrtdk.tracing.records import NotMeasured
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
+SARIF_LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
 NOT_MEASURED = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
 DESCRIBED = (  # rules with a title and a help text
@@ -36,7 +36,7 @@ DESCRIBED = (  # rules with a title and a help text
 )  # fmt: skip
 _ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_NUMBER_IN_TEXT = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 def to_sarif(report: CheckReport) -> str:
@@ -123,7 +123,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, Any]:
     site = site_name(finding.site)
-    calls = calls_at(report, finding.site)
+    calls = calls_of_finding(report, finding.site)
     more = {
         "severity": finding.severity,
         "value": _plain_value(finding.value),
@@ -133,7 +133,7 @@ def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, 
     }
     text = f"{site}: {finding.message}. Fix: {finding.fix}"
     rule = plain(finding.rule)
-    kind: dict[str, Any] = {"level": LEVELS[finding.severity]}
+    kind: dict[str, Any] = {"level": SARIF_LEVELS[finding.severity]}
     said = (finding.rule, finding.site, finding.message)
     return _entry(rule, ids, kind, text, finding.site, spots(report, finding), said, more)
 
@@ -206,7 +206,7 @@ def _plain_value(value: float | str | None) -> float | str | None:
 def _fingerprint(said: Iterable[str]) -> str:
     """Hash rule, site and message without its numbers, so that moved code and drifting values change nothing."""
     rule, site, message = said
-    text = json.dumps((rule, site, _NUMBER.sub("#", message)))
+    text = json.dumps((rule, site, _NUMBER_IN_TEXT.sub("#", message)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

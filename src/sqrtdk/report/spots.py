@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, Source, at_site
 from sqrtdk.audit.sources import each
 
-_OF_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")  # their findings also show the scale's declaration
+_RULES_AT_THE_SCALE = (
+    "scale_ledger",
+    "declared_vs_actual",
+    "unmeasured",
+)  # their findings also show the scale's declaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Spot:
     what: str
 
 
-def calls_at(report: CheckReport, site: str) -> tuple[JudgedCall, ...]:
+def calls_of_finding(report: CheckReport, site: str) -> tuple[JudgedCall, ...]:
     """Return the calls that a finding at a site is about: those of its module, else those of a module around it."""
     here = tuple(judged for judged in report.calls if judged.call.site == site)
     return here or tuple(judged for judged in report.calls if judged.call.site and _inside(site, judged.call.site))
@@ -41,10 +45,10 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     They are the finding's own lines, or else those of the call at its site, followed by the lines that declare the
     scale. If none of them is in the repository, the line that was audited is added.
     """
-    calls = calls_at(report, finding.site)
+    calls = calls_of_finding(report, finding.site)
     by_call = [at for judged in calls for at in (judged.call.product_at, judged.call.softmax_at)]
     code = [finding.at] if each(finding.at) else by_call
-    declared = [judged.declared_at for judged in calls] if finding.rule in _OF_SCALE else []
+    declared = [judged.declared_at for judged in calls] if finding.rule in _RULES_AT_THE_SCALE else []
     audited: tuple[list[str | None], str] = ([report.model.at], "audited here")
     groups: list[tuple[list[str | None], str]] = [(code, "written here"), (declared, "declared here")]
     found = at_lines(report, groups)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._rows import dot_products, standard_pairs
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Variance of the product of independent components over the formula's, for each setting and distribution."""
     figures = []
     for setting in SETTINGS:
@@ -33,10 +33,10 @@ def measure(run: Run) -> Measured:
             for d_k in run["dims"]:
                 place = {"setting": setting, "components": components, "d_k": d_k}
                 figures.append(mean("variance_over_formula", _ratios(run, setting, components, d_k), **place))
-    return Measured(figures, (_plot(Figures(figures), run["components"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["components"]),))
 
 
-def _ratios(run: Run, setting: str, components: str, d_k: int) -> Tensor:
+def _ratios(run: ExperimentRun, setting: str, components: str, d_k: int) -> Tensor:
     """Squared deviations of the products, over the variance that the formula gives."""
     query_mean, query_variance, key_mean, key_variance = SETTINGS[setting]
     standard = standard_pairs(components, run["shared"])
@@ -59,7 +59,7 @@ def _plot(figures: Figures, distributions: tuple[str, ...]) -> Plot:
         "setting",
         "variance over the formula's",
         tuple(
-            over(name, figures.all("variance_over_formula", components=name, d_k=1), "setting", style="bars")
+            series_over(name, figures.all("variance_over_formula", components=name, d_k=1), "setting", style="bars")
             for name in distributions
         ),
         lines=(("formula", 1.0),),
@@ -86,7 +86,7 @@ CLAIM = Claim(
     flipped={"shared": 0.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.formula"),
             (Expect("variance_over_formula", low=0.95, high=1.05),),
         ),

@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """One training run.
 
     Attributes:
@@ -96,7 +96,7 @@ class Settings:
             )
 
     @classmethod
-    def of(cls, cell: Mapping[str, Any]) -> Settings:
+    def of(cls, cell: Mapping[str, Any]) -> TrainingSettings:
         """Return the settings of a cell; see `cell`.
 
         Raises:
@@ -111,7 +111,7 @@ class Settings:
         """Return all settings as JSON data: equal runs are equal cells.
 
         Example:
-            >>> one = Settings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
+            >>> one = TrainingSettings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
             >>> Settings.of(one.cell()) == one
             True
         """
