@@ -29,8 +29,7 @@ OWN = {  # names, signs and nothing to translate
 def test_every_fixed_word_of_a_comparison_has_a_use() -> None:
     names = ("diff.html", "diff_parts.html", "notebook/diff.html")
     source = "".join(map(template, names)) + (SOURCE / "diff_html.py").read_text()
-    # `page.render` names the verb and the languages of every page
-    assert [key for key in unfilled("diff.page") if f'"{key}"' not in source and key not in ("verb", "languages")] == []
+    assert [key for key in unfilled("diff.page") if f'"{key}"' not in source] == []
 
 
 @pytest.mark.parametrize("name", ["words", "pages", "lab", "diff", "stages"])
@@ -52,6 +51,15 @@ def test_other_tables_are_complete_and_used() -> None:
     assert set(STAGES) <= {text.en for key, text in topic("stages").items() if "." not in key}
     assert {text.en for text in unfilled("diff.outcome").values()} == set(MARKS)
     assert unfilled("diff.outcome").keys() == unfilled("diff.means").keys()
+
+
+def test_the_script_of_a_run_says_words_of_the_catalogue_and_all_of_them() -> None:
+    script = template("watch.js") + template("watch_parts.js")
+    words = unfilled("watch.script")
+    said = {*re.findall(r'say\("(\w+)"', script)}
+    assert said <= set(words)
+    assert [key for key in words if f'"{key}"' not in script and not key.startswith("worst_")] == []
+    assert not re.search("[\u4e00-\u9fff]", script)
 
 
 @pytest.mark.parametrize("names", OWN)

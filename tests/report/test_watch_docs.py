@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sqrtdk.cli.watch_runs import FailOn
+from sqrtdk.cli.options import Severity
 from sqrtdk.monitor import sums
 from sqrtdk.monitor.columns import COLUMNS_BY_TABLE, Column
 from tests.support.program import called
@@ -67,4 +67,4 @@ def test_the_examples_run_and_the_output_is_real(tmp_path: Path, monkeypatch: py
 
 def test_the_bars_are_those_of_the_verb() -> None:
     sentence = TEXT[TEXT.index("at `--fail-on` or above (") :].split(";")[0]
-    assert tuple(re.findall(r"`(\w+)`", sentence)) == FailOn.__args__  # type: ignore[attr-defined]
+    assert tuple(re.findall(r"`(\w+)`", sentence)) == Severity.__args__  # type: ignore[attr-defined]

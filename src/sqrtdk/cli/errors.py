@@ -24,7 +24,7 @@ from sqrtdk.cli.output import spoken, tell_reader, write_stderr
 from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, interrupted, swallowed
 from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.errors import SqrtdkError, text_of
-from sqrtdk.messages import Message, said, word
+from sqrtdk.messages import Message, joined, said, word
 from sqrtdk.report.plain import plain, plain_lines
 
 _MOST_ERROR_LINES = 12
@@ -112,6 +112,8 @@ def _in_our_words(refusal: str) -> str:
             values = found.groupdict()
             if "reason" in values:
                 values["reason"] = _in_our_words(values["reason"])
+            if "options" in values:
+                values["options"] = joined(values["options"].split(", "), "comma")
             return Message(id, **values)
     return refusal
 

@@ -204,8 +204,8 @@ def list_figures(figures: Sequence[Figure]) -> Text:
     """Return figures with their tasks.
 
     Example:
-        >>> list_figures([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
-        Text(en='0.5 [0.4, 0.6] (text)', zh='0.5 [0.4, 0.6]（文本）')
+        >>> list_figures([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})]).en
+        '0.5 [0.4, 0.6] (text)'
     """
     pairs = [(figure, TASK_TEXTS[str(figure.at["task"])]) for figure in figures]
     english = ", ".join(f"{figure} ({task.en})" for figure, task in pairs)

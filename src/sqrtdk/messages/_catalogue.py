@@ -17,7 +17,7 @@ import importlib.resources
 import string
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 LANGUAGES = ("en", "zh")
@@ -38,7 +38,7 @@ class Text:
 
     en: str
     zh: str
-    one: str | None = None
+    one: str | None = field(default=None, repr=False)
 
     def filled(self, /, **values: object) -> Text:
         """Return the text with its placeholders filled in; a value may be a text of two languages itself.

@@ -85,8 +85,8 @@ class PartName:
 
         Example:
             >>> PartName.of("attempt-2.part-000004-000004.steps-70-79.parquet")
-            Part(attempt=2, first=4, last=4, first_step=70, last_step=79, checksum='')
-            >>> PartName.of("attempt-2.part-000004-000003.steps-70-79.parquet"), Part.of("notes.txt")
+            PartName(attempt=2, first=4, last=4, first_step=70, last_step=79, checksum='')
+            >>> PartName.of("attempt-2.part-000004-000003.steps-70-79.parquet"), PartName.of("notes.txt")
             (None, None)
         """
         if not (read := _PART_FILE_NAME.fullmatch(name)):

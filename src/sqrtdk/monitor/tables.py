@@ -50,7 +50,7 @@ def arrow(name: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Rows of `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `columns`, each a pyarrow table in order of step."""
+    """Rows of `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `columns`: pyarrow tables in order of step."""
 
     heads: Table
     steps: Table

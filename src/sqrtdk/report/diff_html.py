@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
 from sqrtdk.compare.records import CANCELS as CANCELLED
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff, stage_word
+from sqrtdk.compare.records import Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN, place, share, short, told
 from sqrtdk.messages import Message, Text, id_of, said, text_of_value, word
@@ -88,6 +88,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "legend": MARKS,
         "unbroken": unbroken,
         "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
+        "kind": lambda kind: both(text_of_value(kind_word(plain(kind)))),
         "stage": lambda name: both(text_of_value(stage_word(name))),
         "outcome": outcome,
         "outcome_word": lambda name: both(outcome_word(name).text),

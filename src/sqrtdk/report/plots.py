@@ -106,7 +106,8 @@ def to_svg(plot: Plot) -> str:
     Example:
         >>> from sqrtdk.lab.figures import curve_series
         >>> from sqrtdk.messages import Text
-        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve_series("theory", [1, 2], [1, 4]),))
+        >>> theory = curve_series("theory", [1, 2], [1, 4])
+        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (theory,))
         >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)
         (True, True)
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk.messages import said
+from sqrtdk.messages import said, unfilled
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch_summary import SEVERITY_ORDER, Site, Summary, rank
@@ -85,6 +85,7 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
     drawn = [_run(run, a_column, a_point, block) for run in runs]
     return {
         "by": by,
+        "words": {key: [words.en, words.zh] for key, words in unfilled("watch.script").items()},
         "columns": list(STATISTIC_BY_COLUMN),
         "statistics": {
             name: {

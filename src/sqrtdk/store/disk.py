@@ -12,6 +12,7 @@ from typing import Any
 
 from sqrtdk import _files
 from sqrtdk.errors import OutputError, RunFolderError
+from sqrtdk.messages import Message
 
 _SAFE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -94,7 +95,8 @@ def make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"cannot make the directory {folder}: {error.strerror}", hint="Choose another directory."
+            Message("errors.folder.not_made", folder=str(folder), reason=_files.reason_of(error)),
+            hint=Message("errors.folder.choose"),
         ) from error
 
 

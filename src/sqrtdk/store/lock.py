@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from sqrtdk import _files
 from sqrtdk._records import parse_json, record_from_json, shown
 from sqrtdk.errors import OutputError, RunFolderError
+from sqrtdk.messages import Message
 from sqrtdk.store.disk import make, remove, take, tidy
 
 LOCK = "lock"  # name of the file, which is there while a writer is
@@ -75,7 +77,8 @@ class Lock:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
             raise OutputError(
-                f"cannot write into {folder}: {error.strerror}", hint="Choose another directory."
+                Message("errors.folder.not_written", folder=str(folder), reason=_files.reason_of(error)),
+                hint=Message("errors.folder.choose"),
             ) from error
         _held.add(self._descriptor)
 
@@ -92,8 +95,8 @@ class Lock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
-                f"another writer has {folder}: {_owner(self._path)}",
-                hint="Wait until it ends, or write into another directory.",
+                Message("errors.folder.taken", folder=str(folder), owner=_owner(self._path)),
+                hint=Message("errors.folder.wait"),
             ) from error
         except (ImportError, OSError) as error:
             reason = getattr(error, "strerror", None) or "this system has none"
@@ -107,7 +110,8 @@ class Lock:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise OutputError(
-                f"cannot write into {folder}: {error.strerror}", hint="Free space, or choose another directory."
+                Message("errors.folder.not_written", folder=str(folder), reason=_files.reason_of(error)),
+                hint=Message("errors.folder.free"),
             ) from error
 
     def check(self) -> None:
@@ -182,6 +186,6 @@ def _owner(path: Path) -> str:
     try:
         document = parse_json(take(path, _MAX_BYTES), "the lock", RunFolderError, "")
         owner = record_from_json(_Owner, document, "the lock", RunFolderError, "")
-        return f"process {owner.pid} on {shown(owner.host)}"
+        return Message("errors.folder.process", process=owner.pid, host=shown(owner.host))
     except (OSError, RunFolderError):  # it is being written
-        return "its process is not known yet"
+        return Message("errors.folder.unknown_process")

@@ -14,6 +14,7 @@ from typing import Any
 from sqrtdk import _json
 from sqrtdk._records import parse_json, record_from_json, shown
 from sqrtdk.errors import OutputError, RunFolderError
+from sqrtdk.messages import Message
 from sqrtdk.store import disk
 
 RUN = "run.json"
@@ -22,8 +23,8 @@ MAX_MANIFEST_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
 _INVENTORY = ("parts", "last_step")  # fields of an attempt that older versions did not write
+_NOT_A_RUN_HINT = "errors.folder.is_it_a_run"
 _DAMAGED = "Copy it again; the parts beside it are Parquet files, which other programs read as well."
-_NOT_A_RUN_HINT = "Is it the folder of a run? It holds run.json and parts/."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,13 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = disk.take(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise RunFolderError(f"{shown(folder)} holds no run: there is no {RUN}", hint=_NOT_A_RUN_HINT) from error
+        raise RunFolderError(
+            Message("errors.folder.no_run", folder=shown(folder), file=RUN), hint=Message(_NOT_A_RUN_HINT)
+        ) from error
     except RunFolderError as error:
-        raise RunFolderError(f"{shown(path)}: {error}", hint=_NOT_A_RUN_HINT) from error
+        raise RunFolderError(f"{shown(path)}: {error}", hint=Message(_NOT_A_RUN_HINT)) from error
     what = shown(path)
-    return _manifest(parse_json(content, what, RunFolderError, _NOT_A_RUN_HINT), what)
+    return _manifest(parse_json(content, what, RunFolderError, Message(_NOT_A_RUN_HINT)), what)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -142,7 +145,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 def _manifest(document: Any, what: str) -> Manifest:
     if not isinstance(document, dict) or "schema_version" not in document:
-        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=_NOT_A_RUN_HINT)
+        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=Message(_NOT_A_RUN_HINT))
     if (version := document["schema_version"]) != SCHEMA_VERSION or isinstance(version, bool):
         raise RunFolderError(
             f"{what} is of schema version {shown(version)}; this version of sqrtdk has {SCHEMA_VERSION}",
@@ -151,11 +154,12 @@ def _manifest(document: Any, what: str) -> Manifest:
     attempts = document.get("attempts")
     if "model" not in document or not isinstance(attempts, list) or not len(attempts) <= MAX_ATTEMPTS:
         raise RunFolderError(
-            f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}", hint=_NOT_A_RUN_HINT
+            f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}",
+            hint=Message(_NOT_A_RUN_HINT),
         )
     some = tuple(_attempt(attempt, f"{what}: attempts[{number}]") for number, attempt in enumerate(attempts))
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
-        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=_NOT_A_RUN_HINT)
+        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=Message(_NOT_A_RUN_HINT))
     content = {name: value for name, value in document.items() if name != "checksum"}
     # the keys of files written before there were checksums
     old = document.keys() <= {"schema_version", "attempts", "model"}
@@ -165,7 +169,7 @@ def _manifest(document: Any, what: str) -> Manifest:
 
 
 def _attempt(document: Any, what: str) -> Attempt:
-    attempt = record_from_json(Attempt, document, what, RunFolderError, _NOT_A_RUN_HINT, others=True)
+    attempt = record_from_json(Attempt, document, what, RunFolderError, Message(_NOT_A_RUN_HINT), others=True)
     limits = {
         "number": (1, 10**9 - 1),
         "first_step": (0, MAX_STEP),
@@ -177,6 +181,7 @@ def _attempt(document: Any, what: str) -> Attempt:
         value = getattr(attempt, name)
         if value is not None and not least <= value <= greatest:
             raise RunFolderError(
-                f"{what}.{name} is {shown(value)}; it is from {least} to {greatest}", hint=_NOT_A_RUN_HINT
+                f"{what}.{name} is {shown(value)}; it is from {least} to {greatest}",
+                hint=Message(_NOT_A_RUN_HINT),
             )
     return attempt

@@ -112,7 +112,7 @@ class TrainingSettings:
 
         Example:
             >>> one = TrainingSettings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
-            >>> Settings.of(one.cell()) == one
+            >>> TrainingSettings.of(one.cell()) == one
             True
         """
         return asdict(self)

@@ -50,8 +50,8 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         InvalidValueError: the cell has an unknown entry or a value out of range.
 
     Example:
-        >>> cell = TrainingSettings("encoder_decoder", head_dim=4, rate=1e-2, seed=0, steps=4, rows=2, width=8, points=2).cell()
-        >>> result = train(cell)
+        >>> run = TrainingSettings("encoder_decoder", head_dim=4, rate=1e-2, seed=0, steps=4, rows=2, width=8, points=2)
+        >>> result = train(run.cell())
         >>> result["curves"]["step"], result["diverged_at"]
         ([0, 3], None)
     """

@@ -7,7 +7,8 @@
   if (typeof DecompressionStream === "undefined") { document.getElementById("old").hidden = false; return; }
   const { wholes, numbers } = await numbersOf(data.block);
   const { scaleOf, ticks, yTicks } = drawing;
-  const { BARS, SHAPES, ABOUT, zh, say, svg, html, number, show, line, ramp, nearest, mapOf, shortener } = pieces;
+  const { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, ramp, nearest, mapOf, shortener } = pieces;
+  speak(data.words);
   const byId = (id) => document.getElementById(id);
   const [statistic, siteSelect, headSelect, tip] = ["statistic", "site", "head", "tip"].map(byId);
   const labels = [...new Set(runs.flatMap((run) => run.sites.map((site) => site.label)))];
@@ -26,7 +27,7 @@
   const nameOf = (name) => data.statistics[name].name[zh() ? 1 : 0];
   function titleOf(name) {
     const of = data.statistics[name].of[zh() ? 1 : 0];
-    return nameOf(name) + (of && !unitOf(name) ? say(` (${of})`, `（${of}）`) : "");
+    return nameOf(name) + (of && !unitOf(name) ? say("unit_of", { unit: of }) : "");
   }
 
   const worstScale = Object.fromEntries(data.columns.map((name) => [
@@ -70,20 +71,20 @@
     // The name of a bar stands above its line, or below it, where neither the title nor another bar is.
     const shown = bars.filter(([bar]) => bar > scale.low && bar < scale.high).sort(([a], [b]) => b - a);
     let free = 17; // from here on down
-    shown.forEach(([bar, words], at) => {
+    shown.forEach(([bar, word], at) => {
       const here = y(bar);
       const next = at + 1 < shown.length ? y(shown[at + 1][0]) : Infinity;
       drawing.append(svg("line", { class: "bar-line", x1: left, x2: right, y1: here, y2: here }));
       const place = here - 12 >= free ? here - 3 : Math.max(here, free) + 14 <= next ? Math.max(here, free) + 11 : null;
       free = Math.max(free, place === null ? here + 1 : place + 3, here + 1);
-      if (place !== null) drawing.append(svg("text", { class: "bar-name", x: left + 4, y: place }, `${show(bar, unit)} ${say(...words)}`));
+      if (place !== null) drawing.append(svg("text", { class: "bar-name", x: left + 4, y: place }, `${show(bar, unit)} ${say(word)}`));
     });
   }
 
   function draw(panel, trendScale) {
     const { run, place } = panel;
     place.replaceChildren();
-    if (run.first === null) { place.append(html("p", { class: "empty" }, say("nothing is recorded", "没有记录"))); return; }
+    if (run.first === null) { place.append(html("p", { class: "empty" }, say("nothing_recorded"))); return; }
     const name = statistic.value;
     const unit = unitOf(name);
     const width = Math.max(place.clientWidth, 240);
@@ -94,12 +95,12 @@
     const tall = Math.max(6, Math.min(22, 260 / Math.max(run.sites.length, 1)));
     const mapHeight = run.sites.length * tall;
 
-    const top = svg("svg", { width, height: LOSS + FLAGS, role: "img", "aria-label": say("loss and alarms", "损失与警报") });
+    const top = svg("svg", { width, height: LOSS + FLAGS, role: "img", "aria-label": say("loss_and_alarms") });
     const yLoss = (value) => LOSS - 4 - lossScale.at(value) * (LOSS - 26);
-    top.append(svg("text", { class: "title", x: left, y: 11 }, say("Loss", "损失") + (lossScale.log ? say(", logarithmic", "，对数") : "")));
+    top.append(svg("text", { class: "title", x: left, y: 11 }, say("loss_title") + (lossScale.log ? say("logarithmic_after") : "")));
     const losses = run.loss[1].map(number);
     if (losses.length) axis(top, lossScale, yLoss, left, right, "");
-    else top.append(svg("text", { x: (left + right) / 2, y: LOSS / 2, "text-anchor": "middle" }, say("no loss on record", "没有损失记录")));
+    else top.append(svg("text", { x: (left + right) / 2, y: LOSS / 2, "text-anchor": "middle" }, say("no_loss")));
     top.append(svg("path", { class: "line-loss", d: line(run.loss[0], losses, x, yLoss, run.gaps) }));
     if (losses.length < 30) losses.forEach((value, at) => {
       if (Number.isFinite(value)) top.append(svg("circle", { class: "point-loss", cx: x(run.loss[0][at]), cy: yLoss(value), r: 2 }));
@@ -107,7 +108,7 @@
     losses.forEach((value, at) => {
       if (!Number.isFinite(value)) top.append(svg("circle", { class: "lost", cx: x(run.loss[0][at]), cy: 18, r: 2 }));
     });
-    top.append(svg("text", { x: left - 6, y: LOSS + 15, "text-anchor": "end" }, say("Alarms", "警报")));
+    top.append(svg("text", { x: left - 6, y: LOSS + 15, "text-anchor": "end" }, say("alarms")));
     top.append(svg("line", { class: "axis", x1: left, x2: right, y1: LOSS + 11, y2: LOSS + 11 }));
     const order = ["note", "warn", "fail", "critical"];
     [...run.alarms].sort((a, b) => order.indexOf(a.severity) - order.indexOf(b.severity)).forEach((alarm) => {
@@ -132,24 +133,22 @@
       names.append(text);
     });
     const map = heatMap(run, name, (step) => x(step) - left, right - left, tall);
-    map.setAttribute("aria-label", `${titleOf(name)}: ${say("attentions down, steps across", "纵向为注意力，横向为训练步")}`);
+    map.setAttribute("aria-label", `${titleOf(name)}: ${say("axes")}`);
     map.style.position = "absolute";
     map.style.left = `${left}px`;
     map.style.top = "0";
     row.append(names, map);
     place.append(row);
     panel.map = { map, tall: map.getBoundingClientRect().height / Math.max(run.sites.length, 1) || tall, left };
-    place.setAttribute("aria-label", say(
-      `${run.name}: arrow keys move over steps and attentions, Enter shows the head`, `${run.name}：方向键在训练步与注意力之间移动，回车显示该头`,
-    ));
+    place.setAttribute("aria-label", say("keys", { run: run.name }));
 
-    const bottom = svg("svg", { width, height: TREND, role: "img", "aria-label": say("trend of the chosen head", "所选头的趋势") });
+    const bottom = svg("svg", { width, height: TREND, role: "img", "aria-label": say("trend") });
     const yTrend = (value) => TREND - 24 - trendScale.at(value) * (TREND - 48);
     const narrow = width < 420;
     const site = siteOf(run);
     const label = site ? site.label : siteSelect.value;
     const heading = [
-      `${titleOf(name)} · ${label} · ${headName()}${trendScale.log ? say(", logarithmic", "，对数") : ""}`,
+      `${titleOf(name)} · ${label} · ${headName()}${trendScale.log ? say("logarithmic_after") : ""}`,
       `${titleOf(name)} · ${shorter(label, 24)} · ${headName()}`,
       `${nameOf(name)} · ${shorter(label, 16)} · ${headName()}`,
       `${nameOf(name)} · ${shorter(label, 16)}`,
@@ -164,13 +163,13 @@
         if (!Number.isNaN(value)) bottom.append(svg("circle", { class: "point-head", cx: x(one.steps[at]), cy: yTrend(value), r: 2 }));
       });
     } else {
-      bottom.append(svg("text", { x: (left + right) / 2, y: TREND / 2, "text-anchor": "middle" }, say("not in this run", "此次运行中没有")));
+      bottom.append(svg("text", { x: (left + right) / 2, y: TREND / 2, "text-anchor": "middle" }, say("not_in_run")));
     }
     for (const tick of ticks(first, last, Math.floor((right - left) / 80), 1)) {
       bottom.append(svg("line", { class: "axis", x1: x(tick), x2: x(tick), y1: TREND - 22, y2: TREND - 17 }));
       bottom.append(svg("text", { x: x(tick), y: TREND - 4, "text-anchor": "middle" }, String(tick)));
     }
-    bottom.append(svg("text", { x: left - 16, y: TREND - 4, "text-anchor": "end" }, say("step", "训练步")));
+    bottom.append(svg("text", { x: left - 16, y: TREND - 4, "text-anchor": "end" }, say("step_axis")));
     place.append(bottom);
     for (const [from, to] of run.gaps) for (const drawing of [top, bottom]) {
       drawing.append(svg("rect", { class: "gap", x: x(from), width: Math.max(x(to) - x(from), 1), y: 16, height: drawing === top ? LOSS - 16 : TREND - 40 }));
@@ -183,11 +182,11 @@
     point(cursor);
   }
 
-  const headName = () => (headSelect.value === "worst" ? say("the worst head", "最差的头") : `${say("head", "头")} ${headSelect.value}`);
+  const headName = () => (headSelect.value === "worst" ? say("worst_head") : say("head", { head: headSelect.value }));
   function legendOf(name, width) {
     const scale = worstScale[name];
     const known = runs.some((run) => run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value))));
-    if (!known) return [html("span", {}, say("not measured", "未测量"))];
+    if (!known) return [html("span", {}, say("not_measured"))];
     const ends = [scale.zero ? 0 : scale.low, scale.high].map((end) => html("span", {}, show(end, unitOf(name))));
     return [ends[0], ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), width, 12), ends[1]];
   }
@@ -196,16 +195,15 @@
     for (const option of statistic.options) option.textContent = nameOf(option.value);
     for (const group of statistic.querySelectorAll("optgroup")) group.label = zh() ? group.dataset.zh : group.dataset.en;
     for (const node of document.querySelectorAll("[data-label-en]")) node.setAttribute("aria-label", zh() ? node.dataset.labelZh : node.dataset.labelEn);
-    headSelect.options[0].textContent = say("the worst", "最差的头");
+    headSelect.options[0].textContent = say("worst");
     for (const help of document.querySelectorAll(".help")) help.hidden = help.dataset.statistic !== statistic.value;
     const name = statistic.value;
     const every = runs.map((run) => series(run, name)).filter(Boolean);
     const trendScale = scaleOf(every.flatMap((one) => [...one.values, ...one.medians]), unitOf(name));
     for (const panel of panels) draw(panel, trendScale);
-    const worst = { largest: ["largest", "最大"], least: ["least", "最小"], farthest: ["farthest from 1", "离 1 最远"] }[data.statistics[name].worst];
     byId("legend").replaceChildren(
       html("b", {}, titleOf(name)), ...legendOf(name, 180),
-      html("span", { class: "quiet" }, `${worstScale[name].log ? say("logarithmic", "对数") : say("linear", "线性")}${say("; ", "；")}${say(`the worst head has the ${worst[0]} value`, `数值${worst[1]}的头为最差`)}`),
+      html("span", { class: "quiet" }, say(`worst_${data.statistics[name].worst}`, { scale: say(worstScale[name].log ? "logarithmic" : "linear") })),
     );
     const infinite = runs.some((run) => run.sites.some((site) => data.columns.some((one) => site.worst[one].some(({ value }) => value === Infinity || value === -Infinity))));
     document.querySelector(".infinite").hidden = !infinite;
@@ -272,13 +270,15 @@
       const one = series(panel.run, name);
       const [steps, losses] = panel.run.loss;
       const parts = [];
-      if (steps.length) parts.push(`${say("loss", "损失")} ${show(number(losses[nearest(steps, step)]), "", 4)}`);
+      if (steps.length) parts.push(say("loss_at", { loss: show(number(losses[nearest(steps, step)]), "", 4) }));
       if (one && one.site.steps.length) {
         const [place, middle] = [nearest(one.steps, step), nearest(one.site.steps, step)];
         const unit = unitOf(name);
-        parts.push(`${say("sample of step", "第")} ${one.steps[place]}${say(": ", " 步的样本：")}${titleOf(name)} ${show(one.values[place], unit)}${say(", median of the heads ", "，各头中位数 ")}${show(one.medians[middle], unit)}`);
+        parts.push(say("sample", {
+          step: one.steps[place], statistic: titleOf(name), value: show(one.values[place], unit), median: show(one.medians[middle], unit),
+        }));
       }
-      panel.told.textContent = `${say("step", "第")} ${Math.round(step)}${say("", " 步")} · ${parts.join(" · ")}`;
+      panel.told.textContent = [say("step", { step: Math.round(step) }), ...parts].join(" · ");
     }
   }
   function cellAt(panel, event) {
@@ -293,8 +293,8 @@
   }
   function describe(site, at) {
     const one = site.worst[statistic.value][at];
-    const step = `${say("step", "第")} ${site.steps[at]}${say("", " 步")}`;
-    return `${step} · ${one.head < 0 ? show(NaN) : `${say("head", "头")} ${site.heads[one.head]}${say(": ", "：")}${show(one.value, unitOf(statistic.value))}`}`;
+    const step = say("step", { step: site.steps[at] });
+    return `${step} · ${one.head < 0 ? show(NaN) : say("head_value", { head: site.heads[one.head], value: show(one.value, unitOf(statistic.value)) })}`;
   }
   function hint(text, x, y) {
     tip.textContent = text;

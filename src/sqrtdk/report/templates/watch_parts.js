@@ -3,12 +3,12 @@ const pieces = (() => {
   const { rgb, colour, LUT, style } = drawing;
 
   // Where an alarm begins, and what a value there is called.
-  const [NOTE, WARN, FAIL, CRITICAL] = [["note", "提示"], ["warn", "警告"], ["fail", "失败"], ["critical", "严重"]];
+  const [NOTE, WARN, FAIL, CRITICAL] = ["note", "warn", "fail", "critical"];
   const BARS = {
     max_logit: [[50, NOTE], [100, WARN], [1e3, FAIL], [1e4, CRITICAL]],
-    row_offset: [[50, ["bfloat16", "bfloat16"]]],
-    stored_product: [[65504, ["float16", "float16"]]],
-    scale_ratio: [[1, ["textbook", "教科书值"]]],
+    row_offset: [[50, "bfloat16"]],
+    stored_product: [[65504, "float16"]],
+    scale_ratio: [[1, "textbook"]],
   };
   const SHAPES = { // told apart without colour
     note: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z", warn: "M0-6 6 5H-6Z", fail: "M0-6.5 6.5 0 0 6.5-6.5 0Z", critical: "M-6-6H6V6H-6Z",
@@ -22,7 +22,9 @@ const pieces = (() => {
 
   const SVG = "http://www.w3.org/2000/svg";
   const zh = () => document.documentElement.lang.startsWith("zh");
-  const say = (en, chinese) => (zh() ? chinese : en);
+  let words = {}; // key -> [English, Chinese], from the data block
+  const speak = (given) => { words = given; };
+  const say = (key, parts = {}) => words[key][zh() ? 1 : 0].replace(/\{(\w+)\}/g, (_, name) => parts[name]);
 
   function svg(name, attributes = {}, text = null) {
     const node = document.createElementNS(SVG, name);
@@ -38,7 +40,7 @@ const pieces = (() => {
   }
   const number = (value) => (value === null || value === undefined ? NaN : Number(value));
   function show(value, unit = "", digits = 3) {
-    if (Number.isNaN(value)) return say("not measured", "未测量");
+    if (Number.isNaN(value)) return say("not_measured");
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
     if (unit === "%") return value > 0 && value < 0.0005 ? "<0.1%" : `${+(100 * value).toPrecision(3)}%`;
     const size = Math.abs(value);
@@ -158,5 +160,5 @@ const pieces = (() => {
     };
   }
 
-  return { BARS, SHAPES, ABOUT, zh, say, svg, html, number, show, line, ramp, nearest, mapOf, shortener };
+  return { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, ramp, nearest, mapOf, shortener };
 })();
