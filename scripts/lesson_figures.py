@@ -30,7 +30,7 @@ from sqrtdk.report import axes, plots
 
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"
 FONTS = ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei", "sans-serif"]
-SETTINGS = {**plots._SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
+SETTINGS = {**plots._MATPLOTLIB_SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
 
 BARE, SCALED = "no scale", "with the scale"
 SIDES = {"unscaled": BARE, "scaled": SCALED}

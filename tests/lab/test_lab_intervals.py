@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from sqrtdk.lab.figures import CONFIDENCE, Figure, Figures, format_figure
-from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, joint_mean, largest, mean, proportion, ratio_of_means
+from sqrtdk.lab.intervals import (
+    bootstrap,
+    exact,
+    geometric_mean,
+    joint_mean,
+    largest_draw,
+    mean,
+    proportion,
+    ratio_of_means,
+)
 
 TRIALS = 600
 # A share of 600 whose true value is 0.99 lies above 0.975 but once in a thousand; the bootstrap is a little too narrow.
@@ -63,7 +72,7 @@ def test_six_joint_intervals_hold_all_their_means_at_once() -> None:
 
 
 def test_the_largest_draw_has_no_interval_beyond_it() -> None:
-    figure = largest("x", torch.tensor([1.0, 3.0, 2.0]), d_k=64)
+    figure = largest_draw("x", torch.tensor([1.0, 3.0, 2.0]), d_k=64)
     assert figure == Figure("x", 3.0, 3.0, 3.0, "observed", 3, {"d_k": 64})
     assert str(figure) == "3"
 

@@ -230,7 +230,7 @@ def test_records_that_were_half_written_or_damaged_are_made_whole(saved: Path, m
     shutil.copytree(measured, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "parts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_records, "_PART_ROWS", 1)
+        patch.setattr(_records, "_HEADS_A_PART", 1)
         assert measure(saved, tmp_path / "run").computed == 0
     parts = sorted((tmp_path / "run" / "parts").glob("*.parquet"))
     assert len(parts) == len(STEPS)

@@ -146,13 +146,13 @@ PLANTED: dict[str, tuple[Hurt, torch.dtype, float, tuple[str, str, str]]] = {
         filled(("blocks.0.attention.out.bias", 5e4)),
         HALF,
         4e4,
-        ("blocks.0.between", law.BETWEEN, "blocks.0.attention"),
+        ("blocks.0.between", law.CAUSE_BETWEEN, "blocks.0.attention"),
     ),
     "sum at its end": (
         filled((f"{MLP}.bias", 5e4), ("blocks.0.attention.out.bias", 4e4)),
         HALF,
         1.0,
-        ("blocks.0", law.WITHIN, "blocks.0.mlp"),
+        ("blocks.0", law.CAUSE_WITHIN, "blocks.0.mlp"),
     ),
     "inputs": (lambda model: None, SINGLE, math.nan, ("blocks.0.before", law.CAUSE_INPUTS, "")),
 }
@@ -169,7 +169,7 @@ def test_the_module_and_the_cause_are_named(case: str) -> None:
 def test_a_sum_between_blocks_lies_between_their_modules() -> None:
     model = Summed()
     filled(("blocks.0.mlp.2.bias", 5e4))(model)
-    assert first_of(model.half(), ones(4e4).half()) == ("blocks.1.before", law.BETWEEN, "blocks.0.mlp")
+    assert first_of(model.half(), ones(4e4).half()) == ("blocks.1.before", law.CAUSE_BETWEEN, "blocks.0.mlp")
 
 
 def test_health_is_silent_and_a_loss_of_its_own_is_said() -> None:
@@ -399,7 +399,7 @@ def test_a_module_that_raises_and_one_that_runs_within_vmap() -> None:
     model = Tried()
     assert watched(model, torch.randn(1, 3, 8))[0].modules == 4  # the model, attend, qkv and last
     nn.init.constant_(model.each.bias, math.nan)
-    assert first_of(model, torch.randn(1, 3, 8)) == ("last", law.BETWEEN, "each")
+    assert first_of(model, torch.randn(1, 3, 8)) == ("last", law.CAUSE_BETWEEN, "each")
 
 
 class Operations(TorchDispatchMode):

@@ -89,7 +89,7 @@ def test_the_first_of_several_ranks() -> None:
 
 def test_stages_of_one_name_are_told_apart() -> None:
     call = WatchedCall("layers.0", 0, 2, 1.0, "softmax(q.k)", None)
-    first = FirstNonfinite("layers.0.out", "Linear", "", law.BETWEEN, "layers.0.v", True, call.place, (0, 5))
+    first = FirstNonfinite("layers.0.out", "Linear", "", law.CAUSE_BETWEEN, "layers.0.v", True, call.place, (0, 5))
     steps = [WatchedStep((call,), "as is", first=one) for one in (None, first)]
     seen = join_ranks(steps, [RankAxis(2, "stages")])
     sample = StepSample(1, seen.samples(), loss=math.nan, first=seen.first, modules=seen.modules)

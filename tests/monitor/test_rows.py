@@ -17,7 +17,7 @@ from sqrtdk.messages import Message, joined, said, table_of
 from sqrtdk.monitor.checkpoints._measure import _plain, read_result
 from sqrtdk.monitor.columns import LATER
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.monitor.rows import VALUES, alarm_of, alarm_row, how_of, how_row
+from sqrtdk.monitor.rows import MAX_VALUES_BYTES, alarm_of, alarm_row, how_of, how_row
 from sqrtdk.monitor.samples import AS_IS, Alarm, CallSample, StepSample, not_measured, reason_unmeasured, with_place
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.report.watch_summary import Summary, summarise
@@ -66,7 +66,7 @@ ALARMS = {
     "nested": Alarm("unmeasured", "note", 3, joined([REASON, Message("joins.same")]), Message("alarms.source.watch")),
     "plain": Alarm("max_logit", "warn", 3, "a logit of 3", "a report", "h.0", 0, 2, 3.0, 1.0),
     "long": Alarm("lost", "warn", 3, with_place("h", "x" * 2500), "a report"),
-    "long values": Alarm("lost", "warn", 3, with_place("h", "x" * VALUES), "a report"),
+    "long values": Alarm("lost", "warn", 3, with_place("h", "x" * MAX_VALUES_BYTES), "a report"),
 }
 
 

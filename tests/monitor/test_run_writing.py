@@ -313,7 +313,7 @@ def test_an_alarm_after_a_flush_stands_at_its_step(tmp_path: Path) -> None:
 def test_samples_that_are_remembered_are_bounded_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     from sqrtdk.monitor import watch as module
 
-    monkeypatch.setattr(module, "NUMBERS", 3000)
+    monkeypatch.setattr(module, "NUMBERS_IN_MEMORY", 3000)
     model, x = Heads(), torch.randn(1, 20, 3, 2)
     with Watch(model, every=1, on_alarm=lambda alarm: None) as health:
         for _ in range(12):

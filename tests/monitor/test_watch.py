@@ -18,7 +18,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor import forwards
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.schedule import Every
-from sqrtdk.monitor.sums import MAXIMA, SUM_COLUMNS
+from sqrtdk.monitor.sums import MAXIMUM_COLUMNS, SUM_COLUMNS
 from sqrtdk.monitor.watch import LOUD, AttentionWarning, Watch
 from tests.monitor.watched_models import (
     Attend,
@@ -173,7 +173,10 @@ def test_what_is_held_until_the_step_ends_is_bounded_by_rows() -> None:
             health.step()
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
-    heads, fixed = 2, 2 * (len(SUM_COLUMNS) + len(MAXIMA)) * 8  # the sums and the maxima of each head in float64
+    heads, fixed = (
+        2,
+        2 * (len(SUM_COLUMNS) + len(MAXIMUM_COLUMNS)) * 8,
+    )  # the sums and the maxima of each head in float64
     assert held(None, 3) == 3 * (4 * 64 * heads * 4 + fixed)  # two statistics and two gradients of a row in float32
     assert held(4, 3) == 3 * (4 * 4 * heads * 4 + fixed)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sqrtdk.recording import limits, read_trace_file
-from sqrtdk.recording.format import FLOATS, FORMULA_TERMS, TENSOR_LAYOUTS
+from sqrtdk.recording.format import FLOAT_DTYPES, FORMULA_TERMS, TENSOR_LAYOUTS
 from sqrtdk.tracing.tensors import Vector
 from tests.recording_files.sample_calls import computed
 
@@ -133,7 +133,7 @@ def test_the_page_says_what_the_code_takes(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for name in (*FORMULA_TERMS, *TENSOR_LAYOUTS):
         assert f'"{name}"' in PAGE
-    for dtype in FLOATS:
+    for dtype in FLOAT_DTYPES:
         assert str(dtype).removeprefix("torch.") in PAGE
     table = PAGE[PAGE.index("## Limits") :]
     small = ("MAX_NAME", "MAX_STEPS", "MAX_DEPTH", "MAX_DIMENSIONS")

@@ -11,7 +11,7 @@ from sqrtdk.compare.records import DiffReport, MaskPicture
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import UNKNOWN
 from sqrtdk.messages import Message
-from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, MARKS, SAME, UNJUDGED, fold_pairs, mark
+from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, SAME, STAGE_MARKS, UNJUDGED, fold_pairs, mark
 from sqrtdk.report.diff_html import ladder, marked_formulas, to_html
 from sqrtdk.report.diff_payload import diff_page_data
 from sqrtdk.report.plain import plain
@@ -109,7 +109,7 @@ def test_each_fold_has_a_mark_for_each_of_its_stages(name: str) -> None:
     signs = [attributes.get("class", "") for tag, attributes in page.elements if tag == "svg"]
     in_strips = sum(len({stage.stage for stage in fold.first.stages} & set(STAGES)) for fold in fold_pairs(one.pairs))
     in_tables = sum(len(fold.first.stages) for fold in fold_pairs(one.pairs))
-    legend = len(MARKS) if one.pairs else 0
+    legend = len(STAGE_MARKS) if one.pairs else 0
     assert sum((sign or "").startswith("mark ") for sign in signs) == in_strips + in_tables + legend
 
 

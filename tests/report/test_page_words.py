@@ -10,7 +10,7 @@ import pytest
 import sqrtdk.report
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages._catalogue import topic, unfilled
-from sqrtdk.report.diff_fold import MARKS
+from sqrtdk.report.diff_fold import STAGE_MARKS
 from sqrtdk.report.html import OUTCOME_TONES
 from sqrtdk.report.payload import UNIT_BY_STATISTIC
 from tests.report.html_page import HtmlPage, template
@@ -49,7 +49,7 @@ def test_other_tables_are_complete_and_used() -> None:
     assert [key for key in unfilled("pages.script") if f'"{key}"' not in script and f".{key}" not in script] == []
     assert set(unfilled("pages.result")) == set(unfilled("terminal.outcome")) == set(OUTCOME_TONES)
     assert set(STAGES) <= {text.en for key, text in topic("stages").items() if "." not in key}
-    assert {text.en for text in unfilled("diff.outcome").values()} == set(MARKS)
+    assert {text.en for text in unfilled("diff.outcome").values()} == set(STAGE_MARKS)
     assert unfilled("diff.outcome").keys() == unfilled("diff.means").keys()
 
 

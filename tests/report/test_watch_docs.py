@@ -23,9 +23,9 @@ def joined(name: str) -> str:
     """How a column of heads is joined over batches and ranks, by what `monitor.sums` does."""
     if name.endswith(QUANTILES) or name.endswith("_grad_max"):
         return "all rows together"
-    if name in sums.MAXIMA:
+    if name in sums.MAXIMUM_COLUMNS:
         return "largest"
-    if f"-{name}" in sums.MAXIMA:
+    if f"-{name}" in sums.MAXIMUM_COLUMNS:
         return "least"
     if name.endswith(("rows", "nonfinite")):
         return "sum"

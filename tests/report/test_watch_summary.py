@@ -28,7 +28,7 @@ from sqrtdk.report import watch_payload
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
 from sqrtdk.report.watch_json import comparison_json, to_json
 from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import FAIL_ON, MISSING, SEVERITY_ORDER, Summary, summarise
+from sqrtdk.report.watch_summary import MISSING, SEVERITY_ORDER, WATCH_FAIL_ON, Summary, summarise
 from sqrtdk.report.watch_terminal import sparkline
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
@@ -47,7 +47,7 @@ def test_words_and_columns_belong_together() -> None:
     named = {key.removeprefix("alarm.") for key in topic("watch") if key.startswith("alarm.")}
     assert rules | {"idle", "sink", "records", "schedule", "checkpoint"} | set(RULES) == named
     assert SEVERITY_ORDER == AUDIT_SEVERITIES
-    assert FAIL_ON == AUDIT_FAIL_ON
+    assert WATCH_FAIL_ON == AUDIT_FAIL_ON
 
 
 @pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
@@ -110,7 +110,7 @@ def test_all_that_is_missing_is_named_and_counted(told: dict[str, Summary]) -> N
 
 
 def test_exit_codes_follow_the_worst_alarm(told: dict[str, Summary]) -> None:
-    assert [told["sick"].exit_code(bar) for bar in FAIL_ON] == [1, 1, 1, 1, 1, 0]
+    assert [told["sick"].exit_code(bar) for bar in WATCH_FAIL_ON] == [1, 1, 1, 1, 1, 0]
     assert told["healthy"].exit_code("unmeasured") == 0
 
 

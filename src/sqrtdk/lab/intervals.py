@@ -1,6 +1,6 @@
 """Estimates with confidence intervals: Student's t, the bootstrap, Clopper and Pearson. scipy does the statistics.
 
-`exact` is for quantities without randomness; `largest` for the extreme of some draws, without a claim beyond them.
+`exact` is for quantities without randomness; `largest_draw` for the extreme of some draws, without a claim beyond them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def exact(name: str, value: float, **at: Place) -> Figure:
     return Figure(name, value, value, value, "exact", 1, at)
 
 
-def largest(name: str, samples: Samples, **at: Place) -> Figure:
+def largest_draw(name: str, samples: Samples, **at: Place) -> Figure:
     """Make a figure of the largest draw: a bar on it asks whether any draw went beyond.
 
     It has no interval, as other draws could go further.
@@ -41,7 +41,7 @@ def largest(name: str, samples: Samples, **at: Place) -> Figure:
         at: where it was measured.
 
     Example:
-        >>> print(largest("rounding", [1e-16, 3e-16, 2e-16]))
+        >>> print(largest_draw("rounding", [1e-16, 3e-16, 2e-16]))
         3e-16
     """
     values = _array(samples)

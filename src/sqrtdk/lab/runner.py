@@ -92,9 +92,9 @@ def lab_environment() -> dict[str, str]:
     }
 
 
-CELLS = "cells"  # the folder of the cells' results, next to the records
+CELLS_FOLDER = "cells"  # the folder of the cells' results, next to the records
 PLOTS = ("svg", "png")
-_NEEDED = ("scipy.stats", "sklearn.datasets")  # experiments need them, perhaps an hour after the start
+_NEEDED_PACKAGES = ("scipy.stats", "sklearn.datasets")  # experiments need them, perhaps an hour after the start
 Draw = Callable[[Record, Path, bool], object]
 
 
@@ -192,8 +192,8 @@ def run(
     if seed < 0:
         raise InvalidValueError(f"a seed is 0 or more; got {seed}", hint="Take 0, 1, 2, ...")
     folder = None if output is None else Path(output)
-    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS, anew=force)
-    for module in _NEEDED:
+    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS_FOLDER, anew=force)
+    for module in _NEEDED_PACKAGES:
         _extras.load(module)
     measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
     find_known = (lambda path, claim: None) if force else partial(_known, quick=quick, seed=seed)
@@ -258,8 +258,8 @@ def _told(progress: Callable[[str], None]) -> _progress.Tell:
 def _held(folder: Path) -> Iterator[None]:
     """Make the directory if missing, and lock it for this process."""
     with locked(folder, "*.json", *(f"*.{kind}" for kind in PLOTS)):
-        disk.make(folder / CELLS)
-        disk.tidy(folder / CELLS, "*.json")
+        disk.make(folder / CELLS_FOLDER)
+        disk.tidy(folder / CELLS_FOLDER, "*.json")
         yield
 
 

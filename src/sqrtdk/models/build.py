@@ -18,7 +18,7 @@ from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 
 GENERATION = "generation_config.json"
-_ABSENT = "premises.weights.absent"
+_ABSENT_WEIGHTS_MESSAGE = "premises.weights.absent"
 
 # transformers' auto classes in the order in which they are searched for an architecture; AutoModel is the fallback.
 AUTO_CLASSES = (
@@ -263,7 +263,7 @@ def _load_weights(
     unused = sorted(loading_report.get("unexpected_keys") or ())
     notes: list[str] = []
     if missing:
-        notes.append(Message(_ABSENT, count=len(missing), name=repr(missing[0])))
+        notes.append(Message(_ABSENT_WEIGHTS_MESSAGE, count=len(missing), name=repr(missing[0])))
     if unused:
         notes.append(Message("premises.weights.unused", count=len(unused), name=repr(unused[0][:200])))
     return module, notes
@@ -271,7 +271,7 @@ def _load_weights(
 
 def lacks_weights(note: str) -> bool:
     """Return whether a note of `build_model` says that some weights are random because the checkpoint lacks them."""
-    return id_of(note) == _ABSENT
+    return id_of(note) == _ABSENT_WEIGHTS_MESSAGE
 
 
 def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:

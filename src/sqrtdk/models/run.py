@@ -19,7 +19,7 @@ from sqrtdk.models.records import Inputs
 from sqrtdk.models.signature import named_arguments
 
 aten = torch.ops.aten
-ANY = (aten.any.default, aten.any.dim, aten.any.dims)
+ANY_OVERLOADS = (aten.any.default, aten.any.dim, aten.any.dims)
 
 
 class _Answers(EagerMode):
@@ -39,7 +39,7 @@ class _Answers(EagerMode):
         if func is aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype is torch.bool:
             return not any(args[0] is tensor for tensor in self._any)
         out = func(*args, **(kwargs or {}))
-        if func in ANY and out.is_meta:
+        if func in ANY_OVERLOADS and out.is_meta:
             self._any.append(out)
         return out
 

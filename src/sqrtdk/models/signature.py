@@ -8,7 +8,7 @@ from torch import nn
 
 from sqrtdk.messages import Message
 
-_MOST_NAMES = 8
+_MOST_ARGUMENTS_NAMED = 8
 
 
 def forward_arguments(module: nn.Module) -> dict[str, bool]:
@@ -28,7 +28,7 @@ def named_arguments(module: nn.Module) -> str:
         'input1, input2'
     """
     names = list(forward_arguments(module))
-    return ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])])
+    return ", ".join([*names[:_MOST_ARGUMENTS_NAMED], *(["..."] if len(names) > _MOST_ARGUMENTS_NAMED else [])])
 
 
 def file_hint(module: nn.Module) -> Message:

@@ -26,15 +26,15 @@ from sqrtdk.messages import Message
 from sqrtdk.models.returned import walk
 from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
-    BETWEEN,
+    CAUSE_BETWEEN,
     CAUSE_INPUTS,
     CAUSE_UNKNOWN,
     CAUSE_WEIGHT,
     CAUSE_WEIGHT_AROUND,
+    CAUSE_WITHIN,
     FROM_FINITE,
     FROM_MINUS,
     RULED_OUT,
-    WITHIN,
     FirstNonfinite,
 )
 from sqrtdk.tracing import Trace
@@ -249,9 +249,9 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
     elif entering == BAD and (outer := _weight_around(now, place, states, paths)):
         cause, detail = CAUSE_WEIGHT_AROUND, outer
     elif entering == BAD:
-        cause, detail = BETWEEN, _site(now.ended[passage.earlier - 1], paths) if passage.earlier else ""
+        cause, detail = CAUSE_BETWEEN, _site(now.ended[passage.earlier - 1], paths) if passage.earlier else ""
     elif passage.earlier < place:
-        cause, detail = WITHIN, _site(now.ended[place - 1], paths)
+        cause, detail = CAUSE_WITHIN, _site(now.ended[place - 1], paths)
     else:
         cause = CAUSE_UNKNOWN if entering is None else FROM_MINUS if entering == MINUS else FROM_FINITE
     return FirstNonfinite(

@@ -33,7 +33,7 @@ WAITING_BYTES = 2**26  # unpacked rows that wait for the disk, of about 200,000 
 _STATISTICS = [column.name for column in HEAD_COLUMNS if column.type == "float64" or column.name.endswith("rows")]
 _COUNTS = ("rows", "blind_rows", "nan_rows", "inf_rows")
 # these may pass, as a full disk may be free later; other errors would recur
-_PASSING = (OutputError, OSError, MemoryError)
+_PASSING_ERRORS = (OutputError, OSError, MemoryError)
 _BLANK_STEP = {"how": None, "message_id": None, "values": None, "calls": 0, "unmeasured": 0}
 Loss = Tensor | float | None
 
@@ -190,7 +190,7 @@ class Journal:
         except BaseException as error:
             if self.writer.parts > before:
                 self._waiting.popleft()
-            elif isinstance(error, Exception) and not isinstance(error, _PASSING):
+            elif isinstance(error, Exception) and not isinstance(error, _PASSING_ERRORS):
                 self._drop(self._waiting.popleft(), _text_of(error))
                 return
             raise

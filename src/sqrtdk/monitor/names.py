@@ -25,8 +25,8 @@ from sqrtdk.store.manifest import MAX_STEP, Attempt
 
 PARTS_FOLDER = "parts"
 MAX_PARTS = 2**17
-_NUMBERS = r"attempt-(\d{1,9})\.part-(\d{6,12})-(\d{6,12})\.steps-(\d{1,18})-(\d{1,18})"
-_PART_FILE_NAME = re.compile(_NUMBERS + r"(?:\.sum-([0-9a-f]{16}))?\.parquet", re.ASCII)
+_PART_NUMBERS = r"attempt-(\d{1,9})\.part-(\d{6,12})-(\d{6,12})\.steps-(\d{1,18})-(\d{1,18})"
+_PART_FILE_NAME = re.compile(_PART_NUMBERS + r"(?:\.sum-([0-9a-f]{16}))?\.parquet", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

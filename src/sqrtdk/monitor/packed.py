@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUM_COLUMNS, HeadSums, WatchedCall, WatchedStep
+from sqrtdk.monitor.sums import MAXIMUM_COLUMNS, PRODUCT_COLUMNS, SUM_COLUMNS, HeadSums, WatchedCall, WatchedStep
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
 
 _ROW_FIELDS = tuple(field.name for field in fields(RowStats))
-_ROW_STATISTICS = "row statistics"  # statistics of single rows, sent if the keys of a row lie on several ranks
+_ROW_STATISTICS_KEY = "row statistics"  # statistics of single rows, sent if the keys of a row lie on several ranks
 _BAD = ("query_nonfinite", "key_nonfinite")
 _EXTRA_TENSORS = ("max_product", "padding", *_BAD, "stored_product")
 
@@ -178,9 +178,9 @@ def _tensors(call: WatchedCall, by_row: bool) -> dict[str, Tensor]:
         return {}
     if not by_row:
         return {"sums": call.sums.sums, "maxima": call.sums.maxima, **call.sums.ordered}
-    rows = {_ROW_STATISTICS: torch.cat([_lines(one.rows) for one in call.rows], -1)}
+    rows = {_ROW_STATISTICS_KEY: torch.cat([_lines(one.rows) for one in call.rows], -1)}
     paddings = [one.padding for one in call.rows if one.padding is not None]
-    for name in PRODUCTS:
+    for name in PRODUCT_COLUMNS:
         products = [product for one in call.rows if (product := getattr(one, name)) is not None]
         if products and len(products) == len(call.rows):
             rows[name] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
@@ -199,13 +199,13 @@ def _call(laid: LaidCall, ratio: float | None, tensors: dict[str, Tensor], strid
     rows: tuple[CallRows, ...] = ()
     if "sums" in tensors:
         sums = HeadSums(tensors["sums"], tensors["maxima"], ordered)
-    elif _ROW_STATISTICS in tensors:
+    elif _ROW_STATISTICS_KEY in tensors:
         product, padding, *bad = (tensors[name].reshape(()) if name in tensors else None for name in _EXTRA_TENSORS)
-        lines = tensors[_ROW_STATISTICS].reshape(len(_ROW_FIELDS), laid.heads, -1)
+        lines = tensors[_ROW_STATISTICS_KEY].reshape(len(_ROW_FIELDS), laid.heads, -1)
         stats = RowStats(**dict(zip(_ROW_FIELDS, lines, strict=True)))
         rows = (CallRows(stats, product, lines.shape[-1], padding, *bad),)
         nothing = lines.new_zeros
-        sums = HeadSums(nothing(len(SUM_COLUMNS), laid.heads), nothing(len(MAXIMA), laid.heads), ordered)
+        sums = HeadSums(nothing(len(SUM_COLUMNS), laid.heads), nothing(len(MAXIMUM_COLUMNS), laid.heads), ordered)
     return WatchedCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows, laid.traits)
 
 
@@ -218,7 +218,7 @@ def _packed(name: str, tensor: Tensor) -> PackedTensor:
 
 
 def _wide(name: str) -> bool:
-    return name in ("sums", "maxima", _ROW_STATISTICS, *_EXTRA_TENSORS)
+    return name in ("sums", "maxima", _ROW_STATISTICS_KEY, *_EXTRA_TENSORS)
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

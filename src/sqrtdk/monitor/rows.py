@@ -16,7 +16,7 @@ from sqrtdk.messages import fields, recorded
 from sqrtdk.monitor.samples import Alarm, not_measured
 
 RECORDED_CHARACTERS = 2000  # most characters of a recorded text
-VALUES = 8000  # most bytes of the values of a sentence; one with more is recorded in English only
+MAX_VALUES_BYTES = 8000  # most bytes of the values of a sentence; one with more is recorded in English only
 _AS_THEY_ARE = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
 _OLD_UNMEASURED_PREFIX = "not measured: "  # `how` in records of older versions
 
@@ -69,7 +69,7 @@ def _message(sentence: str) -> dict[str, str | None]:
     made = fields(sentence)
     values = None if made["values"] is None else json.dumps(made["values"], ensure_ascii=False)
     kept = None if values is None else values.encode("utf-8", "replace")
-    if kept is None or len(kept) > VALUES:
+    if kept is None or len(kept) > MAX_VALUES_BYTES:
         return {"message_id": None, "values": None}
     return {"message_id": made["message_id"], "values": kept.decode()}
 

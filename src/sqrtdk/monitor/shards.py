@@ -14,12 +14,29 @@ import torch
 
 from sqrtdk.messages import Message
 from sqrtdk.messages import joined as joined_names
-from sqrtdk.monitor.samples import BETWEEN, RULED_OUT, WITHIN, Alarm, FirstNonfinite, reason_unmeasured, with_place
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, WatchedCall, WatchedStep, head_sums, join_heads, join_rows
+from sqrtdk.monitor.samples import (
+    CAUSE_BETWEEN,
+    CAUSE_WITHIN,
+    RULED_OUT,
+    Alarm,
+    FirstNonfinite,
+    reason_unmeasured,
+    with_place,
+)
+from sqrtdk.monitor.sums import (
+    MAXIMUM_COLUMNS,
+    PRODUCT_COLUMNS,
+    HeadSums,
+    WatchedCall,
+    WatchedStep,
+    head_sums,
+    join_heads,
+    join_rows,
+)
 from sqrtdk.tracing import merge_rows
 
 Calls = Sequence[WatchedCall | None]  # of the ranks along one axis; None for a rank without the call
-_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # joined from last to first
+_AXES_IN_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # joined from last to first
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +59,7 @@ def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> Watche
         steps: of every rank, in the order of the grid.
         axes: of the grid, the last one varies fastest.
     """
-    order = sorted(range(len(axes)), key=lambda at: _ORDER.index(axes[at].shards))
+    order = sorted(range(len(axes)), key=lambda at: _AXES_IN_ORDER.index(axes[at].shards))
     grid = torch.arange(len(steps)).reshape([axis.size for axis in axes]).permute(order).flatten().tolist()
     axes = [axes[at] for at in order]
     stages = math.prod(axis.size for axis in axes if axis.shards == "stages")
@@ -84,7 +101,7 @@ def _first(
     earlier = {call.place for calls in by_stage[:stage] for call in calls}
     if any(call.place in earlier for call in by_stage[stage]):  # one name in two stages, as in `_named`
         prefix = f"stage{stage}."
-        names_module = found.cause in (BETWEEN, WITHIN) and found.detail
+        names_module = found.cause in (CAUSE_BETWEEN, CAUSE_WITHIN) and found.detail
         before = found.before
         if before in earlier:
             before = (prefix + before[0], before[1])
@@ -189,8 +206,8 @@ def _beside(sums: Sequence[HeadSums]) -> HeadSums:
     """Concatenate the heads of all ranks; the largest products are one number of the call, the maximum of all ranks."""
     found = join_heads(sums)
     maxima = found.maxima.clone()
-    lines = maxima[[MAXIMA.index(name) for name in PRODUCTS]]
-    maxima[[MAXIMA.index(name) for name in PRODUCTS]] = lines.amax(-1, keepdim=True).expand_as(lines)
+    lines = maxima[[MAXIMUM_COLUMNS.index(name) for name in PRODUCT_COLUMNS]]
+    maxima[[MAXIMUM_COLUMNS.index(name) for name in PRODUCT_COLUMNS]] = lines.amax(-1, keepdim=True).expand_as(lines)
     return replace(found, maxima=maxima)
 
 

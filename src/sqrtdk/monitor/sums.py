@@ -28,8 +28,8 @@ SUM_COLUMNS = (
     *("query_nonfinite", "key_nonfinite"),  # numbers of q and k of all heads; NaN if unknown
     *("query_grad_nonfinite", "key_grad_nonfinite"),  # rows; NaN without gradients
 )
-PRODUCTS = ("max_product", "stored_product")  # one number per call, the same for all of its heads
-MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCTS)
+PRODUCT_COLUMNS = ("max_product", "stored_product")  # one number per call, the same for all of its heads
+MAXIMUM_COLUMNS = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCT_COLUMNS)
 ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns whose quantiles over rows are reported
 RATIO_QUANTILES = (0.05, 0.50, 0.95)
 
@@ -149,7 +149,7 @@ def head_statistics(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
 
 
 def _columns(call: HeadSums) -> dict[str, Tensor]:
-    sums, maxima = dict(zip(SUM_COLUMNS, call.sums, strict=True)), dict(zip(MAXIMA, call.maxima, strict=True))
+    sums, maxima = dict(zip(SUM_COLUMNS, call.sums, strict=True)), dict(zip(MAXIMUM_COLUMNS, call.maxima, strict=True))
     found = {name: sums[name] for name in SUM_COLUMNS if name.endswith(("rows", "nonfinite"))}
     for name in ("keys", "mean_logit", "entropy_nats", "effective_keys", "peak", "jacobian_norm"):
         found[name] = sums[name] / sums["seeing"]

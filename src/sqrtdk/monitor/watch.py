@@ -34,7 +34,7 @@ from sqrtdk.monitor.sums import WatchedStep
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # remembered samples, for trends
-NUMBERS = 2**23  # statistics in them, about 32 bytes each: 50 samples of 4,000 heads
+NUMBERS_IN_MEMORY = 2**23  # statistics in them, about 32 bytes each: 50 samples of 4,000 heads
 LOUD = ("warn", "fail", "critical")
 LOOP = "with watch(model) as health: ... health.step(loss)"
 _watched: WeakSet[nn.Module] = WeakSet()
@@ -56,7 +56,7 @@ class Watch:
     """A watched run; see `watch`.
 
     Attributes:
-        samples: the newest, oldest first: at most `HISTORY`, and `NUMBERS` statistics of heads.
+        samples: the newest, oldest first: at most `HISTORY`, and `NUMBERS_IN_MEMORY` statistics of heads.
         alarms: all alarms so far.
     """
 
@@ -301,7 +301,7 @@ class Watch:
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)
         self._numbers += sample.count
-        while self._numbers > NUMBERS and len(self.samples) > 2:
+        while self._numbers > NUMBERS_IN_MEMORY and len(self.samples) > 2:
             self._numbers -= self.samples.popleft().count
         if self._journal is not None:
             unwritten = self._journal.sample(sample, found)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.recording.document import CallEntry, MaskEntry, TermEntry, VectorEntry
-from sqrtdk.recording.format import FLOATS, INTEGERS, TENSOR_LAYOUTS, prefix, to_bhle
+from sqrtdk.recording.format import FLOAT_DTYPES, INTEGER_DTYPES, TENSOR_LAYOUTS, prefix, to_bhle
 from sqrtdk.recording.limits import (
     MAX_RECORD_BYTES,
     MAX_SIDE,
@@ -49,7 +49,7 @@ def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource)
     output = _laid_out(at + "output", layout, source)
     logits = _check_fit(at, query.values, key.values, value.values, output)
     source.count_logits(logits)
-    lse = source.take(at + "lse", FLOATS)
+    lse = source.take(at + "lse", FLOAT_DTYPES)
     if lse is not None and "B" not in layout:
         lse = lse.unsqueeze(0)
     if lse is not None and lse.shape != logits[:3]:
@@ -100,7 +100,7 @@ def _without(entry: CallEntry, at: str, index: int, source: TensorSource) -> Cal
 
 
 def _laid_out(name: str, layout: str, source: TensorSource) -> Tensor:
-    tensor = source.take(name, FLOATS)
+    tensor = source.take(name, FLOAT_DTYPES)
     if tensor is None:
         refuse_file(f"the file has no tensor {name!r}", "Each call has q, k, v and output.")
     if tensor.dim() != len(layout):
@@ -137,7 +137,7 @@ def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tenso
 
 def _vector(entry: VectorEntry, name: str, layout: str, source: TensorSource) -> Vector:
     values = _laid_out(name, layout, source)
-    factors = source.take(name + ".factor", FLOATS)  # a number in JSON, or a tensor that broadcasts
+    factors = source.take(name + ".factor", FLOAT_DTYPES)  # a number in JSON, or a tensor that broadcasts
     if factors is not None and entry.factor is not None:
         refuse_file(f"{name} has its factor as a number and as a tensor")
     if factors is not None:
@@ -164,8 +164,8 @@ def _on_the_way(name: str, layout: str, values: Tensor, source: TensorSource) ->
 def _projection(name: str | None, begin: str, values: Tensor, source: TensorSource) -> Projection | None:
     if name is None:
         return None
-    given, weight, bias = (source.take(f"{begin}.{part}", FLOATS) for part in ("input", "weight", "bias"))
-    features = source.take(begin + ".features", INTEGERS)
+    given, weight, bias = (source.take(f"{begin}.{part}", FLOAT_DTYPES) for part in ("input", "weight", "bias"))
+    features = source.take(begin + ".features", INTEGER_DTYPES)
     if given is None or features is None:
         refuse_file(f"the projection of {begin} lacks its {'input' if given is None else 'features'}")
     shapes = [tuple(part.shape) for part in (given, weight, bias, features) if part is not None]
@@ -187,7 +187,7 @@ def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource) -> Ter
     if entry.name == "mask" or entry.shape is not None:
         value = _mask(entry, at, logits, source)
     else:
-        tensor = source.take(at, FLOATS)
+        tensor = source.take(at, FLOAT_DTYPES)
         if tensor is not None and entry.value is not None:
             refuse_file(f"{at} has its value as a number and as a tensor")
         if tensor is not None and entry.name == "sinks" and tensor.shape != (logits[1],):

@@ -25,11 +25,11 @@ DTYPE_BY_NAME = {
     "BOOL": torch.bool,
 }
 NAME_BY_DTYPE = {dtype: name for name, dtype in DTYPE_BY_NAME.items()}
-FLOATS = frozenset(dtype for dtype in NAME_BY_DTYPE if dtype.is_floating_point)
-INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+FLOAT_DTYPES = frozenset(dtype for dtype in NAME_BY_DTYPE if dtype.is_floating_point)
+INTEGER_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 BIT_DTYPES = frozenset({torch.bool, torch.uint8})
 # values of `dtype`, `logits_dtype` and `weights_dtype`
-FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOATS))
+FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES))
 
 FORMULA_TERMS = ("scale", "softcap", "bias", "mask", "sinks", "unknown")
 # batch, heads, rows and channels in the orders that engines use; without B, the tensors are of one sequence

@@ -24,7 +24,7 @@ _LONGEST_WORD = 20  # a word of at most this many characters is never cut, howev
 _TICK_CHARACTERS = 58  # characters that fit on one line below the axes
 _LEGEND_INCHES = 0.35  # height of a legend of one line
 _LEVEL_SPREAD = 1e-6  # relative spread of a constant that was computed in float32
-_FARTHEST = 1e100  # matplotlib's own arithmetic overflows on larger values
+_LARGEST_DRAWN = 1e100  # matplotlib's own arithmetic overflows on larger values
 _MOST_BRACES = 20  # mathtext's parser recurses about a dozen calls deep for each brace
 _WRITTEN_OUT = 2**16  # ticks up to 2^16 read "65536"; larger ones read "2^17"
 
@@ -205,7 +205,7 @@ def _level(axes: Any, plot: Plot, shown: Sequence[_Points]) -> None:
 
 
 def _fits(value: float, log: bool) -> bool:
-    return abs(value) <= _FARTHEST and (value > 0 or not log)
+    return abs(value) <= _LARGEST_DRAWN and (value > 0 or not log)
 
 
 def _floor(plot: Plot) -> float:

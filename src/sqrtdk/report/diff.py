@@ -36,7 +36,7 @@ from sqrtdk.report.plain import plain
 OUTCOME_STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONE_STYLES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
 _PAIR_COLUMNS = ("first", "cause", "explained", "residue", "allowed")
-_NARROW = 80  # on a narrower console, columns are one blank apart instead of two
+_NARROW_CONSOLE = 80  # on a narrower console, columns are one blank apart instead of two
 _NARROWEST_CAUSE = 12
 _MOST_DIFF_NOTES = 8
 
@@ -120,7 +120,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
             console.print(_row((name, *row), [site, *widths], 3))
     else:
         # too wide for one line: the site gets a line above, and the cause (column 1) wraps in what is left
-        gap = 2 if console.width >= _NARROW else 1
+        gap = 2 if console.width >= _NARROW_CONSOLE else 1
         room = console.width - sum(widths) + widths[1] - gap * len(widths)
         widths[1] = min(widths[1], max(_NARROWEST_CAUSE, room))
         console.print(Text(" " * gap) + _row(titles, widths, 2, gap), style="dim", overflow="fold")

@@ -16,7 +16,7 @@ from sqrtdk.report.figures import format_number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
 OUTCOMES_IN_ORDER = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
-MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
+STAGE_MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def outcome(pair: PairDiff) -> str:
 
 
 def mark(pair: PairDiff, stage: StageDiff) -> str:
-    """Return the outcome of a stage, one of `MARKS`. FOLLOWS means that the difference began at another stage."""
+    """Return the outcome of a stage, one of `STAGE_MARKS`. FOLLOWS means that the difference began at another stage."""
     if stage.same is not False:
         return UNJUDGED if stage.same is None else SAME
     if stage.cancels:

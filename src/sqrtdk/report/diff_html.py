@@ -24,8 +24,8 @@ from sqrtdk.messages import Message, Text, id_of, said, text_of_value, word
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff_fold import (
     CANCELS,
-    MARKS,
     OUTCOMES_IN_ORDER,
+    STAGE_MARKS,
     cause_name,
     fold_pairs,
     has_short_values,
@@ -85,7 +85,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": _environment(report),
         "columns": STAGES,
-        "legend": MARKS,
+        "legend": STAGE_MARKS,
         "unbroken": unbroken,
         "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
         "kind": lambda kind: both(text_of_value(kind_word(plain(kind)))),

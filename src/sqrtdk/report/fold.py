@@ -14,7 +14,7 @@ from sqrtdk.report.figures import format_number, format_ratio
 from sqrtdk.report.places import in_files, places_text
 
 # Findings of these rules expect one exact value; other rules have an upper or lower bound.
-_EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
+_EXACT_RULES = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
 _OF_LAWS = "law_"  # exact too: an output that a law fixes must not move at all
 _CLOSE_TO_BOUND = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
 # -0.5, 1e-06, 1,024: findings that differ in such numbers alone fold into one
@@ -126,7 +126,7 @@ def expected_text(folded: FoldedFinding) -> Text:
     if threshold is None or isinstance(threshold, str):
         return text_of_value(threshold or "")
     shown = _figure(folded, threshold)
-    exact = finding.rule in _EXACT or finding.rule.startswith(_OF_LAWS)
+    exact = finding.rule in _EXACT_RULES or finding.rule.startswith(_OF_LAWS)
     if exact or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
         return text_of_value(shown)
     if value > threshold:  # the finding breaks its bound, so the side tells which kind of bound it is
@@ -137,7 +137,7 @@ def expected_text(folded: FoldedFinding) -> Text:
 def _figure(folded: FoldedFinding, figure: float) -> str:
     """Return a value or a bound as text. If they lie within 1%, their decimals show two digits of the gap."""
     bound = folded.first.threshold
-    if folded.first.rule in _EXACT or not isinstance(bound, (int, float)):
+    if folded.first.rule in _EXACT_RULES or not isinstance(bound, (int, float)):
         return format_number(figure)
     between = (abs(one.value - bound) for one in folded.findings if isinstance(one.value, (int, float)))
     gap = min((gap for gap in between if gap > 0), default=math.inf)  # the smallest one: its digits must show

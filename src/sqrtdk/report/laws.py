@@ -18,13 +18,13 @@ from sqrtdk.report.console import TableColumn, paragraph, print_table
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
-WIDEST = 64  # squares of a picture; with more positions, several share a square
+MOST_SQUARES = 64  # squares of a picture; with more positions, several share a square
 LAW_STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
 _LAW_STYLES = {
     KEPT: "green", NOT_ASKED: "dim",
     "note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red",
 }  # fmt: skip
-_MARKS = {True: "#", False: "."}
+_SQUARE_MARKS = {True: "#", False: "."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def law_rows(answers: Sequence[LawAnswer]) -> tuple[LawRow, ...]:
     return tuple(sorted(rows, key=lambda row: order.index(row.answer.state)))
 
 
-def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
+def picture(moved: Sequence[bool], most: int = MOST_SQUARES) -> tuple[bool, ...]:
     """Return which positions moved, in at most `most` marks. A mark is True if any of its positions moved.
 
     Example:
@@ -75,7 +75,7 @@ def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
     return tuple(any(moved[place : place + each]) for place in range(0, len(moved), each))
 
 
-def each_of(moved: Sequence[bool], most: int = WIDEST) -> int:
+def each_of(moved: Sequence[bool], most: int = MOST_SQUARES) -> int:
     """Return the number of positions that share a mark of the picture."""
     return max(-(-len(moved) // most), 1)  # rounded up
 
@@ -126,7 +126,7 @@ def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language
     ]
     print_table(console, columns, cells, indent=2, language=language)
     for row in rows:
-        for line in _pictured(row, min(WIDEST, console.width - 6), language):
+        for line in _pictured(row, min(MOST_SQUARES, console.width - 6), language):
             paragraph(console, line, 2)
     console.print()
 
@@ -136,11 +136,11 @@ def _pictured(row: LawRow, most: int, language: Language) -> Iterator[Line]:
     if row.answer.state != BROKEN or not moved:
         return
     yield Line(plain(said(caption(row, most), language)))
-    marks = "".join(_MARKS[mark] for mark in picture(moved, most))
+    marks = "".join(_SQUARE_MARKS[mark] for mark in picture(moved, most))
     yield Line(f"  {marks}", style=_LAW_STYLES.get(row.severity or "", ""))
 
 
-def caption(row: LawRow, most: int = WIDEST) -> Message:
+def caption(row: LawRow, most: int = MOST_SQUARES) -> Message:
     """Return the caption of a picture."""
     moved = row.answer.moved
     which = ranges([position for position, mark in enumerate(moved) if mark])

@@ -22,7 +22,7 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.terminal import check_summary_line, premises
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
-_MOST_ROWS = 12
+_MOST_CALL_ROWS = 12
 _MOST_OPEN = 8  # failing findings that are shown unfolded
 _MOST_TEXT_CHARACTERS = 400  # characters of one text
 # Markup characters, "_" at the edge of a word, the colon of "http://" and ":emoji:", and the dot of "www.": GitHub
@@ -121,9 +121,9 @@ def _ledger(report: CheckReport, language: Language) -> str:
     """Return the table of sites, worst health first."""
     order = ("critical", "fail", UNMEASURED, "warn", "note", OK)
     folds = sorted(fold_calls(report.calls), key=lambda fold: order.index(fold.first.health))
-    rows = [_row(fold, language) for fold in folds[:_MOST_ROWS]]
-    if len(folds) > _MOST_ROWS:
-        left = sum(len(fold.calls) for fold in folds[_MOST_ROWS:])
+    rows = [_row(fold, language) for fold in folds[:_MOST_CALL_ROWS]]
+    if len(folds) > _MOST_CALL_ROWS:
+        left = sum(len(fold.calls) for fold in folds[_MOST_CALL_ROWS:])
         rows.append([word("terminal.comment.more_calls", language, count=f"{left:,}"), "", "", "", ""])
     titles = [word(f"words.column.{key}", language) for key in ("site", "formula", "ratio", "verdict", "health")]
     return markdown_table(titles, rows)

@@ -37,7 +37,7 @@ _PAGE_COLOURS = {PAPER: "none", INK: "currentColor", SOFT: "var(--soft)", LINE: 
     colour: f"var(--c{index})" for index, colour in enumerate(SERIES_COLOURS)
 }
 # values of attributes: without quotes, colons and slashes they can neither end the attribute nor name an address
-_HARMLESS = re.compile(r"[\w\s.,+%()#-]*")
+_PLAIN_ATTRIBUTE = re.compile(r"[\w\s.,+%()#-]*")
 
 
 def math(latex: str) -> Markup | None:
@@ -130,7 +130,7 @@ def _compact(name: str, value: str) -> str:
 
 
 def _opening(tag: str, attributes: dict[str, str]) -> str:
-    harmless = {key: value for key, value in attributes.items() if _HARMLESS.fullmatch(value)}
+    harmless = {key: value for key, value in attributes.items() if _PLAIN_ATTRIBUTE.fullmatch(value)}
     return f"<{tag}{_attributes(harmless)}>"
 
 

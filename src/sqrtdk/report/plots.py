@@ -19,7 +19,7 @@ from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
 PNG_DPI = 160
 
-_SETTINGS = {
+_MATPLOTLIB_SETTINGS = {
     "svg.fonttype": "path",  # text as outlines
     "svg.hashsalt": "sqrtdk",  # the same ids in every run
     "font.size": 10.5,
@@ -136,7 +136,7 @@ def _drawn(plot: Plot, kind: str) -> bytes:
     buffer = io.BytesIO()
     # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with style.context(["default", _SETTINGS]):  # "default" resets what a matplotlibrc sets
+    with style.context(["default", _MATPLOTLIB_SETTINGS]):  # "default" resets what a matplotlibrc sets
         figure = figures.Figure(figsize=SIZE_INCHES)
         agg.FigureCanvasAgg(figure)
         draw(figure, plot)

@@ -26,13 +26,13 @@ from sqrtdk.tracing.records import NotMeasured
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 SARIF_LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
-NOT_MEASURED = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
+NOT_MEASURED_RULE = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
 DESCRIBED = (  # rules with a title and a help text
     "nonfinite", "scale_ledger", "blocks", "declared_vs_actual", "unmeasured", "softmax_axis", "mask_audit",
     "sliding_window", "padding", "unused", "dropout", "max_logit", "range_forecast", "saturation", "entropy", "flat",
     "responsiveness", "eager_vs_sdpa", "kv_cache", "law_causal", "law_samples", "law_padding", "law_documents",
     "law_left_padding", "law_cache", "law_shift", "law_place", "law_configured", "law_parameters", "law_modes",
-    NOT_MEASURED,
+    NOT_MEASURED_RULE,
 )  # fmt: skip
 _ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
@@ -116,7 +116,7 @@ def _rule(name: str) -> dict[str, Any]:
         "shortDescription": {"text": f"{title}."},
         "fullDescription": {"text": text},
         "help": {"text": text, "markdown": text},
-        "defaultConfiguration": {"level": "note" if name == NOT_MEASURED else "warning"},
+        "defaultConfiguration": {"level": "note" if name == NOT_MEASURED_RULE else "warning"},
         "properties": {"tags": ["attention"]},
     }
 
@@ -142,10 +142,10 @@ def _open(report: CheckReport, entry: NotMeasured, ids: list[str]) -> dict[str, 
     """Return a result of kind "open" for a site that was not measured: it is neither right nor wrong."""
     seen = f"; seen up to there: {entry.formula}" if entry.formula else ""
     text = f"{site_name(entry.site)}: not measured: {entry.reason}{seen}"
-    finding = Finding(NOT_MEASURED, "note", entry.site, None, None, entry.reason, "", "", entry.at)
+    finding = Finding(NOT_MEASURED_RULE, "note", entry.site, None, None, entry.reason, "", "", entry.at)
     kind = {"kind": "open", "level": "none"}
-    said = (NOT_MEASURED, entry.site, entry.reason)
-    return _entry(NOT_MEASURED, ids, kind, text, entry.site, spots(report, finding), said, {})
+    said = (NOT_MEASURED_RULE, entry.site, entry.reason)
+    return _entry(NOT_MEASURED_RULE, ids, kind, text, entry.site, spots(report, finding), said, {})
 
 
 def _entry(

@@ -28,7 +28,7 @@ from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, way_run
 
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
-_MOST_MISSING = 200
+_MOST_UNMEASURED_ON_PAGE = 200
 _NOTES_AMONG_ALARMS = 6  # up to this many notes stand among the alarms; more of them are folded away
 # the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
@@ -77,8 +77,8 @@ def to_html(runs: Sequence[Summary], compared: RunComparison | None = None, lang
         "shown_alarms": shown_alarms,
         "in_chinese": in_chinese,
         "how": _how,
-        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_MISSING]],
-        "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),
+        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_UNMEASURED_ON_PAGE]],
+        "missing_left": lambda run: max(0, len(run.missing) - _MOST_UNMEASURED_ON_PAGE),
         "newest": newest,
         "value": format_value,
         "number": format_number,

@@ -22,7 +22,7 @@ from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm, place_a
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 
 SEVERITY_ORDER = ("note", "warn", "fail", "critical")  # ascending
-FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
+WATCH_FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
 MOST_NAMED = 5  # sites that are named for one reason; the rest is counted
 MISSING = (
     *("damaged", "gap", "nothing", "steps", "calls", STEP_UNMEASURED, "absent"),

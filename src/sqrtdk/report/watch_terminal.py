@@ -24,14 +24,14 @@ from sqrtdk.report.watch_summary import Summary, rank, way_run
 
 SEVERITY_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS_PRINTED = 12
-MOST_MISSING = 12
+MOST_UNMEASURED_PRINTED = 12
 _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _BAR_GLYPHS = "▁▂▃▄▅▆▇█"
 _NO_VALUE = "·"
 _WIDE_TABLE = 90  # least width at which a table has further columns beside trend and newest value
 _WRAPPED = ("site", "farthest")
-_SIDES = ("A", "B")
-_RIGHT = ("first", "newest", "head", "median", "step", "apart", *_SIDES)
+_RUN_NAMES = ("A", "B")
+_RIGHT = ("first", "newest", "head", "median", "step", "apart", *_RUN_NAMES)
 _LOG_FROM = 30.0  # positive values that span more than this factor are drawn on a log scale
 
 
@@ -321,16 +321,16 @@ def _missing(console: Console, summary: Summary, language: Language) -> None:
     if not summary.missing:
         return
     console.print(Text(word("watch.terminal.unmeasured", language), style="bold"))
-    for entry in summary.missing[:MOST_MISSING]:
+    for entry in summary.missing[:MOST_UNMEASURED_PRINTED]:
         paragraph(console, Text(plain(said(entry.message, language))), 2)
-    if len(summary.missing) > MOST_MISSING:
-        console.print(word("watch.terminal.more", language, count=len(summary.missing) - MOST_MISSING))
+    if len(summary.missing) > MOST_UNMEASURED_PRINTED:
+        console.print(word("watch.terminal.more", language, count=len(summary.missing) - MOST_UNMEASURED_PRINTED))
 
 
 def _table(language: Language, *columns: str, **parts: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
-        title = column if column in _SIDES else word(f"watch.column.{column}", language, **parts)
+        title = column if column in _RUN_NAMES else word(f"watch.column.{column}", language, **parts)
         justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
         table.add_column(title, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
     return table

@@ -11,7 +11,7 @@ from torch import Tensor
 import sqrtdk
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
-from sqrtdk.lab.intervals import largest, mean
+from sqrtdk.lab.intervals import largest_draw, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scales import none
@@ -37,7 +37,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
             extreme = torch.maximum(rows.max.amax(-1), -rows.min.amin(-1))
             unbiased = run["keys"] / (run["keys"] - 1)
             figures += [
-                largest("largest_score_over_bound", extreme / bound, start=start, width=width),
+                largest_draw("largest_score_over_bound", extreme / bound, start=start, width=width),
                 mean("score_std", (rows.variance.mean(-1) * unbiased).sqrt(), start=start, width=width),
                 mean("bound", bound, start=start, width=width),
             ]

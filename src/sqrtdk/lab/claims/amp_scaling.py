@@ -18,16 +18,16 @@ from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 
-KINDS = ("kernel", "stored")  # the logits stay in a kernel in float32, or are stored in bfloat16
+LOGIT_PLACES = ("kernel", "stored")  # the logits stay in a kernel in float32, or are stored in bfloat16
 HALF, TWICE = 0.5, 2.0
 GROWS = 0.02  # nats per symbol; a gap equal in both precisions stays below it
-FP16_MAX = torch.finfo(torch.float16).max
+LARGEST_FP16 = torch.finfo(torch.float16).max
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
     """The gap left by a missing scale, in float32 and in autocast; the rounding error of the weights; the range."""
     trained = [figure for task in run["tasks"] for figure in _trained(run, task)]
-    rounded = [figure for kind in KINDS for figure in _rounded(run, kind)]
+    rounded = [figure for kind in LOGIT_PLACES for figure in _rounded(run, kind)]
     found = Figures(trained + rounded)
     gaps = Plot(
         "gap",
@@ -45,7 +45,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         "total variation",
         tuple(
             series_over(f"{label}, {kind}", found.all("weight_error", arm=arm, logits=kind), "d_k")
-            for kind in KINDS
+            for kind in LOGIT_PLACES
             for label, arm in (("no scale", "none"), (r"$1/\sqrt{d_k}$", "sqrt_dk"))
         ),
         x_axis="log",
@@ -58,7 +58,7 @@ def _trained(run: ExperimentRun, task: str) -> list[Figure]:
     bare, d_k = run["bare"], run["d_k"]
     sides = tuple(dict.fromkeys((bare, "sqrt_dk")))
     single = train_arms(run, {side: _design(task, d_k, side) for side in sides})
-    pairs = [(side, kind) for side in sides for kind in KINDS]
+    pairs = [(side, kind) for side in sides for kind in LOGIT_PLACES]
     mixed = train_arms(
         run,
         {(s, kind): _design(task, d_k, s) | {"precision": "bfloat16", "logits": kind} for s, kind in pairs},
@@ -66,14 +66,14 @@ def _trained(run: ExperimentRun, task: str) -> list[Figure]:
     )
     before = differences(single[bare], single["sqrt_dk"])
     figures = [mean("loss_gap_nats", before, task=task, precision="float32")]
-    for kind in KINDS:
+    for kind in LOGIT_PLACES:
         after = differences(mixed[bare, kind], mixed["sqrt_dk", kind])
         both = list(zip(before, after, strict=True))
         figures.append(mean("loss_gap_nats", after, task=task, precision=f"bfloat16, {kind}"))
         figures.append(mean("gap_change_nats", [b - a for a, b in both], task=task, logits=kind))
         beyond = [b - (1 + HALF) * a for a, b in both]
         figures.append(mean("gap_beyond_half_more_nats", beyond, task=task, logits=kind))
-    products = [_largest_product(curves, bare, d_k) / FP16_MAX for curves in _curves(single[bare])]
+    products = [_largest_product(curves, bare, d_k) / LARGEST_FP16 for curves in _curves(single[bare])]
     return [*figures, geometric_mean("product_over_fp16_max", products, task=task)]
 
 
@@ -121,7 +121,7 @@ def why(figures: Figures) -> Text:
     kernel = list_figures(figures.all("gap_change_nats", logits="kernel"))
     stored = list_figures(figures.all("gap_change_nats", logits="stored"))
     products = list_figures(figures.all("product_over_fp16_max"))
-    inside, outside = (figures("weight_error_ratio", logits=kind) for kind in KINDS)
+    inside, outside = (figures("weight_error_ratio", logits=kind) for kind in LOGIT_PLACES)
     return WORDS("why", costs=costs, kernel=kernel, stored=stored, outside=outside, inside=inside, products=products)
 
 

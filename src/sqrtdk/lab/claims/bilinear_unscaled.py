@@ -9,7 +9,7 @@ from sqrtdk import attention
 from sqrtdk.lab._teacher import LEARNED, TEACHER_STD, Start, fit
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, Series, Style, curve_series
-from sqrtdk.lab.intervals import geometric_mean, largest, mean
+from sqrtdk.lab.intervals import geometric_mean, largest_draw, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scores import bilinear, luong_general
@@ -25,7 +25,7 @@ LINE_STYLES: dict[str, Style] = {"unscaled": "curve", "scaled": "dashed"}
 def measure(run: ExperimentRun) -> ExperimentResult:
     """Difference between the two ways to write the factor, and the result of gradient descent from an unscaled
     start."""
-    figures = [largest("largest_difference", _differences(run))]
+    figures = [largest_draw("largest_difference", _differences(run))]
     curves: list[Series] = []
     for d_k, steps in run["dims_and_steps"]:
         starts = {
@@ -47,7 +47,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
             figures += [
                 geometric_mean("error_at_start", found.start, **at),
                 geometric_mean("error_at_end", found.end, **at),
-                largest("largest_error_at_end", found.end, **at),
+                largest_draw("largest_error_at_end", found.end, **at),
                 mean("logit_std_at_start", found.start_std, **at),
                 mean("logit_std_at_end", found.end_std, **at),
                 geometric_mean("steps_until_learned", found.steps, **at),

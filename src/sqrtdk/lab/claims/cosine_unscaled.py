@@ -11,7 +11,7 @@ import sqrtdk
 from sqrtdk.lab._rows import own_keys
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
-from sqrtdk.lab.intervals import bootstrap, exact, largest, mean, ratio_of_means
+from sqrtdk.lab.intervals import bootstrap, exact, largest_draw, mean, ratio_of_means
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scores import cosine
@@ -34,7 +34,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         stds.append((rows.variance.flatten() * RANDOM_KEYS / (RANDOM_KEYS - 1)).sqrt())
         wide = sqrtdk.measure(query, key, score=cosine(gain=d_k**0.5)).entropy_nats.flatten()
         figures += [
-            largest("largest_logit_over_gain", extreme, d_k=d_k),
+            largest_draw("largest_logit_over_gain", extreme, d_k=d_k),
             mean("logit_std", stds[-1], d_k=d_k),
             mean("entropy_nats_at_gain_root_d_k", wide, d_k=d_k),
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.claims.softmax_example import LOGITS, WEIGHTS
+from sqrtdk.lab.claims.softmax_example import EXAMPLE_LOGITS, WEIGHTS
 from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
@@ -63,7 +63,7 @@ CLAIM = Claim(
     formula=r"\frac{\partial p_i}{\partial z_i} = p_i (1 - p_i), \qquad \frac{\partial p_i}{\partial z_j} = -p_i p_j",
     method=WORDS("method"),
     control=WORDS("control"),
-    parameters={"logits": LOGITS, "factor": 1.0, "d_k": 64},
+    parameters={"logits": EXAMPLE_LOGITS, "factor": 1.0, "d_k": 64},
     quick={},
     flipped={"factor": 0.5},
     measure=measure,

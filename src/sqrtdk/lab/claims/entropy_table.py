@@ -20,7 +20,7 @@ from sqrtdk.theory import expected_entropy_nats
 WORDS = words_of(__name__)
 
 DIMS = (16, 64, 256)
-PRINTED = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
+PRINTED_ENTROPIES = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
 CLAIMED_LENGTH = 10
 AT_LENGTH = {
     side: tuple(round(expected_entropy_nats(CLAIMED_LENGTH, d**0.5 if side == "unscaled" else 1.0), 2) for d in DIMS)
@@ -152,7 +152,7 @@ CLAIM = Claim(
     control=WORDS("control", length=CLAIMED_LENGTH),
     parameters={
         "dims": DIMS,
-        "printed": PRINTED,
+        "printed": PRINTED_ENTROPIES,
         "length": CLAIMED_LENGTH,
         "longest": 4096,
         "numbers": 20_000_000,

@@ -18,7 +18,7 @@ WORDS = words_of(__name__)
 
 WIDTH, HEADS = 768, 12
 HEAD_DIM = WIDTH // HEADS
-PACKED = {"Xavier packed"}  # one matrix of 3 * WIDTH rows, as in torch.nn.MultiheadAttention
+PACKED_STARTS = {"Xavier packed"}  # one matrix of 3 * WIDTH rows, as in torch.nn.MultiheadAttention
 
 INITS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "Xavier uniform": lambda w, rng: nn.init.xavier_uniform_(w, generator=rng),
@@ -45,11 +45,11 @@ def measure(run: ExperimentRun) -> ExperimentResult:
 def _product_std(run: ExperimentRun, name: str) -> Tensor:
     """Root mean square of q . k in the first head, one number for each freshly initialised layer."""
     rng, found = run.generator("layers", name), []
-    rows = WIDTH * (3 if name in PACKED else 1)
+    rows = WIDTH * (3 if name in PACKED_STARTS else 1)
     for _ in range(run["layers"]):
         x = nn.functional.layer_norm(torch.randn(run["tokens"], WIDTH, generator=rng), (WIDTH,))
         packed = INITS[name](torch.empty(rows, WIDTH), rng)
-        other = packed[WIDTH:] if name in PACKED else INITS[name](torch.empty(rows, WIDTH), rng)
+        other = packed[WIDTH:] if name in PACKED_STARTS else INITS[name](torch.empty(rows, WIDTH), rng)
         query, key = (x @ weight[:HEAD_DIM].T for weight in (packed, other))
         product = query @ key.T
         away = ~torch.eye(len(x), dtype=torch.bool)  # a token with itself has another distribution

@@ -8,7 +8,7 @@ import torch
 
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
-from sqrtdk.lab.intervals import largest, mean
+from sqrtdk.lab.intervals import largest_draw, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
@@ -28,7 +28,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         logs[lead] = norm.log()
         figures += [
             mean("jacobian_norm", norm, lead_nats=lead),
-            largest("largest_error_against_autograd", _errors(logits[: run["checked"]], norm), lead_nats=lead),
+            largest_draw("largest_error_against_autograd", _errors(logits[: run["checked"]], norm), lead_nats=lead),
         ]
     *_, before, last = run["leads"]
     figures.append(mean("slope_of_log_norm", (logs[last] - logs[before]) / (last - before)))

@@ -17,7 +17,7 @@ D_MODEL, HEADS, D_V = 512, 8, 64
 ATTENTION_LAYERS = 18  # 6 in the encoder, 12 in the decoder
 
 
-class Row(NamedTuple):
+class HeadSizeRow(NamedTuple):
     """A row of Table 3 in which only d_k differs from the base model.
 
     Attributes:
@@ -39,17 +39,21 @@ class Row(NamedTuple):
 
 # arXiv:1706.03762, table 3. "Unlisted values are identical to those of the base model", and no row lists the scale.
 PAPER = (
-    Row("base", 64, True, 4.92, 25.8, 65),
-    Row("B", 32, True, 5.01, 25.4, 60),
-    Row("B", 16, True, 5.16, 25.1, 58),
+    HeadSizeRow("base", 64, True, 4.92, 25.8, 65),
+    HeadSizeRow("B", 32, True, 5.01, 25.4, 60),
+    HeadSizeRow("B", 16, True, 5.16, 25.1, 58),
 )
-INVENTED = (PAPER[0], Row("B", 32, False, 4.85, 26.1, 60), Row("B", 16, False, 5.16, 25.1, 58))  # for the control
+INVENTED = (
+    PAPER[0],
+    HeadSizeRow("B", 32, False, 4.85, 26.1, 60),
+    HeadSizeRow("B", 16, False, 5.16, 25.1, 58),
+)  # for the control
 FROM, TO = 64, 32
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
     """Read the rows: BLEU by d_k, rows without the scale, and the parameters that the change of d_k explains."""
-    table = [Row(*row) for row in run["table"]]
+    table = [HeadSizeRow(*row) for row in run["table"]]
     rows = {row.d_k: row for row in table}
     first, second = rows[FROM], rows[TO]
     unscaled = [row for row in table if not row.scaled]

@@ -15,7 +15,7 @@ from sqrtdk.stats import row_stats
 
 WORDS = words_of(__name__)
 
-PRINTED = {"unscaled": (0.342, 0.891, 0.998), "scaled": (0.289, 0.276, 0.301)}
+PRINTED_PEAKS = {"unscaled": (0.342, 0.891, 0.998), "scaled": (0.289, 0.276, 0.301)}
 TAIL = 0.005  # of each side: a value outside the central 99% is not a plausible draw
 
 
@@ -133,7 +133,7 @@ CLAIM = Claim(
     control=WORDS("control"),
     parameters={
         "dims": (16, 64, 256),
-        "printed": PRINTED,
+        "printed": PRINTED_PEAKS,
         "keys": 10,
         "numbers": 30_000_000,
         "matrices": 20_000,

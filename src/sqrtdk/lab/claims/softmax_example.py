@@ -15,10 +15,10 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 # five scaled logits printed by an explanation, with the weights that it gives them
-LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
+EXAMPLE_LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
 WEIGHTS = (0.012, 0.089, 0.243, 0.661, 0.995)
 
-TO_THREE_DIGITS = tuple(round(math.exp(z) / sum(map(math.exp, LOGITS)), 3) for z in LOGITS)
+TO_THREE_DIGITS = tuple(round(math.exp(z) / sum(map(math.exp, EXAMPLE_LOGITS)), 3) for z in EXAMPLE_LOGITS)
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -61,7 +61,7 @@ CLAIM = Claim(
     formula=r"\mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad \sum_i \mathrm{softmax}(z)_i = 1",
     method=WORDS("method"),
     control=WORDS("control"),
-    parameters={"logits": LOGITS, "printed": WEIGHTS},
+    parameters={"logits": EXAMPLE_LOGITS, "printed": WEIGHTS},
     quick={},
     flipped={"printed": TO_THREE_DIGITS},
     measure=measure,

@@ -35,7 +35,7 @@ SOFTMAX_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "less maximum": _less_maximum,
     "torch": lambda logits: torch.softmax(logits, -1),
 }
-NARROW = ("float16", "bfloat16", "float32")
+NARROW_DTYPES = ("float16", "bfloat16", "float32")
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -43,7 +43,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     product = products(run.generator("rows"), draws=run["rows"], keys=KEYS, d_k=D_K)[:, 0]
     logits = (factor(run["scale"], D_K) * product).float()
     figures = [mean("largest_logit", logits.amax(-1))]
-    for dtype in NARROW:
+    for dtype in NARROW_DTYPES:
         stored = logits.to(DTYPES[dtype])
         for softmax, function in SOFTMAX_BY_NAME.items():
             weights, place = function(stored), {"softmax": softmax, "dtype": dtype}
@@ -70,7 +70,7 @@ def _plot(figures: Figures) -> Plot:
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     largest = figures("largest_logit")
-    ends = {name: f"{math.log(torch.finfo(DTYPES[name]).max):.1f}" for name in NARROW}
+    ends = {name: f"{math.log(torch.finfo(DTYPES[name]).max):.1f}" for name in NARROW_DTYPES}
     half, wide = (figures("rows_not_finite", softmax="as written", dtype=name) for name in ("float16", "float32"))
     safe = figures("rows_not_finite", softmax="torch", dtype="float16")
     lost, kept = (figures("weights_that_become_0", dtype=name, softmax="torch") for name in ("float16", "float32"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from sqrtdk.lab._rows import attention_weights, own_keys
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure, series_over
-from sqrtdk.lab.intervals import largest, mean, proportion
+from sqrtdk.lab.intervals import largest_draw, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
@@ -34,7 +34,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         entropies.append(rows.entropy_nats.flatten())
         difference = (by_scale - logits.softmax(-1)).abs().amax(-1).flatten()
         figures += [
-            largest("largest_difference_of_weights", difference, t=t),
+            largest_draw("largest_difference_of_weights", difference, t=t),
             mean("peak", rows.peak.flatten(), t=t),
             mean("entropy_nats", entropies[-1], t=t),
             mean("squared_jacobian_norm", rows.jacobian_norm.flatten() ** 2, t=t),
@@ -42,7 +42,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     for (low, high), (cold, warm) in zip(pairwise(temperatures), pairwise(entropies), strict=True):
         figures.append(proportion("rows_flatter_when_warmer", int((warm > cold).sum()), run["rows"], t=high, below=low))
     figures.append(mean("peak_at_the_lowest", row_stats(textbook * temperatures[0] ** run["power"]).peak.flatten()))
-    figures.append(largest("largest_entropy_slope_error", _slope_error(textbook)))
+    figures.append(largest_draw("largest_entropy_slope_error", _slope_error(textbook)))
     return ExperimentResult(figures, _plots(Figures(figures), run))
 
 

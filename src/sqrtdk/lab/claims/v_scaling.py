@@ -8,7 +8,7 @@ from torch import Tensor
 from sqrtdk import attention
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, series_over
-from sqrtdk.lab.intervals import bootstrap, largest, mean, ratio_of_means
+from sqrtdk.lab.intervals import bootstrap, largest_draw, mean, ratio_of_means
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats.request import AuxOutput, AuxRequest
@@ -36,7 +36,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         for name in ("peak", "entropy", "jacobian_norm"):
             before, after = (getattr(rows, name).detach().flatten() for rows in (plain, changed))
             figures += [mean(name, before, d_k=d_k, factor="none"), mean(name, after, d_k=d_k, factor="1/sqrt(d_k)")]
-            figures.append(largest(f"largest_change_of_{name}", (after - before).abs(), d_k=d_k))
+            figures.append(largest_draw(f"largest_change_of_{name}", (after - before).abs(), d_k=d_k))
         pair = (gradient * d_k**0.5, plain_gradient)
         figures.append(bootstrap("gradient_of_q_ratio_times_root_d_k", pair, ratio_of_means, seed=run.seed, d_k=d_k))
     return ExperimentResult(figures, (_plot(Figures(figures)),))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidValueError, LabError
 
-CHOICES: dict[str, tuple[str, ...]] = {
+SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "model": ("decoder", "encoder_decoder"),
     "score": ("dot", "additive", "cosine"),
     "scale": ("none", "sqrt_dk", "dk", "learned"),
@@ -76,7 +76,7 @@ class TrainingSettings:
     points: int = 24
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
+        for name, allowed in SETTING_CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InvalidValueError(f"{name} is {getattr(self, name)!r}", hint=f"Use one of: {', '.join(allowed)}.")
         least = {"head_dim": 2, "heads": 1, "steps": 2, "rows": 1, "length": 4, "width": 2, "layers": 1, "points": 0}

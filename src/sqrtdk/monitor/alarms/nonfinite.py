@@ -21,8 +21,8 @@ _CAUSE_MESSAGES = {
     samples.CAUSE_WEIGHT: "alarms.nonfinite.first.weight",
     samples.CAUSE_WEIGHT_AROUND: "alarms.nonfinite.first.weight_around",
     samples.CAUSE_INPUTS: "alarms.nonfinite.first.inputs",
-    samples.BETWEEN: "alarms.nonfinite.first.between",
-    samples.WITHIN: "alarms.nonfinite.first.within",
+    samples.CAUSE_BETWEEN: "alarms.nonfinite.first.between",
+    samples.CAUSE_WITHIN: "alarms.nonfinite.first.within",
     samples.FROM_MINUS: "alarms.nonfinite.first.from_minus",
     samples.FROM_FINITE: "alarms.nonfinite.first.from_finite",
     samples.CAUSE_UNKNOWN: "alarms.nonfinite.first.unknown",
@@ -33,7 +33,7 @@ _OUTPUT_MESSAGES = {  # by whether a tensor within the output is named, and a ra
     (True, False): "alarms.nonfinite.first.tensor",
     (True, True): "alarms.nonfinite.first.tensor_on_rank",
 }
-_FORWARD = {  # what is finite, by whether there is a loss, and whether a scaler searches for its scale
+_FORWARD_MESSAGES = {  # what is finite, by whether there is a loss, and whether a scaler searches for its scale
     (False, False): "alarms.nonfinite.gradient.forward",
     (False, True): "alarms.nonfinite.gradient.forward_scaled",
     (True, False): "alarms.nonfinite.gradient.forward_and_loss",
@@ -128,9 +128,9 @@ def _cause(first: FirstNonfinite) -> str:
         kind, _, name = first.detail.partition(" ")
         weight = "alarms.nonfinite.first.parameter" if kind == "parameter" else "alarms.nonfinite.first.buffer"
         return Message(_CAUSE_MESSAGES[first.cause], weight=Message(weight, name=name))
-    if first.cause == samples.BETWEEN and not first.detail:
+    if first.cause == samples.CAUSE_BETWEEN and not first.detail:
         return Message("alarms.nonfinite.first.at_once")
-    if first.cause in (samples.BETWEEN, samples.WITHIN):
+    if first.cause in (samples.CAUSE_BETWEEN, samples.CAUSE_WITHIN):
         return Message(_CAUSE_MESSAGES[first.cause], module=first.detail)
     return Message(_CAUSE_MESSAGES[first.cause])
 
@@ -153,7 +153,7 @@ def _backward(now: StepSample) -> Alarm | None:
             which=_gradients(*(f"{counts[name]:.0f}" if counts[name] else "" for name in GRADIENT_COLUMNS)),
             step=now.step,
             head=head,
-            forward=Message(_FORWARD[now.loss is not None, searching]),
+            forward=Message(_FORWARD_MESSAGES[now.loss is not None, searching]),
         )
         severity = "note" if searching else "critical"
         return Alarm(

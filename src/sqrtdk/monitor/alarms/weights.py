@@ -113,12 +113,14 @@ def _heads(sample: StepSample) -> Iterator[tuple[CallSample, int, float, float]]
 
 
 CLEARLY = 10.0  # a head counts as healthy before if it was this many times as far from 1
-LOOKED_AT = 64  # earlier samples that are compared, evenly spread: a long run is not searched whole at every sample
+EARLIER_SAMPLES_COMPARED = (
+    64  # earlier samples that are compared, evenly spread: a long run is not searched whole at every sample
+)
 
 
 def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield a note for each collapsed head, and a warning if they are most of the model's heads."""
-    looked_at = before[:: 1 + len(before) // LOOKED_AT]
+    looked_at = before[:: 1 + len(before) // EARLIER_SAMPLES_COMPARED]
     notes: list[Alarm] = []
     for call in now.calls:
         suspects = [(head, kind) for head in range(call.heads) if (kind := _kind(call, head)) is not None]

@@ -23,7 +23,7 @@ from sqrtdk.store.lock import LOCK
 from sqrtdk.store.manifest import MAX_STEP, RUN
 
 _NAMES_OF_RECORDS = {CHECKPOINTS, PARTS_FOLDER, LOCK, RUN}  # names that the folder of the records uses itself
-_DIGITS = len(str(MAX_STEP))
+_DIGITS_OF_STEP = len(str(MAX_STEP))
 _STEP_AT_END = re.compile(r"\d+\Z", re.ASCII)
 
 
@@ -119,8 +119,8 @@ def _step(path: Path) -> int:
             f"{str(path)!r} is no checkpoint, and holds checkpoints", hint=f"Give {str(path / 'checkpoint-*')!r}."
         )
     number = _STEP_AT_END.search(path.name)
-    step = global_step(path) if number is None else int(number[0][-_DIGITS:])
-    if step is None or not 0 <= step <= MAX_STEP or (number is not None and len(number[0]) > _DIGITS):
+    step = global_step(path) if number is None else int(number[0][-_DIGITS_OF_STEP:])
+    if step is None or not 0 <= step <= MAX_STEP or (number is not None and len(number[0]) > _DIGITS_OF_STEP):
         raise InvalidValueError(
             f"the checkpoint {str(path)!r} has no step: its name does not end with one, nor is there a readable"
             " trainer_state.json with a global_step",

@@ -32,7 +32,7 @@ from sqrtdk.store.manifest import RUN, plain_json, read_manifest
 
 CHECKPOINT_ALARM = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
 _UNMEASURED_SOURCE = "alarms.source.unmeasured"
-_PART_ROWS = 2**16  # heads in one part file; a single checkpoint may have more
+_HEADS_A_PART = 2**16  # heads in one part file; a single checkpoint may have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def _parts(rows: Sequence[StepRows]) -> Iterator[list[StepRows]]:
     part: list[StepRows] = []
     size = 0
     for one in rows:
-        if part and size + len(one.heads) > _PART_ROWS:
+        if part and size + len(one.heads) > _HEADS_A_PART:
             yield part
             part, size = [], 0
         part.append(one)
