@@ -167,11 +167,12 @@ def attention_forward(
         cu_seq_lens_q: offsets of the sequences in a packed batch; the mask has to keep the sequences apart.
         cu_seq_lens_k: the same for the keys.
         output_attentions: whether to return the weights, (B, Hq, L, S), after dropout. They take memory, as in eager.
-        **kwargs: arguments of `IGNORED_ARGUMENTS`, arguments of `REFUSED_ARGUMENTS` that are False, and any argument that is None.
+        **kwargs: arguments of `IGNORED_ARGUMENTS`, arguments of `REFUSED_ARGUMENTS` that are False, and any argument
+            that is None.
 
     Raises:
-        UnsupportedError: a keyword argument is unknown or in `REFUSED_ARGUMENTS`, no mask separates packed sequences or holds the
-            window, or a module that calls itself causal gets neither a mask nor `is_causal`.
+        UnsupportedError: a keyword argument is unknown or in `REFUSED_ARGUMENTS`, no mask separates packed sequences or
+            holds the window, or a module that calls itself causal gets neither a mask nor `is_causal`.
         InvalidValueError: both kinds of sinks are given, or `cu_seq_lens` do not cover the rows or the keys.
     """
     _refuse_unknown(kwargs)

@@ -63,6 +63,7 @@ def standard_pairs(components: str, shared: float = 0.0) -> Draw:
     def draw(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
         query, key = (COMPONENTS[components](rng, (pairs, d_k)) for _ in range(2))
         if shared:
+            # With chance p a component is shared, so E[q_i k_i] = p while both keep mean 0 and variance 1.
             key = torch.where(torch.rand(pairs, d_k, generator=rng) < shared, query, key)
         return query, key
 

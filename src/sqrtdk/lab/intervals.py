@@ -81,6 +81,7 @@ def joint_mean(name: str, samples: Samples, together: int, **at: Place) -> Figur
 
     values = _array(samples)
     error = values.std(ddof=1) / math.sqrt(len(values))
+    # Bonferroni: the chance of a miss, halved for two sides, is divided among the intervals.
     reach = float(stats.t.ppf(1 - (1 - CONFIDENCE) / (2 * together), len(values) - 1)) * error
     centre = float(values.mean())
     return Figure(name, centre, float(centre - reach), float(centre + reach), "t", len(values), at)
@@ -138,6 +139,7 @@ def bootstrap(
         paired=len(data) > 1,
         vectorized=True,
         n_resamples=RESAMPLES,
+        # Resamples at once: scipy would build all of them, RESAMPLES x samples numbers, in one array.
         batch=max(1, 4_000_000 // len(data[0])),
         confidence_level=CONFIDENCE,
         method="percentile",

@@ -193,6 +193,7 @@ def run(
         raise InvalidValueError(f"a seed is 0 or more; got {seed}", hint="Take 0, 1, 2, ...")
     folder = None if output is None else Path(output)
     cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS_FOLDER, anew=force)
+    # A missing package is an error now, not after the experiments that do not need it.
     for module in _NEEDED_PACKAGES:
         _extras.load(module)
     measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
@@ -219,6 +220,7 @@ def _run(
         if folder is not None:
             stack.enter_context(_held(folder))
             for path in paths.values():
+                # Before the first claim runs: a record that can't be written costs hours of measuring.
                 _files.check_writable(path, force=True)
         known = {claim.id: find_known(paths[claim.id], claim) for claim in claims if paths}
         stack.enter_context(cells)
@@ -227,6 +229,7 @@ def _run(
             say(label, 0, 0)
             cells.progress = partial(say, label)
             there = known.get(claim.id)
+            # A user's torch.set_default_device("cuda") would change the numbers and their generator.
             with on_cpu_by_default():
                 found = there or measure(claim)
             done = Done(found, there is not None, paths.get(claim.id))
@@ -286,6 +289,7 @@ def _known(path: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
 
 
 def _read(path: Path) -> Record:
+    # A renamed file would pass for the record of another claim.
     record = read_record(path)
     if record.id != path.stem:
         raise InvalidValueError(

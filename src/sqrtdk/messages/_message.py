@@ -124,6 +124,7 @@ def named(section: str, name: str) -> str:
         >>> said(named("words.verdict", "exact"), "zh"), named("words.verdict", "another")
         ('相符', 'another')
     """
+    # A name of an untrusted record may be no key of the section: it is shown as it is.
     topic_of, _, within = section.partition(".")
     return Message(f"{section}.{name}") if f"{within}.{name}" in topic(topic_of) else name
 
@@ -189,6 +190,7 @@ def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
     ):
         return sentence
     try:
+        # A record of another version may have an id that this catalogue has not, or other values for it.
         names = placeholders(catalogue_text(id).en)
     except KeyError:
         return sentence

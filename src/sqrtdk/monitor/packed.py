@@ -114,6 +114,7 @@ def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     """
     tensors = [_tensors(call, by_row) for call in step.calls]
     rows = sum(4 * one.numel() for each in tensors for name, one in each.items() if not _wide(name))
+    # A power of two, so that the strides of all ranks divide the largest of them and every rank can thin to it.
     stride = 1 << max(0, math.ceil(math.log2(rows / most))) if rows else 1
     tensors = [{name: one if _wide(name) else one[:, ::stride] for name, one in each.items()} for each in tensors]
     laid = tuple(
@@ -136,8 +137,10 @@ def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     every = [(name, one.flatten()) for each in tensors for name, one in each.items()]
     wide = [one.double() for name, one in every if _wide(name)]
     narrow = [one.float() for name, one in every if not _wide(name)]
+    # float64 before float32, so that every value of a row starts at a multiple of its size.
     flat = torch.tensor(numbers, dtype=torch.float64), _cat(wide, torch.float64), _cat(narrow, torch.float32)
     needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
+    # NaN alone would not do for "no loss", since a loss may be NaN: `told` says which it is.
     loss = math.nan if step.loss is None else step.loss
     head = Head(needed, 0.0, stride, float(step.loss is not None), loss, modules=float(step.modules))
     return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
@@ -204,6 +207,7 @@ def _call(laid: LaidCall, ratio: float | None, tensors: dict[str, Tensor], strid
         lines = tensors[_ROW_STATISTICS_KEY].reshape(len(_ROW_FIELDS), laid.heads, -1)
         stats = RowStats(**dict(zip(_ROW_FIELDS, lines, strict=True)))
         rows = (CallRows(stats, product, lines.shape[-1], padding, *bad),)
+        # Placeholders of the right shape: `shards` replaces them by the sums of the rows that it merges.
         nothing = lines.new_zeros
         sums = HeadSums(nothing(len(SUM_COLUMNS), laid.heads), nothing(len(MAXIMUM_COLUMNS), laid.heads), ordered)
     return WatchedCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows, laid.traits)

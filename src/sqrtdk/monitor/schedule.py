@@ -171,6 +171,7 @@ def schedule_of(every: int | Schedule | Callable[[int], bool]) -> Schedule:
         >>> schedule_of(100)
         Every(steps=100, urgent=None)
     """
+    # A class has `due` too, but as a plain function: `every=Logarithmic` without brackets is refused below.
     if isinstance(every, Every | Logarithmic | When):
         return every
     if isinstance(every, int):

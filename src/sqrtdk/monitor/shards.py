@@ -60,6 +60,7 @@ def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> Watche
         axes: of the grid, the last one varies fastest.
     """
     order = sorted(range(len(axes)), key=lambda at: _AXES_IN_ORDER.index(axes[at].shards))
+    # Ranks of one inner axis become neighbours, so joining an axis is joining slices of `axis.size`.
     grid = torch.arange(len(steps)).reshape([axis.size for axis in axes]).permute(order).flatten().tolist()
     axes = [axes[at] for at in order]
     stages = math.prod(axis.size for axis in axes if axis.shards == "stages")
@@ -69,6 +70,7 @@ def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> Watche
     by_stage = [_calls([steps[rank] for rank in grid[at : at + width]], inner) for at in range(0, len(grid), width)]
     calls = [_weighed(call, share) for call in _named(by_stage)]
     by_rank = [(steps[rank].first, place // width, rank) for place, rank in enumerate(grid)]
+    # Only the last pipeline stage has a loss, so ranks without one do not count in the mean.
     losses = [step.loss for step in steps if step.loss is not None]
     how = next((step.how for step in steps if reason_unmeasured(step.how) is None), steps[0].how)
     alarms: dict[Alarm, None] = dict.fromkeys(alarm for step in steps for alarm in step.alarms)
@@ -205,6 +207,7 @@ def _joined(
 def _beside(sums: Sequence[HeadSums]) -> HeadSums:
     """Concatenate the heads of all ranks; the largest products are one number of the call, the maximum of all ranks."""
     found = join_heads(sums)
+    # The largest |q . k| is known per call, so a rank repeats it for each of its heads.
     maxima = found.maxima.clone()
     lines = maxima[[MAXIMUM_COLUMNS.index(name) for name in PRODUCT_COLUMNS]]
     maxima[[MAXIMUM_COLUMNS.index(name) for name in PRODUCT_COLUMNS]] = lines.amax(-1, keepdim=True).expand_as(lines)
@@ -216,6 +219,7 @@ def _merged(sums: Sequence[HeadSums]) -> HeadSums:
 
     A rank knows only a part of the gradient of a row's q, so query gradients are left out.
     """
+    # Sums can't be merged along the keys: each rank has its own maximum and normaliser of the same row.
     rows, *ranks = sums
     return rows.with_gradients(None, join_rows(ranks).ordered.get("key_grad"))
 
