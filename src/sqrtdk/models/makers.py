@@ -165,6 +165,7 @@ def _latents(request: InputRequest) -> Tensor:
 def _series(request: InputRequest) -> Tensor:
     """Make time series (B, T, channels), or TimesFM's (B, T), which it cuts into patches."""
     length, channels = (_first(request.config, name, 0) for name in ("context_length", "num_input_channels"))
+    # TimesFM has a patch length and no channels; PatchTST has both.
     if length and _first(request.config, "patch_length", 0) and not channels:
         return _normal("past_values", request, (request.batch, length))
     if not length or not channels:
@@ -192,6 +193,7 @@ def _normal(name: str, request: InputRequest, shape: tuple[int, ...]) -> Tensor:
 
 def _first(config: Any, name: str, default: Any) -> Any:
     """Return a field of the config or of one of its towers, or the default."""
+    # The config first: a tower may have another value for the same field.
     for part in (config, *(getattr(config, tower, None) for tower in TOWERS)):
         value = getattr(part, name, None)
         if value is not None:
@@ -203,6 +205,7 @@ def _image_size(config: Any) -> tuple[int, int]:
     size = _first(config, "image_size", DEFAULT_IMAGE_SIZE)
     if isinstance(size, int):
         return size, size
+    # image_size is 224, (224, 160) or {"height": 224, "width": 160}, depending on the model.
     height, width = size if isinstance(size, (list, tuple)) else (size["height"], size["width"])
     return int(height), int(width)
 

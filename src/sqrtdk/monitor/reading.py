@@ -22,7 +22,7 @@ from sqrtdk.store.manifest import MAX_STEP, Attempt, read_manifest
 
 MAX_RUN_ROWS = 2**25  # rows of a run that are read at once
 _TRIES = 20  # parts can be merged away between listing and reading
-_PAUSE_S = 0.01
+_PAUSE_S = 0.01  # between tries
 OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
 UNFINISHED = "alarms.part.unfinished"
 

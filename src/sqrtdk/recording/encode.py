@@ -72,6 +72,7 @@ def encode_call(call: CallTensors, number: int, sheet: Sheet, *, projections: bo
         elif name in ("dropout", "missing") and getattr(call, name) != default:
             entry[name] = _json.exact_data(getattr(call, name))
     if call.call is not None:
+        # As a tensor of bytes: a header is limited in size, and a call's record may have megabytes.
         text = _json.exact_line(call.call).encode()
         sheet.put(at + "record", torch.frombuffer(bytearray(text), dtype=torch.uint8))
     if is_empty(call):
@@ -129,6 +130,7 @@ def _term(term: Term, at: str, sheet: Sheet) -> Entry:
         entry["added"] = True
     if not isinstance(term.value, Tensor):
         return entry if term.value is None else entry | {"value": _json.exact_data(term.value)}
+    # A mask as a term is packed like the mask of the call: a band of 8192 x 8192 is two numbers.
     if term.value.dtype is torch.bool:
         return entry | _mask(term.value, at, sheet)
     sheet.put(at, term.value)

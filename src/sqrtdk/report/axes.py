@@ -109,6 +109,7 @@ def matplotlib_label(text: str, width: int = 60) -> str:
     """
     text = plain(text)[:200]  # an untrusted record may carry labels of any length
     if not _parses(text):
+        # An escaped dollar is drawn as a dollar and opens no formula.
         text = text.replace("$", r"\$")
     lines = [""]
     for word in _words(text, width):

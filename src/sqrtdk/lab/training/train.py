@@ -95,9 +95,11 @@ def _fit(model: nn.Module, settings: TrainingSettings, probe: Data) -> tuple[dic
     since: list[float] = []
     for step in range(settings.steps):
         for group in optimizer.param_groups:
+            # A twentieth of the steps is warm-up, so short and long runs have schedules of one shape.
             group["lr"] = learning_rate(step, settings.steps, settings.rate, warm_up=max(1, settings.steps // 20))
         loss = _loss(model, settings, _batch(settings, settings.rows, data))
         since.append(loss.item())
+        # Before the update: the weights are still those that gave the loss, and the curves end here.
         if not math.isfinite(since[-1]):
             return curves, step
         if step in observed:  # before the update, so that loss, gradients and logits belong to the same weights
@@ -116,6 +118,7 @@ def _fit(model: nn.Module, settings: TrainingSettings, probe: Data) -> tuple[dic
 
 
 def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    # Norms and biases are not decayed towards 0: a gain of 0 would switch its channel off.
     matrices = [p for p in parameters if p.ndim == 2]
     rest = [p for p in parameters if p.ndim != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -185,6 +188,7 @@ def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
         assert rows.max_scores is not None
         assert rows.min_scores is not None
         assert rows.entropy is not None
+        # A row with one key has entropy 0 of at most log 1 = 0: no share.
         several = rows.count > 1  # type: ignore[operator]
         largest = max(largest, rows.max_scores.max().item())
         smallest = min(smallest, rows.min_scores.min().item())
@@ -199,6 +203,7 @@ def query_gradients(model: nn.Module) -> dict[str, float]:
         if isinstance(part, MultiHeadAttention):
             assert part.in_proj_weight is not None
             assert part.in_proj_weight.grad is not None
+            # q comes first in the fused projection, then k and v.
             rows = part.num_heads * part.head_dim
             parts.append(part.in_proj_weight.grad[:rows].abs().flatten())
     values = torch.cat(parts).sort().values

@@ -97,6 +97,7 @@ def _named_once(directories: Sequence[Path]) -> Iterator[Path]:
     for path in dict.fromkeys(directories):
         by_place.setdefault(os.path.realpath(path), []).append(path)
     for paths in by_place.values():
+        # False sorts before True: `checkpoint-500` before `best`, a link to it.
         yield min(paths, key=lambda path: (_STEP_AT_END.search(path.name) is None, str(path)))
 
 
@@ -114,6 +115,7 @@ def _in_order(directories: Iterator[Path]) -> tuple[Checkpoint, ...]:
 
 
 def _step(path: Path) -> int:
+    # "runs/a" instead of "runs/a/checkpoint-*" is the usual slip, so the hint gives the pattern.
     if not (path / CONFIG).exists() and next(path.glob(f"checkpoint-*/{CONFIG}"), None) is not None:
         raise InvalidValueError(
             f"{str(path)!r} is no checkpoint, and holds checkpoints", hint=f"Give {str(path / 'checkpoint-*')!r}."
@@ -151,7 +153,7 @@ def names(runs: Sequence[Path]) -> dict[Path, str]:
 
 
 TRAINER_STATE = "trainer_state.json"
-MAX_STATE_BYTES = 100 * 2**20
+MAX_STATE_BYTES = 100 * 2**20  # trainer_state.json has one entry for each logged step
 
 
 def global_step(directory: Path) -> int | None:
@@ -187,6 +189,7 @@ def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
 
 def _is_loss(entry: Any) -> bool:
     return (
+        # The trainer also logs evaluations, {"eval_loss": 2.1, "step": 500}: they have no `loss`.
         isinstance(entry, dict)
         and type(entry.get("step")) is int
         and (type(entry.get("loss")) is float or (type(entry.get("loss")) is int and abs(entry["loss"]) < 2**53))
