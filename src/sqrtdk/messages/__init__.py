@@ -13,7 +13,7 @@ from sqrtdk.messages._message import mentions as mentions
 from sqrtdk.messages._message import named as named
 from sqrtdk.messages._message import recorded as recorded
 from sqrtdk.messages._message import said as said
+from sqrtdk.messages._message import said_again as said_again
+from sqrtdk.messages._message import table_of as table_of
 from sqrtdk.messages._message import text_of_value as text_of_value
 from sqrtdk.messages._message import word as word
-from sqrtdk.messages._records import said_again as said_again
-from sqrtdk.messages._records import table_of as table_of

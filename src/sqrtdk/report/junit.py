@@ -11,8 +11,8 @@ from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Fin
 from sqrtdk.messages import Message
 from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.headline import NOT_FINITE
+from sqrtdk.report.places import about, at_lines, calls_of_finding
 from sqrtdk.report.plain import plain
-from sqrtdk.report.spots import about, at_lines, calls_of_finding
 from sqrtdk.tracing.records import NotMeasured
 
 Element = ElementTree.Element

@@ -19,8 +19,8 @@ from sqrtdk._json import document
 from sqrtdk._sites import ROOT, site_name
 from sqrtdk.audit.records import CheckReport, Finding, Source
 from sqrtdk.messages import Message
+from sqrtdk.report.places import Spot, calls_of_finding, spots
 from sqrtdk.report.plain import plain
-from sqrtdk.report.spots import Spot, calls_of_finding, spots
 from sqrtdk.tracing.records import NotMeasured
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
