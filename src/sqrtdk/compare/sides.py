@@ -25,12 +25,12 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, Sqrtd
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve_model
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
-from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tape.stance import eager_compiler, steps_seen

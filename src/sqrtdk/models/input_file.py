@@ -14,7 +14,7 @@ from sqrtdk.errors import INTERRUPTS, ModelError, short_text
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_file
 from sqrtdk.models.makers import vocabulary
-from sqrtdk.models.signature import forward_arguments
+from sqrtdk.models.modules import forward_arguments
 
 MAX_INPUT_FILE_BYTES = 2**31
 RANKS = {"input_ids": (2,), "decoder_input_ids": (2,), "pixel_values": (4, 5), "input_features": (2, 3, 4)}

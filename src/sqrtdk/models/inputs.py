@@ -15,9 +15,8 @@ from sqrtdk.models.config import text_config
 from sqrtdk.models.demo import CONTEXT, DemoModel
 from sqrtdk.models.limits import check_elements, check_seed, check_sizes
 from sqrtdk.models.makers import MAKERS, InputRequest
-from sqrtdk.models.modules import config_of, is_spread
+from sqrtdk.models.modules import config_of, file_hint, forward_arguments, is_spread
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.signature import file_hint, forward_arguments
 from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
 
 DEFAULT_SEQ_LEN = 128

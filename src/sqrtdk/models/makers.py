@@ -15,7 +15,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models.config import text_config
 from sqrtdk.models.limits import check_elements
-from sqrtdk.models.signature import file_hint, forward_arguments
+from sqrtdk.models.modules import file_hint, forward_arguments
 from sqrtdk.models.tokens import embedded_text, random_ids, text_ids
 
 DEFAULT_IMAGE_SIZE = 224

@@ -14,9 +14,8 @@ from sqrtdk._modes import EagerMode
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
-from sqrtdk.models.modules import frozen_hint, is_spread
+from sqrtdk.models.modules import frozen_hint, is_spread, named_arguments
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.signature import named_arguments
 
 aten = torch.ops.aten
 ANY_OVERLOADS = (aten.any.default, aten.any.dim, aten.any.dims)
