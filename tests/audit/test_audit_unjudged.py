@@ -14,7 +14,7 @@ from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import ModelError
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_document
-from sqrtdk.report.terminal import check_summary_line, to_text
+from sqrtdk.report.terminal import summary_line, to_text
 from tests.attentions.each import each
 from tests.support.program import called
 
@@ -118,7 +118,7 @@ def test_what_could_not_be_judged_is_a_finding(attend) -> None:
     assert unjudged(report) == [("1", "warn")]
     assert word in report.unjudged[0].message
     assert report.exit_code == 1
-    assert "1 attention not judged" in check_summary_line(report)
+    assert "1 attention not judged" in summary_line(report)
     assert check(beside(attend), x()).exit_code == int(attend is over_heads)
     page = to_html(report)
     assert "Everything that ran was measured" not in page
@@ -152,7 +152,7 @@ def test_a_softmax_that_may_be_one_is_a_note() -> None:
 def test_what_was_judged_is_not_accused(attend) -> None:
     report = check(beside(attend), x(), fail_on="unmeasured")
     assert (report.findings, report.exit_code) == ((), 0)
-    assert "not judged" not in check_summary_line(report)
+    assert "not judged" not in summary_line(report)
     assert "Passed" in to_html(report)
     assert "Everything that ran was measured" in to_html(report)
 
@@ -192,7 +192,7 @@ def test_each_call_of_one_module_counts() -> None:
     report = check(Again(right), x(), fail_on="unmeasured")
     assert [call.verdict for call in report.calls] == ["unmeasured", "exact", "unmeasured"]
     assert [finding.message[-18:] for finding in report.unjudged] == ["(call 1 of 3 here)", "(call 3 of 3 here)"]
-    assert "2 attentions not judged" in check_summary_line(report)
+    assert "2 attentions not judged" in summary_line(report)
 
 
 class Beside(nn.Module):

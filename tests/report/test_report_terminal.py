@@ -7,7 +7,7 @@ import pytest
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.messages import Message
 from sqrtdk.report.headline import headline
-from sqrtdk.report.terminal import check_summary_line, to_text
+from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
 from tests.report.sample_report import healthy, hostile, judged, lawless, leaking, sick, static, unjudged
 from tests.report.terminal_text import check_colours, check_fits
@@ -115,14 +115,14 @@ def test_a_call_with_a_failing_finding_is_nowhere_green() -> None:
 
 
 def test_what_was_not_judged_is_counted_and_not_green() -> None:
-    assert "2 attentions not judged. 2 findings: 1 warn, 1 note. Exit code 0" in check_summary_line(unjudged())
+    assert "2 attentions not judged. 2 findings: 1 warn, 1 note. Exit code 0" in summary_line(unjudged())
     text = to_text(unjudged(), width=140, color=True)
     assert "\x1b[1;32m" not in text.splitlines()[-1]
     assert text.count("did not run with these inputs") == 1  # as a finding, not once more as an aside
 
 
 def test_summary_says_what_is_wrong_and_counts() -> None:
-    said, counts = check_summary_line(sick()).split(" 10 attention calls: ")
+    said, counts = summary_line(sick()).split(" 10 attention calls: ")
     assert said == f"{headline(sick()).en}."
     assert counts == (
         "3 exact, 1 declared, 5 unexplained, 1 unmeasured. "

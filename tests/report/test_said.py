@@ -23,7 +23,7 @@ from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_fold import cause_name
 from sqrtdk.report.lab import claim_text
 from sqrtdk.report.markdown import to_markdown
-from sqrtdk.report.terminal import check_summary_line, to_text
+from sqrtdk.report.terminal import summary_line, to_text
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -111,7 +111,7 @@ def test_a_check_is_all_in_chinese_with_chinese_punctuation(model: str) -> None:
         assert NO_MEASURE_WORD.findall(text) == []
         assert ("a.py:3、b.py:14" in text) is bool(placed)
         assert f"退出码{report.exit_code}（fail-on：fail）。" in "".join(text.split())
-    assert check_summary_line(report, "zh").endswith(to_text(report, width=400, language="zh").splitlines()[-1])
+    assert summary_line(report, "zh").endswith(to_text(report, width=400, language="zh").splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -103,7 +103,7 @@ def check(
             from sqrtdk.report.junit import to_junit
             from sqrtdk.report.markdown import to_markdown
             from sqrtdk.report.sarif import to_sarif
-            from sqrtdk.report.terminal import check_summary_line, to_text
+            from sqrtdk.report.terminal import summary_line, to_text
 
             cache = asked(model, kv_dtype, kv_scale, kv_rows, loading.static)
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
@@ -124,7 +124,7 @@ def check(
             say_written(kind, path)
         if (json_ and output is None) or markdown == options.STDOUT:
             print_text(to_markdown(report, language) if markdown == options.STDOUT else to_json(report))
-            write_stderr(check_summary_line(report, language))
+            write_stderr(summary_line(report, language))
         else:
             print_text(to_text(report, width=width(), color=colors(), language=language))
         code = report.exit_code

@@ -33,7 +33,7 @@ def configs(
         from sqrtdk.models.config import read_config_dict
         from sqrtdk.report.console import line
         from sqrtdk.report.plain import plain
-        from sqrtdk.report.terminal import check_summary_line, to_text
+        from sqrtdk.report.terminal import summary_line, to_text
 
         language = options.language_of_choice(lang)
         for file in files:
@@ -48,7 +48,7 @@ def configs(
                 codes.add(EXIT_FAILED)
                 continue
             quiet = not report.exit_code and not report.unjudged
-            told = plain(str(file)) + word("words.mark.colon", language) + check_summary_line(report, language)
+            told = plain(str(file)) + word("words.mark.colon", language) + summary_line(report, language)
             wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
             print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
             codes.add(report.exit_code)

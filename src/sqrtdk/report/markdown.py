@@ -19,7 +19,7 @@ from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
 from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.terminal import check_summary_line, premises
+from sqrtdk.report.terminal import premises, summary_line
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_CALL_ROWS = 12
@@ -98,7 +98,7 @@ def details(title: str, lines: Iterable[str]) -> str:
 def _parts(report: CheckReport, language: Language) -> Iterator[str]:
     outcome = Message(f"terminal.outcome.{report.outcome}")
     yield f"### {word('terminal.comment.title', language, model=markdown_code(report.model.id), outcome=outcome)}\n"
-    yield markdown_text(check_summary_line(report, language), 1000) + "\n"
+    yield markdown_text(summary_line(report, language), 1000) + "\n"
     if report.calls:
         yield _ledger(report, language)
     folded = fold_findings(report.findings)

@@ -89,7 +89,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
     return console_text(draw, width, color)
 
 
-def check_summary_line(report: CheckReport, language: Language = "en") -> str:
+def summary_line(report: CheckReport, language: Language = "en") -> str:
     """Return the headline and the last line of the report: calls, verdicts, findings, exit code."""
     wrong = plain(text_of_value(headline(report)).of(language))
     wrong = wrong if len(wrong) <= _LONGEST_SAID else f"{wrong[: _LONGEST_SAID - 3]}.."
