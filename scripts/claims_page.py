@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from made import ROOT, settle_texts
-from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim
-from sqrtdk.lab.figures import LEVEL, Figures
-from sqrtdk.lab.judge import Verdict, judge
+from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, Claim
+from sqrtdk.lab.figures import CONFIDENCE, Figures
+from sqrtdk.lab.judge import ClaimVerdict, judge_claim
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Text
@@ -110,14 +110,14 @@ def figures() -> dict[str, Any]:
     return {**record, "claims": {row["id"]: row for row in record["claims"]}}
 
 
-def judged(claim: Claim) -> tuple[Verdict, Text]:
+def judged(claim: Claim) -> tuple[ClaimVerdict, Text]:
     """What the figures of a claim say of it and of its parts, and why.
 
     Raises:
         AssertionError: the figures give another verdict than the one that the page shows.
     """
     measured = Figures([figure_of(one) for one in figures()["claims"][claim.id]["figures"]])
-    verdict = judge(measured, claim.parts)
+    verdict = judge_claim(measured, claim.parts)
     assert verdict.answer == verdicts()["claims"][claim.id], f"{claim.id}: its figures say {verdict.answer}"
     return verdict, claim.why(measured)
 
@@ -152,7 +152,7 @@ def origins(claim: Claim, language: str) -> str:
     for source in claim.sources:
         number = source.removeprefix("arXiv:")
         paper = f"[arXiv:{number}](https://arxiv.org/abs/{number})"
-        found.append(named(source, language) if source in EXPLANATIONS else paper)
+        found.append(named(source, language) if source in EXPLANATION_IDS else paper)
     return getattr(WORDS["comma"], language).join(found)
 
 
@@ -196,7 +196,7 @@ def page(language: str) -> str:
     counts = Counter(record["claims"].values())
     environment, minutes = record["environment"], record["minutes"]
     run = {
-        "level": f"{LEVEL:.0%}",
+        "level": f"{CONFIDENCE:.0%}",
         "quick": word("comma").join(link(row["id"]) for row in figures()["claims"].values() if row["quick"]),
     }
     made = {
@@ -219,7 +219,7 @@ def page(language: str) -> str:
         lines.append(f"| {' | '.join(means)} | {counts[answer]} |")
     lines += ["", f"## {word('kinds')}", "", wrapped(word("kinds_lead")), ""]
     lines += [f"| {word('kind')} | {word('says')} | {word('claims')} |", "|---|---|---|"]
-    for source in EXPLANATIONS:
+    for source in EXPLANATION_IDS:
         own = word("comma").join(link(claim.id) for claim in CLAIMS.values() if source in claim.sources)
         lines.append(f"| {named(source, language)} | {ours(f'lab.explanation.{source}.says', language)} | {own} |")
     for group in GROUPS:

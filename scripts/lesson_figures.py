@@ -23,14 +23,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from made import ROOT, settle
-from sqrtdk.lab.figures import Axis, Figure, Figures, Plot, Series, curve, over
-from sqrtdk.lab.record import Record, read
+from sqrtdk.lab.figures import Axis, Figure, Figures, Plot, Series, curve_series, series_over
+from sqrtdk.lab.record import Record, read_record
 from sqrtdk.messages import Text
 from sqrtdk.report import axes, plots
 
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"
 FONTS = ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei", "sans-serif"]
-SETTINGS = {**plots._SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
+SETTINGS = {**plots._MATPLOTLIB_SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
 
 BARE, SCALED = "no scale", "with the scale"
 SIDES = {"unscaled": BARE, "scaled": SCALED}
@@ -72,8 +72,8 @@ CHINESE = {
 
 # As in README's picture, blue is with the scale and orange is without, in shades where several lines are; what is
 # neither has neither colour.
-BLUE, ORANGE, DARK_ORANGE, DARKEST_ORANGE = axes.COLOURS[0], axes.COLOURS[1], "#a04000", "#5f2600"
-VIOLET, OLIVE = axes.COLOURS[2], "#6b6b00"
+BLUE, ORANGE, DARK_ORANGE, DARKEST_ORANGE = axes.SERIES_COLOURS[0], axes.SERIES_COLOURS[1], "#a04000", "#5f2600"
+VIOLET, OLIVE = axes.SERIES_COLOURS[2], "#6b6b00"
 COLOURS = {
     BARE: ORANGE,
     SCALED: BLUE,
@@ -100,9 +100,9 @@ def variance(record: Record) -> Plot:
     bare = [_times(figure, float(figure.at["d_k"])) for figure in scaled]
     dims = [float(figure.at["d_k"]) for figure in scaled]
     lines = (
-        over(BARE, bare, "d_k"),
-        over("divided by √dₖ", scaled, "d_k"),
-        curve("theory: dₖ", dims, dims, style="dashed"),
+        series_over(BARE, bare, "d_k"),
+        series_over("divided by √dₖ", scaled, "d_k"),
+        curve_series("theory: dₖ", dims, dims, style="dashed"),
     )
     return _plot("head dimension dₖ", "variance of the logits", lines, "log", "log")
 
@@ -110,7 +110,7 @@ def variance(record: Record) -> Plot:
 def saturation(record: Record) -> Plot:
     """The largest weight over the dimension."""
     peaks = Figures(list(record.outcome.figures))
-    lines = tuple(over(label, peaks.all("peak", side=side), "d_k") for side, label in SIDES.items())
+    lines = tuple(series_over(label, peaks.all("peak", side=side), "d_k") for side, label in SIDES.items())
     return _plot("head dimension dₖ", "largest weight of 10", lines, "log")
 
 
@@ -123,7 +123,7 @@ def gradients(record: Record) -> Plot:
         "gradient of q, no scale: median row": ("median_gradient_norm", "unscaled"),
         "Jacobian of the softmax, no scale": ("rms_jacobian_norm", "unscaled"),
     }
-    lines = tuple(over(label, norms.all(name, case=case), "d_k") for label, (name, case) in shown.items())
+    lines = tuple(series_over(label, norms.all(name, case=case), "d_k") for label, (name, case) in shown.items())
     return _plot("head dimension dₖ", "norm", lines, "log", "log")
 
 
@@ -139,7 +139,7 @@ def entropy(record: Record) -> Plot:
     }
     lines = [replace(drawn[name], label=label) for name, label in names.items()]
     lengths = [float(x) for x in lines[0].x]
-    uniform = curve("uniform weights: log n", lengths, map(math.log, lengths), style="dashed")
+    uniform = curve_series("uniform weights: log n", lengths, map(math.log, lengths), style="dashed")
     return _plot("number of keys n", "entropy, nats", (uniform, *lines), "log")
 
 
@@ -153,7 +153,8 @@ def precision(record: Record) -> Plot:
     shares = Figures(list(record.outcome.figures))
     lines = tuple(
         replace(
-            over(label, shares.all("calls_not_finite", scale=scale), "place", style="bars"), x=tuple(places.values())
+            series_over(label, shares.all("calls_not_finite", scale=scale), "place", style="bars"),
+            x=tuple(places.values()),
         )
         for label, scale in ((BARE, "none"), (SCALED, "sqrt_dk"))
     )
@@ -165,7 +166,7 @@ def norms(record: Record) -> Plot:
     """How the logits behind a layer normalisation grow with the inputs and with the weights."""
     ratios = Figures(list(record.outcome.figures))
     labels = {"inputs": "the inputs grow", "weights": "the matrices W_q and W_k grow"}
-    lines = tuple(over(label, ratios.all("std_ratio", grown=grown), "times") for grown, label in labels.items())
+    lines = tuple(series_over(label, ratios.all("std_ratio", grown=grown), "times") for grown, label in labels.items())
     return _plot("factor", "growth of the logits", lines, "log", "log")
 
 
@@ -210,7 +211,7 @@ def figures() -> dict[Path, Plot]:
     """What each file shows."""
     shown = {}
     for name, (claim, build) in FIGURES.items():
-        plot = build(read(RECORDS / f"{claim}.json"))
+        plot = build(read_record(RECORDS / f"{claim}.json"))
         shown[ROOT / "docs" / "en" / "figures" / f"{name}.svg"] = plot
         shown[ROOT / "docs" / "zh" / "figures" / f"{name}.svg"] = translated(plot, CHINESE)
     return shown

@@ -17,7 +17,7 @@ import pytest
 import sqrtdk
 from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.integrations import trainer, watch_transformers
-from sqrtdk.integrations.transformers import NAME
+from sqrtdk.integrations.transformers import ATTENTION_NAME
 from tests.cli.commands import COMMANDS, PROGRAM
 
 ROOT = Path(__file__).parents[1]
@@ -144,4 +144,4 @@ def test_every_value_of_an_argument_is_one() -> None:
     named = set(re.findall(r'\bimpl="(\w+)"', quoted))
     assert named
     assert named <= {"auto", *IMPLEMENTATIONS}
-    assert set(re.findall(r'attn_implementation="(\w+)"', quoted)) == {NAME}
+    assert set(re.findall(r'attn_implementation="(\w+)"', quoted)) == {ATTENTION_NAME}

@@ -23,7 +23,7 @@ from sqrtdk.laws.answers import law_not_asked
 from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
-from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.load import iter_attn, resolve_model
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
@@ -184,7 +184,7 @@ def _builds(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
         )
     if options.attn == "both":
         return iter_attn(model, options, inputs)
-    return [AttnBuild(options.attn or "own", resolve(model, options, inputs))]
+    return [AttnBuild(options.attn or "own", resolve_model(model, options, inputs))]
 
 
 def _report(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sqrtdk.app.figures import FIGURES
+from sqrtdk.app.figures import EXPLORER_FIGURES
 from sqrtdk.app.settings import CONTROLS
 from sqrtdk.messages import word
 from tests.report.contrast import LEAST, contrasts
@@ -70,7 +70,7 @@ def test_settings_live_in_the_address(visit: Visitor) -> None:
     page = visit("/en/?d_k=128&rule=fixed&parameter=0.5")
     assert [_input(page, name).input_value() for name in ("d_k", "parameter")] == ["128", "0.5"]
     assert page.evaluate("document.documentElement.lang") == "en"
-    assert page.locator("#figures svg").count() == len(FIGURES)
+    assert page.locator("#figures svg").count() == len(EXPLORER_FIGURES)
     before = drawing(page, "logits")
     choose(page, "temperature", "2")
     moved(page, "logits", before)
@@ -188,7 +188,7 @@ def test_a_narrow_screen_begins_with_a_figure(visit: Visitor, language: str) -> 
 def test_what_a_control_does_is_seen_at_once(visit: Visitor) -> None:
     """On a wide screen the numbers stand above the figures, and the controls stay where they are on the screen."""
     page = visit()
-    assert page.locator("#figures svg").count() == len(FIGURES)
+    assert page.locator("#figures svg").count() == len(EXPLORER_FIGURES)
     numbers, figures = (page.locator(place).bounding_box() for place in ("#numbers table", "#figures"))
     assert numbers is not None
     assert figures is not None

@@ -10,11 +10,11 @@ import pytest
 
 from sqrtdk._language import Language
 from sqrtdk.app import claims
-from sqrtdk.app.page import LANGUAGES
+from sqrtdk.app.page import LANGUAGE_CHOICES
 from sqrtdk.app.settings import RefusedValueError
 from sqrtdk.lab.claim import spelled
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.messages import said, say, word
+from sqrtdk.messages import in_language, said, word
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records
@@ -22,7 +22,7 @@ from tests.report.sample_report import EVIL
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_a_record_is_drawn_and_what_it_says_is_text(language: Language) -> None:
     for one in (*records(), hostile()):
         drawn = str(claims.record_html(one, language))
@@ -34,7 +34,7 @@ def test_a_record_is_drawn_and_what_it_says_is_text(language: Language) -> None:
     assert "\u202e" not in drawn
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_a_verdict_that_depends_says_on_what(language: Language) -> None:
     """Of every claim whose full run has that verdict."""
     measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
@@ -47,7 +47,7 @@ def test_a_verdict_that_depends_says_on_what(language: Language) -> None:
         shown = HtmlPage(str(claims.record_html(replace(one, id=name, condition=condition), language))).texts
         texts = [text.strip() for text in shown]
         assert texts.index(word("app.claim.condition", language)) == texts.index(name) + 1  # right under the headline
-        assert texts[texts.index(name) + 2] == say(condition, language)
+        assert texts[texts.index(name) + 2] == in_language(condition, language)
 
 
 def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
@@ -56,10 +56,10 @@ def test_a_verdict_that_does_not_depend_has_no_condition() -> None:
 
 
 def test_every_claim_is_described_in_both_languages() -> None:
-    for language in LANGUAGES:
-        assert [name for _, name in claims.options(language)] == list(CLAIMS)
-        for (label, _), claim in zip(claims.options(language), CLAIMS.values(), strict=True):
-            begins = say(claim.statement, language)[:20]
+    for language in LANGUAGE_CHOICES:
+        assert [name for _, name in claims.claim_choices(language)] == list(CLAIMS)
+        for (label, _), claim in zip(claims.claim_choices(language), CLAIMS.values(), strict=True):
+            begins = in_language(claim.statement, language)[:20]
             assert label.startswith(f"{claim.id} · {begins}")
             assert len(label) < 120
         for name, claim in CLAIMS.items():

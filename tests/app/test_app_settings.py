@@ -12,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqrtdk.app import sample
-from sqrtdk.app.figures import FIGURES
-from sqrtdk.app.settings import CONTROLS, LONGEST, RULES, RefusedValueError, address, parse, texts
+from sqrtdk.app.figures import EXPLORER_FIGURES
+from sqrtdk.app.settings import (
+    CONTROL_BY_RULE,
+    CONTROLS,
+    LONGEST_VALUE,
+    RefusedValueError,
+    address,
+    parse_settings,
+    texts,
+)
 from sqrtdk.messages import Message
 from sqrtdk.scales import SCALES
 from sqrtdk.theory import expected_entropy_nats
@@ -24,9 +32,9 @@ OFFERED = {name: st.sampled_from(control.offered) for name, control in CONTROLS.
 @settings(max_examples=50)
 @given(st.fixed_dictionaries(OFFERED))
 def test_an_address_brings_the_settings_back(typed: dict[str, str]) -> None:
-    chosen = parse(typed)
-    assert parse(dict(parse_qsl(address(chosen)))) == chosen
-    assert parse(texts(chosen)) == chosen
+    chosen = parse_settings(typed)
+    assert parse_settings(dict(parse_qsl(address(chosen)))) == chosen
+    assert parse_settings(texts(chosen)) == chosen
 
 
 def refused(error: RefusedValueError) -> tuple[str, object]:
@@ -43,11 +51,11 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     told: RefusedValueError | None = None
     value = None
     try:
-        value = getattr(parse({name: text}), name)
+        value = getattr(parse_settings({name: text}), name)
     except RefusedValueError as error:
         told = error
     assert value is None or isinstance(value, str) or math.isfinite(value)
-    assert told is None or refused(told) == (name, repr(text.strip()[:LONGEST]))
+    assert told is None or refused(told) == (name, repr(text.strip()[:LONGEST_VALUE]))
 
 
 @pytest.mark.parametrize(
@@ -78,18 +86,18 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
 )
 def test_a_malformed_value_is_refused(name: str, text: str) -> None:
     with pytest.raises(RefusedValueError) as caught:
-        parse({name: text})
+        parse_settings({name: text})
     assert refused(caught.value)[0] == name
 
 
 def test_every_rule_of_the_library_is_offered_but_those_that_have_a_control_or_train() -> None:
-    assert set(RULES) == set(SCALES) - {"temperature", "learned"}
+    assert set(CONTROL_BY_RULE) == set(SCALES) - {"temperature", "learned"}
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", CONTROL_BY_RULE)
 def test_a_rule_is_that_of_the_library(name: str) -> None:
-    settings = parse({"rule": name, "temperature": "2"})
-    of_rule = RULES[name]
+    settings = parse_settings({"rule": name, "temperature": "2"})
+    of_rule = CONTROL_BY_RULE[name]
     rule = SCALES[name]() if of_rule is None else SCALES[name]((int if of_rule.whole else float)(of_rule.default))
     from sqrtdk.theory import logit_distribution
 
@@ -98,46 +106,46 @@ def test_a_rule_is_that_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("components", CONTROLS["components"].offered)
 def test_the_sample_has_the_variances_chosen(components: str) -> None:
-    settings = parse({"components": components, "query_variance": "4", "key_variance": "0.25", "keys": "2048"})
-    query, key, _ = sample.drawn(settings, 64)
+    settings = parse_settings({"components": components, "query_variance": "4", "key_variance": "0.25", "keys": "2048"})
+    query, key, _ = sample.draw_vectors(settings, 64)
     assert float(query.var()) == pytest.approx(4.0, rel=0.1)
     assert float(key.var()) == pytest.approx(0.25, rel=0.1)
     assert query.dtype == torch.float32
 
 
 def test_measured_is_what_is_expected() -> None:
-    one = sample.at_dim(parse({}), 1024)
+    one = sample.at_dim(parse_settings({}), 1024)
     assert one.entropy.mean[0] == pytest.approx(expected_entropy_nats(256, 1.0), rel=0.01)
     assert one.expected[0] == expected_entropy_nats(256, 1.0)
 
 
 CHANGED = {
-    "d_k": ("100", set(FIGURES)),
-    "keys": ("64", set(FIGURES)),
-    "components": ("signs", set(FIGURES) - {"range", "step"}),
-    "query_variance": ("4", set(FIGURES)),
-    "key_variance": ("0.25", set(FIGURES)),
-    "rule": ("none", set(FIGURES)),
-    "temperature": ("0.5", set(FIGURES)),
-    "softcap": ("5", set(FIGURES) - {"range", "step"}),
-    "dtype": ("bfloat16", set(FIGURES) - {"range", "step"}),
-    "seed": ("1", set(FIGURES) - {"range", "step"}),
+    "d_k": ("100", set(EXPLORER_FIGURES)),
+    "keys": ("64", set(EXPLORER_FIGURES)),
+    "components": ("signs", set(EXPLORER_FIGURES) - {"range", "step"}),
+    "query_variance": ("4", set(EXPLORER_FIGURES)),
+    "key_variance": ("0.25", set(EXPLORER_FIGURES)),
+    "rule": ("none", set(EXPLORER_FIGURES)),
+    "temperature": ("0.5", set(EXPLORER_FIGURES)),
+    "softcap": ("5", set(EXPLORER_FIGURES) - {"range", "step"}),
+    "dtype": ("bfloat16", set(EXPLORER_FIGURES) - {"range", "step"}),
+    "seed": ("1", set(EXPLORER_FIGURES) - {"range", "step"}),
 }
 
 
 @cache
 def before() -> dict[str, object]:
-    return {figure: make(parse({})) for figure, make in FIGURES.items()}
+    return {figure: make(parse_settings({})) for figure, make in EXPLORER_FIGURES.items()}
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_control_moves_the_figures_that_it_should(name: str) -> None:
     value, moved = CHANGED[name]
-    after = parse({name: value})
-    assert {figure for figure, make in FIGURES.items() if before()[figure] != make(after)} == moved
+    after = parse_settings({name: value})
+    assert {figure for figure, make in EXPLORER_FIGURES.items() if before()[figure] != make(after)} == moved
 
 
 def test_the_parameter_moves_all() -> None:
-    before, after = parse({"rule": "fixed"}), parse({"rule": "fixed", "parameter": "0.5"})
-    assert all(make(before) != make(after) for make in FIGURES.values())
+    before, after = parse_settings({"rule": "fixed"}), parse_settings({"rule": "fixed", "parameter": "0.5"})
+    assert all(make(before) != make(after) for make in EXPLORER_FIGURES.values())

@@ -6,27 +6,27 @@ import pytest
 
 from sqrtdk._language import Language
 from sqrtdk.app import figures, sample, tables
-from sqrtdk.app.page import LANGUAGES
-from sqrtdk.app.settings import parse
+from sqrtdk.app.page import LANGUAGE_CHOICES
+from sqrtdk.app.settings import parse_settings
 from sqrtdk.messages import word
-from sqrtdk.report.figures import number
+from sqrtdk.report.figures import format_number
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm, expected_peak
 from tests.report.html_page import HtmlPage
 
 
 def glance(typed: dict[str, str], language: Language = "en") -> dict[str, list[str]]:
     """The cells of each row of the numbers, by the key of its name."""
-    rows = HtmlPage(str(tables.at_a_glance(parse(typed), language))).rows[1:]
+    rows = HtmlPage(str(tables.at_a_glance(parse_settings(typed), language))).rows[1:]
     keys = ("scale", "ratio", "std", "max", "entropy", "effective", "peak", "saturated", "jacobian", "gradient")
     assert [row[0] for row in rows[:-1]] == [word(f"app.row.{key}", language) for key in keys]
     return dict(zip((*keys, "rounding"), (row[1:] for row in rows), strict=True))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_theory_stands_in_a_column_for_each_scale(language: Language) -> None:
     rows = glance({"rule": "none"}, language)
     theory = [
-        number(of(256, std))
+        format_number(of(256, std))
         for of in (expected_entropy_nats, expected_peak, expected_jacobian_norm)
         for std in (8.0, 1.0)
     ]
@@ -49,7 +49,7 @@ def test_of_a_softcap_the_theory_says_nothing() -> None:
 
 
 def test_under_the_textbooks_scale_both_columns_are_one() -> None:
-    settings = parse({})
+    settings = parse_settings({})
     assert sample.textbook(settings) == sample.distribution(settings)
     assert all(row[1] == row[2] for row in glance({}).values())
 
@@ -58,16 +58,16 @@ OVERFLOWING = {"query_variance": "1000000", "key_variance": "1000000", "rule": "
 ZERO = {"rule": "fixed", "parameter": "0"}
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 @pytest.mark.parametrize(
     ("dtype", "kept", "stored"),
     [("float16", "float32", "float16"), ("float64", "float64", "float16"), ("bfloat16", "float32", "bfloat16")],
 )
 def test_where_logits_are_kept_is_said(language: Language, dtype: str, kept: str, stored: str) -> None:
     """The largest logit is beyond float16, and the output has no error: both tables speak of one thing only so."""
-    page = HtmlPage(str(tables.at_a_glance(parse(OVERFLOWING | {"dtype": dtype}), language)))
+    page = HtmlPage(str(tables.at_a_glance(parse_settings(OVERFLOWING | {"dtype": dtype}), language)))
     assert word("app.glance.kept", language, kept=kept, stored=stored) in page.texts
-    ranges = HtmlPage(str(tables.ranges(parse(OVERFLOWING | {"dtype": dtype}), language)))
+    ranges = HtmlPage(str(tables.range_forecast_table(parse_settings(OVERFLOWING | {"dtype": dtype}), language)))
     assert stored in {row[0] for row in ranges.rows}
 
 
@@ -78,24 +78,27 @@ def test_float64_is_not_held_against_itself() -> None:
 
 def test_zero_has_no_sign_and_infinity_is_a_sign() -> None:
     assert glance(ZERO)["max"][0] == "0"
-    rows = HtmlPage(str(tables.ranges(parse(ZERO), "zh"))).rows
+    rows = HtmlPage(str(tables.range_forecast_table(parse_settings(ZERO), "zh"))).rows
     assert rows[2][4] == "∞"
     assert not {"inf", "-inf", "nan", "-0"} & {cell for row in rows for cell in row}
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_a_figure_without_a_value_says_so(language: Language) -> None:
     """No text in English is drawn into it: the page says it."""
-    settings = parse(ZERO)
-    drawn = {name: str(figures.to_html(name, figures.FIGURES[name](settings), language)) for name in figures.FIGURES}
+    settings = parse_settings(ZERO)
+    drawn = {
+        name: str(figures.to_html(name, figures.EXPLORER_FIGURES[name](settings), language))
+        for name in figures.EXPLORER_FIGURES
+    }
     empty = {name for name, html in drawn.items() if word("app.figure.empty", language) in html}
     assert empty == {"logits", "gradient"} == {name for name, html in drawn.items() if "<svg" not in html}
 
 
 def test_one_key_that_takes_all_is_a_point_and_is_told() -> None:
-    figure = figures.weights(parse(OVERFLOWING))
+    figure = figures.draw_weights(parse_settings(OVERFLOWING))
     assert figure.note == "app.note.one_key"
     assert {series.style for series in figure.plot.series} == {"line"}  # with markers where there are few points
     assert word("app.note.one_key", "zh") in str(figures.to_html("weights", figure, "zh"))
-    assert figures.weights(parse({})).note == ""
+    assert figures.draw_weights(parse_settings({})).note == ""

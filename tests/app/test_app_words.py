@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from sqrtdk.app.figures import FIGURES
+from sqrtdk.app.figures import EXPLORER_FIGURES
 from sqrtdk.app.serve import language_of
-from sqrtdk.app.settings import CONTROLS, RULES
+from sqrtdk.app.settings import CONTROL_BY_RULE, CONTROLS
 from sqrtdk.messages._catalogue import topic
 
 TEXTS = topic("app")
@@ -31,9 +31,9 @@ def test_chinese_is_chinese_and_english_is_english() -> None:
 
 def test_all_that_can_be_chosen_has_a_name() -> None:
     assert {f"control.{name}" for name in CONTROLS} <= TEXTS.keys()
-    assert {f"offered_rule.{name}" for name in RULES} <= TEXTS.keys()
-    assert {f"parameter.{name}" for name, control in RULES.items() if control is not None} <= TEXTS.keys()
-    assert {f"{table}.{name}" for table in ("figure", "caption") for name in FIGURES} <= TEXTS.keys()
+    assert {f"offered_rule.{name}" for name in CONTROL_BY_RULE} <= TEXTS.keys()
+    assert {f"parameter.{name}" for name, control in CONTROL_BY_RULE.items() if control is not None} <= TEXTS.keys()
+    assert {f"{table}.{name}" for table in ("figure", "caption") for name in EXPLORER_FIGURES} <= TEXTS.keys()
     assert {f"offered_components.{name}" for name in CONTROLS["components"].offered} <= TEXTS.keys()
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from sqrtdk import check
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from tests.attentions.each import each
 from tests.audit import odd_models as odd
 from tests.tolerances import allowed
@@ -218,7 +218,7 @@ def test_an_odd_factory_is_refused_clearly(name: str, text: str) -> None:
 @each("name, verdict", [("right", "exact"), ("missing", "unexplained")])
 def test_a_model_whose_eval_returns_nothing_is_judged_when_the_factory_returns_it(name: str, verdict: str) -> None:
     assert [judged.verdict for judged in check(f"tests.audit.odd_models:{name}").calls] == [verdict]
-    assert not resolve(f"tests.audit.odd_models:{name}").module.training
+    assert not resolve_model(f"tests.audit.odd_models:{name}").module.training
 
 
 @each("kind", ["frozen", "frozen trace"])

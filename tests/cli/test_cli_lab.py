@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk.lab.claim import EXPLANATIONS
+from sqrtdk.lab.claim import EXPLANATION_IDS
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import word as word_of
 from tests.support.program import called
@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_list_has_every_claim_and_what_the_explanations_are_called(language: str) -> None:
     text = _lab("list", "--lang", LANG[language]).stdout
-    last = text.splitlines()[-len(EXPLANATIONS) :]
-    assert last == [f"  {source} {word_of(f'lab.explanation.{source}.name', language)}" for source in EXPLANATIONS]
+    last = text.splitlines()[-len(EXPLANATION_IDS) :]
+    assert last == [f"  {source} {word_of(f'lab.explanation.{source}.name', language)}" for source in EXPLANATION_IDS]
     for claim in CLAIMS.values():
         assert re.search(rf"^ +{claim.id} ", text, re.MULTILINE)
         statement = getattr(claim.statement, language)

@@ -21,7 +21,7 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.messages import recorded
 from sqrtdk.messages import said as said_in
 from sqrtdk.models.returned import tensors_of
-from sqrtdk.report.diff import summary_line
+from sqrtdk.report.diff import diff_summary_line
 from sqrtdk.report.diff_html import to_html
 from sqrtdk.report.diff_json import to_json
 from tests.compare.chinese import paragraphs
@@ -244,8 +244,8 @@ def test_a_trace_file_has_no_outputs_and_the_headline_says_so(tmp_path: Path) ->
     report = diff(decoder(), tmp_path / "a.safetensors", IDS)
     assert (report.same, report.outputs, report.first_module) == (True, (), None)
     assert report.paragraphs[0] == "The models' outputs were not compared: B is a trace file."
-    assert "Same; outputs not compared." in summary_line(report)
-    assert "未比较输出" in summary_line(report, "zh")
+    assert "Same; outputs not compared." in diff_summary_line(report)
+    assert "未比较输出" in diff_summary_line(report, "zh")
 
 
 def test_the_report_says_it_in_json_and_on_the_page() -> None:

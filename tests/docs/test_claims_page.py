@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import claims_page
-from sqrtdk.lab.claim import EXPLANATIONS
+from sqrtdk.lab.claim import EXPLANATION_IDS
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import word
 from sqrtdk.report.lab_page import MET
@@ -91,7 +91,7 @@ def test_figures_that_give_another_verdict_are_refused(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_each_explanation_lists_its_claims(language: str) -> None:
     text = (DOCS / language / "claims.md").read_text(encoding="utf-8")
-    for source in EXPLANATIONS:
+    for source in EXPLANATION_IDS:
         name = word(f"lab.explanation.{source}.name", language)
         (row,) = re.findall(rf"^\| {name}[^|]*`{source}`[^|]* \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
         assert re.findall(r"\(#([a-z0-9-]+)\)", row) == [one.id for one in CLAIMS.values() if source in one.sources]

@@ -16,7 +16,7 @@ import pytest
 import lesson_figures
 import lesson_notebook
 from sqrtdk.lab.figures import Figures, Place
-from sqrtdk.lab.record import Record, read
+from sqrtdk.lab.record import Record, read_record
 from tests.docs.pages import DOCS, ROOT
 
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"
@@ -25,7 +25,7 @@ LANGUAGES = ("en", "zh")
 
 @cache
 def record(claim: str) -> Record:
-    return read(RECORDS / f"{claim}.json")
+    return read_record(RECORDS / f"{claim}.json")
 
 
 def value(claim: str, name: str, **at: Place) -> float:

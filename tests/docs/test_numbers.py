@@ -11,7 +11,7 @@ import pytest
 from sqrtdk.audit.rules import statistics
 from sqrtdk.audit.rules.numbers import BF16_OFFSET, FP16_MAX
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE
-from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.stats.heads import SATURATED, CallStats, HeadStats
 from sqrtdk.stats.request import AuxOutput
 
@@ -28,7 +28,7 @@ def _rows(page: Path) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_every_statistic_is_on_the_page(page: Path) -> None:
     named = {name for row in _rows(page) for cell in (row[0], row[-1]) for name in re.findall(r"`(\w+)`", cell)}
-    wanted = {*AuxOutput._fields, *(column.name for column in HEADS if column.name not in AS_ROWS)}
+    wanted = {*AuxOutput._fields, *(column.name for column in HEAD_COLUMNS if column.name not in AS_ROWS)}
     wanted |= {field.name for kind in (HeadStats, CallStats) for field in fields(kind)} - {"heads"}
     assert wanted - named == set()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from sqrtdk.models.build import AUTO_CLASSES
-from sqrtdk.models.inputs import make_inputs, place
+from sqrtdk.models.inputs import make_inputs, move_inputs
 
 LENGTH = 9
 MOST_PARAMETERS = 20_000_000
@@ -318,7 +318,7 @@ def _build(cls: Any, config: hf.PretrainedConfig, attn: str, dtype: torch.dtype)
 def inputs_of(model: nn.Module) -> dict[str, Any]:
     """Inputs of two rows, as `sqrtdk check` makes them."""
     made, _ = make_inputs(model, model.config, batch=2, seq_len=LENGTH, seed=1)
-    placed = place(made, model)
+    placed = move_inputs(made, model)
     assert isinstance(placed, dict)
     return placed
 

@@ -74,11 +74,11 @@ def counted() -> Iterator[Counter[str]]:
         seen.update(f"{name}=" for name, value in kwargs.items() if value is not None)
         return ours.attention_forward(*args, **kwargs)
 
-    AttentionInterface.register(ours.NAME, forward)
+    AttentionInterface.register(ours.ATTENTION_NAME, forward)
     try:
         yield seen
     finally:
-        AttentionInterface.register(ours.NAME, ours.attention_forward)
+        AttentionInterface.register(ours.ATTENTION_NAME, ours.attention_forward)
 
 
 def off(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
@@ -204,10 +204,10 @@ def compare(model_type: str, only: tuple[str, ...] = ()) -> Outcome:
         return Outcome(model_type, "not built", str(reason))
     outcome = Outcome(model_type, "")
     try:
-        module = build(config, ours.NAME, first=WHOLE)
+        module = build(config, ours.ATTENTION_NAME, first=WHOLE)
     except NotBuiltError as error:
         cause = error.__cause__
-        if isinstance(cause, KeyError) and cause.args == (ours.NAME,):  # its own table of attention classes
+        if isinstance(cause, KeyError) and cause.args == (ours.ATTENTION_NAME,):  # its own table of attention classes
             return Outcome(model_type, "no attention through the interface", str(error))
         return Outcome(model_type, "differ", str(error))
     module.load_state_dict(eager.state_dict())

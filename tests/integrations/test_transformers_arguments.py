@@ -22,8 +22,8 @@ from transformers.utils.generic import TransformersKwargs
 import sqrtdk
 from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.integrations.transformers import (
-    HARMLESS,
-    REFUSED,
+    IGNORED_ARGUMENTS,
+    REFUSED_ARGUMENTS,
     _plain,
     _stored,
     attention_forward,
@@ -90,9 +90,9 @@ def test_every_argument_that_a_model_of_transformers_names_is_known(sources: lis
     assert len(texts) > 200
     named = set(TransformersKwargs.__annotations__).union(*map(names_in, texts))
     assert {"s_aux", "indices", "cu_seq_lens_q"} <= named
-    assert named - OWN - set(HARMLESS) - set(REFUSED) == set()
-    assert not set(HARMLESS) & set(REFUSED)
-    assert not OWN & (set(HARMLESS) | set(REFUSED))
+    assert named - OWN - set(IGNORED_ARGUMENTS) - set(REFUSED_ARGUMENTS) == set()
+    assert not set(IGNORED_ARGUMENTS) & set(REFUSED_ARGUMENTS)
+    assert not OWN & (set(IGNORED_ARGUMENTS) | set(REFUSED_ARGUMENTS))
 
 
 def test_every_argument_of_a_loss_that_a_model_is_given_is_known() -> None:
@@ -103,7 +103,7 @@ def test_every_argument_of_a_loss_that_a_model_is_given_is_known() -> None:
     )
     named = {p.name for loss in losses for p in inspect.signature(loss).parameters.values() if p.default is not p.empty}
     assert {"ignore_index", "num_items_in_batch", "shift_labels"} <= named
-    assert named | {"labels"} <= set(HARMLESS)
+    assert named | {"labels"} <= set(IGNORED_ARGUMENTS)
 
 
 @pytest.mark.parametrize("arguments", [{"ignore_index": 3}, {"shift_labels": "rolled"}])
@@ -193,17 +193,17 @@ def test_models_that_ask_for_sdpa_by_name_were_read(sources: list[tuple[str, str
     assert elsewhere <= asking
 
 
-@pytest.mark.parametrize("name", ["key_scaling", "sinks_of_another_kind", *REFUSED])
+@pytest.mark.parametrize("name", ["key_scaling", "sinks_of_another_kind", *REFUSED_ARGUMENTS])
 def test_an_argument_that_would_change_something_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"the argument '{name}'") as caught:
         called(**{name: torch.ones(1)})
     assert "attn_implementation=" in caught.value.hint
     called(**{name: None})
-    if name in REFUSED:
+    if name in REFUSED_ARGUMENTS:
         called(**{name: False})
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", IGNORED_ARGUMENTS)
 def test_an_argument_that_changes_nothing_is_taken(name: str) -> None:
     mask = torch.ones(2, 1, 5, 5).bool()
     torch.manual_seed(0)

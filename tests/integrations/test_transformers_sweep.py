@@ -142,7 +142,7 @@ def test_only_a_table_without_our_name_keeps_ours_out(name: str, state: str, mon
     whole = transformers_sweep.build
 
     def build(config: Any, attn: str, **options: Any) -> Any:
-        if attn == ours.NAME:
+        if attn == ours.ATTENTION_NAME:
             raise NotBuiltError("no such key") from KeyError(name)
         return whole(config, attn, **options)
 

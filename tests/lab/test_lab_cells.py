@@ -10,7 +10,7 @@ import pytest
 
 from sqrtdk import _environment
 from sqrtdk.lab import cells as module
-from sqrtdk.lab.cells import Cells, key_of
+from sqrtdk.lab.cells import Cells, cell_key
 from tests.lab.cells_to_compute import fail_at_three, square
 
 
@@ -58,23 +58,23 @@ def test_what_was_done_before_an_error_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"cell": {}}'])
 def test_a_damaged_result_is_computed_again(tmp_path: Path, damage: str) -> None:
     cell = {"x": 7}
-    (tmp_path / f"{key_of(square, cell)}.json").write_text(damage)
+    (tmp_path / f"{cell_key(square, cell)}.json").write_text(damage)
     with Cells(folder=tmp_path) as cells:
         assert cells(square, [cell])[0]["square"] == 49
-    assert json.loads((tmp_path / f"{key_of(square, cell)}.json").read_text())["result"]["square"] == 49
+    assert json.loads((tmp_path / f"{cell_key(square, cell)}.json").read_text())["result"]["square"] == 49
 
 
 def test_a_key_is_of_the_cell_and_the_function() -> None:
-    keys = {key_of(f, cell) for f in (square, fail_at_three) for cell in ({"x": 1}, {"x": 2}, {"x": 1, "y": 0})}
+    keys = {cell_key(f, cell) for f in (square, fail_at_three) for cell in ({"x": 1}, {"x": 2}, {"x": 1, "y": 0})}
     assert len(keys) == 6
-    assert key_of(square, {"x": 1, "y": 0}) == key_of(square, {"y": 0, "x": 1})
+    assert cell_key(square, {"x": 1, "y": 0}) == cell_key(square, {"y": 0, "x": 1})
 
 
 @pytest.mark.parametrize("name", ["code", "python", "torch"])
 def test_a_key_is_of_the_code_and_the_versions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, here = key_of(square, {"x": 1}), {**_environment.numbers_from(), name: "other"}
+    before, here = cell_key(square, {"x": 1}), {**_environment.numbers_from(), name: "other"}
     monkeypatch.setattr(module, "numbers_from", lambda: here)
-    assert key_of(square, {"x": 1}) != before
+    assert cell_key(square, {"x": 1}) != before
 
 
 def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, Claim
+from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, Claim
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
-from sqrtdk.messages._catalogue import template
+from sqrtdk.messages._catalogue import catalogue_text
 
 # What the experiments answer, quick and full, for every seed that was tried.
 VERDICTS = {
@@ -161,10 +161,10 @@ def test_the_register_is_whole() -> None:
 
 
 def test_each_explanation_has_a_name_and_says_something() -> None:
-    for source in EXPLANATIONS:
-        _check_languages(template(f"lab.explanation.{source}.name"))
-        _check_languages(template(f"lab.explanation.{source}.says"))
-    assert set(EXPLANATIONS) <= {source for claim in CLAIMS.values() for source in claim.sources}
+    for source in EXPLANATION_IDS:
+        _check_languages(catalogue_text(f"lab.explanation.{source}.name"))
+        _check_languages(catalogue_text(f"lab.explanation.{source}.says"))
+    assert set(EXPLANATION_IDS) <= {source for claim in CLAIMS.values() for source in claim.sources}
 
 
 @pytest.mark.parametrize("name", _marked(list(CLAIMS)))
@@ -228,7 +228,7 @@ def test_texts_and_parameters(claim: Claim) -> None:
         assert ONE_SENTENCE.fullmatch(claim.condition.en)
         assert re.fullmatch("[^。]+。", claim.condition.zh)
     assert claim.sources
-    assert all(source in EXPLANATIONS or re.fullmatch(r"arXiv:\d{4}\.\d{5}", source) for source in claim.sources)
+    assert all(source in EXPLANATION_IDS or re.fullmatch(r"arXiv:\d{4}\.\d{5}", source) for source in claim.sources)
     assert claim.flipped
     assert claim.settings(flipped=True) != claim.settings()
     assert "<math" in convert(claim.formula)

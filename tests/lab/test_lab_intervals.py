@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab.figures import LEVEL, Figure, Figures, number
-from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, joint_mean, largest, mean, proportion, ratio_of_means
+from sqrtdk.lab.figures import CONFIDENCE, Figure, Figures, format_figure
+from sqrtdk.lab.intervals import (
+    bootstrap,
+    exact,
+    geometric_mean,
+    joint_mean,
+    largest_draw,
+    mean,
+    proportion,
+    ratio_of_means,
+)
 
 TRIALS = 600
 # A share of 600 whose true value is 0.99 lies above 0.975 but once in a thousand; the bootstrap is a little too narrow.
@@ -63,7 +72,7 @@ def test_six_joint_intervals_hold_all_their_means_at_once() -> None:
 
 
 def test_the_largest_draw_has_no_interval_beyond_it() -> None:
-    figure = largest("x", torch.tensor([1.0, 3.0, 2.0]), d_k=64)
+    figure = largest_draw("x", torch.tensor([1.0, 3.0, 2.0]), d_k=64)
     assert figure == Figure("x", 3.0, 3.0, 3.0, "observed", 3, {"d_k": 64})
     assert str(figure) == "3"
 
@@ -74,7 +83,7 @@ def test_exact_intervals_of_a_share_hold_it() -> None:
     assert _covered(figures, 0.1) > LEAST["Clopper-Pearson"]
     none = proportion("x", 0, 100)
     assert none.low == 0.0
-    assert none.high == pytest.approx(1 - ((1 - LEVEL) / 2) ** (1 / 100))  # the closed form at no success
+    assert none.high == pytest.approx(1 - ((1 - CONFIDENCE) / 2) ** (1 / 100))  # the closed form at no success
 
 
 def test_intervals_shrink_with_the_root_of_the_samples() -> None:
@@ -108,4 +117,4 @@ def test_figures_are_found_by_place() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1234.56, "1235"), (1e-7, "1e-07"), (float("inf"), "inf")])
 def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_figure(value) == text

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from sqrtdk.lab.claim import Expect, Part
+from sqrtdk.lab.claim import ClaimPart, Expect
 from sqrtdk.lab.figures import Figure, Figures
-from sqrtdk.lab.judge import judge
+from sqrtdk.lab.judge import judge_claim
 from sqrtdk.messages import Text
 
 TEXT = Text("part", "部分")
@@ -29,7 +29,7 @@ INTERVAL = Figure("x", 5.0, 4.0, 6.0, "t", 9)
     ],
 )
 def test_a_bar_decides_only_where_the_whole_interval_is_on_one_side(low: float, high: float, met: bool | None) -> None:
-    verdict = judge(Figures([INTERVAL]), [Part(TEXT, (Expect("x", low, high),))])
+    verdict = judge_claim(Figures([INTERVAL]), [ClaimPart(TEXT, (Expect("x", low, high),))])
     assert verdict.findings[0].met is met
     assert verdict.answer == {True: "holds", False: "fails", None: "undecided"}[met]
 
@@ -39,7 +39,7 @@ BARS = {True: Expect("x", low=3.0), False: Expect("x", low=7.0), None: Expect("x
 
 @pytest.mark.parametrize("answers", list(itertools.product((True, False, None), repeat=3)))
 def test_a_part_needs_all_its_bars(answers: tuple[bool | None, ...]) -> None:
-    finding = judge(Figures([INTERVAL]), [Part(TEXT, tuple(BARS[answer] for answer in answers))]).findings[0]
+    finding = judge_claim(Figures([INTERVAL]), [ClaimPart(TEXT, tuple(BARS[answer] for answer in answers))]).findings[0]
     assert finding.met is (False if False in answers else None if None in answers else True)
 
 
@@ -58,8 +58,8 @@ def _answer(said: Sequence[tuple[str, bool | None]]) -> str:
     """The verdict of parts, each a bar put to the figure of its question at a place of its own."""
     values = [(name, VALUES[met]) for name, met in said]
     figures = [Figure(name, v, v - 1, v + 1, "t", 9, {"part": i}) for i, (name, v) in enumerate(values)]
-    parts = [Part(TEXT, (Expect(name, low=3.0, at={"part": i}),)) for i, (name, _) in enumerate(said)]
-    verdict = judge(Figures(figures), parts)
+    parts = [ClaimPart(TEXT, (Expect(name, low=3.0, at={"part": i}),)) for i, (name, _) in enumerate(said)]
+    verdict = judge_claim(Figures(figures), parts)
     assert [finding.met for finding in verdict.findings] == [met for _, met in said]
     assert [finding.question for finding in verdict.findings] == [part.question for part in parts]
     return verdict.answer
@@ -100,31 +100,31 @@ def test_one_part_that_differs_is_a_condition_and_parts_that_differ_are_none(sai
 
 def test_other_bars_or_other_figures_are_another_question() -> None:
     bar = Expect("x", low=3.0, at={"d_k": 16})
-    same = Part(TEXT, (bar, Expect("x", low=3.0, at={"d_k": 64})))
-    assert Part(TEXT, (bar,)).question == same.question
+    same = ClaimPart(TEXT, (bar, Expect("x", low=3.0, at={"d_k": 64})))
+    assert ClaimPart(TEXT, (bar,)).question == same.question
     others = (Expect("y", low=3.0), Expect("x", low=2.0), Expect("x", low=3.0, high=9.0))
-    assert len({part.question for part in (same, *(Part(TEXT, (one,)) for one in others))}) == 1 + len(others)
+    assert len({part.question for part in (same, *(ClaimPart(TEXT, (one,)) for one in others))}) == 1 + len(others)
 
 
 def test_what_is_undecided_stays_seen_beside_parts_that_hold_and_fail() -> None:
-    verdict = judge(Figures([INTERVAL]), [Part(TEXT, (BARS[answer],)) for answer in (True, False, None)])
+    verdict = judge_claim(Figures([INTERVAL]), [ClaimPart(TEXT, (BARS[answer],)) for answer in (True, False, None)])
     assert verdict.answer == "partly"
     assert [finding.met for finding in verdict.findings] == [True, False, None]
 
 
 def test_a_bar_asks_every_place_or_the_one_it_names() -> None:
     figures = Figures([Figure("x", v, v, v, "exact", 1, {"d_k": d}) for d, v in ((16, 1.0), (64, 9.0))])
-    assert judge(figures, [Part(TEXT, (Expect("x", high=5.0),))]).answer == "fails"
-    assert judge(figures, [Part(TEXT, (Expect("x", high=5.0, at={"d_k": 16}),))]).answer == "holds"
+    assert judge_claim(figures, [ClaimPart(TEXT, (Expect("x", high=5.0),))]).answer == "fails"
+    assert judge_claim(figures, [ClaimPart(TEXT, (Expect("x", high=5.0, at={"d_k": 16}),))]).answer == "holds"
 
 
 def test_a_bar_without_a_figure_is_an_error() -> None:
     with pytest.raises(AssertionError, match="no figure y"):
-        judge(Figures([INTERVAL]), [Part(TEXT, (Expect("y"),))])
+        judge_claim(Figures([INTERVAL]), [ClaimPart(TEXT, (Expect("y"),))])
 
 
-@pytest.mark.parametrize("parts", [[], [Part(TEXT, ())], [Part(TEXT, (BARS[True],)), Part(TEXT, ())]])
-def test_of_nothing_nothing_follows(parts: list[Part]) -> None:
-    verdict = judge(Figures([INTERVAL]), parts)
+@pytest.mark.parametrize("parts", [[], [ClaimPart(TEXT, ())], [ClaimPart(TEXT, (BARS[True],)), ClaimPart(TEXT, ())]])
+def test_of_nothing_nothing_follows(parts: list[ClaimPart]) -> None:
+    verdict = judge_claim(Figures([INTERVAL]), parts)
     assert verdict.answer == "undecided"
     assert True not in [finding.met for finding in verdict.findings if not finding.checks]

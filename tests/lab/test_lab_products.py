@@ -7,7 +7,7 @@ import torch
 
 from sqrtdk.lab import _rows
 from sqrtdk.lab._rows import COMPONENTS, dot_products, product_matrices, root_mean_square, standard_pairs
-from sqrtdk.lab.claim import Run
+from sqrtdk.lab.claim import ExperimentRun
 
 N = 50_000
 
@@ -32,7 +32,7 @@ def test_a_share_of_the_components_is_common(shared: float) -> None:
 
 
 def test_dot_products_of_many_pairs_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rows, "BLOCK", 12)  # three rows of four components
+    monkeypatch.setattr(_rows, "COMPONENTS_AT_ONCE", 12)  # three rows of four components
     sizes = []
 
     def draw(generator: torch.Generator, rows: int, d_k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,10 +50,10 @@ def test_dot_products_have_the_variance_of_their_dimension() -> None:
 
 
 def test_matrices_are_drawn_afresh_and_have_the_rank_of_their_dimension() -> None:
-    first, second = product_matrices(Run({}), 2, 6, 2, std=2.0)
+    first, second = product_matrices(ExperimentRun({}), 2, 6, 2, std=2.0)
     assert not torch.equal(first, second)
     assert torch.linalg.matrix_rank(first) == 2
-    (single,) = product_matrices(Run({}), 1, 6, 2)
+    (single,) = product_matrices(ExperimentRun({}), 1, 6, 2)
     torch.testing.assert_close(first, 4.0 * single)
 
 

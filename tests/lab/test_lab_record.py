@@ -14,8 +14,8 @@ import pytest
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.claims.var_linear import CLAIM
 from sqrtdk.lab.figures import Plot, Series
-from sqrtdk.lab.judge import Verdict
-from sqrtdk.lab.record import SCHEMA_VERSION, Record, read, to_json
+from sqrtdk.lab.judge import ClaimVerdict
+from sqrtdk.lab.record import SCHEMA_VERSION, Record, read_record, to_json
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
 
@@ -46,7 +46,7 @@ def test_a_record_is_read_as_it_was_written(record: Record, tmp_path: Path) -> N
     record = dataclasses.replace(record, plots=(*record.plots, odd), level=0.95, condition=Text("On d.", "取决于 d。"))
     path = tmp_path / "record.json"
     path.write_text(to_json(record))
-    again = read(path)
+    again = read_record(path)
     assert _plain(again) == _plain(record)
     assert again.condition == record.condition
     assert again.outcome.figures == record.outcome.figures
@@ -72,7 +72,7 @@ def test_a_record_says_how_it_came_about(record: Record) -> None:
 
 
 def test_a_control_that_agrees_or_cannot_tell_is_unsound(record: Record) -> None:
-    undecided = dataclasses.replace(record.control, verdict=Verdict("undecided", record.control.verdict.findings))
+    undecided = dataclasses.replace(record.control, verdict=ClaimVerdict("undecided", record.control.verdict.findings))
     for control, outcome, doubt in (
         (record.control, record.outcome, None),
         (record.outcome, record.outcome, "same"),
@@ -98,7 +98,7 @@ def test_another_schema_version_is_named(record: Record, tmp_path: Path) -> None
     path = tmp_path / "record.json"
     path.write_text(json.dumps(json.loads(to_json(record)) | {"schema_version": 99}))
     with pytest.raises(InvalidValueError, match=f"schema version 99; .* reads {SCHEMA_VERSION}"):
-        read(path)
+        read_record(path)
 
 
 def test_a_record_needs_every_entry(record: Record, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_record_needs_every_entry(record: Record, tmp_path: Path) -> None:
         del data[name]
         path.write_text(json.dumps(data))
         with pytest.raises(InvalidValueError, match="not a record of a claim"):
-            read(path)
+            read_record(path)
 
 
 def _set(value: object, *place: str | int) -> Callable[[Any], None]:
@@ -154,11 +154,11 @@ def test_a_value_that_no_record_has_is_refused(record: Record, tmp_path: Path, w
     data = json.loads(to_json(record))
     path = tmp_path / "record.json"
     path.write_text(json.dumps(data))
-    read(path)
+    read_record(path)
     wrong(data)
     path.write_text(json.dumps(data))
     with pytest.raises(InvalidValueError, match="is not a record of a claim: ") as raised:
-        read(path)
+        read_record(path)
     assert len(str(raised.value)) < 600
 
 
@@ -166,9 +166,9 @@ def test_a_document_that_is_too_deep_is_no_record(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text("[" * 100_000)
     with pytest.raises(InvalidValueError, match="not a record of a claim"):
-        read(path)
+        read_record(path)
 
 
 def test_a_record_without_a_part_is_not_decided(record: Record) -> None:
-    empty = dataclasses.replace(record.outcome, verdict=Verdict("undecided", ()))
+    empty = dataclasses.replace(record.outcome, verdict=ClaimVerdict("undecided", ()))
     assert not dataclasses.replace(record, outcome=empty, control=empty).decided

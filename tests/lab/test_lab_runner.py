@@ -15,10 +15,10 @@ import pytest
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
 from sqrtdk.lab import runner
-from sqrtdk.lab.claim import Measured, Run
-from sqrtdk.lab.record import Record, read
-from sqrtdk.lab.register import CLAIMS, find
-from sqrtdk.lab.runner import not_run, records, run
+from sqrtdk.lab.claim import ExperimentResult, ExperimentRun
+from sqrtdk.lab.record import Record, read_record
+from sqrtdk.lab.register import CLAIMS, find_claims
+from sqrtdk.lab.runner import claims_without_record, records, run
 from sqrtdk.store.lock import locked
 from tests.lab.cells_to_compute import square
 
@@ -51,7 +51,7 @@ def test_equal_settings_give_equal_figures(tmp_path: Path) -> None:
     _run(tmp_path / "a")
     _run(tmp_path / "b")
     _run(tmp_path / "c", seed=1)
-    a, b, c = (read(tmp_path / name / "jacobian-vanishes.json").outcome.figures for name in "abc")
+    a, b, c = (read_record(tmp_path / name / "jacobian-vanishes.json").outcome.figures for name in "abc")
     assert a == b
     assert a != c
 
@@ -83,12 +83,12 @@ def test_records_of_other_code_or_versions_are_not_reused(
 def test_a_forced_run_computes_its_cells_anew_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "5.log"
 
-    def measure(run: Run) -> Measured:
+    def measure(run: ExperimentRun) -> ExperimentResult:
         run.map(square, [{"x": 5, "folder": str(tmp_path)}])
         return CLAIMS["jacobian-vanishes"].measure(run)
 
     claims = [dataclasses.replace(CLAIMS["jacobian-vanishes"], id=name, measure=measure) for name in IDS]
-    monkeypatch.setattr(runner, "find", lambda ids: claims)
+    monkeypatch.setattr(runner, "find_claims", lambda ids: claims)
     counts = []
     for force in (False, False, True, False):
         _run(tmp_path / "lab", force=force)
@@ -187,7 +187,7 @@ def test_what_killed_runs_left_half_written_goes(tmp_path: Path) -> None:
 
 def test_claims_without_a_record_are_named(tmp_path: Path) -> None:
     _run(tmp_path)
-    assert not_run(records(tmp_path)) == [name for name in CLAIMS if name not in IDS]
+    assert claims_without_record(records(tmp_path)) == [name for name in CLAIMS if name not in IDS]
 
 
 def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:
@@ -211,13 +211,13 @@ def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:
 )
 def test_a_claim_that_is_not_there_gets_near_names_and_where_all_stand(name: str, guess: str) -> None:
     with pytest.raises(InvalidValueError, match=f"no claim '{name}' among the 43") as raised:
-        find(["var-linear", name])
+        find_claims(["var-linear", name])
     assert raised.value.hint == f"{guess}See them all: sqrtdk lab list"
 
 
 def test_all_stands_for_the_whole_register() -> None:
-    assert [claim.id for claim in find(["normal", "all", "normal"])][:2] == ["normal", "var-linear"]
-    assert len(find(["normal", "all"])) == len(CLAIMS)
+    assert [claim.id for claim in find_claims(["normal", "all", "normal"])][:2] == ["normal", "var-linear"]
+    assert len(find_claims(["normal", "all"])) == len(CLAIMS)
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
@@ -267,5 +267,5 @@ def test_a_killed_run_leaves_whole_records_that_the_next_one_reuses(tmp_path: Pa
     process.wait()
     there = {path.stem for path in tmp_path.glob("*.json")}
     assert 2 <= len(there) < len(ids)
-    assert all(read(tmp_path / f"{name}.json").id == name for name in there)
+    assert all(read_record(tmp_path / f"{name}.json").id == name for name in there)
     assert _run(tmp_path, ids, quick=False) == {name: name in there for name in ids}

@@ -14,7 +14,7 @@ import pytest
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, LabError, MissingExtraError, OutputError
 from sqrtdk.lab.sweep import Grid, _store, _sweep, measure, summary, sweep
-from sqrtdk.lab.sweep._store import COLUMNS
+from sqrtdk.lab.sweep._store import SWEEP_COLUMNS
 from tests.lab.processes import python, until
 from tests.lab.small_sweep import SMALL, edit, interrupted, names
 
@@ -36,7 +36,7 @@ def test_the_table(tmp_path: Path, whole: bytes) -> None:
     assert cells == sorted(cells)
     assert len(set(cells)) == 16
     assert rows[3] == measure(SMALL.cell(3))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == SWEEP_COLUMNS
     manifest = json.loads((done.results.parent / "manifest.json").read_text())
     assert manifest["schema_version"] == 1
     assert manifest["grid"] == SMALL.content()

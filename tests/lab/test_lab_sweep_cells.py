@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sqrtdk.lab.sweep import DISTRIBUTIONS, FIGURES, _cell, measure
+from sqrtdk.lab.sweep import DISTRIBUTIONS, SWEEP_FIGURES, _cell, measure
 from sqrtdk.theory import expected_effective_keys, expected_entropy_nats, expected_jacobian_norm, expected_peak
 
 BASE = {"d_k": 64, "keys": 64, "scale": "sqrt_dk", "distribution": "normal", "seed": 0, "rows": 256}
@@ -106,7 +106,7 @@ def test_the_figures_are_what_they_are_called() -> None:
 def test_standard_errors_say_how_far_cells_scatter() -> None:
     """Also those by the delta method: over 60 seeds the figures scatter as one cell's errors say."""
     found = [measure(cell(d_k=8, keys=8, rows=128, scale="none", seed=seed)) for seed in range(60)]
-    for name in (*FIGURES, "peak_above_99"):
+    for name in (*SWEEP_FIGURES, "peak_above_99"):
         values = torch.tensor([one[name] for one in found])
         errors = torch.tensor([one[f"{name}_se"] for one in found])
         ratio = (values.std() / errors.square().mean().sqrt()).item()

@@ -18,7 +18,7 @@ from sqrtdk.lab.training.models import Attention, Decoder, EncoderDecoder, Store
 from sqrtdk.lab.training.settings import (
     LETTERS,
     START,
-    Settings,
+    TrainingSettings,
     batch,
     learning_rate,
     letters_in,
@@ -29,7 +29,9 @@ from sqrtdk.lab.training.train import logit_figures, query_gradients, train
 from sqrtdk.positions import rope
 from tests.tolerances import allowed
 
-TINY = Settings("encoder_decoder", head_dim=8, rate=4e-3, seed=3, steps=12, rows=4, length=8, width=16, points=4)
+TINY = TrainingSettings(
+    "encoder_decoder", head_dim=8, rate=4e-3, seed=3, steps=12, rows=4, length=8, width=16, points=4
+)
 TINY_TEXT = replace(TINY, model="decoder", length=16)
 
 
@@ -116,7 +118,7 @@ def test_strings_hide_letters_among_noise_at_random_places():
 )
 @pytest.mark.parametrize("rotary", [False, True])
 def test_attention_is_the_formula_with_the_scale_asked_for(scale, factor, rotary):
-    settings = Settings("decoder", head_dim=24, heads=2, rate=1e-3, seed=0, scale=scale, width=16)
+    settings = TrainingSettings("decoder", head_dim=24, heads=2, rate=1e-3, seed=0, scale=scale, width=16)
     attention = new_attention(settings, causal=True, rotary=rotary).double()
     x = torch.randn(3, 7, 16, dtype=torch.float64)
     inside = attention.norm(x)
@@ -132,7 +134,7 @@ def test_attention_is_the_formula_with_the_scale_asked_for(scale, factor, rotary
 
 
 def test_additive_and_cosine_scores_are_their_formulas():
-    base = Settings("decoder", head_dim=6, rate=1e-3, seed=0, scale="none", width=16)
+    base = TrainingSettings("decoder", head_dim=6, rate=1e-3, seed=0, scale="none", width=16)
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     for score in ("additive", "cosine"):
         attention = new_attention(replace(base, score=score)).double()
@@ -149,7 +151,7 @@ def test_additive_and_cosine_scores_are_their_formulas():
 @pytest.mark.parametrize("model", [Decoder, EncoderDecoder])
 def test_only_the_weights_of_q_and_k_grow_with_the_head_dimension(model):
     name = "decoder" if model is Decoder else "encoder_decoder"
-    settings = Settings(name, head_dim=16, rate=1e-3, seed=0)
+    settings = TrainingSettings(name, head_dim=16, rate=1e-3, seed=0)
     small, large = (model(replace(settings, head_dim=d)) for d in (16, 512))
     shapes = [{n: p.shape for n, p in m.named_parameters()} for m in (small, large)]
     differ = {n for n in shapes[0] if shapes[0][n] != shapes[1][n]}
@@ -160,7 +162,7 @@ def test_only_the_weights_of_q_and_k_grow_with_the_head_dimension(model):
 
 @pytest.mark.parametrize(("init", "variance"), [("unit", 256.0), ("folded", 1.0), ("0.02", 256.0 * (64 * 4e-4) ** 2)])
 def test_start_gives_the_products_the_variance_it_names(init, variance):
-    settings = Settings("decoder", head_dim=256, rate=1e-3, seed=0, init=init)
+    settings = TrainingSettings("decoder", head_dim=256, rate=1e-3, seed=0, init=init)
     products = []
     for seed in range(20):
         attention = Attention(settings)
@@ -172,7 +174,7 @@ def test_start_gives_the_products_the_variance_it_names(init, variance):
 
 
 def test_start_depends_on_its_generator_alone():
-    settings = Settings("decoder", head_dim=16, rate=1e-3, seed=0)
+    settings = TrainingSettings("decoder", head_dim=16, rate=1e-3, seed=0)
     weights = []
     for state in (0, 1):
         torch.manual_seed(state)
@@ -196,7 +198,7 @@ def test_stored_products_are_rounded_before_the_scale_and_keep_a_gradient():
 
 
 def test_decoder_sees_no_later_byte_and_encoder_decoder_no_later_letter():
-    settings = Settings("decoder", head_dim=16, rate=1e-3, seed=0, length=12)
+    settings = TrainingSettings("decoder", head_dim=16, rate=1e-3, seed=0, length=12)
     decoder, pair = Decoder(settings), EncoderDecoder(settings)
     text = torch.randint(256, (1, 12))
     changed = text.clone()

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab._arms import Arm, best_for_others, beyond, curve_plots, gap, train_arms
-from sqrtdk.lab.claim import Expect, Part, Run
+from sqrtdk.lab._arms import Arm, best_for_others, beyond, curve_plots, loss_gap, train_arms
+from sqrtdk.lab.claim import ClaimPart, Expect, ExperimentRun
 from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.judge import judge
+from sqrtdk.lab.judge import judge_claim
 from sqrtdk.lab.training.models import Decoder, start, weights_of
-from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.train import divergence, head_figures, overlap, train
+from sqrtdk.lab.training.settings import TrainingSettings
+from sqrtdk.lab.training.train import attention_divergence, head_figures, subspace_overlap, train
 from sqrtdk.messages import Text
 
 DESIGN = {
@@ -47,12 +47,12 @@ def test_a_run_that_diverged_counts_as_a_guess():
 
 def test_a_gap_between_two_runs_that_diverged_is_no_number():
     lost, other = arm({1e-3: [None, None, None]}), arm({1e-3: [2.0, None, 1.0]})
-    found = gap("gap", lost, lost)
+    found = loss_gap("gap", lost, lost)
     assert all(math.isnan(end) for end in (found.value, found.low, found.high))
-    verdict = judge(Figures([found]), [Part(Text("equal", "相等"), (Expect("gap", -0.1, 0.1),))])
+    verdict = judge_claim(Figures([found]), [ClaimPart(Text("equal", "相等"), (Expect("gap", -0.1, 0.1),))])
     assert verdict.answer == "undecided"
-    assert math.isnan(gap("gap", lost, other).value)
-    assert gap("gap", lost, arm({1e-3: [2.0, 2.1, 1.9]})).low > 0.0
+    assert math.isnan(loss_gap("gap", lost, other).value)
+    assert loss_gap("gap", lost, arm({1e-3: [2.0, 2.1, 1.9]})).low > 0.0
 
 
 def test_a_curve_of_nan_is_not_drawn_as_the_smallest_number():
@@ -65,7 +65,7 @@ def test_a_curve_of_nan_is_not_drawn_as_the_smallest_number():
 
 def test_gaps_are_paired_by_seed():
     worse, better = arm({1e-3: [1.5, 2.5, 3.5]}), arm({1e-3: [1.0, 2.0, 3.0]})
-    found = gap("gap", worse, better, d_k=4)
+    found = loss_gap("gap", worse, better, d_k=4)
     assert (found.value, found.low, found.high, found.samples) == (0.5, 0.5, 0.5, 3)
     assert found.at == {"d_k": 4}
 
@@ -86,7 +86,7 @@ def test_rates_are_tried_beyond_an_edge_that_is_best(best, tried):
         asked.extend((cell["rate"], cell["seed"]) for cell in cells)
         return [{"held_out": abs(math.log(cell["rate"] / best)), "curves": {}} for cell in cells]
 
-    run = Run({**DESIGN, "rates": (3e-4, 1e-3, 3e-3), "widened": 2}, 0, compute)
+    run = ExperimentRun({**DESIGN, "rates": (3e-4, 1e-3, 3e-3), "widened": 2}, 0, compute)
     found = train_arms(run, {"one": {"task": "strings", "head_dim": 8}})["one"]
     assert list(found.results) == tried
     assert sorted(asked) == sorted((rate, seed) for rate in tried for seed in range(3))
@@ -108,7 +108,7 @@ def test_arms_share_seeds_and_other_runs_have_other_seeds():
 
     arms = {s: {"task": "strings", "head_dim": d, "scale": s} for s, d in (("none", 8), ("sqrt_dk", 64))}
     for seed in (0, 1):
-        found = train_arms(Run(DESIGN, seed, compute), arms)
+        found = train_arms(ExperimentRun(DESIGN, seed, compute), arms)
         assert found["none"].losses(4e-3) == [pytest.approx(1000 * seed + i + 4e-3) for i in range(3)]
     first, second = ({cell["seed"] for cell in cells} for cells in asked)
     assert first == {0, 1, 2}
@@ -120,7 +120,7 @@ def test_arms_share_seeds_and_other_runs_have_other_seeds():
 
 def test_arms_of_a_real_run_have_curves_and_plots():
     arms = train_arms(
-        Run(DESIGN),
+        ExperimentRun(DESIGN),
         {s: {"task": "text", "head_dim": 8, "scale": s, "width": 16} for s in ("none", "sqrt_dk")},
         {"none": (1e-3,), "sqrt_dk": (4e-3,)},
     )
@@ -142,7 +142,7 @@ def test_divergence_is_that_of_scipy():
 
     first, second = (torch.randn(50, 7, dtype=torch.float64).mul(3).softmax(-1) for _ in range(2))
     expected = jensenshannon(first.numpy(), second.numpy(), axis=-1, base=2) ** 2
-    np.testing.assert_allclose(divergence(first, second).numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(attention_divergence(first, second).numpy(), expected, rtol=1e-9)
 
 
 def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles():
@@ -150,12 +150,12 @@ def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles():
 
     first, second = torch.randn(2, 5, 12)
     angles = subspace_angles(first.double().mT.numpy(), second.double().mT.numpy())
-    assert overlap(first, second) == pytest.approx(float((np.cos(angles) ** 2).mean()))
-    assert overlap(first, torch.randn(5, 5) @ first) == pytest.approx(1.0, rel=1e-4)
+    assert subspace_overlap(first, second) == pytest.approx(float((np.cos(angles) ** 2).mean()))
+    assert subspace_overlap(first, torch.randn(5, 5) @ first) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_head_figures_look_at_every_pair_of_every_layer():
-    settings = Settings("decoder", head_dim=8, rate=1e-3, seed=0, heads=4, layers=2, width=16, length=16)
+    settings = TrainingSettings("decoder", head_dim=8, rate=1e-3, seed=0, heads=4, layers=2, width=16, length=16)
     model = Decoder(settings)
     start(model, settings, torch.Generator().manual_seed(0))
     text = torch.randint(256, (2, 16))
@@ -168,14 +168,14 @@ def test_head_figures_look_at_every_pair_of_every_layer():
     heads.heads.register_forward_pre_hook(lambda _, args: maps.append(args[0]))
     model(text)
     weights = heads.heads(maps[0], maps[0], maps[0], is_causal=True, average_attn_weights=False)[1].double()
-    expected = divergence(weights[:, 1], weights[:, 3])[:, 1:].mean().item()
+    expected = attention_divergence(weights[:, 1], weights[:, 3])[:, 1:].mean().item()
     pair = next(f for f in found if (f["layer"], f["first"], f["second"]) == (0, 1, 3))
     assert pair["divergence"] == pytest.approx(expected)
     assert not heads.heads._forward_pre_hooks or len(heads.heads._forward_pre_hooks) == 1  # its own hooks are gone
 
 
 def test_tied_heads_stay_equal_while_they_train_and_free_ones_do_not():
-    settings = Settings(
+    settings = TrainingSettings(
         "decoder", head_dim=8, rate=1e-2, seed=0, heads=4, width=16, length=16, steps=6, rows=4, points=0
     )
     free, tied = (train(replace(settings, tied=tied).cell())["heads"] for tied in (False, True))
@@ -186,7 +186,7 @@ def test_tied_heads_stay_equal_while_they_train_and_free_ones_do_not():
 
 
 def test_tied_heads_learn():
-    settings = Settings("decoder", head_dim=8, rate=1e-2, seed=0, heads=2, width=16, tied=True)
+    settings = TrainingSettings("decoder", head_dim=8, rate=1e-2, seed=0, heads=2, width=16, tied=True)
     model = Decoder(settings)
     start(model, settings, torch.Generator().manual_seed(0))
     query, _ = weights_of(model.layers[0].attention.heads)

@@ -11,12 +11,12 @@ import pytest
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.words import EVERY, Words, parse, words_of
+from sqrtdk.lab.words import REQUIRED_TEXTS, ClaimWords, parse_words, words_of
 from sqrtdk.messages import Text
 
 FOLDER = Path(str(files("sqrtdk.lab.claims")))
 NAMES = [name.replace("-", "_") for name in CLAIMS]
-WHOLE = "".join(f'{key} = {{en = "It is {{peak}}.", zh = "它是 {{peak}}。"}}\n' for key in EVERY)
+WHOLE = "".join(f'{key} = {{en = "It is {{peak}}.", zh = "它是 {{peak}}。"}}\n' for key in REQUIRED_TEXTS)
 PLACEHOLDER = re.compile(r"{(\w+)}")
 CJK = re.compile(r"[\u3000-\u9fff\uff00-\uffef]")
 
@@ -90,7 +90,7 @@ def test_the_words_of_an_experiment_are_in_both_languages_and_all_asked_for(name
 )
 def test_words_that_are_not_whole_are_one_error_that_says_what_is_wrong(content: str, message: str) -> None:
     with pytest.raises(InvalidValueError, match=r"the words of the claim in x\.toml are not whole") as raised:
-        parse(content, "x.toml")
+        parse_words(content, "x.toml")
     assert message in str(raised.value)
 
 
@@ -98,7 +98,7 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
     with pytest.raises(
         InvalidValueError, match=r"'why' is missing; b: it has no text in en; c.d: it has no text in zh"
     ):
-        parse(WHOLE.replace("why", "a") + '[b]\nzh = "二"\n[c.d]\nen = "x"\n', "x.toml")
+        parse_words(WHOLE.replace("why", "a") + '[b]\nzh = "二"\n[c.d]\nen = "x"\n', "x.toml")
 
 
 def test_words_without_a_file_are_an_error() -> None:
@@ -107,7 +107,7 @@ def test_words_without_a_file_are_an_error() -> None:
 
 
 def test_a_text_takes_the_values_that_it_asks_for() -> None:
-    words = parse(WHOLE, "x.toml")
+    words = parse_words(WHOLE, "x.toml")
     assert words("why", peak=Text("high", "高")) == Text("It is high.", "它是 高。")
     with pytest.raises(InvalidValueError, match="why has the placeholders 'peak', and got 'other', 'peak'"):
         words("why", peak=1, other=2)
@@ -118,5 +118,5 @@ def test_a_text_takes_the_values_that_it_asks_for() -> None:
 
 
 def test_what_is_filled_in_is_not_read_again() -> None:
-    words = Words("x", {"a": Text("{{x}} {y}", "{{x}} {y} 字")})
+    words = ClaimWords("x", {"a": Text("{{x}} {y}", "{{x}} {y} 字")})
     assert words("a", y="{z}").en == "{x} {z}"

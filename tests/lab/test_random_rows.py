@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sqrtdk.lab import _rows
-from sqrtdk.lab._rows import demo_weights, factor, own_keys, products, weights, windows
+from sqrtdk.lab._rows import attention_weights, demo_weights, factor, own_keys, products, windows
 from sqrtdk.models.demo import load_demo
 from tests.tolerances import complaint
 
@@ -55,7 +55,7 @@ def test_weights_are_the_softmax_of_the_scaled_products(is_causal: bool) -> None
     logits = 0.5 * query @ key.mT
     if is_causal:
         logits = logits.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
-    torch.testing.assert_close(weights(query, key, 0.5, is_causal=is_causal), logits.softmax(-1))
+    torch.testing.assert_close(attention_weights(query, key, 0.5, is_causal=is_causal), logits.softmax(-1))
 
 
 @pytest.mark.parametrize(("rule", "value"), [("none", 1.0), ("sqrt_dk", 0.25), ("dk", 0.0625)])

@@ -21,7 +21,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.messages import said
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.junit import to_junit
-from sqrtdk.report.laws import caption, counts, named_law, picture, rows_of
+from sqrtdk.report.laws import caption, counts, law_rows, named_law, picture
 from sqrtdk.report.sarif import to_sarif
 from sqrtdk.report.terminal import to_text
 from sqrtdk.testing import assert_laws
@@ -135,7 +135,7 @@ def test_what_is_broken_is_said_in_chinese() -> None:
 
 
 def test_equal_answers_fold_and_each_input_keeps_its_own() -> None:
-    rows = [(row.laws, row.answer.state, row.answer.about) for row in rows_of(lawless().laws)]
+    rows = [(row.laws, row.answer.state, row.answer.about) for row in law_rows(lawless().laws)]
     assert rows == [
         (("causal",), BROKEN, "input_ids"),
         (("padding",), BROKEN, "encoder_attention_mask"),
@@ -145,7 +145,7 @@ def test_equal_answers_fold_and_each_input_keeps_its_own() -> None:
         (("documents",), NOT_ASKED, ""),
     ]
     static = check(Decoder(), ids(), static=True, laws="all")
-    of_masks, rest = rows_of(static.laws)
+    of_masks, rest = law_rows(static.laws)
     assert (of_masks.laws, of_masks.answer.state) == (("configured",), KEPT)
     assert rest.laws == tuple(name for name in laws.LAWS if name != "configured")
     assert counts(static.laws) == f"1 kept, 0 broken, {len(rest.laws)} not asked"
@@ -162,7 +162,7 @@ def test_a_picture_has_at_most_64_marks_and_loses_no_position(length: int) -> No
 
 
 def test_the_caption_names_the_positions() -> None:
-    (causal,) = [row for row in rows_of(lawless().laws) if row.laws == ("causal",)]
+    (causal,) = [row for row in law_rows(lawless().laws) if row.laws == ("causal",)]
     assert caption(causal) == "causal: positions 56-127 of 0-127 moved, 2 in one mark"
 
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from sqrtdk import check
 from sqrtdk.errors import ModelError
 from sqrtdk.models.config import MAX_CONFIG_BYTES, clean_config_dict, load_config
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from tests.hf.families import FAMILIES
 
@@ -52,12 +52,15 @@ def test_implementation_names_are_dropped_at_every_depth(tmp_path: Path, key: st
     assert [note for note in notes if key in note] == [
         f"{place}{key} = 'someone/kernel' was ignored" for place in sorted(("text_config.", "vision_config.", ""))
     ] or sum(key in note for note in notes) == 3
-    assert resolve(str(tmp_path), LoadOptions(static=True)).attn == "sdpa"
+    assert resolve_model(str(tmp_path), LoadOptions(static=True)).attn == "sdpa"
 
 
 def test_an_attn_implementation_in_a_config_does_not_choose(tmp_path: Path) -> None:
-    assert resolve(write(tmp_path, LLAMA | {"attn_implementation": "eager"}), LoadOptions(static=True)).attn == "sdpa"
-    assert resolve(write(tmp_path, LLAMA | {"output_attentions": True}), LoadOptions(attn="sdpa")).attn == "sdpa"
+    assert (
+        resolve_model(write(tmp_path, LLAMA | {"attn_implementation": "eager"}), LoadOptions(static=True)).attn
+        == "sdpa"
+    )
+    assert resolve_model(write(tmp_path, LLAMA | {"output_attentions": True}), LoadOptions(attn="sdpa")).attn == "sdpa"
 
 
 def test_code_packages_and_downloads_in_a_config_are_dropped(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_code_packages_and_downloads_in_a_config_are_dropped(tmp_path: Path) -> 
         "backbone_config": {"use_pretrained_backbone": False, "torch_dtype": "float16"},
         "limit": float("inf"),
     }
-    loaded = resolve(
+    loaded = resolve_model(
         write(tmp_path, LLAMA | {"quantization_config": {"quant_method": "gptq"}}), LoadOptions(static=True)
     )
     assert any("quantization_config was ignored" in note for note in loaded.notes)
@@ -113,7 +116,7 @@ def test_sizes_and_values_no_model_has_are_refused_at_once(
 ) -> None:
     start = time.monotonic()
     with pytest.raises(ModelError, match=message) as caught:
-        resolve(write(tmp_path, LLAMA | change))
+        resolve_model(write(tmp_path, LLAMA | change))
     assert caught.value.hint
     assert time.monotonic() - start < 60  # an endless build is the failure, not a slow machine
 
@@ -135,7 +138,7 @@ def test_sizes_and_values_no_model_has_are_refused_at_once(
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
-        resolve(write(tmp_path, text))
+        resolve_model(write(tmp_path, text))
     assert caught.value.hint
 
 
@@ -143,7 +146,7 @@ def test_a_broken_config_is_named_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     for name in (write(tmp_path / "model", "{"), write(tmp_path / "model", "{") + "/config.json"):
         with pytest.raises(ModelError) as caught:
-            resolve(name)
+            resolve_model(name)
         assert str(caught.value).startswith(f"{str(tmp_path / 'model' / 'config.json')!r} is not valid JSON: ")
 
 
@@ -155,7 +158,7 @@ def test_a_config_under_another_name_is_a_model(tmp_path: Path, static: bool) ->
     file.write_text(json.dumps(LLAMA | {"num_attention_heads": 2}, indent=1))
     (directory / "model.safetensors").write_bytes(b"of another model")
     (directory / "generation_config.json").write_text("{")
-    loaded = resolve(str(file), LoadOptions(static=static))
+    loaded = resolve_model(str(file), LoadOptions(static=static))
     assert (loaded.kind, loaded.home, loaded.config.num_attention_heads) == ("config", file, 2)
     assert f"{str(file)!r} is a config alone: no other file is read" in loaded.notes
     assert ("there are no weights: they are random, with seed 0" in loaded.notes) is not static
@@ -181,7 +184,7 @@ def test_a_file_that_is_no_config_is_told_what_one_is(
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(text)
     with pytest.raises(ModelError) as caught:
-        resolve(name)
+        resolve_model(name)
     assert str(caught.value).startswith(message)
     hint = "Give a model's directory, or a transformers config: a JSON file that names a model_type."
     assert caught.value.hint == hint if "but not" in message else caught.value.hint
@@ -192,14 +195,14 @@ def test_code_of_a_config_alone_is_not_run(tmp_path: Path) -> None:
     file.write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
     (tmp_path / "own.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(ModelError, match=r"own\.json names the model type 'own'") as caught:
-        resolve(str(file), LoadOptions(trust_remote_code=True))
+        resolve_model(str(file), LoadOptions(trust_remote_code=True))
     assert "from a model's directory only" in caught.value.hint
 
 
 def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b'{"model_type": "\xff\xfe"}')
     with pytest.raises(ModelError, match="not valid JSON"):
-        resolve(str(tmp_path))
+        resolve_model(str(tmp_path))
 
 
 def test_memory_is_counted_before_weights_are_made(tmp_path: Path) -> None:
@@ -210,10 +213,10 @@ def test_memory_is_counted_before_weights_are_made(tmp_path: Path) -> None:
         "architectures": ["LlamaForCausalLM"],
     }
     with pytest.raises(ModelError, match=r"needs [\d.]+ GiB for its weights, and [\d.]+ GiB are free") as caught:
-        resolve(write(tmp_path, large))
+        resolve_model(write(tmp_path, large))
     assert "--static" in caught.value.hint
     assert "--offload-folder" in caught.value.hint
-    assert resolve(str(tmp_path), LoadOptions(static=True)).module.lm_head.weight.is_meta
+    assert resolve_model(str(tmp_path), LoadOptions(static=True)).module.lm_head.weight.is_meta
 
 
 def test_an_architecture_is_looked_for_in_transformers_own_tables_only(tmp_path: Path) -> None:
@@ -223,11 +226,11 @@ def test_an_architecture_is_looked_for_in_transformers_own_tables_only(tmp_path:
     except Exception:  # releases of transformers that look at the types of a config's fields
         odd = []
     for name in ("GPT2LMHeadModel", "Trainer", "os.system", "__init__"):
-        loaded = resolve(write(tmp_path, LLAMA | {"architectures": [name, *odd]}), LoadOptions(static=True))
+        loaded = resolve_model(write(tmp_path, LLAMA | {"architectures": [name, *odd]}), LoadOptions(static=True))
         assert type(loaded.module).__name__ == "LlamaModel"
         assert any("is not known for this model type" in note for note in loaded.notes)
     for name in ("LlamaForCausalLM", "LlamaForSequenceClassification", "LlamaModel"):
-        loaded = resolve(
+        loaded = resolve_model(
             write(tmp_path, LLAMA | {"architectures": [name], "pad_token_id": 0}), LoadOptions(static=True)
         )
         assert type(loaded.module).__name__ == name
@@ -264,11 +267,11 @@ import torch
 from safetensors.torch import save_file
 from sqrtdk import check
 from sqrtdk.errors import ModelError
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 save_file({"x": torch.ones(2, 4)}, "../x.safetensors")
 try:
-    loaded = resolve(".", LoadOptions(trust_remote_code=sys.argv[1] == "trust", input_file="../x.safetensors"))
+    loaded = resolve_model(".", LoadOptions(trust_remote_code=sys.argv[1] == "trust", input_file="../x.safetensors"))
     print(type(loaded.module).__name__, tuple(loaded.module(**loaded.inputs).shape))
 except ModelError as error:
     print(error, "|", error.hint)

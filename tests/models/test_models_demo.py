@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sqrtdk.errors import ModelError
 from sqrtdk.models.demo import HEADS, MODEL_DIM, VARIANTS, DemoModel, load_demo, weights_name
-from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.load import iter_attn, resolve_model
 from sqrtdk.models.options import LoadOptions
 
 SCALES = {"demo": 64**-0.5, "demo:unscaled": 1.0, "demo:twice": 1 / 64, "demo:inverted": 8.0}
@@ -88,17 +88,19 @@ def test_weights_start_so_that_queries_and_keys_have_variance_near_one() -> None
 
 
 def test_demo_forms_of_the_model_argument(tmp_path: Path) -> None:
-    loaded = resolve("demo:twice", LoadOptions(batch=2, seq_len=30, static=True))
+    loaded = resolve_model("demo:twice", LoadOptions(batch=2, seq_len=30, static=True))
     assert loaded.inputs["input_ids"].is_meta
     assert loaded.inputs["input_ids"].shape == (2, 30)
     text = tmp_path / "t.txt"
     text.write_text("ab", encoding="utf-8")
-    assert resolve("demo", LoadOptions(seq_len=5, text=text)).inputs["input_ids"].tolist() == [[97, 98, 97, 98, 97]]
+    assert resolve_model("demo", LoadOptions(seq_len=5, text=text)).inputs["input_ids"].tolist() == [
+        [97, 98, 97, 98, 97]
+    ]
     (only,) = iter_attn("demo")
     assert only.attn == "own"
     assert only.loaded is not None
     assert only.loaded.notes == ()  # neither of the two was asked for by its name
-    assert resolve("demo", LoadOptions(attn="sdpa")).notes[0].startswith("--attn sdpa was ignored: ")
+    assert resolve_model("demo", LoadOptions(attn="sdpa")).notes[0].startswith("--attn sdpa was ignored: ")
     with pytest.raises(ModelError, match="no embedded model 'demo:nope'") as caught:
-        resolve("demo:nope")
+        resolve_model("demo:nope")
     assert "demo:inverted" in caught.value.hint

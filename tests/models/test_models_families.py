@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.load import iter_attn, resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from tests.hf.families import ATTENTION_CALLS, EAGER_ONLY, FAMILIES
@@ -71,15 +71,15 @@ def test_both_attentions_get_the_same_weights_and_inputs(directory: str) -> None
     for one, other in zip(eager.module.parameters(), sdpa.module.parameters(), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(eager.inputs["input_ids"], sdpa.inputs["input_ids"])
-    other_seed = resolve(directory, LoadOptions(seed=4))
+    other_seed = resolve_model(directory, LoadOptions(seed=4))
     assert not torch.equal(next(eager.module.parameters()), next(other_seed.module.parameters()))
 
 
 @pytest.mark.parametrize("directory", ["gpt2"], indirect=True)
 def test_the_random_state_of_the_caller_is_kept(directory: str) -> None:
     before = torch.random.get_rng_state()
-    resolve(directory, LoadOptions(seed=5))
-    resolve("demo")
+    resolve_model(directory, LoadOptions(seed=5))
+    resolve_model("demo")
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -89,7 +89,7 @@ def test_dtype_of_the_config_is_kept_and_float16_on_a_cpu_is_not(directory: str)
     for stored, run in (("bfloat16", torch.bfloat16), ("float16", torch.float32)):
         config.dtype = stored
         config.save_pretrained(directory)
-        loaded = resolve(directory)
+        loaded = resolve_model(directory)
         assert next(loaded.module.parameters()).dtype == run
         assert any("float16" in note for note in loaded.notes) == (stored == "float16")
-    assert next(resolve(directory, LoadOptions(dtype="float64")).module.parameters()).dtype == torch.float64
+    assert next(resolve_model(directory, LoadOptions(dtype="float64")).module.parameters()).dtype == torch.float64

@@ -15,7 +15,7 @@ from torch import nn
 from sqrtdk.errors import InvalidValueError, ModelError
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.inputs import guess_inputs, make_inputs
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from sqrtdk.models.tokens import embedded_text, random_ids
@@ -58,7 +58,7 @@ def test_the_embedded_text_is_english_and_chinese() -> None:
 @pytest.mark.full
 def test_ids_come_from_the_models_own_tokenizer(llama: str) -> None:
     add_tokenizer(llama)
-    loaded = resolve(llama, LoadOptions(batch=2, seq_len=20))
+    loaded = resolve_model(llama, LoadOptions(batch=2, seq_len=20))
     ids = loaded.inputs["input_ids"]
     assert ids[:, 0].tolist() == [1, 1]
     assert ids[:, -1].tolist() == [2, 2]
@@ -71,23 +71,23 @@ def test_a_text_file_goes_through_the_tokenizer(llama: str, tmp_path: Path) -> N
     file = tmp_path / "text.txt"
     file.write_text("xyz", encoding="utf-8")
     with pytest.raises(ModelError, match="--text can't be used: there is no tokenizer"):
-        resolve(llama, LoadOptions(text=file))
+        resolve_model(llama, LoadOptions(text=file))
     add_tokenizer(llama)
-    assert resolve(llama, LoadOptions(text=file, seq_len=7)).inputs["input_ids"].tolist() == [
+    assert resolve_model(llama, LoadOptions(text=file, seq_len=7)).inputs["input_ids"].tolist() == [
         [1, *(ord(c) for c in "xyzxy"), 2],
     ]
     file.write_text(" \n", encoding="utf-8")
     with pytest.raises(ModelError, match="is empty"):
-        resolve(llama, LoadOptions(text=file))
+        resolve_model(llama, LoadOptions(text=file))
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelError, match="not UTF-8"):
-        resolve(llama, LoadOptions(text=file))
+        resolve_model(llama, LoadOptions(text=file))
 
 
 @pytest.mark.parametrize("broken", ["{", pytest.param('{"model": 3}', marks=pytest.mark.full)])
 def test_a_broken_tokenizer_gives_random_ids_and_a_note(llama: str, broken: str) -> None:
     Path(llama, "tokenizer.json").write_text(broken)
-    loaded = resolve(llama)
+    loaded = resolve_model(llama)
     assert any("ids are random" in n and "the tokenizer can't be used" in n for n in loaded.notes)
 
 
@@ -96,7 +96,7 @@ def test_a_tokenizer_of_another_model_gives_random_ids_and_a_note(llama: str) ->
     add_tokenizer(llama, size=1000)
     Path(llama, "t.txt").write_text("é" + chr(900), encoding="utf-8")
     with pytest.raises(ModelError, match="gives ids up to 900, and the model has 160"):
-        resolve(llama, LoadOptions(text=Path(llama, "t.txt")))
+        resolve_model(llama, LoadOptions(text=Path(llama, "t.txt")))
 
 
 def test_random_ids_avoid_what_the_config_calls_special() -> None:
@@ -121,11 +121,11 @@ def test_random_ids_avoid_what_the_config_calls_special() -> None:
 )
 def test_kinds_and_shapes(tmp_path: Path, name: str, wanted: dict[str, tuple[int, ...]]) -> None:
     FAMILIES[name]().save_pretrained(tmp_path)
-    loaded = resolve(str(tmp_path), LoadOptions(batch=2, seq_len=9))
+    loaded = resolve_model(str(tmp_path), LoadOptions(batch=2, seq_len=9))
     assert {key: tuple(value.shape) for key, value in loaded.inputs.items()} == wanted
     if "decoder_input_ids" in loaded.inputs and "input_ids" in loaded.inputs:
         assert not torch.equal(loaded.inputs["decoder_input_ids"], loaded.inputs["input_ids"])
-    static = resolve(str(tmp_path), LoadOptions(batch=2, seq_len=9, static=True))
+    static = resolve_model(str(tmp_path), LoadOptions(batch=2, seq_len=9, static=True))
     assert set(static.inputs) == {key for key in wanted if not key.endswith("_mask")}
 
 
@@ -156,7 +156,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_families_beyond_the_table_run(tmp_path: Path, name: str) -> None:
     OTHERS[name]().save_pretrained(tmp_path)
-    loaded = resolve(str(tmp_path))
+    loaded = resolve_model(str(tmp_path))
     call(loaded.module, loaded.inputs)
 
 
@@ -169,7 +169,7 @@ def test_a_language_model_with_an_image_tower_gets_text_and_a_note(tmp_path: Pat
         architectures=["Gemma3ForConditionalGeneration"],
     )
     config.save_pretrained(tmp_path)
-    loaded = resolve(str(tmp_path), LoadOptions(seq_len=9))
+    loaded = resolve_model(str(tmp_path), LoadOptions(seq_len=9))
     assert "pixel_values" not in loaded.inputs
     assert any(note.startswith("no pixel_values") for note in loaded.notes)
     assert 150 not in loaded.inputs["input_ids"]
@@ -187,12 +187,12 @@ def test_a_language_model_with_an_image_tower_gets_text_and_a_note(tmp_path: Pat
 )
 def test_the_length_is_cut_to_the_positions(config: Any, limit: int, tmp_path: Path) -> None:
     config().save_pretrained(tmp_path)
-    loaded = resolve(str(tmp_path), LoadOptions(seq_len=1000))
+    loaded = resolve_model(str(tmp_path), LoadOptions(seq_len=1000))
     ids = loaded.inputs.get("decoder_input_ids", loaded.inputs.get("input_ids"))
     assert ids.shape[1] == limit
     assert f"seq_len 1000 was cut to {limit}: the model has no more positions" in loaded.notes
     call(loaded.module, loaded.inputs)
-    assert not any("was cut" in note for note in resolve(str(tmp_path)).notes)
+    assert not any("was cut" in note for note in resolve_model(str(tmp_path)).notes)
 
 
 def test_a_model_whose_inputs_cannot_be_made_says_so() -> None:
@@ -241,16 +241,16 @@ def test_an_input_file_that_does_not_fit_is_refused(
     file = tmp_path / "x.safetensors"
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, file)
     with pytest.raises(ModelError, match=message) as caught:
-        resolve(llama, LoadOptions(input_file=file))
+        resolve_model(llama, LoadOptions(input_file=file))
     assert hint in caught.value.hint
 
 
 def test_an_input_file_is_used_as_it_is(llama: str, tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     save_file({"input_ids": IDS}, file)
-    assert torch.equal(resolve(llama, LoadOptions(input_file=file)).inputs["input_ids"], IDS)
+    assert torch.equal(resolve_model(llama, LoadOptions(input_file=file)).inputs["input_ids"], IDS)
     save_file({"inputs_embeds": torch.randn(2, 5, 64)}, file)
-    loaded = resolve(llama, LoadOptions(input_file=file, dtype="bfloat16"))
+    loaded = resolve_model(llama, LoadOptions(input_file=file, dtype="bfloat16"))
     assert loaded.inputs["inputs_embeds"].dtype == torch.bfloat16
     call(loaded.module, loaded.inputs)
 
@@ -270,14 +270,14 @@ def test_a_file_that_holds_no_inputs_is_refused(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message) as caught:
-        resolve(llama, LoadOptions(input_file=tmp_path / name))
+        resolve_model(llama, LoadOptions(input_file=tmp_path / name))
     assert caught.value.hint
 
 
 def test_inputs_of_a_wrong_shape_are_a_clear_error_when_run(tmp_path: Path) -> None:
     FAMILIES["vit"]().save_pretrained(tmp_path)
     save_file({"pixel_values": torch.randn(1, 3, 40, 40)}, tmp_path.parent / "p.safetensors")
-    loaded = resolve(str(tmp_path), LoadOptions(input_file=tmp_path.parent / "p.safetensors"))
+    loaded = resolve_model(str(tmp_path), LoadOptions(input_file=tmp_path.parent / "p.safetensors"))
     with pytest.raises(ModelError, match="ViTForImageClassification raised ValueError") as caught:
         call(loaded.module, loaded.inputs)
     assert "pixel_values (1, 3, 40, 40)" in caught.value.hint
@@ -312,7 +312,7 @@ def test_a_text_of_unknown_tokens_is_told(llama: str, tmp_path: Path) -> None:
     note = "the tokens of the text are {} [UNK]: give --text of the model's own kind"
     for written, share in (("Д" * 99 + "a", "99%"), ("Д" * 30 + "a" * 70, "30%"), ("Д" * 10 + "a" * 90, None)):
         text.write_text(written, encoding="utf-8")
-        notes = resolve(llama, LoadOptions(text=text, seq_len=100)).notes
+        notes = resolve_model(llama, LoadOptions(text=text, seq_len=100)).notes
         told = [entry for entry in notes if "[UNK]" in entry]
         assert told == ([note.format(share)] if share else [])
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from sqrtdk._check import check
 from sqrtdk.errors import ModelError
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from tests.hf.families import LLAMA
@@ -88,7 +88,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_kinds_and_shapes_and_the_model_runs(tmp_path: Path, name: str) -> None:
     CONFIGS[name]().save_pretrained(tmp_path)
-    loaded = resolve(str(tmp_path), LoadOptions(batch=2, seq_len=9))
+    loaded = resolve_model(str(tmp_path), LoadOptions(batch=2, seq_len=9))
     assert {key: tuple(value.shape) for key, value in loaded.inputs.items()} == SHAPES[name]
     call(loaded.module, loaded.inputs)
 
@@ -97,7 +97,7 @@ def test_a_prompt_has_token_types_where_images_have_tokens(tmp_path: Path) -> No
     """Without them PaliGemma's eager attention is causal and its sdpa sees all; its processor gives zeros for text."""
     paligemma().save_pretrained(tmp_path)
     report = check(str(tmp_path), seq_len=9)
-    assert not resolve(str(tmp_path)).inputs["token_type_ids"].any()
+    assert not resolve_model(str(tmp_path)).inputs["token_type_ids"].any()
     assert [finding.rule for finding in report.findings if finding.severity != "note"] == []
 
 

@@ -16,7 +16,7 @@ from sqrtdk.errors import InvalidValueError, ModelError, short_text
 from sqrtdk.models.demo import load_demo
 from sqrtdk.models.inputs import guess_inputs, make_inputs
 from sqrtdk.models.limits import MAX_ELEMENTS, check_elements
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from sqrtdk.models.tokens import read_text
@@ -116,12 +116,12 @@ def test_an_interrupt_of_the_users_passes() -> None:
 )
 def test_whatever_a_factory_raises_is_an_error_of_the_model(leaving: None, model: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        resolve(model)
+        resolve_model(model)
 
 
 def test_an_interrupted_factory_passes(leaving: None) -> None:
     with pytest.raises(KeyboardInterrupt):
-        resolve("leaving_nets:interrupted")
+        resolve_model("leaving_nets:interrupted")
 
 
 def test_an_error_without_a_text_has_a_short_text() -> None:
@@ -147,7 +147,7 @@ def test_inputs_are_a_regular_file(pipe: Path) -> None:
     folder.mkdir()
     for path in (pipe, folder):
         with pytest.raises(ModelError, match="not a regular file"):
-            resolve("demo", LoadOptions(input_file=path))
+            resolve_model("demo", LoadOptions(input_file=path))
 
 
 def test_huge_inputs_are_not_read(tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_huge_inputs_are_not_read(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         file.truncate(2**40)
     with pytest.raises(ModelError, match=f"at most {2**31} are read"):
-        resolve("demo", LoadOptions(input_file=path))
+        resolve_model("demo", LoadOptions(input_file=path))
 
 
 def test_a_config_is_a_regular_file(pipe: Path) -> None:
     pipe.rename(pipe.with_name("config.json"))
     with pytest.raises(ModelError, match=r"config\.json' is not a regular file"):
-        resolve(str(pipe.parent))
+        resolve_model(str(pipe.parent))
 
 
 def test_a_text_that_tells_no_size_is_cut_at_the_limit() -> None:
@@ -176,7 +176,7 @@ def test_sizes_that_fit_nowhere_are_refused(tmp_path: Path, model: str) -> None:
         config.save_pretrained(tmp_path)
         model = str(tmp_path)
     with pytest.raises(InvalidValueError, match=f"elements; at most {MAX_ELEMENTS}") as caught:
-        resolve(model, LoadOptions(batch=100_000_000_000, seq_len=100, static=True))
+        resolve_model(model, LoadOptions(batch=100_000_000_000, seq_len=100, static=True))
     assert "--batch" in caught.value.hint
 
 
@@ -198,30 +198,30 @@ def test_the_limit_itself_is_allowed() -> None:
 @pytest.mark.parametrize("model", ["demo", "leaving_nets:leaves"])
 def test_a_seed_that_torch_does_not_take_is_refused(leaving: None, seed: int, model: str) -> None:
     with pytest.raises(InvalidValueError, match=f"seed {seed}"):
-        resolve(model, LoadOptions(seed=seed))
+        resolve_model(model, LoadOptions(seed=seed))
 
 
 @pytest.mark.parametrize("seed", [2**64 - 1, -(2**63)])
 def test_the_outermost_seeds_serve_a_decoder_too(tmp_path: Path, seed: int) -> None:
     FAMILIES["t5"]().save_pretrained(tmp_path)
-    ids = resolve(str(tmp_path), LoadOptions(seed=seed, seq_len=64, static=True)).inputs
+    ids = resolve_model(str(tmp_path), LoadOptions(seed=seed, seq_len=64, static=True)).inputs
     assert set(ids) >= {"input_ids", "decoder_input_ids"}
 
 
 @pytest.mark.parametrize("text", [False, True])
 def test_the_demo_has_positions_too(tmp_path: Path, text: bool) -> None:
     (tmp_path / "t.txt").write_text("abc")
-    loaded = resolve("demo", LoadOptions(seq_len=100_000, text=tmp_path / "t.txt" if text else None))
+    loaded = resolve_model("demo", LoadOptions(seq_len=100_000, text=tmp_path / "t.txt" if text else None))
     assert loaded.inputs["input_ids"].shape == (1, 1024)
     (note,) = loaded.notes
     assert "100000 was cut to 1024" in note
-    assert resolve("demo", LoadOptions(seq_len=1024)).notes == ()
+    assert resolve_model("demo", LoadOptions(seq_len=1024)).notes == ()
 
 
 @pytest.mark.parametrize("sizes", [{"batch": 0}, {"seq_len": 0}, {"seq_len": -3}])
 def test_the_demo_wants_sizes_above_zero(sizes: dict[str, int]) -> None:
     with pytest.raises(InvalidValueError, match="at least 1"):
-        resolve("demo", LoadOptions(**sizes))
+        resolve_model("demo", LoadOptions(**sizes))
 
 
 @pytest.mark.parametrize("options", [{"device_map": "auto"}, {"offload_folder": "x"}])
@@ -231,10 +231,10 @@ def test_what_is_not_a_checkpoint_is_not_spread(
     leaving: None, model: str, static: bool, options: dict[str, str]
 ) -> None:
     with pytest.raises(InvalidValueError, match=next(iter(options))):
-        resolve(model, LoadOptions(static=static, **options))
+        resolve_model(model, LoadOptions(static=static, **options))
 
 
 def test_options_without_effect_are_noted() -> None:
-    notes = resolve("demo", LoadOptions(revision="main", attn="eager")).notes
+    notes = resolve_model("demo", LoadOptions(revision="main", attn="eager")).notes
     assert any("--revision main was ignored" in note for note in notes)
     assert any("--attn eager was ignored" in note for note in notes)

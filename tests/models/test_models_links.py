@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from sqrtdk._check import check
 from sqrtdk.errors import ModelError
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.parameters import count_parameters
 from tests.hf.families import FAMILIES
@@ -131,7 +131,7 @@ def test_every_way_out_is_one(model: Path, secret: Path, lead: Callable[[Path, P
     if not model.exists():
         model = model.parent / "models--a--b" / "snapshots" / "main"
     with pytest.raises(ModelError, match="is a symbolic link out of the model's directory"):
-        resolve(str(model), LoadOptions(static=True))
+        resolve_model(str(model), LoadOptions(static=True))
     with pytest.raises(ModelError, match="is a symbolic link out of the model's directory"):
         count_parameters(str(model))
 
@@ -142,7 +142,7 @@ def test_a_link_that_leads_nowhere_is_refused(model: Path, target: str) -> None:
     if target == "b":
         (model / "b").symlink_to("a")
     with pytest.raises(ModelError, match="'a' is a symbolic link that leads nowhere") as caught:
-        resolve(str(model))
+        resolve_model(str(model))
     assert caught.value.hint
 
 
@@ -151,7 +151,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(model: Path, name: str) -> None
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
     with pytest.raises(ModelError, match=f"'{name}' is not a regular file"):
-        resolve(str(model))
+        resolve_model(str(model))
 
 
 def test_links_within_the_directory_are_followed(model: Path) -> None:
@@ -161,20 +161,20 @@ def test_links_within_the_directory_are_followed(model: Path) -> None:
     (model / "second").symlink_to(model / "files" / "deep" / "weights")
     (model / "here").symlink_to(".")
     (model / ".lock").symlink_to("user@host:1234")  # an editor's
-    assert not any("weights" in note for note in resolve(str(model)).notes)
+    assert not any("weights" in note for note in resolve_model(str(model)).notes)
 
 
 def test_the_directory_itself_may_be_a_link(model: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").symlink_to(model)
     assert {judged.verdict for judged in check(str(tmp_path / "mine")).calls} == {"exact"}
-    assert resolve(str(tmp_path / "mine" / "config.json")).kind == "directory"
+    assert resolve_model(str(tmp_path / "mine" / "config.json")).kind == "directory"
 
 
 def test_a_config_named_by_the_user_that_is_a_link_tells_where_it_leads(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").symlink_to(model / "config.json")
     with pytest.raises(ModelError, match="symbolic link out") as caught:
-        resolve(str(tmp_path / "empty" / "config.json"))
+        resolve_model(str(tmp_path / "empty" / "config.json"))
     assert str(model / "config.json") in str(caught.value)
 
 
@@ -193,7 +193,7 @@ def test_a_snapshot_of_the_hub_cache_links_to_its_blobs(
     (tmp_path / "elsewhere").symlink_to(tmp_path / "cache")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "elsewhere"))
     for name, kind in (("org/name", "hub"), (str(snapshot), "directory")):
-        loaded = resolve(name)
+        loaded = resolve_model(name)
         assert loaded.kind == kind
         assert not any("weights" in note for note in loaded.notes)
 
@@ -203,11 +203,11 @@ def test_python_files_at_every_depth_are_looked_at_where_they_may_run(model: Pat
     package.mkdir(parents=True)
     (package / "python3").symlink_to("/usr/bin/env")  # a virtual environment's
     (package / "own.py").symlink_to(secret)
-    assert resolve(str(model), LoadOptions(static=True)).kind == "directory"
+    assert resolve_model(str(model), LoadOptions(static=True)).kind == "directory"
     with pytest.raises(ModelError, match=r"'package/inner/own\.py' is a symbolic link out"):
-        resolve(str(model), LoadOptions(static=True, trust_remote_code=True))
+        resolve_model(str(model), LoadOptions(static=True, trust_remote_code=True))
     (package / "own.py").unlink()
-    assert resolve(str(model), LoadOptions(static=True, trust_remote_code=True)).kind == "directory"
+    assert resolve_model(str(model), LoadOptions(static=True, trust_remote_code=True)).kind == "directory"
 
 
 @pytest.mark.parametrize("reference", ["../secret.Config", "/tmp/secret.Config", "a/../../secret.Config"])
@@ -216,7 +216,7 @@ def test_trusted_code_lies_in_the_directory(model: Path, reference: str, nested:
     config = {"model_type": "own", "auto_map": {"AutoConfig": [reference, None] if nested else reference}}
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"auto_map names .* which is not in the directory"):
-        resolve(str(model), LoadOptions(static=True, trust_remote_code=True))
+        resolve_model(str(model), LoadOptions(static=True, trust_remote_code=True))
 
 
 @pytest.mark.parametrize("static", [False, True])

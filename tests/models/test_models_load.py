@@ -18,7 +18,7 @@ from sqrtdk.models.build import build_model, parse_dtype
 from sqrtdk.models.extras import check_version
 from sqrtdk.models.factory import call_factory
 from sqrtdk.models.hub import _refuse_pickles
-from sqrtdk.models.load import iter_attn, resolve
+from sqrtdk.models.load import iter_attn, resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call
 from tests.hf.families import FAMILIES
@@ -74,7 +74,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["with_tuple", "with_dict", "with_tensor", "with_list"])
 @pytest.mark.parametrize("static", [False, True])
 def test_a_factory_gives_module_and_inputs(zoo: str, name: str, static: bool) -> None:
-    loaded = resolve(f"{zoo}:{name}", LoadOptions(static=static))
+    loaded = resolve_model(f"{zoo}:{name}", LoadOptions(static=static))
     assert (loaded.kind, loaded.id, loaded.config) == ("factory", f"{zoo}:{name}", None)
     assert loaded.module.weight.is_meta == static
     out = loaded.module(**loaded.inputs) if isinstance(loaded.inputs, dict) else loaded.module(*loaded.inputs)
@@ -85,16 +85,16 @@ def test_a_factory_gives_module_and_inputs(zoo: str, name: str, static: bool) ->
 @pytest.mark.parametrize("name", ["plain", "ready", "Net", "Net.make"])
 def test_a_factory_without_inputs_takes_an_input_file(zoo: str, name: str) -> None:
     save_file({"input": torch.ones(5, 4)}, "x.safetensors")
-    loaded = resolve(f"{zoo}:{name}", LoadOptions(input_file="x.safetensors", dtype="float64"))
+    loaded = resolve_model(f"{zoo}:{name}", LoadOptions(input_file="x.safetensors", dtype="float64"))
     assert loaded.module(**loaded.inputs).dtype == torch.float64
     assert not loaded.module.training
     with pytest.raises(ValueError, match="no inputs were given") as caught:
-        resolve(f"{zoo}:{name}")
+        resolve_model(f"{zoo}:{name}")
     assert "forward(input)" in caught.value.hint
 
 
 def test_a_static_factory_takes_no_memory(zoo: str) -> None:
-    loaded = resolve(f"{zoo}:enormous", LoadOptions(static=True))  # 4 TiB of weights
+    loaded = resolve_model(f"{zoo}:enormous", LoadOptions(static=True))  # 4 TiB of weights
     assert call(loaded.module, loaded.inputs).shape == (2, 2**20)
 
 
@@ -123,7 +123,7 @@ def test_a_factory_is_seeded(zoo: str) -> None:
 )
 def test_a_factory_that_is_wrong_is_refused(zoo: str, model: str, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
-        resolve(model)
+        resolve_model(model)
     assert caught.value.hint
 
 
@@ -137,7 +137,7 @@ def test_a_factory_that_is_wrong_is_refused(zoo: str, model: str, message: str) 
 )
 def test_the_file_of_a_factory_is_refused_with_its_module(zoo: str, model: str, hint: str) -> None:
     with pytest.raises(ModelError) as caught:
-        resolve(model)
+        resolve_model(model)
     assert caught.value.hint == hint
 
 
@@ -172,13 +172,13 @@ def test_a_factory_of_a_hugging_face_model_follows_attn(zoo: str, tmp_path: Path
 )
 def test_a_wrong_id_or_path_is_refused(model: str, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
-        resolve(model)
+        resolve_model(model)
     assert caught.value.hint
 
 
 def test_an_unknown_id_offline_says_so() -> None:
     with pytest.raises(ModelError) as caught:
-        resolve("no-such-org/no-such-model")
+        resolve_model("no-such-org/no-such-model")
     assert "HF_HUB_OFFLINE" in caught.value.hint
     assert "HF_HOME" in caught.value.hint
 
@@ -190,42 +190,42 @@ def test_an_id_in_the_cache_is_found_offline(checkpoint: Path, tmp_path: Path, m
     (repo / "snapshots").mkdir()
     checkpoint.rename(repo / "snapshots" / ("a" * 40))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    loaded = resolve("org/name")
+    loaded = resolve_model("org/name")
     assert (loaded.kind, loaded.id) == ("hub", "org/name")
     assert not any("random, with seed" in note and "weights" in note for note in loaded.notes)
     with pytest.raises(ModelError):
-        resolve("org/name", LoadOptions(revision="other"))
+        resolve_model("org/name", LoadOptions(revision="other"))
 
 
 def test_weights_come_from_safetensors(checkpoint: Path) -> None:
-    loaded = resolve(str(checkpoint))
+    loaded = resolve_model(str(checkpoint))
     stored = load_file(checkpoint / "model.safetensors")
     assert torch.equal(loaded.module.model.layers[1].mlp.up_proj.weight, stored["model.layers.1.mlp.up_proj.weight"])
     assert not any("weights" in note for note in loaded.notes)
-    assert resolve(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
+    assert resolve_model(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
 
 
 def test_the_config_of_a_directory_stands_for_the_directory(checkpoint: Path) -> None:
-    loaded = resolve(str(checkpoint / "config.json"))
+    loaded = resolve_model(str(checkpoint / "config.json"))
     assert loaded.kind == "directory"
-    for one, other in zip(loaded.module.parameters(), resolve(str(checkpoint)).module.parameters(), strict=True):
+    for one, other in zip(loaded.module.parameters(), resolve_model(str(checkpoint)).module.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ModelError, match="is a file, but not a transformers config") as caught:
-        resolve(str(checkpoint / "model.safetensors"))
+        resolve_model(str(checkpoint / "model.safetensors"))
     assert caught.value.hint == f"Give its directory: {str(checkpoint)!r}."
 
 
 def test_a_sharded_checkpoint_is_read_whole(checkpoint: Path, tmp_path: Path) -> None:
-    whole = resolve(str(checkpoint)).module
+    whole = resolve_model(str(checkpoint)).module
     whole.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     shards = sorted((tmp_path / "shards").glob("*.safetensors"))
     assert len(shards) > 1
-    again = resolve(str(tmp_path / "shards")).module
+    again = resolve_model(str(tmp_path / "shards")).module
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     shards[0].unlink()
     with pytest.raises(ModelError, match=f"1 of {len(shards)} weight files are missing"):
-        resolve(str(tmp_path / "shards"))
+        resolve_model(str(tmp_path / "shards"))
 
 
 @pytest.mark.parametrize("shard", ["evil.bin", "../model.safetensors", "/etc/passwd", 7])
@@ -234,7 +234,7 @@ def test_an_index_that_leaves_the_directory_or_names_a_pickle_is_refused(checkpo
     (checkpoint / "evil.bin").write_bytes(b"")
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": shard}}))
     with pytest.raises(ModelError, match="no safetensors file beside it"):
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"w": "a", "v": []}}'])
@@ -242,18 +242,18 @@ def test_a_broken_index_is_refused(checkpoint: Path, text: str) -> None:
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelError, match="not a valid index"):
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
 
 
 def test_the_three_lines_convert(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = resolve(str(checkpoint)).module
+    model = resolve_model(str(checkpoint)).module
     (checkpoint / "model.safetensors").unlink()
     torch.save(model.state_dict(), checkpoint / "pytorch_model.bin")
     with pytest.raises(ModelError, match="pickled") as caught:
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
     monkeypatch.chdir(checkpoint)
     exec("\n".join(caught.value.hint.split("\n")[1:]), {})
-    converted = resolve(str(checkpoint)).module
+    converted = resolve_model(str(checkpoint)).module
     assert all(torch.equal(value, converted.state_dict()[name]) for name, value in model.state_dict().items())
 
 
@@ -277,20 +277,20 @@ def test_a_pickle_only_checkpoint_is_refused_unopened(checkpoint: Path, name: st
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     with pytest.raises(ModelError, match=f"pickled .*{name}.*runs the code") as caught:
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
     first, *lines = caught.value.hint.split("\n")
     assert "safetensors" not in first
     assert len(lines) == 3
     assert name in lines[1]
-    assert resolve(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
+    assert resolve_model(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
     with pytest.raises(ModelError, match="is a file"):
-        resolve(str(checkpoint / name))
+        resolve_model(str(checkpoint / name))
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_pickle_beside_safetensors_is_not_opened(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-    resolve(str(checkpoint))
+    resolve_model(str(checkpoint))
     assert not (tmp_path / "ran").exists()
 
 
@@ -299,7 +299,7 @@ def test_truncated_safetensors_are_refused(checkpoint: Path, size: int) -> None:
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ModelError, match="can't build this model") as caught:
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
     assert "damaged or incomplete" in caught.value.hint
 
 
@@ -307,26 +307,26 @@ def test_weights_of_another_shape_are_refused_and_missing_ones_noted(checkpoint:
     file = checkpoint / "model.safetensors"
     state = load_file(file)
     save_file({k: v for k, v in state.items() if "up_proj" not in k} | {"odd": torch.ones(1)}, file, {"format": "pt"})
-    notes = resolve(str(checkpoint)).notes
+    notes = resolve_model(str(checkpoint)).notes
     assert any("2 tensors are not in the checkpoint and are random" in note for note in notes)
     assert any("1 tensor of the checkpoint is not used, first 'odd'" in note for note in notes)
     save_file({k: v[..., :-1].contiguous() for k, v in state.items()}, file, {"format": "pt"})
     with pytest.raises(ModelError, match="can't build this model"):
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
 
 
 def test_other_kinds_of_directories_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"no readable config\.json") as caught:
-        resolve(str(tmp_path / "empty"))
+        resolve_model(str(tmp_path / "empty"))
     assert caught.value.hint
     (checkpoint / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/base"}')
     with pytest.raises(ModelError, match="an adapter, not a whole model"):
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
     (checkpoint / "adapter_config.json").unlink()
     (checkpoint / "model.safetensors").rename(checkpoint / "other.safetensors")
     with pytest.raises(ModelError, match=r"'other.safetensors' is not a name"):
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
 
 
 def test_quantized_weights_are_refused(checkpoint: Path) -> None:
@@ -334,7 +334,7 @@ def test_quantized_weights_are_refused(checkpoint: Path) -> None:
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="quantized"):
-        resolve(str(checkpoint))
+        resolve_model(str(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -351,14 +351,14 @@ def test_quantized_weights_are_refused(checkpoint: Path) -> None:
 )
 def test_wrong_options_are_refused(checkpoint: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises((ModelError, ValueError), match=message) as caught:
-        resolve(str(checkpoint), LoadOptions(**options))
+        resolve_model(str(checkpoint), LoadOptions(**options))
     assert caught.value.hint
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelError, match="sees no CUDA device"):
-        resolve("demo", LoadOptions(device="cuda"))
+        resolve_model("demo", LoadOptions(device="cuda"))
 
 
 def test_an_old_transformers_is_refused_with_the_pip_command() -> None:

@@ -17,13 +17,13 @@ RUN = """
 import resource, sys
 import torch
 from sqrtdk.errors import ModelError
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.memory import available_memory
 from sqrtdk.models.run import call
 import accelerate, transformers
 torch.set_num_threads(1)
-resolve("demo")
+resolve_model("demo")
 where, folder, out, size = sys.argv[1:]
 size = int(size)
 transformers.LlamaForCausalLM
@@ -31,11 +31,11 @@ used = next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.sta
 resource.setrlimit(resource.RLIMIT_DATA, (used + size + 96 * 2**20, resource.RLIM_INFINITY))
 assert 0 < available_memory(mapped=size) <= 96 * 2**20
 try:
-    resolve(where, LoadOptions(seq_len=8))
+    resolve_model(where, LoadOptions(seq_len=8))
     print("fits")
 except ModelError as error:
     print(error)
-loaded = resolve(where, LoadOptions(seq_len=8, offload_folder=folder))
+loaded = resolve_model(where, LoadOptions(seq_len=8, offload_folder=folder))
 print(sorted({str(place) for place in loaded.module.hf_device_map.values()}))
 torch.save(call(loaded.module, loaded.inputs).logits, out)
 """
@@ -75,11 +75,11 @@ def test_a_model_larger_than_memory_runs_from_disk(tmp_path: Path) -> None:
     refused, places = done.stdout.strip().splitlines()
     assert "GiB for its weights" in refused
     assert places == "['cpu', 'disk']"
-    from sqrtdk.models.load import resolve
+    from sqrtdk.models.load import resolve_model
     from sqrtdk.models.options import LoadOptions
 
-    inputs = resolve(str(tmp_path / "model"), LoadOptions(seq_len=8, static=True)).inputs
+    inputs = resolve_model(str(tmp_path / "model"), LoadOptions(seq_len=8, static=True)).inputs
     assert inputs["input_ids"].shape == (1, 8)
-    plain = resolve(str(tmp_path / "model"), LoadOptions(seq_len=8))
+    plain = resolve_model(str(tmp_path / "model"), LoadOptions(seq_len=8))
     with torch.no_grad():
         torch.testing.assert_close(torch.load(tmp_path / "out.pt"), plain.module(**plain.inputs).logits)

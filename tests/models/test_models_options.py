@@ -17,8 +17,8 @@ import sqrtdk.kv.request
 import sqrtdk.monitor.checkpoints
 import sqrtdk.recording.record
 from sqrtdk import cli
-from sqrtdk.cli.baseline import check as check_baseline
-from sqrtdk.cli.baseline import write as write_baseline
+from sqrtdk.cli.baseline import check_against_baseline as check_baseline
+from sqrtdk.cli.baseline import write_baseline as write_baseline
 from sqrtdk.cli.options import LOADING, expanded
 from sqrtdk.cli.watch_runs import checkpoints
 from sqrtdk.models import names

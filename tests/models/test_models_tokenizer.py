@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from sqrtdk.errors import ModelError
 from sqrtdk.models import tokenizer
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
 from tests.hf.families import FAMILIES
@@ -55,7 +55,7 @@ def test_one_that_takes_for_ever_is_cut_off(llama: Path, long_text: Path, monkey
     monkeypatch.setattr(tokenizer, "TOKENIZER_SECONDS", 1)
     save(llama, Tokenizer(models.WordPiece(LETTERS, unk_token="[UNK]", max_input_chars_per_word=10**9)))
     with pytest.raises(ModelError, match=r"--text can't be used: .* \(it was stopped after 1 s\)"):
-        resolve(str(llama), LoadOptions(static=True, text=long_text))
+        resolve_model(str(llama), LoadOptions(static=True, text=long_text))
     monkeypatch.undo()
     assert tokenize(llama, "abc", most=3).largest == 0  # one word, which is not in the vocabulary
 
@@ -73,7 +73,7 @@ def test_one_that_takes_for_ever_to_load_is_cut_off(llama: Path, monkeypatch: py
          "normalized": True, "special": False}
     ]  # fmt: skip
     (llama / "tokenizer.json").write_text(json.dumps(stored))
-    notes = resolve(str(llama), LoadOptions(static=True)).notes
+    notes = resolve_model(str(llama), LoadOptions(static=True)).notes
     assert "the ids are random, with seed 0: the tokenizer can't be used (it was stopped after 1 s)" in notes
 
 

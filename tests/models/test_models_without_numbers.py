@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import sqrtdk
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.models.inputs import place
-from sqrtdk.models.load import resolve
+from sqrtdk.models.inputs import move_inputs
+from sqrtdk.models.load import resolve_model
 
 
 class Block(nn.Module):
@@ -55,13 +55,13 @@ def test_a_factory_without_numbers_is_judged_by_its_formulas(
     monkeypatch.setitem(sys.modules, "without_numbers", module)
     report = sqrtdk.check("without_numbers:make")
     assert (report.mode, [judged.verdict for judged in report.calls]) == ("static", [verdict])
-    loaded = resolve("without_numbers:make", inputs=(torch.randn(ROWS),))
+    loaded = resolve_model("without_numbers:make", inputs=(torch.randn(ROWS),))
     assert all(p.is_meta == where.startswith("weights") for p in loaded.module.parameters())
 
 
 def test_an_input_without_numbers_for_weights_with_some_is_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"weights on cpu have numbers; got one of shape \(2, 5, 16\) on meta"):
-        place({"x": torch.empty(ROWS, device="meta")}, Block())
+        move_inputs({"x": torch.empty(ROWS, device="meta")}, Block())
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def fork(folder: Path, most: int | None, prepare: Callable[[], None] | None = No
         return process, listen
     try:
         os.close(listen)
-        run_folder.MOST = MOST
+        run_folder.SMALL_PARTS_BEFORE_MERGE = MOST
         if prepare is not None:
             prepare()
         write(folder, most, say)

@@ -326,8 +326,8 @@ def raising(folder: Path) -> list[Sample]:
 
 def unwritten(folder: Path) -> list[Sample]:
     """The first rank's folder is gone after the first step: which alarms each rank has after each of three."""
-    model, before = decoder(), journal.SAMPLES
-    journal.SAMPLES = 1  # a part for each
+    model, before = decoder(), journal.SAMPLES_A_PART
+    journal.SAMPLES_A_PART = 1  # a part for each
     counts: list[Sample] = []
     try:
         with torch.no_grad(), watch(model, every=1, on_alarm="raise", to=folder / "gone") as health:
@@ -340,7 +340,7 @@ def unwritten(folder: Path) -> list[Sample]:
     except AttentionAlarm as alarm:
         counts.append({"raised": alarm.alarm.name})
     finally:
-        journal.SAMPLES = before
+        journal.SAMPLES_A_PART = before
     return counts
 
 

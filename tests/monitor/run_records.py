@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import Run
 
 MODEL: dict[str, Any] = {"class": "Decoder", "sites": ["layers.0.attn", "layers.1.attn"], "heads": 3}
 SETTINGS: dict[str, Any] = {"every": 2}
-_MEASURES = [column.name for column in HEADS if column.type == "float64"]
+_MEASURES = [column.name for column in HEAD_COLUMNS if column.type == "float64"]
 
 
 def head(step: int, site: str, number: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.monitor.checkpoints import Series, measure_checkpoints
+from sqrtdk.monitor.checkpoints import CheckpointSeries, measure_checkpoints
 from sqrtdk.monitor.reading import read_run
 
 LAYERS, HEADS = 2, 2
@@ -56,7 +56,7 @@ def save(folder: Path, steps: Sequence[int], growth: float = 1.3, **more: Any) -
     return folder
 
 
-def measure(saved: Path, output: Path, options: LoadOptions = OPTIONS, **more: Any) -> Series:
+def measure(saved: Path, output: Path, options: LoadOptions = OPTIONS, **more: Any) -> CheckpointSeries:
     return measure_checkpoints([f"{saved}/checkpoint-*"], output, options, **more)
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from sqrtdk.audit.rules.statistics import frozen_entropy
-from sqrtdk.monitor.alarms import ALARMS, fresh, holding, idle
-from sqrtdk.monitor.alarms.lost import unmeasured
-from sqrtdk.monitor.alarms.nonfinite import nonfinite
-from sqrtdk.monitor.alarms.trend import LEAST, passing
+from sqrtdk.monitor.alarms import ALARM_RULES, fresh, holding, idle
+from sqrtdk.monitor.alarms.lost import unmeasured_alarms
+from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
+from sqrtdk.monitor.alarms.trend import LEAST_POINTS, passing
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample, not_measured
 
 HEALTHY = {
@@ -69,10 +69,10 @@ def test_a_healthy_run_has_no_alarm() -> None:
     assert run(*steps) == []
 
 
-@pytest.mark.parametrize("name", ALARMS)
+@pytest.mark.parametrize("name", ALARM_RULES)
 def test_no_alarm_without_columns(name: str) -> None:
     empty = replace(call(), columns={})
-    assert list(ALARMS[name].judge((StepSample(1, (empty,)),), StepSample(2, (empty,)))) == []
+    assert list(ALARM_RULES[name].judge((StepSample(1, (empty,)),), StepSample(2, (empty,)))) == []
 
 
 def test_largest_logit_at_each_bar_once() -> None:
@@ -138,9 +138,9 @@ def test_one_wild_sample_moves_no_line() -> None:
 
 
 def test_few_samples_are_no_trend() -> None:
-    steps = range(LEAST - 1)
-    assert passing(steps, [float(step) for step in steps], LEAST) is None
-    assert passing(range(LEAST), [float(step) for step in range(LEAST)], LEAST) is not None
+    steps = range(LEAST_POINTS - 1)
+    assert passing(steps, [float(step) for step in steps], LEAST_POINTS) is None
+    assert passing(range(LEAST_POINTS), [float(step) for step in range(LEAST_POINTS)], LEAST_POINTS) is not None
 
 
 @pytest.mark.parametrize(("low", "severity"), [(1, None), (2, "note"), (5, "note"), (6, "warn")])
@@ -216,7 +216,7 @@ def test_the_first_attention_that_is_not_finite() -> None:
     (alarm,) = [alarm for alarm in alarms if alarm.name == "nonfinite"]
     assert (alarm.severity, alarm.site, alarm.step, alarm.head, alarm.value) == ("critical", "b", 10, 1, 3.0)
     assert "2 numbers of k" in alarm.text
-    assert len(list(nonfinite((), StepSample(1, (sick, sick))))) == 1
+    assert len(list(nonfinite_alarm((), StepSample(1, (sick, sick))))) == 1
     (overflow,) = run(call(inf_rows=[1.0, 0.0]))
     assert "minus infinity" in overflow.text
     assert "q and k are finite" in overflow.text
@@ -228,7 +228,7 @@ def test_the_first_tensor_that_is_not_finite_in_the_order_of_running() -> None:
     def judged(
         *calls: CallSample, loss: float | None = None, scaled: bool = False
     ) -> list[tuple[str, str | None, str]]:
-        told = nonfinite((), StepSample(3, calls, loss=loss, scaled=scaled))
+        told = nonfinite_alarm((), StepSample(3, calls, loss=loss, scaled=scaled))
         return [(alarm.severity, alarm.site, alarm.text) for alarm in told]
 
     gradients = {"query_grad_nonfinite": [0.0, 2.0], "key_grad_nonfinite": [0.0, 1.0]}
@@ -310,7 +310,7 @@ def test_what_was_not_measured_is_noted_once_a_place_and_reason() -> None:
     ]
     told: list[Alarm] = []
     for one in steps:
-        told += fresh(unmeasured((), one), told)
+        told += fresh(unmeasured_alarms((), one), told)
     assert {alarm.severity for alarm in told} == {"note"}
     assert [(alarm.step, alarm.site, alarm.index, alarm.text) for alarm in told] == [
         (1, None, None, "0: no gradients of query"),

@@ -16,7 +16,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import sqrtdk
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
 from sqrtdk.monitor.reading import read_run
@@ -34,7 +34,7 @@ def test_a_row_for_each_checkpoint_and_head_with_the_numbers_of_a_watch(saved: P
     sites = [f"transformer.h.{layer}.attn" for layer in range(LAYERS)]
     assert heads == [(step, site, head) for step in STEPS for site in sites for head in range(HEADS)]
     for step in STEPS:
-        loaded = resolve(str(saved / f"checkpoint-{step}"), OPTIONS)
+        loaded = resolve_model(str(saved / f"checkpoint-{step}"), OPTIONS)
         with sqrtdk.watch(loaded.module, every=1, on_alarm=lambda alarm: None) as watch, torch.no_grad():
             loaded.module(**loaded.inputs)
             watch.step()
@@ -230,7 +230,7 @@ def test_records_that_were_half_written_or_damaged_are_made_whole(saved: Path, m
     shutil.copytree(measured, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "parts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_records, "_PART_ROWS", 1)
+        patch.setattr(_records, "_HEADS_A_PART", 1)
         assert measure(saved, tmp_path / "run").computed == 0
     parts = sorted((tmp_path / "run" / "parts").glob("*.parquet"))
     assert len(parts) == len(STEPS)
@@ -316,7 +316,7 @@ def test_a_finding_is_told_once_until_it_is_worse_and_not_beside_a_rule_of_the_w
     from sqrtdk.audit.records import Finding
     from sqrtdk.monitor.checkpoints._find import Checkpoint
     from sqrtdk.monitor.checkpoints._measure import Result
-    from sqrtdk.monitor.checkpoints._records import Point, rows_of
+    from sqrtdk.monitor.checkpoints._records import Point, step_rows
     from sqrtdk.monitor.samples import CallSample, StepSample
 
     def finding(rule: str, severity: str, fix: str = "fix it") -> Finding:
@@ -334,7 +334,7 @@ def test_a_finding_is_told_once_until_it_is_worse_and_not_beside_a_rule_of_the_w
         call = CallSample("h.0", 0, 1, {"max_logit": [120.0 if step > 1 else 1.0]}, ratio, "softmax(q.k)")
         result = Result([], "", None, StepSample(step, (call,)), some, {}, "", ())  # type: ignore[arg-type]
         points.append(Point(Checkpoint(Path(f"/a/checkpoint-{step}"), step), replace(result, loss=None), 0.0))
-    told = [(row["step"], row["name"], row["severity"]) for one in rows_of(points) for row in one.alarms]
+    told = [(row["step"], row["name"], row["severity"]) for one in step_rows(points) for row in one.alarms]
     assert [one for one in told if one[1] == "scale_ledger"] == [
         (1, "scale_ledger", "warn"),
         (1, "scale_ledger", "warn"),

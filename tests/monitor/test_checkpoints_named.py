@@ -69,14 +69,14 @@ def test_a_loss_that_is_nan_stays_nan_and_is_written_once(saved: Path, tmp_path:
 
 
 def test_the_order_is_that_of_numbers_and_a_link_is_no_second_checkpoint(tmp_path: Path) -> None:
-    from sqrtdk.monitor.checkpoints._find import find
+    from sqrtdk.monitor.checkpoints._find import find_checkpoints
 
     for name in ("checkpoint-1000", "checkpoint-200", "checkpoint-3"):
         (tmp_path / name).mkdir()
     _state(tmp_path / "final", '{"global_step": 1200}')
     (tmp_path / "best").symlink_to("checkpoint-200")
     (tmp_path / "notes.txt").write_text("")
-    found, left_out = find([tmp_path / "*", f"{tmp_path}/checkpoint-3"])
+    found, left_out = find_checkpoints([tmp_path / "*", f"{tmp_path}/checkpoint-3"])
     assert [one.step for one in found] == [3, 200, 1000, 1200]
     assert found[1].path.name == "checkpoint-200"
     assert left_out == (tmp_path / "notes.txt",)

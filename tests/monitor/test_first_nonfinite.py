@@ -134,27 +134,27 @@ PLANTED: dict[str, tuple[Hurt, torch.dtype, float, tuple[str, str, str]]] = {
         filled(("blocks.1.mlp.0.bias", math.nan)),
         SINGLE,
         1.0,
-        ("blocks.1.mlp.0", law.WEIGHT, "parameter bias"),
+        ("blocks.1.mlp.0", law.CAUSE_WEIGHT, "parameter bias"),
     ),
     "weight of q": (
         filled(("blocks.1.attention.qkv.weight", math.inf)),
         BRAIN,
         1.0,
-        ("blocks.1.attention.qkv", law.WEIGHT, "parameter weight"),
+        ("blocks.1.attention.qkv", law.CAUSE_WEIGHT, "parameter weight"),
     ),
     "sum in a block": (
         filled(("blocks.0.attention.out.bias", 5e4)),
         HALF,
         4e4,
-        ("blocks.0.between", law.BETWEEN, "blocks.0.attention"),
+        ("blocks.0.between", law.CAUSE_BETWEEN, "blocks.0.attention"),
     ),
     "sum at its end": (
         filled((f"{MLP}.bias", 5e4), ("blocks.0.attention.out.bias", 4e4)),
         HALF,
         1.0,
-        ("blocks.0", law.WITHIN, "blocks.0.mlp"),
+        ("blocks.0", law.CAUSE_WITHIN, "blocks.0.mlp"),
     ),
-    "inputs": (lambda model: None, SINGLE, math.nan, ("blocks.0.before", law.INPUTS, "")),
+    "inputs": (lambda model: None, SINGLE, math.nan, ("blocks.0.before", law.CAUSE_INPUTS, "")),
 }
 
 
@@ -169,7 +169,7 @@ def test_the_module_and_the_cause_are_named(case: str) -> None:
 def test_a_sum_between_blocks_lies_between_their_modules() -> None:
     model = Summed()
     filled(("blocks.0.mlp.2.bias", 5e4))(model)
-    assert first_of(model.half(), ones(4e4).half()) == ("blocks.1.before", law.BETWEEN, "blocks.0.mlp")
+    assert first_of(model.half(), ones(4e4).half()) == ("blocks.1.before", law.CAUSE_BETWEEN, "blocks.0.mlp")
 
 
 def test_health_is_silent_and_a_loss_of_its_own_is_said() -> None:
@@ -234,14 +234,14 @@ def test_what_a_backward_pass_computes_again_does_not_count(reentrant: bool) -> 
     model = Decoder()
     model.blocks[1].again = reentrant
     filled(("blocks.1.mlp.0.bias", math.nan))(model)
-    assert first_of(model, ones()) == ("blocks.1.mlp.0", law.WEIGHT, "parameter bias")
+    assert first_of(model, ones()) == ("blocks.1.mlp.0", law.CAUSE_WEIGHT, "parameter bias")
 
 
 def test_a_compiled_model() -> None:
     model = Decoder()
     filled(("blocks.1.mlp.0.bias", math.nan))(model)
     compiled = torch.compile(model, backend="eager")
-    assert first_of(compiled, ones()) == ("blocks.1.mlp.0", law.WEIGHT, "parameter bias")
+    assert first_of(compiled, ones()) == ("blocks.1.mlp.0", law.CAUSE_WEIGHT, "parameter bias")
 
 
 def test_a_model_that_computes_its_own_loss() -> None:
@@ -332,7 +332,7 @@ class Odds(nn.Module):
 def test_structures_and_keywords() -> None:
     sample, text = watched(Odds(), torch.randn(1, 3, 8))
     assert sample.first is not None
-    assert (sample.first.site, sample.first.cause, sample.first.tensor) == ("odd", law.UNKNOWN, "more.logs.1")
+    assert (sample.first.site, sample.first.cause, sample.first.tensor) == ("odd", law.CAUSE_UNKNOWN, "more.logs.1")
     assert "is more.logs.1 of odd (Odd); whether what goes into it is finite is not known" in text
     assert "finite" not in said(text, "zh")
 
@@ -352,14 +352,14 @@ def test_a_parameter_of_a_module_around() -> None:
     model = Decoder()
     model.blocks[1].mlp = Experts()
     nn.init.constant_(model.blocks[1].mlp.up, math.nan)
-    assert first_of(model, ones()) == ("blocks.1.mlp.act", law.AROUND, "parameter blocks.1.mlp.up")
+    assert first_of(model, ones()) == ("blocks.1.mlp.act", law.CAUSE_WEIGHT_AROUND, "parameter blocks.1.mlp.up")
 
 
 def test_a_buffer() -> None:
     model = Decoder()
     model.blocks[1].mlp = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(8).eval(), nn.Unflatten(0, (2, 5)))
     nn.init.constant_(model.blocks[1].mlp[1].running_var, math.nan)
-    assert first_of(model, ones()) == ("blocks.1.mlp.1", law.WEIGHT, "buffer running_var")
+    assert first_of(model, ones()) == ("blocks.1.mlp.1", law.CAUSE_WEIGHT, "buffer running_var")
 
 
 class InPlace(nn.Module):
@@ -399,7 +399,7 @@ def test_a_module_that_raises_and_one_that_runs_within_vmap() -> None:
     model = Tried()
     assert watched(model, torch.randn(1, 3, 8))[0].modules == 4  # the model, attend, qkv and last
     nn.init.constant_(model.each.bias, math.nan)
-    assert first_of(model, torch.randn(1, 3, 8)) == ("last", law.BETWEEN, "each")
+    assert first_of(model, torch.randn(1, 3, 8)) == ("last", law.CAUSE_BETWEEN, "each")
 
 
 class Operations(TorchDispatchMode):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.metrics import METRICS, Metric, metrics_of
 from sqrtdk.monitor.samples import CallSample, StepSample
 from sqrtdk.monitor.sinks import SINKS
@@ -119,7 +119,7 @@ def test_what_was_not_measured_has_no_metric() -> None:
 
 
 def test_every_metric_is_made_of_columns_of_the_records() -> None:
-    units = {column.name: column.unit for column in HEADS}
+    units = {column.name: column.unit for column in HEAD_COLUMNS}
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert all(units[column] == metric.unit for column in metric.columns or ("scale_ratio",))

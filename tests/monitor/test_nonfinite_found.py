@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.monitor import first_nonfinite as law
-from sqrtdk.monitor.alarms.nonfinite import nonfinite
+from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
 from sqrtdk.monitor.first_nonfinite import FirstNonfinite, NonfiniteSearch
 from sqrtdk.monitor.samples import StepSample
-from sqrtdk.monitor.shards import Axis, together
-from sqrtdk.monitor.sums import SeenCall, SeenStep
+from sqrtdk.monitor.shards import RankAxis, join_ranks
+from sqrtdk.monitor.sums import WatchedCall, WatchedStep
 
 # -- one tensor --------------------------------------------------------------------------------------------------------
 
@@ -65,8 +65,8 @@ def test_what_holds_no_floats_is_passed_by(made: Tensor) -> None:
 
 
 def test_the_first_of_several_ranks() -> None:
-    def step(first: FirstNonfinite | None) -> SeenStep:
-        return SeenStep((), "as is", first=first, modules=3)
+    def step(first: FirstNonfinite | None) -> WatchedStep:
+        return WatchedStep((), "as is", first=first, modules=3)
 
     late = FirstNonfinite("b", "Linear", "", law.FROM_FINITE, "", True, None, (0, 5))
     early, second = replace(late, site="a", order=(0, 2)), replace(late, site="c", order=(1, 0))
@@ -74,7 +74,7 @@ def test_the_first_of_several_ranks() -> None:
     ruled_out = replace(late, cause=law.RULED_OUT, order=(0, 0))
 
     def found(shards: str, *firsts: FirstNonfinite | None) -> tuple[str, int | None] | None:
-        first = together([step(one) for one in firsts], [Axis(len(firsts), shards)]).first
+        first = join_ranks([step(one) for one in firsts], [RankAxis(len(firsts), shards)]).first
         return None if first is None else (first.site, first.rank)
 
     assert found("rows", None, None) is None
@@ -88,12 +88,12 @@ def test_the_first_of_several_ranks() -> None:
 
 
 def test_stages_of_one_name_are_told_apart() -> None:
-    call = SeenCall("layers.0", 0, 2, 1.0, "softmax(q.k)", None)
-    first = FirstNonfinite("layers.0.out", "Linear", "", law.BETWEEN, "layers.0.v", True, call.place, (0, 5))
-    steps = [SeenStep((call,), "as is", first=one) for one in (None, first)]
-    seen = together(steps, [Axis(2, "stages")])
+    call = WatchedCall("layers.0", 0, 2, 1.0, "softmax(q.k)", None)
+    first = FirstNonfinite("layers.0.out", "Linear", "", law.CAUSE_BETWEEN, "layers.0.v", True, call.place, (0, 5))
+    steps = [WatchedStep((call,), "as is", first=one) for one in (None, first)]
+    seen = join_ranks(steps, [RankAxis(2, "stages")])
     sample = StepSample(1, seen.samples(), loss=math.nan, first=seen.first, modules=seen.modules)
-    (alarm,) = nonfinite((), sample)
+    (alarm,) = nonfinite_alarm((), sample)
     assert sample.first is not None
     assert sample.first.before in [one.place for one in sample.calls]
     assert "that of stage1.layers.0.out (Linear)" in alarm.text

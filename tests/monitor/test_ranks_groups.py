@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.monitor.packed import HEAD, Head, pack, unpack
+from sqrtdk.monitor.packed import HEAD, Head, pack_step, unpack_step
 from sqrtdk.monitor.ranks import ranks_of
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import not_measured
-from sqrtdk.monitor.shards import Axis, together
-from sqrtdk.monitor.sums import SeenCall, SeenStep, head_sums
+from sqrtdk.monitor.shards import RankAxis, join_ranks
+from sqrtdk.monitor.sums import WatchedCall, WatchedStep, head_sums
 from sqrtdk.monitor.watch import watch
 from sqrtdk.stats import row_stats
 from sqrtdk.tracing.tensors import CallRows
@@ -35,19 +35,19 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def call(logits: torch.Tensor, visible: torch.Tensor | None = None, **changes: Any) -> SeenCall:
+def call(logits: torch.Tensor, visible: torch.Tensor | None = None, **changes: Any) -> WatchedCall:
     """Of logits (Hq, n, keys)."""
     rows = CallRows(row_stats(logits, visible), logits.abs().amax(), logits.shape[1])
-    found = SeenCall("layers.0", 0, logits.shape[0], 1.0, "softmax(q.k)", head_sums(rows), None, (rows,))
+    found = WatchedCall("layers.0", 0, logits.shape[0], 1.0, "softmax(q.k)", head_sums(rows), None, (rows,))
     return replace(found, **changes)
 
 
-def step(*calls: SeenCall, how: str = "as is", missed: tuple[str, ...] = ()) -> SeenStep:
-    return SeenStep(calls, how, missed)
+def step(*calls: WatchedCall, how: str = "as is", missed: tuple[str, ...] = ()) -> WatchedStep:
+    return WatchedStep(calls, how, missed)
 
 
-def reasons(steps: list[SeenStep], shards: str) -> list[str | None]:
-    found = together(steps, [Axis(len(steps), shards)])
+def reasons(steps: list[WatchedStep], shards: str) -> list[str | None]:
+    found = join_ranks(steps, [RankAxis(len(steps), shards)])
     assert all((one.sums is None) == (one.reason is not None) for one in found.calls)
     return [one.reason for one in found.calls]
 
@@ -86,22 +86,22 @@ def test_a_row_of_bytes_is_the_step_again() -> None:
         call(logits), call(logits[:, :1], site="b", ratio=None), call(logits, site="c", sums=None, reason="?")
     )
     for by_row in (False, True):
-        row = pack(replace(before, loss=2.5), by_row=by_row, most=1 << 20)
+        row = pack_step(replace(before, loss=2.5), by_row=by_row, most=1 << 20)
         flat = row.bytes(int(row.head.needed) + 16, torch.device("cpu"))
         head = Head(*flat[:HEAD].view(torch.float64).tolist())
-        after = unpack(flat, row.layout, head, 1)
+        after = unpack_step(flat, row.layout, head, 1)
         assert after.loss == 2.5
         assert [(one.site, one.ratio, one.reason) for one in after.calls] == [
             ("layers.0", 1.0, None),
             ("b", None, None),
             ("c", 1.0, "?"),
         ]
-        found = together([after], [Axis(1, "keys" if by_row else "rows")]).samples()
+        found = join_ranks([after], [RankAxis(1, "keys" if by_row else "rows")]).samples()
         assert repr(found) == repr(before.samples())
 
 
 def test_what_does_not_fit_is_a_head_alone() -> None:
-    row = pack(step(call(torch.randn(2, 5, 3))), by_row=False, most=1 << 20)
+    row = pack_step(step(call(torch.randn(2, 5, 3))), by_row=False, most=1 << 20)
     flat = row.bytes(HEAD, torch.device("cpu"))
     assert Head(*flat.view(torch.float64).tolist()).needed == row.head.needed > len(flat)
 
@@ -130,14 +130,14 @@ def test_ranks_that_do_not_fit_together_are_told() -> None:
 
 def test_keys_are_joined_before_heads_and_heads_before_rows() -> None:
     logits = torch.randn(4, 6, 8, dtype=torch.float64)
-    whole = together([step(call(logits))], [Axis(1, "rows")]).samples()[0]
+    whole = join_ranks([step(call(logits))], [RankAxis(1, "rows")]).samples()[0]
     parts = [
         step(call(part.contiguous()))
         for by_key in logits.tensor_split(2, 2)
         for by_row in by_key.tensor_split(2, 1)
         for part in by_row.tensor_split(2, 0)
     ]
-    found = together(parts, [Axis(2, "keys"), Axis(2, "rows"), Axis(2, "heads")]).samples()[0]
+    found = join_ranks(parts, [RankAxis(2, "keys"), RankAxis(2, "rows"), RankAxis(2, "heads")]).samples()[0]
     assert found.heads == 4
     for name, column in whole.columns.items():
         if name != "max_product":  # of parts of the logits it was told for each
@@ -149,7 +149,7 @@ def test_gradients_of_ranks_are_those_of_the_loss_of_all(shards: str) -> None:
     """A mean over the tokens of all ranks: by ranks whose means are averaged, or that sum up their parts of it."""
     query, key = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 8, 4)
 
-    def seen(parts: int, rank: int) -> SeenStep:
+    def seen(parts: int, rank: int) -> WatchedStep:
         q = query.tensor_split(parts, 1)[rank].detach().requires_grad_()
         logits = q @ key.mT
         tokens = q.shape[1] if shards == "rows" else query.shape[1]
@@ -160,17 +160,17 @@ def test_gradients_of_ranks_are_those_of_the_loss_of_all(shards: str) -> None:
         sizes = q.grad.norm(dim=-1) / q.shape[-1] ** 0.5
         return step(replace(one, sums=one.sums.with_gradients(sizes, None)))
 
-    (whole,) = together([seen(1, 0)], [Axis(1, "rows")]).samples()
-    (found,) = together([seen(3, rank) for rank in range(3)], [Axis(3, shards)]).samples()
+    (whole,) = join_ranks([seen(1, 0)], [RankAxis(1, "rows")]).samples()
+    (found,) = join_ranks([seen(3, rank) for rank in range(3)], [RankAxis(3, shards)]).samples()
     for name in ("query_grad_max", "query_grad_p50"):
         assert found.columns[name] == pytest.approx(whole.columns[name], rel=1e-5)  # float32
 
 
 def test_what_a_rank_missed_is_told_with_its_number() -> None:
     steps = [step(missed=("a", "b")), step(missed=("b",), how="eager")]
-    found = together(steps, [Axis(2, "rows")])
+    found = join_ranks(steps, [RankAxis(2, "rows")])
     assert found.missed == ("rank 0: a", "b")
-    assert together([step(how=not_measured("x")), steps[1]], [Axis(2, "rows")]).how == "eager"
+    assert join_ranks([step(how=not_measured("x")), steps[1]], [RankAxis(2, "rows")]).how == "eager"
 
 
 def test_weights_of_tensor_parallel_layers_have_their_names(group: None) -> None:

@@ -17,8 +17,8 @@ from sqrtdk.messages import Message, joined, said, table_of
 from sqrtdk.monitor.checkpoints._measure import _plain, read_result
 from sqrtdk.monitor.columns import LATER
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.monitor.rows import VALUES, alarm_of, alarm_row, how_of, how_row
-from sqrtdk.monitor.samples import AS_IS, Alarm, CallSample, StepSample, not_measured, reason_of, with_place
+from sqrtdk.monitor.rows import MAX_VALUES_BYTES, alarm_of, alarm_row, how_of, how_row
+from sqrtdk.monitor.samples import AS_IS, Alarm, CallSample, StepSample, not_measured, reason_unmeasured, with_place
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.report.watch_summary import Summary, summarise
 from tests.monitor.run_records import parts, unsigned
@@ -66,7 +66,7 @@ ALARMS = {
     "nested": Alarm("unmeasured", "note", 3, joined([REASON, Message("joins.same")]), Message("alarms.source.watch")),
     "plain": Alarm("max_logit", "warn", 3, "a logit of 3", "a report", "h.0", 0, 2, 3.0, 1.0),
     "long": Alarm("lost", "warn", 3, with_place("h", "x" * 2500), "a report"),
-    "long values": Alarm("lost", "warn", 3, with_place("h", "x" * VALUES), "a report"),
+    "long values": Alarm("lost", "warn", 3, with_place("h", "x" * MAX_VALUES_BYTES), "a report"),
 }
 
 
@@ -85,13 +85,13 @@ def test_an_alarm_comes_back_from_its_row(name: str) -> None:
 def test_values_that_do_not_fit_leave_the_sentence(values: str | None) -> None:
     row = {"how": "not measured: x", "message_id": "alarms.how.not_measured", "values": values}
     assert how_of(row) == "not measured: x"
-    assert reason_of(how_of(row) or AS_IS) == "x"
+    assert reason_unmeasured(how_of(row) or AS_IS) == "x"
 
 
 @pytest.mark.parametrize("how", [AS_IS, not_measured("no way"), not_measured(Message("joins.same"))])
 def test_how_a_step_ran_comes_back_from_its_row(how: str) -> None:
     again = how_of(how_row(how)) or ""
-    assert (again, reason_of(again), said(again, "zh")) == (how, reason_of(how), said(how, "zh"))
+    assert (again, reason_unmeasured(again), said(again, "zh")) == (how, reason_unmeasured(how), said(how, "zh"))
 
 
 def test_the_result_of_a_checkpoint_keeps_its_sentences() -> None:

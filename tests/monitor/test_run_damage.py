@@ -35,8 +35,8 @@ def test_any_bit_of_a_part_is_seen_before_the_part_is_parsed(tmp_path: Path, mon
     part = tmp_path / "parts" / name
     content = part.read_bytes()
     parsed: list[bytes] = []
-    real = reading.decode
-    monkeypatch.setattr(reading, "decode", lambda some: parsed.append(some) or real(some))
+    real = reading.decode_part
+    monkeypatch.setattr(reading, "decode_part", lambda some: parsed.append(some) or real(some))
     places = random.Random(3)
     for at in (0, 4, len(content) - 9, len(content) - 1, *places.sample(range(len(content)), 20)):
         changed = _flipped(content, at, places.randrange(8))
@@ -55,17 +55,17 @@ _FLIPS = """
 import random, sys
 from pathlib import Path
 from sqrtdk.errors import RunFolderError
-from sqrtdk.monitor.tables import decode
+from sqrtdk.monitor.tables import decode_part
 path, count = Path(sys.argv[1]), int(sys.argv[2])
 content = path.read_bytes()
 footer = int.from_bytes(content[-8:-4], "little")
-good, places, refused = decode(content), random.Random(5), 0
+good, places, refused = decode_part(content), random.Random(5), 0
 for number in range(count):
     at = places.randrange(len(content) - footer - 8 if number % 4 else 0, len(content))
     changed = bytearray(content)
     changed[at] ^= 1 << places.randrange(8)
     try:
-        there = decode(bytes(changed))
+        there = decode_part(bytes(changed))
         assert all(getattr(there, name).equals(getattr(good, name)) for name in ("heads", "steps", "alarms")), at
     except RunFolderError:
         refused += 1

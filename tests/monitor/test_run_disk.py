@@ -69,7 +69,7 @@ _FULL_FOR_A_WHILE = """
 import os, sys
 from tests.monitor.test_run_writing import Heads, Path, read_run, torch, watch
 from sqrtdk.monitor import journal
-journal.SAMPLES = 4
+journal.SAMPLES_A_PART = 4
 mount = Path(sys.argv[1])
 model, x, told = Heads(), torch.randn(1, 20, 3, 2), []
 with watch(model, every=1, to=mount / "run", on_alarm=told.append) as health:
@@ -176,7 +176,7 @@ def test_no_space_for_the_lock(tmp_path: Path) -> None:
 
 def test_no_space_to_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small parts stay, and nothing is said: nothing is lost."""
-    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_PARTS_BEFORE_MERGE", 4)
     with writer(tmp_path) as run:
         for step in range(3):
             run.write(*rows([step]))

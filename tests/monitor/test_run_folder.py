@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError
-from sqrtdk.monitor.columns import ALARMS, HEADS, STEPS, TABLES, TYPES
-from sqrtdk.monitor.folder import MOST
-from sqrtdk.monitor.names import Gap
+from sqrtdk.monitor.columns import ALARM_COLUMNS, COLUMNS_BY_TABLE, HEAD_COLUMNS, STEP_COLUMNS, TYPES
+from sqrtdk.monitor.folder import SMALL_PARTS_BEFORE_MERGE
+from sqrtdk.monitor.names import UnrecordedSteps
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.store.disk import digest
 from tests.monitor.run_records import MODEL, SETTINGS, alarm, head, parts, rows, steps, told, whole, writer, written
@@ -41,14 +41,14 @@ def test_the_tables_have_the_columns_that_are_listed(tmp_path: Path) -> None:
     written(tmp_path, 4)
     run = read_run(tmp_path)
     aliases = {"float64": "double"}
-    for table, columns in ((run.heads, HEADS), (run.steps, STEPS), (run.alarms, ALARMS)):
+    for table, columns in ((run.heads, HEAD_COLUMNS), (run.steps, STEP_COLUMNS), (run.alarms, ALARM_COLUMNS)):
         wanted = [(column.name, aliases.get(column.type, column.type), column.nullable) for column in columns]
         assert [(field.name, str(field.type), field.nullable) for field in table.schema] == wanted
 
 
 def test_a_column_has_one_type_and_says_what_it_is() -> None:
     types: dict[str, str] = {}
-    for columns in TABLES.values():
+    for columns in COLUMNS_BY_TABLE.values():
         for column in columns:
             assert column.type in TYPES
             assert types.setdefault(column.name, column.type) == column.type
@@ -120,10 +120,10 @@ def test_a_gap_is_said(tmp_path: Path) -> None:
         assert run.last_step == 9
         run.write(*rows(range(20, 25)))
     run = read_run(tmp_path)
-    assert run.gaps == (Gap(10, 19, 2),)
+    assert run.gaps == (UnrecordedSteps(10, 19, 2),)
     assert steps(run) == [*range(10), *range(20, 25)]
     written(tmp_path, 16, first_step=14)
-    assert read_run(tmp_path).gaps == (Gap(10, 13, 3),), "an attempt that begins within the gap"
+    assert read_run(tmp_path).gaps == (UnrecordedSteps(10, 13, 3),), "an attempt that begins within the gap"
     written(tmp_path, 15, first_step=8)
     assert read_run(tmp_path).gaps == (), "the attempt after it begins before the gap"
 
@@ -172,31 +172,33 @@ def test_nothing_to_write_is_no_part(tmp_path: Path) -> None:
 
 
 def test_many_small_parts_become_one(tmp_path: Path) -> None:
-    written(tmp_path, 2 * MOST, every=1)
+    written(tmp_path, 2 * SMALL_PARTS_BEFORE_MERGE, every=1)
     names = parts(tmp_path)
-    begin = f"attempt-1.part-000000-{2 * MOST - 2:06}.steps-0-{2 * MOST - 2}.sum-"
+    begin = (
+        f"attempt-1.part-000000-{2 * SMALL_PARTS_BEFORE_MERGE - 2:06}.steps-0-{2 * SMALL_PARTS_BEFORE_MERGE - 2}.sum-"
+    )
     assert names[0] == f"{begin}{digest((tmp_path / 'parts' / names[0]).read_bytes())}.parquet"
     assert len(names) == 3
-    assert whole(read_run(tmp_path), 2 * MOST)
+    assert whole(read_run(tmp_path), 2 * SMALL_PARTS_BEFORE_MERGE)
 
 
 def test_large_parts_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_BYTES", 1000)
-    written(tmp_path, MOST, every=1)
-    assert len(parts(tmp_path)) == MOST + 1
+    written(tmp_path, SMALL_PARTS_BEFORE_MERGE, every=1)
+    assert len(parts(tmp_path)) == SMALL_PARTS_BEFORE_MERGE + 1
 
 
 def test_a_damaged_part_is_not_merged(tmp_path: Path) -> None:
     with writer(tmp_path) as run:
-        for step in range(2 * MOST + 3):
+        for step in range(2 * SMALL_PARTS_BEFORE_MERGE + 3):
             run.write(*rows([step]))
             if step == 4:
                 spoilt = tmp_path / "parts" / parts(tmp_path)[4]
                 spoilt.write_bytes(spoilt.read_bytes()[:-9])
     run = read_run(tmp_path)
     assert [damage.name for damage in run.damaged] == [spoilt.name]
-    assert steps(run) == [step for step in range(2 * MOST + 3) if step != 4]
-    assert len(parts(tmp_path)) == MOST + 1 + 3
+    assert steps(run) == [step for step in range(2 * SMALL_PARTS_BEFORE_MERGE + 3) if step != 4]
+    assert len(parts(tmp_path)) == SMALL_PARTS_BEFORE_MERGE + 1 + 3
 
 
 def test_an_interrupt_while_a_part_is_written_acts_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def _folder(part: Path) -> None:
 
 def _large(part: Path) -> None:
     with part.open("r+b") as file:
-        file.truncate(tables.MAX_FILE_BYTES + 1)
+        file.truncate(tables.MAX_PART_FILE_BYTES + 1)
 
 
 def _table(change: Callable[[Any], Any], **options: Any) -> Change:
@@ -79,12 +79,12 @@ def _extension(table: Any) -> Any:
     return table.drop_columns(["loss"]).append_column("loss", uuid)
 
 
-_MANY = tables.MAX_BYTES // tables.MAX_TEXT + 1
+_MANY = tables.MAX_UNPACKED_PART_BYTES // tables.MAX_CELL_CHARACTERS + 1
 
 
 def _much_text(part: Path) -> None:
     """A small file: its texts are one and the same."""
-    row = {"table": "steps", **told(10), "how": "a" * tables.MAX_TEXT}
+    row = {"table": "steps", **told(10), "how": "a" * tables.MAX_CELL_CHARACTERS}
     table = pa.Table.from_pylist([row], schema=tables._file_schema())
     pq.write_table(pa.concat_tables([table] * _MANY).combine_chunks(), part)
     assert part.stat().st_size < 2**20
@@ -97,7 +97,7 @@ def _much_text(part: Path) -> None:
         (_cut, "it is damaged: it does not end as a Parquet file does"),
         (_flip, "it is damaged: OSError: "),
         (lambda part: part.write_bytes(b""), "it is damaged: it does not end as a Parquet file does"),
-        (_large, f"it has {tables.MAX_FILE_BYTES + 1} bytes; at most {tables.MAX_FILE_BYTES} are read"),
+        (_large, f"it has {tables.MAX_PART_FILE_BYTES + 1} bytes; at most {tables.MAX_PART_FILE_BYTES} are read"),
         (_link, "it can't be read: Too many levels of symbolic links"),
         (_pipe, "it is no regular file"),
         (_folder, "it can't be read: Is a directory"),
@@ -115,7 +115,7 @@ def _much_text(part: Path) -> None:
             "it has the steps 11 to 15, which is not",
         ),
         (_column("how", lambda texts: ["a" * 10_001, *texts[1:]]), "it has a text of more than 10000 bytes"),
-        (_much_text, f"it has more than {tables.MAX_BYTES} bytes of text"),
+        (_much_text, f"it has more than {tables.MAX_UNPACKED_PART_BYTES} bytes of text"),
     ],
 )
 def test_a_damaged_part_is_named_and_the_rest_is_read(change: Change, reason: str, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_steps_before_the_first_one_of_the_attempt(tmp_path: Path) -> None:
 
 def test_more_than_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, LAST)
-    monkeypatch.setattr(reading, "MAX_ROWS", 50)
+    monkeypatch.setattr(reading, "MAX_RUN_ROWS", 50)
     with pytest.raises(RunFolderError, match="has more than 50 rows") as raised:
         read_run(tmp_path)
     assert raised.value.hint == "Read some of it: first_step, last_step."
@@ -206,11 +206,11 @@ def test_what_is_no_folder_of_a_run(tmp_path: Path) -> None:
 
 def test_parts_that_are_merged_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is gone when its turn comes: all are listed again."""
-    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_PARTS_BEFORE_MERGE", 4)
     with writer(tmp_path) as run:
         for step in range(3):
             run.write(*rows([step]))
-        real = reading.decode
+        real = reading.decode_part
         waiting = [3, 4, 5, 6]
 
         def late(content: bytes) -> Any:
@@ -218,7 +218,7 @@ def test_parts_that_are_merged_while_they_are_read(tmp_path: Path, monkeypatch: 
                 run.write(*rows([waiting.pop(0)]))
             return real(content)
 
-        monkeypatch.setattr(reading, "decode", late)
+        monkeypatch.setattr(reading, "decode_part", late)
         there = read_run(tmp_path)
     assert waiting == [5, 6], "three were listed, one was read, and then the one that they had become"
     assert whole(there, 3)
@@ -262,7 +262,7 @@ def test_following_a_run(tmp_path: Path) -> None:
 
 
 def test_following_a_run_whose_parts_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_PARTS_BEFORE_MERGE", 4)
     with writer(tmp_path) as run:
         run.write(*rows([0]))
         news = follow(tmp_path, every_s=0.01)
@@ -276,13 +276,13 @@ def test_following_a_run_whose_parts_are_merged(tmp_path: Path, monkeypatch: pyt
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the parts that are decoded by readers from now on."""
     sizes: list[int] = []
-    real = reading.decode
+    real = reading.decode_part
 
     def decode(content: bytes) -> Any:
         sizes.append(len(content))
         return real(content)
 
-    monkeypatch.setattr(reading, "decode", decode)
+    monkeypatch.setattr(reading, "decode_part", decode)
     return sizes
 
 
@@ -295,7 +295,7 @@ def _same(one: Run, other: Run) -> bool:
 
 def test_a_growing_run_is_read_once_and_is_what_a_reader_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over merged parts, steps that a later attempt replaces, gaps, a damaged part and a part that is no part."""
-    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 4)
+    monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_PARTS_BEFORE_MERGE", 4)
     sizes = _counted(monkeypatch)
     runs = growing(tmp_path, every_s=0.01)
     wrote = 0

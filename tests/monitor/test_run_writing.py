@@ -72,7 +72,7 @@ def test_bytes_of_a_part_are_limited_as_rows_are(tmp_path: Path, monkeypatch: py
 
 def test_pieces_of_a_step_are_merged_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "PART_ROWS", 5)
-    monkeypatch.setattr("sqrtdk.monitor.folder.MOST", 2)
+    monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_PARTS_BEFORE_MERGE", 2)
     with writer(tmp_path) as run:
         for step in range(0, 20, 2):
             run.write(*rows(range(step, step + 2)))
@@ -111,7 +111,7 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     monkeypatch.setattr(tables, "PART_ROWS", rows)
-    monkeypatch.setattr(journal, "SAMPLES", 2)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", 2)
     monkeypatch.setattr(journal, "WAITING_BYTES", 40_000)  # six steps of 20 heads, or so
     kept: list[int] = []
     model, x, told = Heads(), torch.randn(1, 20, 3, 2), []
@@ -142,15 +142,15 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
 
 def test_a_step_costs_the_same_however_long_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are packed for a write, by step."""
-    monkeypatch.setattr(journal, "SAMPLES", 2)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", 2)
     packed, by_step = [0], []
-    real = folder.encode
+    real = folder.encode_part
 
     def encode(some: Any) -> Any:
         packed[0] += len(some)
         return real(some)
 
-    monkeypatch.setattr(folder, "encode", encode)
+    monkeypatch.setattr(folder, "encode_part", encode)
     model, x = Heads(), torch.randn(1, 20, 3, 2)
     with ExitStack() as full, Watch(model, every=1, to=tmp_path / "run", on_alarm=lambda alarm: None) as health:
         for step in range(1, 41):
@@ -166,7 +166,7 @@ def test_a_step_costs_the_same_however_long_the_disk_is_full(tmp_path: Path, mon
 
 
 def test_a_folder_that_is_removed_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SAMPLES", 2)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", 2)
     model, told = Attend(), []
     with Watch(model, every=1, to=tmp_path / "run", on_alarm=told.append) as health:
         for step in range(12):
@@ -184,8 +184,8 @@ def test_a_folder_that_is_removed_ends_no_training(tmp_path: Path, monkeypatch: 
 def test_whatever_is_raised_as_records_are_written_is_an_alarm(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "SAMPLES", 2)
-    real, calls = folder.encode, [0]
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", 2)
+    real, calls = folder.encode_part, [0]
 
     def encode(some: Any) -> Any:
         calls[0] += 1
@@ -193,7 +193,7 @@ def test_whatever_is_raised_as_records_are_written_is_an_alarm(
             raise error("out of order", **({"hint": ""} if error is InvalidValueError else {}))
         return real(some)
 
-    monkeypatch.setattr(folder, "encode", encode)
+    monkeypatch.setattr(folder, "encode_part", encode)
     model, told = Attend(), []
     with Watch(model, every=1, to=tmp_path / "run", on_alarm=told.append) as health:
         for step in range(10):
@@ -212,7 +212,7 @@ def _fails(*arguments: Any) -> Any:
 
 
 def test_whatever_is_raised_while_a_step_is_judged_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(alarms.ALARMS, "growth", alarms.Rule(_fails, "attention"))
+    monkeypatch.setitem(alarms.ALARM_RULES, "growth", alarms.Rule(_fails, "attention"))
     monkeypatch.setattr(sinks, "metrics_of", _fails)
     told: list[Alarm] = []
     model = Attend()
@@ -313,7 +313,7 @@ def test_an_alarm_after_a_flush_stands_at_its_step(tmp_path: Path) -> None:
 def test_samples_that_are_remembered_are_bounded_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     from sqrtdk.monitor import watch as module
 
-    monkeypatch.setattr(module, "NUMBERS", 3000)
+    monkeypatch.setattr(module, "NUMBERS_IN_MEMORY", 3000)
     model, x = Heads(), torch.randn(1, 20, 3, 2)
     with Watch(model, every=1, on_alarm=lambda alarm: None) as health:
         for _ in range(12):

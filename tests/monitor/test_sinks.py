@@ -136,9 +136,9 @@ def test_what_failed_is_in_the_records_and_the_records_in_the_loggers(tmp_path: 
 
     layer = _model()
     with watch(layer, every=1, sinks=[f"jsonl:{tmp_path / 'a.jsonl'}"], to=tmp_path / "gone", on_alarm=str) as health:
-        for step in range(journal.SAMPLES + 1):  # a part is written as the next step is noted
+        for step in range(journal.SAMPLES_A_PART + 1):  # a part is written as the next step is noted
             layer(torch.randn(1, 3, 16))
-            if step == journal.SAMPLES:
+            if step == journal.SAMPLES_A_PART:
                 (tmp_path / "gone" / "parts").rmdir()
             health.step()
         (tmp_path / "gone" / "parts").mkdir()
@@ -151,7 +151,7 @@ def test_what_failed_is_in_the_records_and_the_records_in_the_loggers(tmp_path: 
 def test_a_sink_that_fails_as_it_is_closed_is_in_the_records(
     samples: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "SAMPLES", samples)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", samples)
     closing = Broken()
     closing.write = lambda step, metrics: None  # type: ignore[method-assign]
     closing.alarm = lambda alarm: None  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sqrtdk import stats
-from sqrtdk.monitor.sums import HeadSums, beside, head_sums, joined, table
+from sqrtdk.monitor.sums import HeadSums, head_statistics, head_sums, join_heads, join_rows
 from sqrtdk.stats import AttentionRows, LogitSource, ProductSource, RowStats
 from sqrtdk.tracing.tell import statistics
 from sqrtdk.tracing.tell.finish import MostRows
@@ -141,7 +141,7 @@ def traced(model: nn.Module, x: Tensor, most: int | None = None) -> CallRows:
 
 
 def columns(sums: HeadSums) -> dict[str, Tensor]:
-    (found,) = table([sums])
+    (found,) = head_statistics([sums])
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
 
 
@@ -261,8 +261,8 @@ def test_a_product_is_told_before_any_scale_and_as_it_was_stored(way: str, store
 
 def test_where_a_product_is_not_known_of_a_part_it_is_not_known_of_all() -> None:
     parts = [head_sums(traced(Folded(way), torch.randn(1, 4, 16))) for way in ("both", "unknown")]
-    assert columns(joined(parts))["max_product"].isnan().all()
-    assert not columns(joined(parts))["stored_product"].isnan().any()
+    assert columns(join_rows(parts))["max_product"].isnan().all()
+    assert not columns(join_rows(parts))["stored_product"].isnan().any()
 
 
 @pytest.mark.parametrize("way", ["sdpa", "eager"])
@@ -309,7 +309,7 @@ def test_padding_of_a_nested_batch_is_no_row() -> None:
 
     model = Nested()
     together = columns(head_sums(traced(model, nested)))
-    apart = columns(joined([head_sums(traced(model, part[None])) for part in parts]))
+    apart = columns(join_rows([head_sums(traced(model, part[None])) for part in parts]))
     assert together["rows"].tolist() == [8.0, 8.0]
     assert together["blind_rows"].tolist() == [0.0, 0.0]
     assert together["stored_product"].isnan().all()  # what nested tensors store is not looked at
@@ -322,7 +322,7 @@ def test_padding_of_a_nested_batch_is_no_row() -> None:
 def test_micro_batches_joined_are_the_joined_batch(case: str) -> None:
     model, x = Attend("sdpa", 2, case), torch.randn(5, 6, 16)
     whole = columns(head_sums(traced(model, x)))
-    parts = columns(joined([head_sums(traced(model, part)) for part in x.split([1, 3, 1])]))
+    parts = columns(join_rows([head_sums(traced(model, part)) for part in x.split([1, 3, 1])]))
     assert whole.keys() == parts.keys()
     for name, value in parts.items():
         assert complaint(value, whole[name], torch.float32, length=6, logit=4.0, magnitude=1.0) is None, name
@@ -335,13 +335,15 @@ def test_heads_beside_one_another_are_all_heads() -> None:
         replace(rows, rows=rows.rows.map(lambda field, at=at: field[at : at + 2]))  # type: ignore[misc]
         for at in (0, 2)
     ]
-    assert str(table([beside([head_sums(half) for half in halves])])) == str(table([head_sums(rows)]))  # NaN is NaN
+    assert str(head_statistics([join_heads([head_sums(half) for half in halves])])) == str(
+        head_statistics([head_sums(rows)])
+    )  # NaN is NaN
 
 
 def test_the_largest_product_of_a_batch_is_in_its_part_only() -> None:
     model = Attend("sdpa", 4, "all")
     small, large = (head_sums(traced(model, torch.randn(1, 4, 16) * size)) for size in (0.1, 3.0))
-    both = columns(joined([small, large]))["max_product"]
+    both = columns(join_rows([small, large]))["max_product"]
     assert torch.equal(both, columns(large)["max_product"])
     assert columns(small)["max_product"][0] < both[0]
 
@@ -385,7 +387,7 @@ def test_a_head_without_a_seeing_row_holds_nan() -> None:
 
 def test_without_a_row_or_a_call() -> None:
     assert columns(head_sums(empty_rows(0)))["rows"].tolist() == [0.0, 0.0]
-    assert table([]) == []
+    assert head_statistics([]) == []
 
 
 def test_gradients_of_keys_belong_to_the_heads_that_read_them() -> None:

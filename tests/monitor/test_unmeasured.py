@@ -19,7 +19,7 @@ from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.reading import Run, read_run
 from sqrtdk.monitor.watch import AttentionWarning, Watch
 from sqrtdk.report.watch_json import to_json
-from sqrtdk.report.watch_summary import FAIL_ON, summarise
+from sqrtdk.report.watch_summary import WATCH_FAIL_ON, summarise
 from sqrtdk.report.watch_terminal import to_text
 from tests.monitor.watched_models import Attend
 
@@ -97,7 +97,7 @@ def test_they_are_shown_and_fail_on_request(mixed: Run) -> None:
     assert "unmeasured" not in {alarm.name for alarm in summary.alarms}
     document = json.loads(to_json(summary))
     assert any(WRONG_AXIS in entry["reason"] for entry in document["missing"])
-    assert [summary.exit_code(bar) for bar in FAIL_ON] == [1, 0, 1, 0, 0, 0]
+    assert [summary.exit_code(bar) for bar in WATCH_FAIL_ON] == [1, 0, 1, 0, 0, 0]
     show = ["watch", "show", str(mixed.folder)]
     strict = CliRunner().invoke(cli._app, [*show, "--fail-on", "unmeasured"], prog_name="sqrtdk")
     assert strict.exit_code == 1
@@ -134,7 +134,7 @@ def test_a_run_without_a_forward_pass_records_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples", [1, 3, 100])
 def test_each_part_holds_the_alarms_of_its_steps(samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SAMPLES", samples)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", samples)
     model = Model(Attend(), Overturned())
     run = watched(tmp_path / "run", model, steps(model, 7))
     assert run.steps["step"].to_pylist() == [*range(1, 8)]

@@ -18,7 +18,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor import forwards
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.schedule import Every
-from sqrtdk.monitor.sums import MAXIMA, SUMS
+from sqrtdk.monitor.sums import MAXIMUM_COLUMNS, SUM_COLUMNS
 from sqrtdk.monitor.watch import LOUD, AttentionWarning, Watch
 from tests.monitor.watched_models import (
     Attend,
@@ -150,7 +150,7 @@ def test_several_forward_passes_of_a_step_are_one_attention() -> None:
 
 
 def test_a_step_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwards, "MOST", 3)
+    monkeypatch.setattr(forwards, "MAX_PASSES_A_STEP", 3)
     model = Attend()
     with Watch(model, every=1) as health:
         for _ in range(5):
@@ -173,7 +173,10 @@ def test_what_is_held_until_the_step_ends_is_bounded_by_rows() -> None:
             health.step()
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
-    heads, fixed = 2, 2 * (len(SUMS) + len(MAXIMA)) * 8  # the sums and the maxima of each head in float64
+    heads, fixed = (
+        2,
+        2 * (len(SUM_COLUMNS) + len(MAXIMUM_COLUMNS)) * 8,
+    )  # the sums and the maxima of each head in float64
     assert held(None, 3) == 3 * (4 * 64 * heads * 4 + fixed)  # two statistics and two gradients of a row in float32
     assert held(4, 3) == 3 * (4 * 4 * heads * 4 + fixed)
 

@@ -92,7 +92,7 @@ def test_sums_that_fail_end_no_training(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(sums: list[HeadSums]) -> None:
         raise Boom("no memory")
 
-    monkeypatch.setattr(sums, "table", fail)
+    monkeypatch.setattr(sums, "head_statistics", fail)
     model = Attend()
     with pytest.warns(AttentionWarning, match="no memory"):
         health = called(model)
@@ -205,7 +205,7 @@ def test_a_warning_points_at_the_loop() -> None:
 def test_a_full_disk_is_told_once_and_what_was_not_written_is_written_later(
     samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "SAMPLES", samples)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", samples)
     write, full = journal.RunWriter.write, [True]
 
     def fill(self: Any, *args: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_full_disk_is_told_once_and_what_was_not_written_is_written_later(
 @pytest.mark.parametrize("stays", [False, True])
 def test_no_file_may_grow_any_more(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's own limit, from the third step on: the training goes on, and what was written before is there."""
-    monkeypatch.setattr(journal, "SAMPLES", 1)
+    monkeypatch.setattr(journal, "SAMPLES_A_PART", 1)
     model, told, steps = Attend(), [], range(1, 7)
     with ExitStack() as limit, Watch(model, every=1, to=tmp_path / "run", on_alarm=told.append) as health:
         for step in steps:

@@ -12,10 +12,10 @@ import pytest
 
 from sqrtdk.errors import TraceFileError
 from sqrtdk.recording import read_trace_file
-from sqrtdk.recording.format import DTYPES
+from sqrtdk.recording.format import DTYPE_BY_NAME
 
 Tensors = dict[str, tuple[str, list[int]]]
-SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+SIZES = {name: dtype.itemsize for name, dtype in DTYPE_BY_NAME.items()}
 
 
 def forge(

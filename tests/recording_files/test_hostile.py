@@ -296,7 +296,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_large_files_are_refused_by_their_size(tmp_path: Path) -> None:
     with open(tmp_path / "a", "wb") as file:
-        file.truncate(limits.MAX_FILE_BYTES + 1)
+        file.truncate(limits.MAX_TRACE_BYTES + 1)
     refused(tmp_path / "a", "17179869185 bytes")
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sqrtdk.recording import limits, read_trace_file
-from sqrtdk.recording.format import FLOATS, LAYOUTS, TERMS
+from sqrtdk.recording.format import FLOAT_DTYPES, FORMULA_TERMS, TENSOR_LAYOUTS
 from sqrtdk.tracing.tensors import Vector
 from tests.recording_files.sample_calls import computed
 
@@ -109,7 +109,7 @@ def test_bfloat16_as_arrays_of_ml_dtypes_and_as_float32(tmp_path: Path) -> None:
     assert torch.equal(second.query.values, q.float())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", TENSOR_LAYOUTS)
 def test_layouts(tmp_path: Path, layout: str) -> None:
     namespace: dict[str, object] = {}
     exec(WRITER, namespace)
@@ -131,9 +131,9 @@ def test_layouts(tmp_path: Path, layout: str) -> None:
 
 def test_the_page_says_what_the_code_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in (*TERMS, *LAYOUTS):
+    for name in (*FORMULA_TERMS, *TENSOR_LAYOUTS):
         assert f'"{name}"' in PAGE
-    for dtype in FLOATS:
+    for dtype in FLOAT_DTYPES:
         assert str(dtype).removeprefix("torch.") in PAGE
     table = PAGE[PAGE.index("## Limits") :]
     small = ("MAX_NAME", "MAX_STEPS", "MAX_DEPTH", "MAX_DIMENSIONS")

@@ -13,7 +13,7 @@ import torch
 import sqrtdk
 from sqrtdk.audit.context import tokens_of
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, OutputError
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import call as forward
 from sqrtdk.recording import Cut, read_trace_file
@@ -52,7 +52,7 @@ def test_the_file_holds_what_the_trace_keeps(tmp_path: Path) -> None:
     said: list[str] = []
     recording = sqrtdk.record("demo", None, path, projections=True, seq_len=12, batch=2, announce=said.append)
     read = read_trace_file(path)
-    loaded = resolve("demo", LoadOptions(seq_len=12, batch=2))
+    loaded = resolve_model("demo", LoadOptions(seq_len=12, batch=2))
     assert isinstance(loaded.inputs, dict)
     kept = traced(loaded.module, loaded.inputs)
     assert [call.call.formula for call in kept if call.call] == [call.call.formula for call in read.calls if call.call]
@@ -141,7 +141,7 @@ def test_a_call_that_can_not_be_written_is_told_and_the_others_are(
         if call.site.startswith("blocks.1"):
             raise InvalidValueError("too odd")
 
-    monkeypatch.setattr(room, "fits", fits)
+    monkeypatch.setattr(room, "check_limits", fits)
     recording = sqrtdk.record("demo", None, tmp_path / "a", seq_len=8, rows=2, heads=[0])
     assert recording.notes == (
         "blocks.1.attention#0 has no tensors in the file: its tensors can't be written: too odd",

@@ -19,12 +19,12 @@ from sqrtdk.audit.baseline import ledger_of
 from sqrtdk.errors import BaselineError, InvalidValueError, RunFolderError, SqrtdkError, TraceFileError
 from sqrtdk.lab import record as lab_record
 from sqrtdk.lab.figures import Axis, Figure, Method, Plot, Series
-from sqrtdk.lab.judge import Check, PartAnswer, Verdict
+from sqrtdk.lab.judge import Check, ClaimVerdict, PartAnswer
 from sqrtdk.lab.record import Outcome, Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
-from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.recording import read_trace_file
 from sqrtdk.report.baseline import to_file
@@ -75,7 +75,10 @@ KINDS = {
     ),
     "baseline": Kind(BaselineError, baseline.read_baseline, lambda: json.loads(to_file(ledger_of(sick())))),
     "claim": Kind(
-        InvalidValueError, lab_record.read, lambda: json.loads(_claim()), free=("parameters", "sound", "decided", "at")
+        InvalidValueError,
+        lab_record.read_record,
+        lambda: json.loads(_claim()),
+        free=("parameters", "sound", "decided", "at"),
     ),
 }
 
@@ -156,7 +159,7 @@ def test_a_damaged_byte_of_a_part_is_named_or_changes_nothing(
     assert [damage.name for damage in run.damaged] == [part.name] if run.damaged else whole(run, 2)
 
 
-MEASURES = [column.name for column in HEADS if column.type == "float64"]
+MEASURES = [column.name for column in HEAD_COLUMNS if column.type == "float64"]
 
 
 @FEW
@@ -200,7 +203,7 @@ def series(draw: st.DrawFn) -> Series:
 
 
 PARTS = st.builds(PartAnswer, TEXTS, tuples(CHECKS, 1), MET)
-VERDICTS = st.builds(Verdict, st.sampled_from(("holds", "depends", "undecided")), tuples(PARTS, 1))
+VERDICTS = st.builds(ClaimVerdict, st.sampled_from(("holds", "depends", "undecided")), tuples(PARTS, 1))
 OUTCOMES = st.builds(Outcome, st.just({}), tuples(FIGURES), VERDICTS)
 AXES = [st.sampled_from(get_args(Axis))] * 2
 PLOTS = st.builds(Plot, WORDS, TEXTS, WORDS, WORDS, tuples(series()), *AXES, tuples(st.tuples(WORDS, NUMBERS)))
@@ -226,4 +229,4 @@ RECORDS = st.builds(
 def test_a_record_of_a_claim_comes_back(tmp_path: Path, record: Record) -> None:
     path = tmp_path / "record.json"
     path.write_text(lab_record.to_json(record), encoding="utf-8")
-    assert unlike(record, lab_record.read(path)) == []
+    assert unlike(record, lab_record.read_record(path)) == []

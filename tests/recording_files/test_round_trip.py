@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqrtdk.messages import Message, said
 from sqrtdk.recording import Cut, TraceMetadata, read_trace_file, write_trace_file
 from sqrtdk.recording.cut import cut_call
-from sqrtdk.recording.masks import pack, unpack
+from sqrtdk.recording.masks import pack_mask, unpack_mask
 from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
@@ -108,8 +108,8 @@ def test_equal_tensors_are_in_the_file_once(tmp_path: Path) -> None:
 def test_masks_that_are_bands_take_bounds_and_bits_of_the_padding(kind: str) -> None:
     rows, keys = 16, 24
     visible = mask("window" if kind == "window" else kind, torch.Generator().manual_seed(1), 3, 2, rows, keys)
-    packed = pack(visible)
-    assert torch.equal(unpack(packed), visible)
+    packed = pack_mask(visible)
+    assert torch.equal(unpack_mask(packed), visible)
     assert packed.bits is None
     assert (packed.padding is not None) == kind.endswith("padding")
     least, greatest = {"lower right": (rows - keys, None), "window": (0, 2)}.get(kind, (0, None))
@@ -122,7 +122,7 @@ def test_every_mask_is_packed_and_unpacked_exactly(kind: str) -> None:
         generator = torch.Generator().manual_seed(seed)
         sizes = (int(size) for size in torch.randint(1, 12, (4,), generator=generator))
         visible = mask(kind, generator, *sizes)
-        assert torch.equal(unpack(pack(visible)), visible)
+        assert torch.equal(unpack_mask(pack_mask(visible)), visible)
 
 
 def test_a_cut_names_rows_and_heads() -> None:

@@ -16,7 +16,7 @@ from sqrtdk.lab.claims import (
     var_linear,
 )
 from sqrtdk.lab.figures import Figure, Plot, Series, Style
-from sqrtdk.lab.judge import Check, PartAnswer, Verdict
+from sqrtdk.lab.judge import Check, ClaimVerdict, PartAnswer
 from sqrtdk.lab.record import Outcome, Record
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
@@ -42,7 +42,7 @@ def undecided(record: Record) -> Record:
     first, *others = record.outcome.verdict.findings
     check = dataclasses.replace(first.checks[0], met=None)
     found = (PartAnswer(first.text, (check, *first.checks[1:]), None), *others)
-    outcome = dataclasses.replace(record.outcome, verdict=Verdict("undecided", found))
+    outcome = dataclasses.replace(record.outcome, verdict=ClaimVerdict("undecided", found))
     return dataclasses.replace(record, id=f"{record.id}-undecided", outcome=outcome)
 
 
@@ -51,7 +51,7 @@ def hostile() -> Record:
     evil = Text(EVIL, EVIL + "中")
     figure = Figure(EVIL, math.nan, -math.inf, math.inf, "t", 3, {EVIL: EVIL})
     check = Check(figure, 0.0, math.inf, None)
-    outcome = Outcome({EVIL: EVIL}, (figure,), Verdict("undecided", (PartAnswer(evil, (check,), None),)))
+    outcome = Outcome({EVIL: EVIL}, (figure,), ClaimVerdict("undecided", (PartAnswer(evil, (check,), None),)))
     series = Series(EVIL, (1.0, 2.0), (1.0, 2.0), style="line"), Series("$\\frac{$", (1.0,), (2.0,), style="points")
     return Record(
         id=EVIL,
@@ -66,7 +66,7 @@ def hostile() -> Record:
         quick=True,
         seed=0,
         outcome=outcome,
-        control=dataclasses.replace(outcome, verdict=Verdict("fails", outcome.verdict.findings)),
+        control=dataclasses.replace(outcome, verdict=ClaimVerdict("fails", outcome.verdict.findings)),
         plots=(Plot("x", evil, EVIL, EVIL, series, lines=((EVIL, 1.5),)),),
         environment={EVIL: EVIL},
         command=EVIL,

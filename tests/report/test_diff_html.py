@@ -10,9 +10,9 @@ from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, MaskPicture
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import Message
-from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, MARKS, SAME, UNJUDGED, fold_pairs, mark
-from sqrtdk.report.diff_html import formulas, ladder, to_html
-from sqrtdk.report.diff_payload import payload
+from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, SAME, STAGE_MARKS, UNJUDGED, fold_pairs, mark
+from sqrtdk.report.diff_html import ladder, marked_formulas, to_html
+from sqrtdk.report.diff_payload import diff_page_data
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_diff import (
@@ -60,18 +60,18 @@ def test_every_paragraph_stands_in_both_languages() -> None:
 
 
 def test_what_differs_in_the_formulas_is_marked() -> None:
-    a, b = formulas(softcap().pairs[0])
+    a, b = marked_formulas(softcap().pairs[0])
     assert str(a) == "softmax(<mark>softcap(</mark>0.125 * rope(q).rope(k)<mark>, 50)</mark> + causal)"
     assert str(b) == "softmax(0.125 * rope(q).rope(k) + causal)"
 
 
 def test_a_formula_that_is_not_known_leaves_the_other_unmarked() -> None:
-    assert formulas(unpaired().pairs[-1]) == ("softmax(0.125 * rope(q).rope(k) + causal)", None)
+    assert marked_formulas(unpaired().pairs[-1]) == ("softmax(0.125 * rope(q).rope(k) + causal)", None)
 
 
 def test_an_endless_formula_is_shown_without_marks() -> None:
     endless = pair(0, formula_a="a+" * 50_000, formula_b="b+" * 50_000)
-    a, b = formulas(endless)
+    a, b = marked_formulas(endless)
     assert "<mark>" not in str(a) + str(b)
 
 
@@ -108,7 +108,7 @@ def test_each_fold_has_a_mark_for_each_of_its_stages(name: str) -> None:
     signs = [attributes.get("class", "") for tag, attributes in page.elements if tag == "svg"]
     in_strips = sum(len({stage.stage for stage in fold.first.stages} & set(STAGES)) for fold in fold_pairs(one.pairs))
     in_tables = sum(len(fold.first.stages) for fold in fold_pairs(one.pairs))
-    legend = len(MARKS) if one.pairs else 0
+    legend = len(STAGE_MARKS) if one.pairs else 0
     assert sum((sign or "").startswith("mark ") for sign in signs) == in_strips + in_tables + legend
 
 
@@ -123,7 +123,7 @@ def test_the_ladder_says_whether_what_is_left_is_within() -> None:
 
 
 def test_points_and_masks_are_there_and_what_is_not_finite_is_counted() -> None:
-    data = payload(fold_pairs(two_causes().pairs))
+    data = diff_page_data(fold_pairs(two_causes().pairs))
     (second,) = data["folds"][2]
     assert second["label"] == "model.layers.2.self_attn"
     assert [head["head"] for head in second["heads"]] == [0, 3]
@@ -132,14 +132,14 @@ def test_points_and_masks_are_there_and_what_is_not_finite_is_counted() -> None:
     assert second["heads"][0]["points"][5][2] == pytest.approx(scatter.a[5], rel=1e-5)
     assert second["picture"]["rows"][0] == "+b.............."
     assert data["folds"][0] == []
-    (broken,) = payload(fold_pairs(not_finite().pairs))["folds"][1]
+    (broken,) = diff_page_data(fold_pairs(not_finite().pairs))["folds"][1]
     assert (len(broken["heads"][0]["points"]), broken["heads"][0]["dropped"]) == (1, 2)
     json.dumps(data, allow_nan=False)
 
 
 def test_an_empty_picture_is_one() -> None:
     empty = differing(0, first="mask", differ=("mask",), picture=MaskPicture(0, 0, ()))
-    assert payload(fold_pairs([empty]))["folds"][0][0]["picture"]["rows"] == []
+    assert diff_page_data(fold_pairs([empty]))["folds"][0][0]["picture"]["rows"] == []
 
 
 @pytest.mark.parametrize(

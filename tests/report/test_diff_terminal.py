@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.report.diff import summary_line, to_text
+from sqrtdk.report.diff import diff_summary_line, to_text
 from tests.report.sample_diff import REPORTS, follows, hostile, same, softcap, two_causes, undecided, unpaired
 from tests.report.terminal_text import check_colours, check_fits
 from tests.support.optional import SnapshotAssertion
@@ -67,15 +67,15 @@ GREEN = "\x1b[1;32m"
 )
 def test_the_word_for_the_whole(make: Callable[[], DiffReport], word: str, green: bool) -> None:
     report = make()
-    assert f" {word}. Exit code {report.exit_code} (fail-on: different)." in summary_line(report)
+    assert f" {word}. Exit code {report.exit_code} (fail-on: different)." in diff_summary_line(report)
     assert (GREEN in to_text(report, width=140, color=True).splitlines()[-1]) is green
 
 
 def test_summary_counts() -> None:
-    assert summary_line(two_causes()) == (
+    assert diff_summary_line(two_causes()) == (
         "4 pairs of attentions: 2 differ, 1 follows from these, 1 same. Different. Exit code 1 (fail-on: different)."
     )
-    assert "5 without a partner" in summary_line(unpaired())
+    assert "5 without a partner" in diff_summary_line(unpaired())
 
 
 def test_a_difference_is_nowhere_green() -> None:
@@ -104,9 +104,9 @@ def test_chinese_says_the_same(make: Callable[[], DiffReport]) -> None:
     for words in ("attention", "pair of", "pairs of", "follows", "Exit code", "first difference", "rounding allows"):
         assert words not in chinese
     assert f"退出码 {report.exit_code}（fail-on：different）。" in chinese
-    assert chinese.splitlines()[-1] == summary_line(report, "zh")
+    assert chinese.splitlines()[-1] == diff_summary_line(report, "zh")
     numbers = [
-        re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text) for text in (summary_line(report), chinese.splitlines()[-1])
+        re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text) for text in (diff_summary_line(report), chinese.splitlines()[-1])
     ]
     assert numbers[0] == numbers[1]
     for pair in report.pairs:

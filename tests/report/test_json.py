@@ -20,8 +20,8 @@ from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_json, terminal, watch_json
 from sqrtdk.report import json as check_json
-from sqrtdk.report.html import TONES
-from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.html import OUTCOME_TONES
+from sqrtdk.report.watch_compare import compare_runs
 from sqrtdk.report.watch_summary import MISSING, Summary, summarise
 from tests.report import sample_diff, sample_report
 from tests.report.sample_report import EVIL, head_stats, healthy, judged, sick
@@ -80,7 +80,7 @@ def test_every_run_and_two_runs_fit_the_schema(told: dict[str, Summary]) -> None
     for summary in told.values():
         valid("watch", watch_json.to_json(summary))
         one = told["unscaled"]
-        valid("watch", watch_json.comparison_json(one, summary, compare(one, summary)))
+        valid("watch", watch_json.comparison_json(one, summary, compare_runs(one, summary)))
     assert set(SCHEMAS["watch"]["$defs"]["missing"]["properties"]["kind"]["enum"]) == set(MISSING)
 
 
@@ -179,7 +179,7 @@ def test_the_words_of_the_records_are_those_of_the_schemas_and_of_the_reports() 
     assert tuple(law["state"]["enum"]) == LAW_STATES
     assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"} | SAID
     assert set(SCHEMAS["check"]["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
-    assert set(terminal._OUTCOME_STYLE) == set(TONES) == set(OUTCOMES)
+    assert set(terminal._OUTCOME_STYLE) == set(OUTCOME_TONES) == set(OUTCOMES)
     assert tuple(SCHEMAS["diff"]["properties"]["fail_on"]["enum"]) == DIFF_FAIL_ON
     stage = SCHEMAS["diff"]["$defs"]["stage"]["properties"]["stage"]
     assert stage["description"] == f"One of: {', '.join(STAGES)}."

@@ -7,13 +7,13 @@ import time
 import pytest
 
 from sqrtdk.errors import MissingExtraError
-from sqrtdk.lab.claim import EXPLANATIONS
+from sqrtdk.lab.claim import EXPLANATION_IDS
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Check
 from sqrtdk.lab.record import Record
 from sqrtdk.messages import Message, Text, word
 from sqrtdk.report import markup
-from sqrtdk.report.lab_page import bar, both, number, strip, to_html
+from sqrtdk.report.lab_page import bar_as_formula, both_with_indices, format_measured, strip, to_html
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records, undecided, unsound
@@ -38,7 +38,7 @@ def _seen(found: str) -> str:
 
 
 def _letters(text: Text | str, language: str = "en") -> str:
-    shown = both(text if isinstance(text, Text) else Text(text, text))
+    shown = both_with_indices(text if isinstance(text, Text) else Text(text, text))
     inner = re.search(rf'<span class="{language}"[^>]*>(.*)</span>', shown.replace("</span><span", "</span>\n<span"))
     return html.unescape(re.sub(r"<[^>]*>", "", inner[1] if inner else shown))
 
@@ -51,15 +51,20 @@ def test_every_figure_stands_in_its_table_and_every_check_with_its_bar(page: Htm
         assert outcome.figures
         for figure in outcome.figures:
             place = _letters(", ".join(f"{key} = {value}" for key, value in figure.at.items()))
-            values = (number(figure.value), number(figure.low), number(figure.high))
+            values = (format_measured(figure.value), format_measured(figure.low), format_measured(figure.high))
             method = WITHOUT_INTERVAL.get(figure.method, figure.method)
             assert (figure.name, place, *values, method, str(figure.samples)) in rows
         for part in outcome.verdict.findings:
             assert any(_letters(part.text) in row[0] for row in rows if row)
             for check in part.checks:
                 figure = check.figure
-                interval = f"[{number(figure.low)}, {number(figure.high)}]"
-                cells = (number(figure.value), WITHOUT_INTERVAL.get(figure.method, interval), bar(check), "")
+                interval = f"[{format_measured(figure.low)}, {format_measured(figure.high)}]"
+                cells = (
+                    format_measured(figure.value),
+                    WITHOUT_INTERVAL.get(figure.method, interval),
+                    bar_as_formula(check),
+                    "",
+                )
                 assert any(row[0] == figure.name and row[2:] == (*cells, results[check.met]) for row in rows)
 
 
@@ -77,7 +82,7 @@ def test_every_text_stands_in_both_languages(page: HtmlPage) -> None:
 
 def test_the_register_says_what_the_explanations_are_called(text: str) -> None:
     (key,) = re.findall(r'<ul class="lead" aria-labelledby="sources">(.*?)</ul>', text)
-    names = [Message(f"lab.explanation.{source}.name") for source in EXPLANATIONS]
+    names = [Message(f"lab.explanation.{source}.name") for source in EXPLANATION_IDS]
     assert re.findall(r'<span class="en"[^>]*>S\d ([^<]*)</span>', key) == names
     assert re.findall(r'<span class="zh"[^>]*>S\d ([^<]*)</span>', key) == [name.said("zh") for name in names]
 
@@ -109,7 +114,7 @@ def test_a_mixed_verdict_shows_what_holds_and_what_does_not(answer: str) -> None
     for kind, met in (("good", True), ("bad", False)):
         (found,) = [items for name, items in listed if name == kind]
         for part in record.outcome.verdict.findings:
-            assert (str(both(part.text)) in found) == (part.met is met)
+            assert (str(both_with_indices(part.text)) in found) == (part.met is met)
     assert "parts-good" not in to_html(records()[:1]).split("<main>")[1]
 
 
@@ -118,7 +123,7 @@ def test_what_depends_names_its_condition_in_both_languages() -> None:
         said = re.findall(r'<p class="condition">(.*?)</p>', to_html([record]))
         if record.outcome.verdict.answer == "depends":
             assert record.condition is not None
-            assert said == [str(both(record.condition))]
+            assert said == [str(both_with_indices(record.condition))]
         else:
             assert record.condition is None
             assert said == []
@@ -177,7 +182,7 @@ def test_claims_without_a_record_are_listed_as_not_run() -> None:
 
 def test_what_is_undecided_is_listed(text: str) -> None:
     listed = re.findall(r'<div class="parts-(\w+)">.*?<ul>(.*?)</ul>', text.split("onehot-64-undecided.title")[2])
-    assert str(both(records()[1].outcome.verdict.findings[0].text)) in dict(listed)["open"]
+    assert str(both_with_indices(records()[1].outcome.verdict.findings[0].text)) in dict(listed)["open"]
 
 
 def test_an_observed_extreme_has_no_interval() -> None:
@@ -238,11 +243,14 @@ def test_names_stay_upright_and_whole() -> None:
 
 
 def test_letters_with_an_index() -> None:
-    assert both(Text("q . k over sqrt(d_k), e^-10, sqrt(2 d_k)", "q_i")) == (
+    assert both_with_indices(Text("q . k over sqrt(d_k), e^-10, sqrt(2 d_k)", "q_i")) == (
         '<span class="en" lang="en">q\u00a0·\u00a0k over √d<sub>k</sub>, e<sup>-10</sup>, √(2 d<sub>k</sub>)</span>'
         '<span class="zh" lang="zh-CN">q<sub>i</sub></span>'
     )
-    assert both(Text("variance_over_d_k <x_y>", "variance_over_d_k <x_y>")) == "variance_over_d_k &lt;x<sub>y</sub>&gt;"
+    assert (
+        both_with_indices(Text("variance_over_d_k <x_y>", "variance_over_d_k <x_y>"))
+        == "variance_over_d_k &lt;x<sub>y</sub>&gt;"
+    )
 
 
 def test_the_strip_places_the_interval_on_the_bar() -> None:

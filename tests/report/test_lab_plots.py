@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab.figures import Series, Style, curve
-from sqrtdk.report.axes import COLOURS, SIZE_INCHES, draw, label
+from sqrtdk.lab.figures import Series, Style, curve_series
+from sqrtdk.report.axes import SERIES_COLOURS, SIZE_INCHES, draw, matplotlib_label
 from sqrtdk.report.plots import to_png, to_svg, write_plots
 from tests.report.sample_lab import STYLES, plot, records, series
 
@@ -36,8 +36,8 @@ def _texts(svg: str) -> list[str]:
 @pytest.mark.parametrize("style", STYLES)
 def test_every_style_is_drawn_in_its_colour(style: Style) -> None:
     svg = to_svg(plot(series("line"), series(style, "other", 1.5)))
-    other = "stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: #566072" if style == "dashed" else COLOURS[1]
-    assert svg.count(COLOURS[0]) > 1
+    other = "stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: #566072" if style == "dashed" else SERIES_COLOURS[1]
+    assert svg.count(SERIES_COLOURS[0]) > 1
     assert re.search(other, svg)
     assert not re.search(other, to_svg(plot(series("line"))))
     assert {"measured", "other", "$d_k$", "size of it"} <= set(_texts(svg))
@@ -52,14 +52,17 @@ def test_dashed_series_have_the_colour_of_what_they_stand_next_to() -> None:
         drawn = re.findall(r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: (#\w{6})", to_svg(plot(*every)))
         return drawn[: len(drawn) // 2]  # the others are in the legend
 
-    assert colours("scaled", "unscaled", "-theory, unscaled", "-theory, scaled") == [COLOURS[1], COLOURS[0]]
-    assert colours("-none, 10%", "none, 50%", "-none, 90%", "sqrt, 50%", "-sqrt, 90%") == [
-        COLOURS[0],
-        COLOURS[0],
-        COLOURS[1],
+    assert colours("scaled", "unscaled", "-theory, unscaled", "-theory, scaled") == [
+        SERIES_COLOURS[1],
+        SERIES_COLOURS[0],
     ]
-    assert colours("a", "b", "-x", "-y") == [COLOURS[0], COLOURS[1]]
-    assert colours("measured", "-x", "-y") == [COLOURS[1], COLOURS[2]]
+    assert colours("-none, 10%", "none, 50%", "-none, 90%", "sqrt, 50%", "-sqrt, 90%") == [
+        SERIES_COLOURS[0],
+        SERIES_COLOURS[0],
+        SERIES_COLOURS[1],
+    ]
+    assert colours("a", "b", "-x", "-y") == [SERIES_COLOURS[0], SERIES_COLOURS[1]]
+    assert colours("measured", "-x", "-y") == [SERIES_COLOURS[1], SERIES_COLOURS[2]]
     assert colours("measured", "b", "-theory") == ["#566072"]
 
 
@@ -86,7 +89,7 @@ def test_bars_of_one_name_stand_side_by_side() -> None:
     other = Series("other", ("cosine", "new"), (3.0, 5.0), style="bars")
     svg = to_svg(plot(series("bars"), other))
     assert {"dot", "cosine", "additive", "bilinear", "general", "new"} <= set(_texts(svg))
-    bars = {colour: re.findall(rf'd="M ([\d.]+) [^"]*" [^>]*fill: {colour}', svg) for colour in COLOURS[:2]}
+    bars = {colour: re.findall(rf'd="M ([\d.]+) [^"]*" [^>]*fill: {colour}', svg) for colour in SERIES_COLOURS[:2]}
     assert [len(places) for places in bars.values()] == [5 + 1, 2 + 1]  # and one each in the legend
     left, right = (sorted(map(float, places))[1:] for places in bars.values())
     assert left[1] < right[0] < left[2]
@@ -123,7 +126,7 @@ def test_zero_bars_and_ends_of_intervals_on_a_log_axis() -> None:
     good = series("bars")
     with_zero = dataclasses.replace(good, y=(0.0, *good.y[1:]), low=(0.0, 0.0, math.nan, *good.low[3:]))
     svg = to_svg(plot(with_zero, y_axis="log"))
-    assert len(re.findall(f"fill: {COLOURS[0]}", svg)) == 4
+    assert len(re.findall(f"fill: {SERIES_COLOURS[0]}", svg)) == 4
     assert "nan" not in svg.lower()
     assert "inf" not in svg.lower()
 
@@ -211,7 +214,9 @@ def test_mathematics_that_cannot_be_parsed_is_drawn_as_it_stands() -> None:
 @pytest.mark.parametrize("depth", [21, 30, 95])
 def test_mathematics_that_is_nested_too_deeply_is_drawn_as_it_stands(depth: int) -> None:
     text = f"${'{' * depth}x{'}' * depth}$"
-    assert label(text, 400) == text.replace("$", r"\$")  # whether the parser gets through depends on who calls
+    assert matplotlib_label(text, 400) == text.replace(
+        "$", r"\$"
+    )  # whether the parser gets through depends on who calls
     to_svg(dataclasses.replace(plot(series("line")), x_label=text))
 
 
@@ -223,7 +228,7 @@ def test_a_glyph_that_the_font_lacks_is_a_warning() -> None:
 def test_colours_differ_for_every_sight() -> None:
     page = Path(sys.modules["sqrtdk.report"].__file__ or "").parent / "templates" / "lab.css"
     light, dark = (re.findall(r"--c\d: (#\w{6})", line) for line in page.read_text().splitlines() if "--c0" in line)
-    assert tuple(light) == COLOURS
+    assert tuple(light) == SERIES_COLOURS
     for colours in (light, dark):
         seen = _lab(colours)
         distance = min(np.linalg.norm(a - b, axis=-1).min() for a, b in itertools.combinations(seen, 2))
@@ -287,5 +292,5 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match="matplotlib") as caught:
-        to_svg(plot(curve("a", [1], [1])))
+        to_svg(plot(curve_series("a", [1], [1])))
     assert "pip install 'sqrtdk[lab]'" in caught.value.hint

@@ -16,7 +16,7 @@ import pytest
 import sqrtdk
 from sqrtdk._json import json_document
 from sqrtdk.messages import Message, fields, joined, recorded, said, word
-from sqrtdk.messages._catalogue import faults, placeholders, template, topic, topics
+from sqrtdk.messages._catalogue import catalogue_text, faults, placeholders, topic, topics
 
 SOURCE = Path(sqrtdk.__file__).parent
 MAKERS = ("Message", "word")
@@ -66,8 +66,8 @@ def test_every_sentence_that_is_made_is_in_the_catalogue_with_its_values() -> No
         given = {keyword.arg for keyword in call.keywords}
         if id not in ids:
             wrong.append(f"{path}:{call.lineno}: {id} is not in the catalogue")
-        elif None not in given and given != placeholders(template(id).en):
-            wrong.append(f"{path}:{call.lineno}: {id} has {placeholders(template(id).en)}, and got {given}")
+        elif None not in given and given != placeholders(catalogue_text(id).en):
+            wrong.append(f"{path}:{call.lineno}: {id} has {placeholders(catalogue_text(id).en)}, and got {given}")
     wrong += [f"{name}: {id} is not in the catalogue" for id, name in of_templates().items() if id not in ids]
     assert not wrong, "\n".join(wrong)
 

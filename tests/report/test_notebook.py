@@ -13,7 +13,7 @@ import torch
 import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.lab.runner import Done
-from sqrtdk.report.notebook import MOST
+from sqrtdk.report.notebook import MOST_NOTEBOOK_ROWS
 from sqrtdk.report.plain import plain
 from sqrtdk.stats import AuxOutput
 from tests.report import sample_diff, sample_lab, sample_report
@@ -133,7 +133,7 @@ def test_a_call_shows_its_steps_and_no_verdict_of_nobody() -> None:
 
 
 def test_a_long_table_ends() -> None:
-    calls = tuple(sample_report.judged(f"layer_{chr(97 + i)}.attn" + "x" * i) for i in range(MOST + 3))
+    calls = tuple(sample_report.judged(f"layer_{chr(97 + i)}.attn" + "x" * i) for i in range(MOST_NOTEBOOK_ROWS + 3))
     text = Elements(sample_report._report("long", "Net", 1, calls)._repr_html_()).text
     assert "and 3 more lines" in text
 

@@ -10,9 +10,9 @@ import pytest
 import sqrtdk.report
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages._catalogue import topic, unfilled
-from sqrtdk.report.diff_fold import MARKS
-from sqrtdk.report.html import TONES
-from sqrtdk.report.payload import STATISTICS
+from sqrtdk.report.diff_fold import STAGE_MARKS
+from sqrtdk.report.html import OUTCOME_TONES
+from sqrtdk.report.payload import UNIT_BY_STATISTIC
 from tests.report.html_page import HtmlPage, template
 
 CHINESE = re.compile("[\u3000-\u9fff\uff00-\uffef]")
@@ -41,13 +41,15 @@ def test_chinese_is_chinese(name: str) -> None:
 
 
 def test_other_tables_are_complete_and_used() -> None:
-    assert {f"{name}.{part}" for name in STATISTICS for part in ("name", "mean")} == set(unfilled("pages.statistics"))
-    assert set(unfilled("pages.unit")) == set(filter(None, STATISTICS.values()))
+    assert {f"{name}.{part}" for name in UNIT_BY_STATISTIC for part in ("name", "mean")} == set(
+        unfilled("pages.statistics")
+    )
+    assert set(unfilled("pages.unit")) == set(filter(None, UNIT_BY_STATISTIC.values()))
     script = template("report.js") + template("report_sites.js")
     assert [key for key in unfilled("pages.script") if f'"{key}"' not in script and f".{key}" not in script] == []
-    assert set(unfilled("pages.result")) == set(unfilled("terminal.outcome")) == set(TONES)
+    assert set(unfilled("pages.result")) == set(unfilled("terminal.outcome")) == set(OUTCOME_TONES)
     assert set(STAGES) <= {text.en for key, text in topic("stages").items() if "." not in key}
-    assert {text.en for text in unfilled("diff.outcome").values()} == set(MARKS)
+    assert {text.en for text in unfilled("diff.outcome").values()} == set(STAGE_MARKS)
     assert unfilled("diff.outcome").keys() == unfilled("diff.means").keys()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import diff_html, html, lab_page, watch_html
-from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.watch_compare import compare_runs
 from sqrtdk.report.watch_summary import summarise
 from tests.report import sample_diff, sample_lab, sample_report
 from tests.report.html_page import HtmlPage, check_alone, check_policy
@@ -50,7 +50,7 @@ def sick_watch(runs: Runs) -> str:
 
 def comparison(runs: Runs) -> str:
     told = [summarise(read_run(runs[name])) for name in ("healthy", "sick")]
-    return watch_html.to_html(told, compare(*told))
+    return watch_html.to_html(told, compare_runs(*told))
 
 
 PAGES = {

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from sqrtdk.report.console import Column, drawn, paragraph, print_table, wrapped
+from sqrtdk.report.console import TableColumn, console_text, paragraph, print_table, wrapped
 
 CLOSING = "，。：；？！、）》」”…"
 TEXT = st.text(st.sampled_from("ab1 -/.,;softmax缩放因子（）《》，。：；？！、\U0001f600"), max_size=60)
@@ -40,7 +40,12 @@ def test_wrapping_keeps_styles() -> None:
     ]
 
 
-COLUMNS = (Column("site"), Column("count", right=True), Column("名称", right=True), Column("what it is", prose=True))
+COLUMNS = (
+    TableColumn("site"),
+    TableColumn("count", right=True),
+    TableColumn("名称", right=True),
+    TableColumn("what it is", prose=True),
+)
 ROWS = [
     ("layers.0-31.attention", "12", "缩放因子", "a text that is rather long and wraps at some width or other"),
     ("short", "1,234,567", "熵", "短句，带标点。"),
@@ -50,20 +55,21 @@ ROWS = [
 def test_a_table_fits_and_keeps_its_words() -> None:
     words = {word for row in ROWS for cell in row for word in cell.split() if word.isascii()}
     for width in range(40, 121):
-        text = drawn(lambda console: print_table(console, COLUMNS, ROWS, indent=2), width, False)
+        text = console_text(lambda console: print_table(console, COLUMNS, ROWS, indent=2), width, False)
         assert max(map(cell_len, text.splitlines())) <= width
         assert words <= {word.strip(";") for word in text.split()}, width
 
 
 def test_what_becomes_of_a_table_that_is_too_wide() -> None:
     def at(width: int) -> list[str]:
-        return drawn(lambda console: print_table(console, COLUMNS[:3], [ROWS[0][:3]]), width, False).splitlines()
+        return console_text(lambda console: print_table(console, COLUMNS[:3], [ROWS[0][:3]]), width, False).splitlines()
 
     assert at(45) == ["site                   count      名称", "layers.0-31.attention     12  缩放因子"]
-    narrow = (Column("site"), *(Column(f"count {i}", right=True) for i in range(4)))
+    narrow = (TableColumn("site"), *(TableColumn(f"count {i}", right=True) for i in range(4)))
     row = ("layers.0-31.attention", "1", "2", "3", "4")
     drawn_at = [
-        drawn(lambda console: print_table(console, narrow, [row]), width, False).splitlines() for width in (62, 44, 40)
+        console_text(lambda console: print_table(console, narrow, [row]), width, False).splitlines()
+        for width in (62, 44, 40)
     ]
     assert drawn_at[0][1] == "layers.0-31.attention        1        2        3        4"
     assert drawn_at[1] == [
@@ -71,8 +77,8 @@ def test_what_becomes_of_a_table_that_is_too_wide() -> None:
         "layers.0-31.attention",
         "        1        2        3        4",
     ]
-    wide = (Column("site"), *(Column(f"a long title {i}") for i in range(4)))
-    text = drawn(lambda console: print_table(console, wide, [row]), 40, False)
+    wide = (TableColumn("site"), *(TableColumn(f"a long title {i}") for i in range(4)))
+    text = console_text(lambda console: print_table(console, wide, [row]), 40, False)
     assert text.splitlines() == [
         "layers.0-31.attention",
         "  a long title 0 1; a long title 1 2;",
@@ -82,5 +88,5 @@ def test_what_becomes_of_a_table_that_is_too_wide() -> None:
 
 def test_a_paragraph_that_fits_takes_the_whole_width() -> None:
     text = "x" * 36 + " yz"
-    assert drawn(lambda console: paragraph(console, f"{text} "), 40, False) == f"{text}\n"
-    assert drawn(lambda console: paragraph(console, f"{text} 0"), 40, False) == f"{'x' * 36}\n  yz 0\n"
+    assert console_text(lambda console: paragraph(console, f"{text} "), 40, False) == f"{text}\n"
+    assert console_text(lambda console: paragraph(console, f"{text} 0"), 40, False) == f"{'x' * 36}\n  yz 0\n"

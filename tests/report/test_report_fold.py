@@ -6,7 +6,7 @@ import pytest
 from sqrtdk.audit.records import Finding
 from sqrtdk.messages import Text
 from sqrtdk.report.figures import worst_head
-from sqrtdk.report.fold import FoldedFinding, expected, fold_calls, fold_findings, values
+from sqrtdk.report.fold import FoldedFinding, expected_text, fold_calls, fold_findings, values
 from tests.report.sample_report import head_stats, healthy, judged, sick, static
 
 
@@ -78,7 +78,7 @@ def test_a_value_and_its_bound_never_look_the_same(
 ) -> None:
     found = tuple(Finding(rule, "warn", f"h.{i}", one, bound, "m", "f", "s") for i, one in enumerate(numbers))
     folded = FoldedFinding("h.0", found)
-    assert (values(folded).en, expected(folded).en) == (told, wanted)
+    assert (values(folded).en, expected_text(folded).en) == (told, wanted)
 
 
 def test_root_and_second_call_are_named() -> None:

@@ -10,7 +10,7 @@ from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.report.html import to_html
-from sqrtdk.report.payload import STATISTICS, payload
+from sqrtdk.report.payload import UNIT_BY_STATISTIC, check_page_data
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats
@@ -44,15 +44,15 @@ def test_hostile_texts_are_texts() -> None:
 
 def test_every_number_of_a_head_is_there() -> None:
     report = sick()
-    data = payload(report)
+    data = check_page_data(report)
     json.dumps(data, allow_nan=False)
     rows = [row for group in data["groups"] for row in group["rows"]]
-    assert [item["key"] for item in data["statistics"]] == list(STATISTICS)
+    assert [item["key"] for item in data["statistics"]] == list(UNIT_BY_STATISTIC)
     assert sum(len(row["logits"]) for row in rows) == sum(j.call.heads for j in report.calls if j.call.stats)
     (row,) = [row for row in rows if row["site"] == "decoder.h.4.attn"]
     stats = report.calls[4].call.stats
     assert isinstance(stats, HeadStats)
-    for key in STATISTICS:
+    for key in UNIT_BY_STATISTIC:
         assert len(row["values"][key]) == 8
     assert row["values"]["max_logit"][0] == "Infinity"
     assert row["values"]["max_logit"][5] is None
@@ -64,13 +64,13 @@ def test_every_number_of_a_head_is_there() -> None:
 
 def test_the_prediction_is_of_the_heads_own_spread() -> None:
     stats = head_stats(3, 1.4)
-    (row,) = payload(_one(stats))["groups"][0]["rows"]
+    (row,) = check_page_data(_one(stats))["groups"][0]["rows"]
     wanted = [expected_entropy_nats(n, sigma) for n, sigma in zip(stats.keys, stats.std_logit, strict=True)]
     assert row["expected"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_maps_are_by_module_and_rows_by_layer() -> None:
-    data = payload(sick())
+    data = check_page_data(sick())
     assert [(group["title"], [row["label"] for row in group["rows"]]) for group in data["groups"]] == [
         ("decoder.h.*.attn (sdpa)", ["0", "1", "2"]),
         ("decoder.h.*.attn (eager)", ["3", "4", "5", "6"]),
@@ -82,7 +82,7 @@ def test_maps_are_by_module_and_rows_by_layer() -> None:
 
 def test_a_layer_that_ran_twice_has_two_rows() -> None:
     report = dataclasses.replace(healthy(1, 1), calls=healthy(1, 1).calls * 2)
-    assert [row["label"] for row in payload(report)["groups"][0]["rows"]] == ["0·0", "0·1"]
+    assert [row["label"] for row in check_page_data(report)["groups"][0]["rows"]] == ["0·0", "0·1"]
 
 
 def test_static_reports_say_why_there_are_no_figures() -> None:
@@ -144,7 +144,7 @@ def test_the_word_for_the_whole(
 def test_five_thousand_heads_fit() -> None:
     report = healthy(layers=80, heads=64)
     assert len(to_html(report)) < 5_000_000
-    assert len(payload(report)["groups"][0]["rows"]) == 80
+    assert len(check_page_data(report)["groups"][0]["rows"]) == 80
 
 
 def test_findings_are_told_in_both_languages() -> None:
@@ -159,25 +159,25 @@ def test_it_opens_at_a_head_that_fails() -> None:
     calm, wild = head_stats(4, 0.5), head_stats(4, 3.0, seed=1)
     wrong = dataclasses.replace(judged("h.1", ratio=0.125, verdict="unexplained", stats=calm), health="fail")
     calls = (dataclasses.replace(judged("h.0", stats=wild), health="note"), wrong)
-    row, head = payload(dataclasses.replace(healthy(1, 1), calls=calls))["opens"]
+    row, head = check_page_data(dataclasses.replace(healthy(1, 1), calls=calls))["opens"]
     assert (row, head) == (1, max(range(4), key=calm.max_logit.__getitem__))  # not at the largest logit of all
-    rows = payload(dataclasses.replace(healthy(1, 1), calls=calls))["groups"][0]["rows"]
+    rows = check_page_data(dataclasses.replace(healthy(1, 1), calls=calls))["groups"][0]["rows"]
     assert [row["fails"] for row in rows] == [False, True]
     both_fail = (dataclasses.replace(judged("h.0", stats=head_stats(4, nan_head=2)), health="critical"), wrong)
-    assert payload(dataclasses.replace(healthy(1, 1), calls=both_fail))["opens"] == [0, 2]
-    assert payload(static())["opens"] == [0, 0]
+    assert check_page_data(dataclasses.replace(healthy(1, 1), calls=both_fail))["opens"] == [0, 2]
+    assert check_page_data(static())["opens"] == [0, 0]
 
 
 def test_the_scale_ratio_is_a_statistic_of_each_head() -> None:
     call = judged("h.0", head_dim=16, stats=head_stats(4)).call
     one = dataclasses.replace(call, scale=dataclasses.replace(call.scale, per_head=(0.25, 0.5, 1.0, 2.0)))
     report = dataclasses.replace(healthy(1, 1), calls=(dataclasses.replace(judged("h.0"), call=one),))
-    (row,) = payload(report)["groups"][0]["rows"]
+    (row,) = check_page_data(report)["groups"][0]["rows"]
     assert row["values"]["scale_ratio"] == [1.0, 2.0, 4.0, 8.0]
-    (row,) = payload(_one(head_stats(3)))["groups"][0]["rows"]
+    (row,) = check_page_data(_one(head_stats(3)))["groups"][0]["rows"]
     assert row["values"]["scale_ratio"] == [1.0, 1.0, 1.0]
     unread = dataclasses.replace(healthy(1, 1), calls=(judged("h.0", ratio=None, stats=head_stats(1)),))
-    assert payload(unread)["groups"][0]["rows"][0]["values"]["scale_ratio"] == [None]
+    assert check_page_data(unread)["groups"][0]["rows"][0]["values"]["scale_ratio"] == [None]
 
 
 @pytest.mark.parametrize(

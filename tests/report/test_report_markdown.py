@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from sqrtdk.audit.records import Finding
-from sqrtdk.report.markdown import MOST_CHARACTERS, code, table, text, to_markdown
+from sqrtdk.report.markdown import MOST_CHARACTERS, markdown_code, markdown_table, markdown_text, to_markdown
 from sqrtdk.report.plain import plain
 from tests.report.sample_report import EVIL, healthy, hostile, judged, lawless, leaking, sick, static, unjudged
 
@@ -80,7 +80,8 @@ def test_what_was_not_judged_is_in_the_heading_and_in_the_table() -> None:
 @given(st.text(max_size=60))
 def test_a_strangers_text_is_shown_as_it_is(words: str) -> None:
     words = words.strip()
-    tags = rendered(f"{code(words)} and {text(words)}.\n\n{table(['a', 'b'], [[code(words), 'cell']])}")
+    code = markdown_code(words)
+    tags = rendered(f"{code} and {markdown_text(words)}.\n\n{markdown_table(['a', 'b'], [[code, 'cell']])}")
     assert tags.tags <= OURS
     shown = re.sub("\u200b", "", tags.words)
     flat = re.sub(r"\s+", " ", f"{plain(words)} and {plain(words)}.")
@@ -94,14 +95,14 @@ def test_a_strangers_text_is_shown_as_it_is(words: str) -> None:
      ":smile:", "~~a~~", "**a**", "_a_", "__a__", "___", "a\\", "<!-- x", "&lt;b&gt;", "[^1]", EVIL],
 )  # fmt: skip
 def test_nothing_that_markdown_obeys_is_left(words: str) -> None:
-    for left in re.findall(r"https?://|www\.|[\[\]<>`|*~$\\]|:\w+:", text(words), re.IGNORECASE):
+    for left in re.findall(r"https?://|www\.|[\[\]<>`|*~$\\]|:\w+:", markdown_text(words), re.IGNORECASE):
         raise AssertionError(left)
-    assert html.unescape(text(words)).replace("\u200b", "") == plain(words)
+    assert html.unescape(markdown_text(words)).replace("\u200b", "") == plain(words)
 
 
 @pytest.mark.parametrize("words", ["@someone", "a@b.c", "#12", "org/repo#12", "GH-12", "gh-1"])
 def test_nobody_is_called_and_no_thread_is_linked(words: str) -> None:
-    assert not re.search(r"@\w|#\w|\bGH-\d", html.unescape(text(words)), re.IGNORECASE)
+    assert not re.search(r"@\w|#\w|\bGH-\d", html.unescape(markdown_text(words)), re.IGNORECASE)
 
 
 def test_a_large_report_is_cut_and_says_so() -> None:

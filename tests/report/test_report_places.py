@@ -9,7 +9,7 @@ from pathlib import Path
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
-from sqrtdk.report.places import places, places_text
+from sqrtdk.report.places import places_text, source_lines
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.records import EffectiveScale, Factor
 from tests.report.html_page import HtmlPage
@@ -38,7 +38,7 @@ def finding(site: str, at: str | None) -> Finding:
 
 
 def test_the_parts_of_a_call() -> None:
-    assert places(written("a").call) == {
+    assert source_lines(written("a").call) == {
         "port.py:3": "q.k",
         "port.py:2": "0.5 on q",
         "lib/port.py:5": "0.25 on logits",

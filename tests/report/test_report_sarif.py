@@ -8,7 +8,7 @@ from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, SourceFile
 from sqrtdk.audit.rules import RULES
 from sqrtdk.laws import LAWS
 from sqrtdk.messages import Message
-from sqrtdk.report.sarif import DESCRIBED, FINGERPRINT, LEVELS, NOT_MEASURED, to_sarif
+from sqrtdk.report.sarif import DESCRIBED, FINGERPRINT, NOT_MEASURED_RULE, SARIF_LEVELS, to_sarif
 from tests.report import sarif_rules
 from tests.report.sample_report import EVIL, healthy, hostile, lawless, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema
@@ -44,7 +44,7 @@ def test_logs_are_valid_and_say_everything_once(name: str) -> None:
     assert len(run["results"]) == len(report.findings) + missed
     assert run["invocations"][0]["exitCode"] == report.exit_code
     levels = [result["level"] for result in run["results"]]
-    assert levels == [LEVELS[finding.severity] for finding in report.findings] + ["none"] * missed
+    assert levels == [SARIF_LEVELS[finding.severity] for finding in report.findings] + ["none"] * missed
     assert [result.get("kind", "fail") for result in run["results"]].count("open") == missed
 
 
@@ -65,8 +65,8 @@ def test_the_rules_of_the_log_refuse() -> None:
 
 def test_every_rule_has_words_and_every_severity_a_level() -> None:
     laws = {f"law_{name}" for name in LAWS} - {"law_finite"}  # whose finding is that of the rule nonfinite
-    assert set(DESCRIBED) == {*RULES, *laws, "kv_cache", NOT_MEASURED}
-    assert set(LEVELS) == set(SEVERITIES)
+    assert set(DESCRIBED) == {*RULES, *laws, "kv_cache", NOT_MEASURED_RULE}
+    assert set(SARIF_LEVELS) == set(SEVERITIES)
     for rule in DESCRIBED:
         assert len(Message(f"help.{rule}.title")) < 80
         assert Message(f"help.{rule}.text").endswith(".")

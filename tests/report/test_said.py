@@ -135,10 +135,10 @@ def test_a_baseline_in_chinese_says_the_same() -> None:
     assert "3 处相符" in baseline.ledger_line(kept, "zh")
     for text in (chinese, baseline.to_markdown(comparison, "zh")):
         assert SEPARATED.findall(html.unescape(text)) == []
-        assert baseline.summary_line(comparison, "zh").partition("。")[0] in text
+        assert baseline.baseline_summary_line(comparison, "zh").partition("。")[0] in text
         for word in (" changed", " against ", "fails", "Exit code", "attentions", "review", "new finding:", "before"):
             assert word not in text, word
-    numbers = [re.findall(r"\d+", baseline.summary_line(comparison, language)) for language in ("en", "zh")]
+    numbers = [re.findall(r"\d+", baseline.baseline_summary_line(comparison, language)) for language in ("en", "zh")]
     assert numbers[0] == numbers[1]
     assert "会因此失败" in baseline.ledger_line(kept, "zh")
 

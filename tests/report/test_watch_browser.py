@@ -14,9 +14,9 @@ import pytest
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_compare import compare
+from sqrtdk.report.watch_compare import compare_runs
 from sqrtdk.report.watch_html import to_html
-from sqrtdk.report.watch_statistics import STATISTICS
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import summarise
 from tests.monitor.watched_runs import EVERY, EVIL, STEPS
 from tests.support.playwright_here import Browser, Page
@@ -29,7 +29,7 @@ KINDS = ("0.SelfAttention", "1.EncDecAttention")
 
 def page_of(runs: dict[str, Path], *names: str) -> str:
     told = [summarise(read_run(runs[name])) for name in names]
-    return to_html(told, compare(*told) if len(told) == 2 else None)
+    return to_html(told, compare_runs(*told) if len(told) == 2 else None)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_loss_alarms_map_and_trend_share_a_time_line(show: Opener) -> None:
     page = show("unscaled")
     assert page.locator(".panel .line-loss").count() == 1
     assert page.locator(".panel .alarm").count() == page.locator("#alarms li").count() >= 2
-    assert page.locator("#maps figure").count() == len(STATISTICS)
+    assert page.locator("#maps figure").count() == len(STATISTIC_BY_COLUMN)
     assert pixel(page, 0.97, 0.2)[1] > 100 > pixel(page, 0.01, 0.2)[1]  # logits grow, and viridis greener with them
     page.locator(".alarm").last.hover()
     assert " at step " in page.locator("#tip").inner_text()
@@ -91,7 +91,7 @@ def test_another_statistic_and_another_head_draw_another_trend(show: Opener) -> 
     assert "%" in page.locator("#legend").inner_text()
     page.select_option("#head", "1")
     assert page.locator(".panel .line-head").get_attribute("d") != other
-    for name in STATISTICS:
+    for name in STATISTIC_BY_COLUMN:
         page.select_option("#statistic", name)
         assert "NaN" not in page.locator("#panels").inner_html().replace("Rows with NaN", "")
         assert page.locator(".help:visible").count() == 1
@@ -138,7 +138,7 @@ def test_a_small_map_is_chosen_by_its_name(show: Opener) -> None:
     page.keyboard.press("Enter")
     assert page.locator("#statistic").input_value() == "effective_keys"
     assert "the worst head has the least value" in page.locator("#legend").inner_text()
-    page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTICS)}")
+    page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTIC_BY_COLUMN)}")
 
 
 def test_a_head_has_the_values_of_its_records(show: Opener, runs: dict[str, Path]) -> None:
@@ -246,7 +246,7 @@ def test_a_run_without_a_step_says_so(show: Opener, tmp_path: Path, language: st
 def test_on_paper_all_maps_are_there_and_light(show: Opener) -> None:
     page = show("unscaled", scheme="dark")
     page.emulate_media(media="print")
-    page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTICS)}")
+    page.wait_for_function(f"document.querySelectorAll('#maps figure > canvas').length === {len(STATISTIC_BY_COLUMN)}")
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--card').trim()") == "#ffffff"
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
     assert page.locator(".controls").is_hidden()
@@ -295,7 +295,7 @@ def test_two_runs_have_the_same_scales(show: Opener) -> None:
     assert unscaled[1] > healthy[1]  # viridis grows greener
     axes = [panel.locator("svg").nth(0).locator("text").all_text_contents() for panel in page.locator(".panel").all()]
     assert axes[0] == axes[1]
-    assert page.locator("#differences tbody tr").count() == len(STATISTICS)
+    assert page.locator("#differences tbody tr").count() == len(STATISTIC_BY_COLUMN)
     assert "2 / 2" in page.locator("#differences tbody tr").first.inner_text()
 
 
@@ -303,7 +303,7 @@ def test_runs_of_other_names_are_matched_in_order(show: Opener, runs: dict[str, 
     page = show("healthy")
     a, b = (summarise(read_run(runs[name])) for name in ("healthy", "unscaled"))
     b = dataclasses.replace(b, sites=tuple(dataclasses.replace(one, site=f"other.{one.site}") for one in b.sites))
-    (tmp_path / "order.html").write_text(to_html([a, b], compare(a, b)), encoding="utf-8")
+    (tmp_path / "order.html").write_text(to_html([a, b], compare_runs(a, b)), encoding="utf-8")
     page.goto((tmp_path / "order.html").as_uri() + "#en")
     assert "stands beside the first of B" in page.locator("#differences").inner_text()
     for site in ("blocks.1.1", "other.blocks.1.1"):

@@ -11,7 +11,7 @@ import torch
 
 from sqrtdk.cli.options import Severity
 from sqrtdk.monitor import sums
-from sqrtdk.monitor.columns import TABLES, Column
+from sqrtdk.monitor.columns import COLUMNS_BY_TABLE, Column
 from tests.support.program import called
 
 PAGE = Path(__file__).parents[2] / "docs" / "en" / "watch.md"
@@ -23,13 +23,13 @@ def joined(name: str) -> str:
     """How a column of heads is joined over batches and ranks, by what `monitor.sums` does."""
     if name.endswith(QUANTILES) or name.endswith("_grad_max"):
         return "all rows together"
-    if name in sums.MAXIMA:
+    if name in sums.MAXIMUM_COLUMNS:
         return "largest"
-    if f"-{name}" in sums.MAXIMA:
+    if f"-{name}" in sums.MAXIMUM_COLUMNS:
         return "least"
     if name.endswith(("rows", "nonfinite")):
         return "sum"
-    if name in sums.SUMS:
+    if name in sums.SUM_COLUMNS:
         return "sum / count"
     return {"std_logit": "root of sum / count", "scale_ratio": "of the formula"}.get(name, "-")
 
@@ -40,10 +40,10 @@ def row(table: str, column: Column) -> str:
     return f"| {' | '.join([*cells, joined(column.name)] if table == 'heads' else cells)} |"
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", COLUMNS_BY_TABLE)
 def test_the_tables_are_those_of_the_columns(table: str) -> None:
     section = TEXT.split(f"\n`{table}` has a row for each")[1].split("has a row for each")[0]
-    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in TABLES[table]]
+    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in COLUMNS_BY_TABLE[table]]
 
 
 @pytest.mark.full

@@ -20,15 +20,15 @@ from sqrtdk.audit.records import SEVERITIES as AUDIT_SEVERITIES
 from sqrtdk.audit.rules import RULES
 from sqrtdk.messages import said
 from sqrtdk.messages._catalogue import topic
-from sqrtdk.monitor.alarms import ALARMS
-from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.alarms import ALARM_RULES
+from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report import watch_payload
-from sqrtdk.report.watch_compare import APART, SAMPLES, Difference, Pair, compare
+from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
 from sqrtdk.report.watch_json import comparison_json, to_json
-from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
-from sqrtdk.report.watch_summary import FAIL_ON, MISSING, SEVERITIES, Summary, summarise
+from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
+from sqrtdk.report.watch_summary import MISSING, SEVERITY_ORDER, WATCH_FAIL_ON, Summary, summarise
 from sqrtdk.report.watch_terminal import sparkline
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
@@ -39,15 +39,15 @@ def told(runs: dict[str, Path]) -> dict[str, Summary]:
 
 
 def test_words_and_columns_belong_together() -> None:
-    measured = {column.name for column in HEADS if column.type == "float64"}
-    assert set(STATISTICS) == measured - {"keys"} | {"nan_rows"}
-    assert set(NEWEST) < set(STATISTICS)
-    rules = set(ALARMS)
+    measured = {column.name for column in HEAD_COLUMNS if column.type == "float64"}
+    assert set(STATISTIC_BY_COLUMN) == measured - {"keys"} | {"nan_rows"}
+    assert set(NEWEST) < set(STATISTIC_BY_COLUMN)
+    rules = set(ALARM_RULES)
     assert len(rules) > 10
     named = {key.removeprefix("alarm.") for key in topic("watch") if key.startswith("alarm.")}
     assert rules | {"idle", "sink", "records", "schedule", "checkpoint"} | set(RULES) == named
-    assert SEVERITIES == AUDIT_SEVERITIES
-    assert FAIL_ON == AUDIT_FAIL_ON
+    assert SEVERITY_ORDER == AUDIT_SEVERITIES
+    assert WATCH_FAIL_ON == AUDIT_FAIL_ON
 
 
 @pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
@@ -56,8 +56,8 @@ def test_the_worst_head_and_the_median_are_those_of_the_rows(
 ) -> None:
     rows = read_run(runs[name]).heads.to_pylist()
     badness = {"largest": lambda v: v, "least": lambda v: -v, "farthest": lambda v: abs(math.log(v))}
-    for column, site in itertools.product(STATISTICS, told[name].sites):
-        worse = badness[STATISTICS[column].worst]
+    for column, site in itertools.product(STATISTIC_BY_COLUMN, told[name].sites):
+        worse = badness[STATISTIC_BY_COLUMN[column].worst]
         own = [row for row in rows if (row["site"], row["index"]) == (site.site, site.index)]
         assert site.steps.tolist() == sorted({row["step"] for row in own})
         worst, at = site.worst(column)
@@ -110,7 +110,7 @@ def test_all_that_is_missing_is_named_and_counted(told: dict[str, Summary]) -> N
 
 
 def test_exit_codes_follow_the_worst_alarm(told: dict[str, Summary]) -> None:
-    assert [told["sick"].exit_code(bar) for bar in FAIL_ON] == [1, 1, 1, 1, 1, 0]
+    assert [told["sick"].exit_code(bar) for bar in WATCH_FAIL_ON] == [1, 1, 1, 1, 1, 0]
     assert told["healthy"].exit_code("unmeasured") == 0
 
 
@@ -142,37 +142,37 @@ def test_the_document_has_the_trends(told: dict[str, Summary]) -> None:
 
 def test_two_runs_are_held_against_each_other_over_the_last_steps_of_both(told: dict[str, Summary]) -> None:
     a, b = told["healthy"], told["unscaled"]
-    both = compare(a, b)
-    assert both.steps_a == both.steps_b == tuple(a.samples.tolist()[-SAMPLES:])
+    both = compare_runs(a, b)
+    assert both.steps_a == both.steps_b == tuple(a.samples.tolist()[-SAMPLES_COMPARED:])
     (logits,) = (one for one in both.differences if one.column == "max_logit")
     for pair, one, other in zip(logits.pairs, a.sites, b.sites, strict=True):
-        assert pair.a == sorted(one.worst("max_logit")[0][-SAMPLES:])[SAMPLES // 2]
-        assert pair.b == sorted(other.worst("max_logit")[0][-SAMPLES:])[SAMPLES // 2]
+        assert pair.a == sorted(one.worst("max_logit")[0][-SAMPLES_COMPARED:])[SAMPLES_COMPARED // 2]
+        assert pair.b == sorted(other.worst("max_logit")[0][-SAMPLES_COMPARED:])[SAMPLES_COMPARED // 2]
     assert logits.count == len(logits.pairs) == 2
     typical = [one.typical or 0.0 for one in both.differences]
     assert typical == sorted(typical, reverse=True)
     assert typical[0] > 0.5 > typical[-1]
-    same = compare(a, a)
-    assert [one.count for one in same.differences] == [0] * len(STATISTICS)
+    same = compare_runs(a, a)
+    assert [one.count for one in same.differences] == [0] * len(STATISTIC_BY_COLUMN)
     document = json.loads(comparison_json(a, b, both))
     assert [one["statistic"] for one in document["differences"]] == [one.column for one in both.differences]
     assert document["steps_a"] == list(both.steps_a)
-    assert 0 < APART < 1
+    assert 0 < NOTABLE_DIFFERENCE < 1
 
 
 def test_runs_of_other_length_cadence_and_sites(told: dict[str, Summary]) -> None:
     a, sick = told["healthy"], told["sick"]
-    other = compare(a, sick)
+    other = compare_runs(a, sick)
     assert (other.by, other.only_a, len(other.only_b)) == ("name", ("blocks.0.1", "blocks.1.1"), 3)
     assert not other.measured
     same_number = dataclasses.replace(sick, sites=sick.sites[:2])
-    both = compare(a, same_number)
+    both = compare_runs(a, same_number)
     assert (both.by, both.only_a, both.only_b) == ("order", (), ())
     assert both.differences[0].pairs[0].label == f"blocks.0.1 | {sick.sites[0].label}"
     # sampled at 5, 10, ... and at 1, 4, 8, ...: the nearest of the run with more samples stand beside the others
     assert (both.steps_a, both.steps_b) == ((16, 20, 24, 28, 44), (15, 20, 25, 30, 45))
     later = dataclasses.replace(a, sites=tuple(dataclasses.replace(one, steps=one.steps + 1000) for one in a.sites))
-    apart = compare(a, later)
+    apart = compare_runs(a, later)
     assert not apart.overlap
     assert apart.steps_b == tuple(step + 1000 for step in apart.steps_a)
 
@@ -183,13 +183,13 @@ def test_one_nan_or_infinity_does_not_lead_a_comparison(told: dict[str, Summary]
     values["peak"][[-5, -4]] = math.nan
     values["std_logit"][-2] = math.inf
     odd = dataclasses.replace(a, sites=(dataclasses.replace(a.sites[0], values=values), *a.sites[1:]))
-    differences = {one.column: one for one in compare(a, odd).differences}
+    differences = {one.column: one for one in compare_runs(a, odd).differences}
     assert differences["peak"].measured == 2
     three = a.sites[0].worst("peak")[0][-3:]
     assert differences["peak"].pairs[0].b == sorted(three.tolist())[1]
     assert max(differences[name].typical or 0.0 for name in ("peak", "std_logit")) < 0.2
     pairs = (Pair("a", 1.0, math.inf), Pair("b", None, 2.0), Pair("c", 1.0, 1.0), Pair("d", 2.0, 1.0))
-    assert (Difference("peak", pairs).typical, Difference("peak", pairs).measured) == (0.5, 3)
+    assert (StatisticDifference("peak", pairs).typical, StatisticDifference("peak", pairs).measured) == (0.5, 3)
 
 
 def unpacked(drawn: dict[str, Any], series: list[int], count: int) -> list[float]:
@@ -211,10 +211,10 @@ def close(series: list[float], values: list[float]) -> None:
 
 @pytest.mark.parametrize("name", ["unscaled", "sick"])
 def test_the_numbers_on_the_page_are_those_of_the_run(name: str, told: dict[str, Summary]) -> None:
-    drawn = watch_payload.payload([told[name]])
+    drawn = watch_payload.watch_page_data([told[name]])
     assert (drawn["samples_a_column"], drawn["samples_a_point"]) == (1, 1)
     for site, own in zip(drawn["runs"][0]["sites"], told[name].sites, strict=True):
-        for column in STATISTICS:
+        for column in STATISTIC_BY_COLUMN:
             count, size = len(own.steps), own.values[column].size
             worst, at = own.worst(column)
             nobody = [math.isnan(value) for value in worst.tolist()]
@@ -230,7 +230,7 @@ def test_the_numbers_on_the_page_are_those_of_the_run(name: str, told: dict[str,
 
 def test_numbers_of_any_size_fit() -> None:
     for some in ([1e-300, 3e-301], [1e300, -2e299], [0.0, 0.0], [math.inf, 1e5, -math.inf, math.nan], [3.5, 0.0]):
-        block = watch_payload.Block()
+        block = watch_payload.NumberBlock()
         series = block.numbers(np.array(some))
         drawn = {"block": block.text()}
         close(unpacked(drawn, series, len(some)), some)
@@ -241,14 +241,14 @@ def test_columns_that_hold_several_samples_keep_the_worst(
 ) -> None:
     own = told["unscaled"].sites[0]
     monkeypatch.setattr(watch_payload, "MOST_COLUMNS", 8)
-    monkeypatch.setattr(watch_payload, "MOST_NUMBERS", 4 * len(own.heads) * 2 * len(STATISTICS))
-    drawn = watch_payload.payload([told["unscaled"]])
+    monkeypatch.setattr(watch_payload, "MOST_NUMBERS_OF_PAGE", 4 * len(own.heads) * 2 * len(STATISTIC_BY_COLUMN))
+    drawn = watch_payload.watch_page_data([told["unscaled"]])
     site = drawn["runs"][0]["sites"][0]
     assert (drawn["samples_a_column"], drawn["samples_a_point"]) == (2, 4)
     assert (len(site["steps"]), len(site["points"])) == (7, 4)
     assert site["steps"][-1] == site["points"][-1] == own.steps[-1]
     for column in ("max_logit", "entropy_fraction"):
-        worse = min if STATISTICS[column].worst == "least" else max
+        worse = min if STATISTIC_BY_COLUMN[column].worst == "least" else max
         most = worse(own.worst(column)[0].tolist())
         assert worse(unpacked(drawn, site["worst"][column], 7)) == pytest.approx(most, rel=2**-11)
         heads = unpacked(drawn, site["values"][column], 4 * len(own.heads))
@@ -260,7 +260,7 @@ def test_a_loss_of_nan_is_drawn_however_many_there_are(
     told: dict[str, Summary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_payload, "MOST_LOSSES", 5)
-    steps, losses = watch_payload.payload([told["sick"]])["runs"][0]["loss"]
+    steps, losses = watch_payload.watch_page_data([told["sick"]])["runs"][0]["loss"]
     assert len(losses) == 5
     assert None in losses
     assert max(loss for loss in losses if loss is not None) == told["sick"].losses[0]
@@ -268,7 +268,7 @@ def test_a_loss_of_nan_is_drawn_however_many_there_are(
 
 
 def test_of_many_alarms_the_worst_are_drawn(told: dict[str, Summary], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_payload, "MOST_ALARMS", 2)
+    monkeypatch.setattr(watch_payload, "MOST_ALARMS_OF_PAGE", 2)
     run = told["sick"]
     assert [run.alarms[at].severity for at in watch_payload.alarms_shown(run)] == ["fail", "critical"]
 

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_compare import compare
-from sqrtdk.report.watch_summary import STATISTICS, Summary, summarise
-from sqrtdk.report.watch_terminal import MOST_ALARMS, comparison_text, live_text, to_text
+from sqrtdk.report.watch_compare import compare_runs
+from sqrtdk.report.watch_summary import STATISTIC_BY_COLUMN, Summary, summarise
+from sqrtdk.report.watch_terminal import MOST_ALARMS_PRINTED, comparison_text, live_text, to_text
 from tests.support.optional import SnapshotAssertion
 
 COLUMNS = ["max_logit", "entropy_fraction", "scale_ratio", "query_grad_max"]
@@ -37,15 +37,18 @@ def test_a_comparison_looks(width: int, sick: Summary, snapshot: SnapshotAsserti
         for one in sick.sites[:2]
     ]
     other = dataclasses.replace(sick, name="runs/other", sites=tuple(sites), alarms=())
-    assert comparison_text(sick, other, compare(sick, other), width=width) == snapshot
+    assert comparison_text(sick, other, compare_runs(sick, other), width=width) == snapshot
 
 
 @pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
 def test_fits_and_obeys_nobody(name: str, runs: dict[str, Path]) -> None:
     run = summarise(read_run(runs[name]))
-    both = compare(run, run)
+    both = compare_runs(run, run)
     for width in (60, 80, 120, 200):
-        for text in (to_text(run, list(STATISTICS), width=width), comparison_text(run, run, both, width=width)):
+        for text in (
+            to_text(run, list(STATISTIC_BY_COLUMN), width=width),
+            comparison_text(run, run, both, width=width),
+        ):
             assert max(cell_len(line) for line in text.splitlines()) <= width
             assert text.replace("\n", "").isprintable()
     assert all(plain(site.label) in to_text(run, ["max_logit"], width=120) for site in run.sites)
@@ -59,7 +62,10 @@ def test_colours_are_of_a_terminal_alone(sick: Summary) -> None:
 def test_of_many_alarms_the_worst_are_shown_and_the_rest_counted(sick: Summary) -> None:
     many = dataclasses.replace(sick, alarms=sick.alarms * 10)
     text = to_text(many, COLUMNS, width=120)
-    assert f"the worst {MOST_ALARMS}, and of these the newest; {len(many.alarms) - MOST_ALARMS} more" in text
+    assert (
+        f"the worst {MOST_ALARMS_PRINTED}, and of these the newest; {len(many.alarms) - MOST_ALARMS_PRINTED} more"
+        in text
+    )
     severities = [line.split()[0] for line in text.splitlines() if line.startswith("  ") and " step " in line]
     assert sorted(severities) == ["critical"] * 10 + ["fail"] * 2
     assert text.count("source: a report") == 1
@@ -106,8 +112,8 @@ ENGLISH = (
 def test_chinese_leaves_no_english_words(name: str, runs: dict[str, Path]) -> None:
     run = summarise(read_run(runs[name]))
     texts = (
-        to_text(run, list(STATISTICS), width=160, language="zh"),
-        comparison_text(run, run, compare(run, run), width=160, language="zh"),
+        to_text(run, list(STATISTIC_BY_COLUMN), width=160, language="zh"),
+        comparison_text(run, run, compare_runs(run, run), width=160, language="zh"),
     )
     for text in texts:
         assert max(cell_len(line) for line in text.splitlines()) <= 160

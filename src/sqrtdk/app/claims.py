@@ -10,25 +10,25 @@ from markupsafe import Markup
 from sqrtdk._language import Language
 from sqrtdk.app.figures import drawing
 from sqrtdk.app.settings import RefusedValueError
-from sqrtdk.app.tables import Cell, headline, lead, notice, shown, table
+from sqrtdk.app.tables import Cell, escaped, html_table, lead, notice, result_headline
 from sqrtdk.lab import CLAIMS
 from sqrtdk.lab.claim import Claim, spelled
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import run_claim
-from sqrtdk.messages import Message, said, say, word
+from sqrtdk.messages import Message, in_language, said, word
 from sqrtdk.report import markup
-from sqrtdk.report.lab_page import MET, number
+from sqrtdk.report.lab_page import MET, format_measured
 
 _STATEMENT = 76  # longest statement in the list, in Latin characters
-TONES = {"holds": "good", "fails": "bad"}
+ANSWER_TONES = {"holds": "good", "fails": "bad"}
 
 
-def options(language: Language) -> list[tuple[str, str]]:
+def claim_choices(language: Language) -> list[tuple[str, str]]:
     """Return the claims by group as (label, id); the label has the id, the shortened statement and the group."""
     most = _STATEMENT // 2 if language == "zh" else _STATEMENT  # a Chinese character is as wide as two
 
     def label(claim: Claim) -> str:
-        statement = _shortened(say(claim.statement, language), most)
+        statement = _shortened(in_language(claim.statement, language), most)
         return f"{claim.id} · {statement} · {word(f'lab.group.{claim.group}', language)}"
 
     return [(label(claim), claim.id) for claim in CLAIMS.values()]
@@ -43,18 +43,18 @@ def claim_html(name: str, language: Language) -> Markup:
     claim = _find(name)
     return Markup("").join(
         [
-            Markup('<h3 class="result"><span>{}</span></h3>').format(shown(claim.id)),
-            lead(say(claim.statement, language)),
+            Markup('<h3 class="result"><span>{}</span></h3>').format(escaped(claim.id)),
+            lead(in_language(claim.statement, language)),
             _formula(claim.formula),
-            _titled(word("app.claim.method", language), say(claim.method, language)),
-            _titled(word("app.claim.control", language), say(claim.control, language)),
+            _titled(word("app.claim.method", language), in_language(claim.method, language)),
+            _titled(word("app.claim.control", language), in_language(claim.control, language)),
             _sources(claim.sources, language),
         ]
     )
 
 
 @functools.lru_cache(maxsize=64)
-def measured(name: str) -> Record:
+def quick_record(name: str) -> Record:
     """Return the record of a claim's quick run, which is measured once in the life of the server.
 
     Raises:
@@ -66,28 +66,28 @@ def measured(name: str) -> Record:
 def record_html(record: Record, language: Language) -> Markup:
     """Return a measured claim: verdict and condition, explanation, parts and plots."""
     verdict = record.outcome.verdict
-    tone = TONES.get(verdict.answer, "doubtful")
+    tone = ANSWER_TONES.get(verdict.answer, "doubtful")
     rows: list[tuple[Cell, ...]] = [
-        (say(part.text, language), word(f"lab.part.{MET[part.met]}", language)) for part in verdict.findings
+        (in_language(part.text, language), word(f"lab.part.{MET[part.met]}", language)) for part in verdict.findings
     ]
     head = [word(f"app.column.{name}", language) for name in ("part", "answer")]
-    how = word("app.claim.run", language, seed=record.seed, seconds=number(round(record.duration_s, 1)))
+    how = word("app.claim.run", language, seed=record.seed, seconds=format_measured(round(record.duration_s, 1)))
     doubt = Markup("") if record.sound else notice(word("app.claim.unsound", language))
     on = Markup("")
     if record.condition is not None:
-        on = _titled(word("app.claim.condition", language), say(record.condition, language))
+        on = _titled(word("app.claim.condition", language), in_language(record.condition, language))
     return Markup("").join(
         [
-            headline(word(f"lab.answer.{verdict.answer}", language), tone, record.id),
+            result_headline(word(f"lab.answer.{verdict.answer}", language), tone, record.id),
             on,
             doubt,
-            lead(say(record.statement, language)),
-            lead(say(record.why, language)),
-            table(word("app.claim.parts", language), head, rows),
+            lead(in_language(record.statement, language)),
+            lead(in_language(record.why, language)),
+            html_table(word("app.claim.parts", language), head, rows),
             Markup('<div class="plots">{}</div>').format(_plots(record, language)),
             _formula(record.formula),
-            _titled(word("app.claim.method", language), say(record.method, language)),
-            _titled(word("app.claim.control", language), say(record.control_method, language)),
+            _titled(word("app.claim.method", language), in_language(record.method, language)),
+            _titled(word("app.claim.control", language), in_language(record.control_method, language)),
             _sources(record.sources, language),
             lead(how),
         ]
@@ -110,7 +110,7 @@ def _find(name: str) -> Claim:
 
 def _formula(latex: str) -> Markup:
     drawn = markup.math(latex)
-    return Markup('<div class="formula wide" tabindex="0">{}</div>').format(shown(latex) if drawn is None else drawn)
+    return Markup('<div class="formula wide" tabindex="0">{}</div>').format(escaped(latex) if drawn is None else drawn)
 
 
 def _sources(sources: Iterable[str], language: Language) -> Markup:
@@ -121,7 +121,7 @@ def _sources(sources: Iterable[str], language: Language) -> Markup:
 
 
 def _titled(title: str, text: str) -> Markup:
-    return Markup("<p><b>{}</b> {}</p>").format(shown(title), shown(text))
+    return Markup("<p><b>{}</b> {}</p>").format(escaped(title), escaped(text))
 
 
 def _plots(record: Record, language: Language) -> Markup:
@@ -130,7 +130,7 @@ def _plots(record: Record, language: Language) -> Markup:
         prefix = f"claim-{index}"
         parts.append(
             Markup('<figure class="plot">{}<figcaption id="{}-caption">{}</figcaption></figure>').format(
-                drawing(plot, prefix, language), prefix, shown(say(plot.caption, language))
+                drawing(plot, prefix, language), prefix, escaped(in_language(plot.caption, language))
             )
         )
     return Markup("").join(parts)

@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from sqrtdk._language import Language
 from sqrtdk.app import sample
-from sqrtdk.app.settings import CONTROLS, Settings
-from sqrtdk.lab.figures import Axis, Plot, Series, curve
+from sqrtdk.app.settings import CONTROLS, ExplorerSettings
+from sqrtdk.lab.figures import Axis, Plot, Series, curve_series
 from sqrtdk.messages import Text, word
 from sqrtdk.report import markup
-from sqrtdk.report.axes import empty
+from sqrtdk.report.axes import shows_nothing
 from sqrtdk.report.plots import to_svg
 from sqrtdk.stats import RowSummary
 from sqrtdk.theory import largest_finite, spacing
@@ -30,7 +30,7 @@ _PEN = threading.Lock()  # held while drawing: matplotlib's settings are global
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ExplorerFigure:
     """One figure.
 
     Attributes:
@@ -50,9 +50,9 @@ def _plot(
     return Plot(name, _NO_CAPTION, x, y, series, *axes, lines)
 
 
-def logits(settings: Settings) -> Figure:
+def draw_logits(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the histogram of the logits and the exact density for Gaussian components."""
-    histogram = sample.logits(settings).logit_histogram[0]
+    histogram = sample.logit_statistics(settings).logit_histogram[0]
     bins = len(histogram.counts)
     width = (histogram.high - histogram.low) / bins
     edges = [histogram.low + width * index for index in range(bins + 1)]
@@ -63,28 +63,33 @@ def logits(settings: Settings) -> Figure:
     measured = [count / total / width for count in histogram.counts] if width else []
     expected = [theory.probability_within(low, high) / width for low, high in ends] if width else []
     series = (
-        curve("", middles[: len(measured)], measured, style="points"),
-        curve("", middles[: len(expected)], expected),
+        curve_series("", middles[: len(measured)], measured, style="points"),
+        curve_series("", middles[: len(expected)], expected),
     )
     plot = _plot("logits", "$z$", "$p(z)$", series, ("linear", "linear"), ())
-    return Figure(plot, (("dots", 0, "app.legend.measured"), ("line", 1, _theory(settings))))
+    return ExplorerFigure(plot, (("dots", 0, "app.legend.measured"), ("line", 1, _theory(settings))))
 
 
-def weights(settings: Settings) -> Figure:
+def draw_weights(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the weights of three rows, each sorted from the largest to the smallest."""
-    rows = sample.weights(settings)
+    rows = sample.sorted_weights(settings)
     ranks = range(1, settings.keys + 1)
-    series = tuple(curve("", ranks, row, style="line") for row in rows)
+    series = tuple(curve_series("", ranks, row, style="line") for row in rows)
     lines = (("$1/n$", 1.0 / settings.keys),)
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
     # on a log axis zeros are left out, so the note has to say that one key has all the weight
     alone = all(row[0] == 1 and not any(row[1:]) for row in rows)
-    return Figure(plot, (("line", 0, "app.legend.rows"),), "app.note.one_key" if alone else "")
+    return ExplorerFigure(plot, (("line", 0, "app.legend.rows"),), "app.note.one_key" if alone else "")
 
 
 def _over_dims(
-    name: str, y: str, settings: Settings, of: Callable[[sample.AtDim], RowSummary], expected: int | None, axis: Axis
-) -> Figure:
+    name: str,
+    y: str,
+    settings: ExplorerSettings,
+    of: Callable[[sample.AtDim], RowSummary],
+    expected: int | None,
+    axis: Axis,
+) -> ExplorerFigure:
     """Draw a statistic over d_k: its mean, its 5% to 95% range over rows, and the theory for Gaussian logits."""
     found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
     x = tuple(float(one.d_k) for one in found)
@@ -94,34 +99,34 @@ def _over_dims(
     series = [Series("", x, middle, low, high, "line")]
     legend: list[tuple[Mark, int, str]] = [("line", 0, "app.legend.mean")]
     if expected is not None:
-        series.append(curve("", x, [one.expected[expected] for one in found], style="dashed"))
+        series.append(curve_series("", x, [one.expected[expected] for one in found], style="dashed"))
         legend.append(("dashes", _GREY, _theory(settings)))
     here = found[x.index(float(settings.d_k))]
-    series.append(curve("", [here.d_k], [of(here).mean[0]], style="points"))
+    series.append(curve_series("", [here.d_k], [of(here).mean[0]], style="points"))
     legend.append(("dots", 1, "app.legend.here"))
-    return Figure(_plot(name, "$d_k$", y, tuple(series), ("log", axis), ()), tuple(legend))
+    return ExplorerFigure(_plot(name, "$d_k$", y, tuple(series), ("log", axis), ()), tuple(legend))
 
 
-def entropy(settings: Settings) -> Figure:
+def draw_entropy(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the entropy (nats) over d_k."""
     return _over_dims("entropy", "$H$ / nat", settings, lambda one: one.entropy, 0, "linear")
 
 
-def peak(settings: Settings) -> Figure:
+def draw_peak(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the largest weight over d_k."""
     return _over_dims("peak", r"$\max_i\, p_i$", settings, lambda one: one.peak, 1, "linear")
 
 
-def jacobian(settings: Settings) -> Figure:
+def draw_jacobian(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the norm of the softmax Jacobian over d_k: root mean square and median over rows."""
     found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
     x = [one.d_k for one in found]
     here = found[x.index(settings.d_k)]
     series = (
-        curve("", x, [one.jacobian.mean[0] ** 0.5 for one in found], style="line"),
-        curve("", x, [one.jacobian.quantiles[0.5][0] ** 0.5 for one in found], style="line"),
-        curve("", [here.d_k], [here.jacobian.mean[0] ** 0.5], style="points"),
-        curve("", x, [one.expected[2] for one in found], style="dashed"),
+        curve_series("", x, [one.jacobian.mean[0] ** 0.5 for one in found], style="line"),
+        curve_series("", x, [one.jacobian.quantiles[0.5][0] ** 0.5 for one in found], style="line"),
+        curve_series("", [here.d_k], [here.jacobian.mean[0] ** 0.5], style="points"),
+        curve_series("", x, [one.expected[2] for one in found], style="dashed"),
     )
     plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "linear"), ())
     legend: tuple[tuple[Mark, int, str], ...] = (
@@ -130,94 +135,100 @@ def jacobian(settings: Settings) -> Figure:
         ("dashes", _GREY, _theory(settings)),
         ("dots", 2, "app.legend.here"),
     )
-    return Figure(plot, legend)
+    return ExplorerFigure(plot, legend)
 
 
-def gradient(settings: Settings) -> Figure:
+def gradient(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the norm of dL/dq over d_k, as quantiles over rows."""
     found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
     x = [one.d_k for one in found]
     shares = (0.95, 0.5, 0.05)
-    series = tuple(curve("", x, [one.gradient.quantiles[share][0] for one in found], style="line") for share in shares)
+    series = tuple(
+        curve_series("", x, [one.gradient.quantiles[share][0] for one in found], style="line") for share in shares
+    )
     y = r"$\Vert \partial L / \partial q \Vert$"
     names = ("app.legend.high", "app.legend.median", "app.legend.low")
-    return Figure(
+    return ExplorerFigure(
         _plot("gradient", "$d_k$", y, series, ("log", "log"), ()),
         tuple(("line", index, name) for index, name in enumerate(names)),
     )
 
 
-def of_range(settings: Settings) -> Settings:
+def of_range(settings: ExplorerSettings) -> ExplorerSettings:
     """Return the settings with defaults for everything that a range forecast ignores, so that its cache hits more."""
     plain = {"components": "normal", "softcap": None, "dtype": CONTROLS["dtype"].default, "seed": 0}
     return replace(settings, **plain)  # type: ignore[arg-type]
 
 
-def _largest(settings: Settings, before: bool) -> list[tuple[int, float]]:
+def _largest(settings: ExplorerSettings, before: bool) -> list[tuple[int, float]]:
     """Return (d_k, largest product expected) for a few d_k, including the chosen one."""
     asked = of_range(settings)
     places = sorted({*sample.RANGE_DIMS, settings.d_k})
     return [(d_k, sample.forecast(asked, d_k, HALVES[0], before).expected_max) for d_k in places]
 
 
-def dtype_range(settings: Settings) -> Figure:
+def dtype_range(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the largest product expected among n^2 pairs over d_k, with the limit of fp16."""
     places = [zip(*_largest(settings, before), strict=True) for before in (False, True)]
     (x, after), (_, first) = places
     limit = [largest_finite("float16")] * len(x)
-    series = (curve("", x, after, style="line"), curve("", x, first, style="line"), curve("", x, limit, style="dashed"))
+    series = (
+        curve_series("", x, after, style="line"),
+        curve_series("", x, first, style="line"),
+        curve_series("", x, limit, style="dashed"),
+    )
     legend: tuple[tuple[Mark, int, str], ...] = (
         ("line", 0, "app.legend.after"),
         ("line", 1, "app.legend.before"),
         ("dashes", _GREY, "app.legend.limit"),
     )
-    return Figure(_plot("range", "$d_k$", r"$\max\, |q \cdot k|$", series, ("log", "log"), ()), legend)
+    return ExplorerFigure(_plot("range", "$d_k$", r"$\max\, |q \cdot k|$", series, ("log", "log"), ()), legend)
 
 
-def step(settings: Settings) -> Figure:
+def draw_step(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the spacing of fp16 and bf16 numbers at the largest product, over d_k."""
     series, legend = [], []
     for before, mark in ((False, "line"), (True, "dashes")):
         for colour, dtype in enumerate(HALVES):
             x, largest = zip(*_largest(settings, before), strict=True)
             steps = [spacing(value, dtype) for value in largest]
-            series.append(curve("", x, steps, style="dashed" if before else "line"))
+            series.append(curve_series("", x, steps, style="dashed" if before else "line"))
             legend.append((cast(Mark, mark), colour, f"app.legend.{dtype}_{'before' if before else 'after'}"))
-    return Figure(_plot("step", "$d_k$", r"$\Delta z$", tuple(series), ("log", "log"), ()), tuple(legend))
+    return ExplorerFigure(_plot("step", "$d_k$", r"$\Delta z$", tuple(series), ("log", "log"), ()), tuple(legend))
 
 
-def _theory(settings: Settings) -> str:
+def _theory(settings: ExplorerSettings) -> str:
     """Return the id of the legend's text for the theory's curve, which must say that the theory knows no softcap."""
     return "app.legend.theory" if settings.softcap is None else "app.legend.uncapped"
 
 
-FIGURES: Mapping[str, Callable[[Settings], Figure]] = {
-    "logits": logits,
-    "weights": weights,
-    "entropy": entropy,
-    "peak": peak,
-    "jacobian": jacobian,
+EXPLORER_FIGURES: Mapping[str, Callable[[ExplorerSettings], ExplorerFigure]] = {
+    "logits": draw_logits,
+    "weights": draw_weights,
+    "entropy": draw_entropy,
+    "peak": draw_peak,
+    "jacobian": draw_jacobian,
     "gradient": gradient,
     "range": dtype_range,
-    "step": step,
+    "step": draw_step,
 }
 
 
 @functools.lru_cache(maxsize=256)
-def svg(plot: Plot, prefix: str) -> Markup:
+def figure_svg(plot: Plot, prefix: str) -> Markup:
     """Return a plot as an element of the page, labelled by its caption."""
     with _PEN:
-        return markup.svg(to_svg(plot), f"{prefix}.", f"{prefix}-caption")
+        return markup.plot_svg(to_svg(plot), f"{prefix}.", f"{prefix}-caption")
 
 
 def drawing(plot: Plot, prefix: str, language: Language) -> Markup:
     """Return a plot as an element of the page, or a sentence that there is nothing to show."""
-    if empty(plot):
+    if shows_nothing(plot):
         return Markup('<p class="empty">{}</p>').format(word("app.figure.empty", language))
-    return svg(plot, prefix)
+    return figure_svg(plot, prefix)
 
 
-def to_html(name: str, figure: Figure, language: Language) -> Markup:
+def to_html(name: str, figure: ExplorerFigure, language: Language) -> Markup:
     """Return a figure with title, legend and caption."""
     entries = Markup("").join(
         Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, word(key, language))

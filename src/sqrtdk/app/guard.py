@@ -25,15 +25,15 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Functions = Mapping[str, Mapping[int, int]]  # language -> number of a function -> number of its inputs
 
 LARGEST_BODY = 2**20  # bytes: the page sends a dozen short values
-_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"  # no "..", so no path leads upwards
+_SAFE_PATH = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"  # no "..", so no path leads upwards
 _PATHS = {  # all paths that the page requests: our own, then Gradio's for each language
     "GET": (
         r"/",
         r"/manifest\.json",
         r"/favicon\.ico",
         r"/(en|zh)/?",
-        rf"/(en|zh)/assets/{_NAME}",
-        rf"/(en|zh)/static/{_NAME}(/{_NAME})*",
+        rf"/(en|zh)/assets/{_SAFE_PATH}",
+        rf"/(en|zh)/static/{_SAFE_PATH}(/{_SAFE_PATH})*",
         r"/(en|zh)/(config|theme\.css)",
         r"/(en|zh)/gradio_api/(info|queue/data|startup-events)",
         r"/(en|zh)/gradio_api/heartbeat/[a-z0-9]+",
@@ -42,13 +42,13 @@ _PATHS = {  # all paths that the page requests: our own, then Gradio's for each 
     "POST": (r"/(en|zh)/gradio_api/(queue/join|cancel|reset)",),
 }
 _ALLOWED = {method: re.compile("|".join(f"(?:{path})" for path in paths)) for method, paths in _PATHS.items()}
-_FIELDS: Mapping[str, Mapping[str, type]] = {  # required fields of posted bodies
+_BODY_FIELDS: Mapping[str, Mapping[str, type]] = {  # required fields of posted bodies
     "join": {"data": list, "fn_index": int, "session_hash": str},
     "cancel": {"event_id": str, "fn_index": int, "session_hash": str},
     "reset": {"event_id": str},
 }
-_KINDS = {list: "list", int: "whole number", str: "text"}
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{0,64}")  # Gradio's names of sessions and events
+_TYPE_NAMES = {list: "list", int: "whole number", str: "text"}
+_SESSION_TOKEN = re.compile(r"[A-Za-z0-9_-]{0,64}")  # Gradio's names of sessions and events
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -146,10 +146,10 @@ class Guard:
         if not isinstance(document, dict):
             return "it is no object"
         language, call = path.split("/")[1], path.rpartition("/")[2]
-        for name, kind in _FIELDS[call].items():
+        for name, kind in _BODY_FIELDS[call].items():
             if type(document.get(name)) is not kind:
-                return f"{name} is no {_KINDS[kind]}"
-        if any(isinstance(value, str) and not _TOKEN.fullmatch(value) for name, value in document.items()):
+                return f"{name} is no {_TYPE_NAMES[kind]}"
+        if any(isinstance(value, str) and not _SESSION_TOKEN.fullmatch(value) for name, value in document.items()):
             return "a name in it is too long, or has other characters than letters and digits"
         if call != "join":
             return ""

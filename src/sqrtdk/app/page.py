@@ -12,12 +12,20 @@ from markupsafe import Markup
 from sqrtdk import _extras
 from sqrtdk._language import Language
 from sqrtdk.app import claims, figures, tables
-from sqrtdk.app.settings import CONTROLS, RULES, RefusedValueError, Settings, address, parse, texts
+from sqrtdk.app.settings import (
+    CONTROL_BY_RULE,
+    CONTROLS,
+    ExplorerSettings,
+    RefusedValueError,
+    address,
+    parse_settings,
+    texts,
+)
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.lab import CLAIMS
 from sqrtdk.messages import named, said, word
 
-LANGUAGES: tuple[Language, ...] = get_args(Language)
+LANGUAGE_CHOICES: tuple[Language, ...] = get_args(Language)
 TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
 _TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
 _TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # Gradio's templates interpret these
@@ -48,7 +56,7 @@ addEventListener("keydown", (event) => {
 }, true);"""
 
 
-def look(language: Language) -> dict[str, Any]:
+def page_look(language: Language) -> dict[str, Any]:
     """Return theme, style and head of the page: system fonts, and the page's language announced to the browser."""
     themes = _extras.load_extra("gradio.themes", "app")
     font = _extras.load_extra("gradio.themes.utils.fonts", "app").Font
@@ -67,7 +75,7 @@ def look(language: Language) -> dict[str, Any]:
     return {"theme": theme, "css": css, "head": head}
 
 
-def build(language: Language) -> Any:
+def build_page(language: Language) -> Any:
     """Return the page in one language as Gradio Blocks."""
     gradio = _extras.load_extra("gradio", "app")
     with gradio.Blocks(title=word("app.page.title", language), analytics_enabled=False) as blocks:
@@ -96,7 +104,7 @@ def _refused(error: SqrtdkError, language: Language) -> str:
 
 
 def _header(gradio: Any, language: Language) -> None:
-    (other,) = (one for one in LANGUAGES if one != language)
+    (other,) = (one for one in LANGUAGE_CHOICES if one != language)
     link = Markup('<a class="language" href="/{}/" lang="{}" hreflang="{}">{}</a>').format(
         other, TAGS[other], TAGS[other], word("app.page.language", language)
     )
@@ -141,23 +149,23 @@ def _explore(gradio: Any, blocks: Any, language: Language) -> None:
             with gradio.Row(elem_id="figures", equal_height=False):
                 slots = {
                     name: gradio.HTML(elem_id=f"slot-{name}", min_width=320, js_on_load=None)
-                    for name in figures.FIGURES
+                    for name in figures.EXPLORER_FIGURES
                 }
             ranges = gradio.HTML(elem_id="ranges", js_on_load=None)
     newest: dict[str, object] = {}  # each reader's latest request; an older drawing stops when it sees a newer one
 
-    def drawn(settings: Settings) -> Iterator[dict[Any, str]]:
+    def drawn(settings: ExplorerSettings) -> Iterator[dict[Any, str]]:
         query = Markup('<span id="address" hidden data-query="{}"></span>').format(address(settings))
         yield {message: "", numbers: _html(tables.at_a_glance(settings, language) + query)}
-        for name, make in figures.FIGURES.items():
+        for name, make in figures.EXPLORER_FIGURES.items():
             yield {slots[name]: _html(figures.to_html(name, make(settings), language))}
-        yield {ranges: _html(tables.ranges(settings, language))}
+        yield {ranges: _html(tables.range_forecast_table(settings, language))}
 
     def show(request: Any, *typed: object) -> Iterator[dict[Any, str]]:
         reader, mine = str(request.session_hash), object()
         newest[reader] = mine
         try:
-            for part in drawn(parse(dict(zip(CONTROLS, typed, strict=True)))):
+            for part in drawn(parse_settings(dict(zip(CONTROLS, typed, strict=True)))):
                 if newest.get(reader) is not mine:
                     return
                 yield part
@@ -173,9 +181,9 @@ def _explore(gradio: Any, blocks: Any, language: Language) -> None:
     def opened(request: Any) -> dict[Any, Any]:
         try:
             typed = {name: request.query_params[name] for name in CONTROLS if name in request.query_params}
-            settings, told = parse(typed), ""
+            settings, told = parse_settings(typed), ""
         except RefusedValueError as error:
-            settings = parse({})
+            settings = parse_settings({})
             told = _html(
                 tables.notice(word("app.error.address", language, said=error_text(error, language)), "doubtful")
             )
@@ -186,7 +194,7 @@ def _explore(gradio: Any, blocks: Any, language: Language) -> None:
     opened.__annotations__["request"] = gradio.Request
 
     def adapt(rule: str) -> Any:
-        return _parameter(gradio, parse({"rule": rule}), language)
+        return _parameter(gradio, parse_settings({"rule": rule}), language)
 
     outputs = [message, numbers, ranges, *slots.values()]
     drawing: dict[str, Any] = {
@@ -208,9 +216,9 @@ def _explore(gradio: Any, blocks: Any, language: Language) -> None:
     turned.then(**drawing, **unlisted).then(**remember)
 
 
-def _parameter(gradio: Any, settings: Settings, language: Language) -> Any:
+def _parameter(gradio: Any, settings: ExplorerSettings, language: Language) -> Any:
     """Return the update of the parameter's control, which is hidden if the rule has no parameter."""
-    of_rule = RULES[settings.rule]
+    of_rule = CONTROL_BY_RULE[settings.rule]
     if of_rule is None:
         return gradio.update(visible=False, value="none")
     label = word(f"app.parameter.{settings.rule}", language)
@@ -223,7 +231,7 @@ def _claims(gradio: Any, language: Language) -> None:
     with gradio.Row():
         first = next(iter(CLAIMS))
         chosen = gradio.Dropdown(
-            claims.options(language),
+            claims.claim_choices(language),
             value=first,
             label=word("app.claim.choose", language),
             elem_id="claim",
@@ -243,7 +251,7 @@ def _claims(gradio: Any, language: Language) -> None:
 
     def measure(name: str) -> str:
         try:
-            return _html(claims.record_html(claims.measured(name), language))
+            return _html(claims.record_html(claims.quick_record(name), language))
         except SqrtdkError as error:
             return _refused(error, language)
 

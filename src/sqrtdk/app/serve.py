@@ -18,7 +18,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 
 LOOPBACK = "127.0.0.1"
-_EXTRA = "app"
+_APP_EXTRA = "app"
 _QUIET = {  # Gradio reads these when it is imported: no analytics, no sharing, no files
     "GRADIO_ANALYTICS_ENABLED": "False",
     "GRADIO_RUN_HISTORY": "False",
@@ -46,8 +46,8 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="sqrtdk-app-", ignore_cleanup_errors=True) as folder:
         os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": folder})
-        uvicorn = _extras.load_extra("uvicorn", _EXTRA)
-        _extras.load_extra("gradio", _EXTRA)
+        uvicorn = _extras.load_extra("uvicorn", _APP_EXTRA)
+        _extras.load_extra("gradio", _APP_EXTRA)
         with _listening(port) as listener:
             port = listener.getsockname()[1]
             app = application(port, Path(folder))
@@ -64,10 +64,10 @@ def application(port: int, folder: Path) -> App:
         port: port that it is served on.
         folder: temporary folder, removed when the server ends.
     """
-    from sqrtdk.app.page import LANGUAGES, build, look
+    from sqrtdk.app.page import LANGUAGE_CHOICES, build_page, page_look
 
-    fastapi, gradio = _extras.load_extra("fastapi", _EXTRA), _extras.load_extra("gradio", _EXTRA)
-    responses = _extras.load_extra("fastapi.responses", _EXTRA)
+    fastapi, gradio = _extras.load_extra("fastapi", _APP_EXTRA), _extras.load_extra("gradio", _APP_EXTRA)
+    responses = _extras.load_extra("fastapi.responses", _APP_EXTRA)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -88,8 +88,8 @@ def application(port: int, folder: Path) -> App:
     app.router.add_route("/manifest.json", nothing, methods=["GET"])
     app.router.add_route("/favicon.ico", nothing, methods=["GET"])
     functions: dict[str, dict[int, int]] = {}
-    for language in LANGUAGES:
-        page = build(language)
+    for language in LANGUAGE_CHOICES:
+        page = build_page(language)
         functions[language] = {number: len(called.inputs) for number, called in page.fns.items()}
         gradio.mount_gradio_app(
             app,
@@ -107,7 +107,7 @@ def application(port: int, folder: Path) -> App:
             enable_monitoring=False,
             pwa=False,
             mcp_server=False,
-            **look(language),
+            **page_look(language),
         )
     return Guard(app, (f"{LOOPBACK}:{port}", f"localhost:{port}"), functions)
 

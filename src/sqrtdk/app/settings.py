@@ -11,7 +11,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.scales import SCALES, ScaleRule
 
-LONGEST = 40  # characters of a value; no number needs more
+LONGEST_VALUE = 40  # characters of a value; no number needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Control:
     none: bool = False
 
 
-RULES: Mapping[str, Control | None] = {  # name in `sqrtdk.scales.SCALES` -> control of its parameter
+CONTROL_BY_RULE: Mapping[str, Control | None] = {  # name in `sqrtdk.scales.SCALES` -> control of its parameter
     "sqrt_dk": None,
     "none": None,
     "dk": Control("1", ("1", "4", "8", "16"), 1e-3, 1e4),
@@ -53,7 +53,7 @@ CONTROLS: Mapping[str, Control] = {
     "components": Control("normal", ("normal", "uniform", "signs", "Laplace")),
     "query_variance": Control("1", _VARIANCES, 1e-6, 1e6),
     "key_variance": Control("1", _VARIANCES, 1e-6, 1e6),
-    "rule": Control("sqrt_dk", tuple(RULES)),
+    "rule": Control("sqrt_dk", tuple(CONTROL_BY_RULE)),
     "parameter": Control("none", ("none",), -1e4, 1e4, none=True),
     "temperature": Control("1", ("0.1", "0.25", "0.5", "1", "2", "4", "10"), 1e-3, 1e3),
     "softcap": Control("none", ("none", "5", "10", "20", "30", "50"), 0.1, 1e4, none=True),
@@ -63,7 +63,7 @@ CONTROLS: Mapping[str, Control] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExplorerSettings:
     """The chosen values; see `CONTROLS`."""
 
     d_k: int
@@ -95,26 +95,26 @@ def _refused(control: str, why: Message) -> RefusedValueError:
     return RefusedValueError(Message("app.error.control", name=Message(f"app.control.{control}"), said=why))
 
 
-def parse(typed: Mapping[str, object]) -> Settings:
+def parse_settings(typed: Mapping[str, object]) -> ExplorerSettings:
     """Return the settings for typed values; a missing value has its default.
 
     Raises:
         RefusedValueError: a value is not a number, out of range, or not offered.
 
     Example:
-        >>> parse({"d_k": "128", "rule": "fixed"}).parameter
+        >>> parse_settings({"d_k": "128", "rule": "fixed"}).parameter
         0.125
     """
     rule = str(_read("rule", CONTROLS["rule"], typed))
     values: dict[str, object] = {
         name: _read(name, control, typed) for name, control in CONTROLS.items() if name != "parameter"
     }
-    of_rule = RULES[rule]
+    of_rule = CONTROL_BY_RULE[rule]
     given = str(typed.get("parameter", "none")).strip()
     # rules without a parameter leave "none" in the field: the next rule then takes its default
     wanted = {} if given in ("", "none") else {"parameter": given}
     values["parameter"] = None if of_rule is None else _read("parameter", of_rule, wanted)
-    return Settings(**values)  # type: ignore[arg-type]
+    return ExplorerSettings(**values)  # type: ignore[arg-type]
 
 
 def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int | float | None:
@@ -122,35 +122,35 @@ def _read(name: str, control: Control, typed: Mapping[str, object]) -> str | int
     if control.low is None:
         if text not in control.offered:
             raise _refused(
-                name, Message("app.error.choice", got=repr(text[:LONGEST]), offered=", ".join(control.offered))
+                name, Message("app.error.choice", got=repr(text[:LONGEST_VALUE]), offered=", ".join(control.offered))
             )
         return text
     if control.none and text == "none":
         return None
     try:
-        number = float(text) if len(text) <= LONGEST and text.isascii() else math.nan
+        number = float(text) if len(text) <= LONGEST_VALUE and text.isascii() else math.nan
     except ValueError:
         number = math.nan
     whole = not control.whole or number.is_integer()
     if not (control.low <= number <= control.high and whole):  # false for NaN too
         kind = "whole" if control.whole else "number"
         low, high = f"{control.low:.10g}", f"{control.high:.10g}"
-        raise _refused(name, Message(f"app.error.{kind}", got=repr(text[:LONGEST]), low=low, high=high))
+        raise _refused(name, Message(f"app.error.{kind}", got=repr(text[:LONGEST_VALUE]), low=low, high=high))
     return int(number) if control.whole else number
 
 
-def address(settings: Settings) -> str:
+def address(settings: ExplorerSettings) -> str:
     """Return the query of the page's address that restores these settings, without values at their default.
 
     Example:
-        >>> address(parse({"d_k": "128", "softcap": "30"}))
+        >>> address(parse_settings({"d_k": "128", "softcap": "30"}))
         'd_k=128&softcap=30'
     """
     told = {field.name: getattr(settings, field.name) for field in fields(settings)}
     texts = {
         name: value if isinstance(value, str) else f"{value:.17g}" for name, value in told.items() if value is not None
     }
-    of_rule = RULES[settings.rule]
+    of_rule = CONTROL_BY_RULE[settings.rule]
     defaults = {name: control.default for name, control in CONTROLS.items()}
     if of_rule is not None:  # the parameter's default depends on the rule
         defaults["parameter"] = of_rule.default
@@ -165,7 +165,7 @@ def _short(text: str) -> str:
         return text
 
 
-def texts(settings: Settings) -> dict[str, str]:
+def texts(settings: ExplorerSettings) -> dict[str, str]:
     """Return the text of each control for these settings."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {name: "none" if value is None else _short(str(value)) for name, value in values.items()}

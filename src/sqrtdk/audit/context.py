@@ -14,8 +14,8 @@ from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import ONE_OF_SEVERAL, Finding, JudgedCall
 from sqrtdk.messages import Message
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 from sqrtdk.tracing.tape.nonfinite import Origin
 

@@ -26,7 +26,7 @@ from sqrtdk.audit.rules.unmeasured import UNMEASURED_SOURCE, not_read
 from sqrtdk.audit.tolerance import are_close, scales_of
 from sqrtdk.graphs.opening import NOTHING_DECLARED
 from sqrtdk.messages import Message, id_of
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
@@ -55,7 +55,7 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
         ModelError: The model can't be built, or none of its attentions can be read.
     """
     own = LoadOptions(static=True, seed=options.seed, trust_remote_code=options.trust_remote_code)
-    other = run_model(resolve(model, own), "own", seed=options.seed, compare="never")
+    other = run_model(resolve_model(model, own), "own", seed=options.seed, compare="never")
     pairs = _pairs(run.calls, other.calls)
     calls = tuple(
         judged if pair is None else _judged(judged, pair, model) for judged, pair in zip(run.calls, pairs, strict=True)

@@ -14,11 +14,10 @@ from sqrtdk.audit.guard import current, offers_choice, random_state, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.inputs import guess_inputs, without_numbers
-from sqrtdk.models.modules import refuse_odd
+from sqrtdk.models.modules import forward_arguments, refuse_odd
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import on_cpu_by_default
-from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.tape.graph import MOST_CONSTANT_ELEMENTS
 
 _HIDES = -1e3  # an additive mask hides a key by a number below this

@@ -53,7 +53,7 @@ def main() -> None:
     """Run the program `sqrtdk`, and end the process with its exit code."""
     open_closed_streams()
     try:
-        process.begin()
+        process.handle_interrupts()
         keep_streams()
         PlainMessages().__enter__()  # never exited: the model's threads, exit handlers and finalisers outlive this
         process.end(_exit_code())
@@ -71,8 +71,8 @@ def _exit_code() -> int:
     except OSError as error:  # typer itself writes help and --version to stdout
         drop_stdout()
         fail(unwritable(error))
-        return process.FAILED
+        return process.EXIT_FAILED
     except Exception as error:
         fail(error)
-        return process.FAILED
+        return process.EXIT_FAILED
     return code if isinstance(code, int) else 0  # a verb that ends without typer.Exit succeeded

@@ -25,7 +25,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="cli.baseline.model"
 BaselineFile = Annotated[Path, typer.Argument(metavar="FILE", help="cli.baseline.file")]
 
 
-def write(
+def write_baseline(
     model: Model,
     file: BaselineFile = Path(FILE),
     loading: options.Loading = options.DEFAULT_LOADING,
@@ -40,17 +40,17 @@ def write(
 
         _files.check_writable(file, force)  # before torch is imported and the model runs
         from sqrtdk.audit.baseline import ledger_of
-        from sqrtdk.cli.output import say, tell
+        from sqrtdk.cli.output import tell_reader, write_stderr
         from sqrtdk.report.baseline import ledger_line, to_file
         from sqrtdk.report.plain import plain
 
         kept = ledger_of(_checked(model, loading, laws, "never"))
         _files.write_text(file, to_file(kept), force)
-        tell(Message("progress.baseline", path=plain(str(file))))
-        say(ledger_line(kept, options.language(lang)))
+        tell_reader(Message("progress.baseline", path=plain(str(file))))
+        write_stderr(ledger_line(kept, options.language_of_choice(lang)))
 
 
-def check(
+def check_against_baseline(
     model: Model,
     file: BaselineFile = Path(FILE),
     loading: options.Loading = options.DEFAULT_LOADING,
@@ -71,31 +71,31 @@ def check(
         comment = options.file_or_stdout(markdown, json_ and output is None)
         _files.check_outputs((output, sarif, comment), force)  # before torch is imported and the model runs
         from sqrtdk.audit.baseline import compare_with_baseline, read_baseline
-        from sqrtdk.cli.output import colors, print_text, say, width, written
-        from sqrtdk.report.baseline import summary_line, to_json, to_markdown, to_text
+        from sqrtdk.cli.output import colors, print_text, say_written, width, write_stderr
+        from sqrtdk.report.baseline import baseline_summary_line, to_json, to_markdown, to_text
         from sqrtdk.report.sarif import to_sarif
 
         before = read_baseline(file)
         report = _checked(model, loading, laws, fail_on)
         comparison = compare_with_baseline(before, report, str(file))
-        language = options.language(lang)
+        language = options.language_of_choice(lang)
         wanted = [(output, to_json(comparison), "JSON")] if output is not None else []
         wanted += [(comment, to_markdown(comparison, language), "Markdown")] if comment is not None else []
         wanted += [(sarif, to_sarif(report), "SARIF")] if sarif is not None else []
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
-            written(kind, path)
+            say_written(kind, path)
         if (json_ and output is None) or markdown == options.STDOUT:
             print_text(to_markdown(comparison, language) if markdown == options.STDOUT else to_json(comparison))
-            say(summary_line(comparison, language))
+            write_stderr(baseline_summary_line(comparison, language))
         else:
             print_text(to_text(comparison, width=width(), color=colors(), language=language))
         code = comparison.exit_code
     raise typer.Exit(code)
 
 
-register(baseline, write)
-register(baseline, check)
+register(baseline, write_baseline, "write")
+register(baseline, check_against_baseline, "check")
 
 
 def _checked(model: str, loading: LoadOptions, laws: str | None, fail_on: str) -> CheckReport:

@@ -73,7 +73,7 @@ def check(
                 "--junit": junit, "--markdown": markdown, f"--fail-on {fail_on}": fail_on not in _OF_A_DIFF,
             }  # fmt: skip
             where, instead = Message("errors.options.as_diff"), f"sqrtdk diff {like} {model} --help"
-            options.refuse(unused, where, instead)
+            options.refuse_ignored(unused, where, instead)
         diff(  # ends with typer.Exit, so the audit below does not run
             like,
             model,
@@ -91,7 +91,7 @@ def check(
 
         comment = options.file_or_stdout(markdown, json_ and output is None)
         _files.check_outputs((output, html, sarif, junit, comment), force)  # before torch is imported
-        from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
+        from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working, write_stderr
 
         with working(Message("progress.checking", model=model)):
             from sqrtdk.models.names import check_name
@@ -110,7 +110,7 @@ def check(
             report = check_and_forecast(
                 model, loading, cache, laws=laws, fail_on=fail_on, command=command, like=like, run_graph=run_graph
             )
-            language = options.language(lang)
+            language = options.language_of_choice(lang)
             documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (
                 (output, lambda: to_json(report), "JSON"),
                 (html, lambda: to_html(report, lang), "HTML"),
@@ -121,10 +121,10 @@ def check(
             wanted = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
-            written(kind, path)
+            say_written(kind, path)
         if (json_ and output is None) or markdown == options.STDOUT:
             print_text(to_markdown(report, language) if markdown == options.STDOUT else to_json(report))
-            say(summary_line(report, language))
+            write_stderr(summary_line(report, language))
         else:
             print_text(to_text(report, width=width(), color=colors(), language=language))
         code = report.exit_code

@@ -10,7 +10,7 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import fail, reported
-from sqrtdk.cli.process import FAILED
+from sqrtdk.cli.process import EXIT_FAILED
 from sqrtdk.messages import Message
 from sqrtdk.models.options import LoadOptions
 
@@ -27,7 +27,7 @@ def configs(
     codes = {0}
     with reported(show_traceback):
         from sqrtdk._check import check_with
-        from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, tell, width
+        from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, tell_reader, width
         from sqrtdk.errors import SqrtdkError
         from sqrtdk.messages import word
         from sqrtdk.models.config import read_config_dict
@@ -35,17 +35,17 @@ def configs(
         from sqrtdk.report.plain import plain
         from sqrtdk.report.terminal import summary_line, to_text
 
-        language = options.language(lang)
+        language = options.language_of_choice(lang)
         for file in files:
             try:
                 if "model_type" not in read_config_dict(file):
-                    tell(Message("progress.no_model_type", file=plain(str(file))))
+                    tell_reader(Message("progress.no_model_type", file=plain(str(file))))
                     continue
                 report = check_with(str(file), None, LoadOptions(static=True), fail_on=fail_on)
             except SqrtdkError as error:
-                tell(Message("progress.not_checked", file=plain(str(file))))
+                tell_reader(Message("progress.not_checked", file=plain(str(file))))
                 fail(error, show_traceback)
-                codes.add(FAILED)
+                codes.add(EXIT_FAILED)
                 continue
             quiet = not report.exit_code and not report.unjudged
             told = plain(str(file)) + word("words.mark.colon", language) + summary_line(report, language)
@@ -73,7 +73,7 @@ def params(
     """Count the parameters of every attention of a target."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import announce, colors, print_text, width, working, written
+        from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working
         from sqrtdk.report.params import to_text
 
         _files.check_outputs((output,), force)
@@ -90,8 +90,8 @@ def params(
         text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
         if output is not None:
             _files.write_text(output, text, force)
-            written("JSON", output)
+            say_written("JSON", output)
         if json_ and output is None:
             print_text(text)
         else:
-            print_text(to_text(document, width=width(), color=colors(), language=options.language(lang)))
+            print_text(to_text(document, width=width(), color=colors(), language=options.language_of_choice(lang)))

@@ -78,7 +78,7 @@ def diff(
         from sqrtdk import _files
 
         _files.check_outputs((output, html), force)  # before torch is imported and the models run
-        from sqrtdk.cli.output import announce, colors, print_text, say, width, working, written
+        from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working, write_stderr
 
         with working(Message("progress.comparing", a=a, b=b)):
             from sqrtdk.models.names import check_name
@@ -88,7 +88,7 @@ def diff(
                     check_name(model, own or loading.revision, announce)
             from sqrtdk.compare.diff import diff_with
             from sqrtdk.compare.sides import options_of_sides
-            from sqrtdk.report.diff import summary_line, to_text
+            from sqrtdk.report.diff import diff_summary_line, to_text
             from sqrtdk.report.diff_html import to_html
             from sqrtdk.report.diff_json import to_json
 
@@ -108,11 +108,11 @@ def diff(
             wanted = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
         for path, document, kind in wanted:
             _files.write_text(path, document, force)
-            written(kind, path)
+            say_written(kind, path)
         if json_ and output is None:
             print_text(to_json(report))
-            say(summary_line(report, options.language(lang)))
+            write_stderr(diff_summary_line(report, options.language_of_choice(lang)))
         else:
-            print_text(to_text(report, width=width(), color=colors(), language=options.language(lang)))
+            print_text(to_text(report, width=width(), color=colors(), language=options.language_of_choice(lang)))
         code = report.exit_code
     raise typer.Exit(code)

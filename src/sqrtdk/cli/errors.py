@@ -20,14 +20,14 @@ from typing import Any, TextIO
 import typer
 
 from sqrtdk.cli.help import HelpfulGroup
-from sqrtdk.cli.output import say, spoken, tell
-from sqrtdk.cli.process import FAILED, INTERRUPTED, interrupted, swallowed
+from sqrtdk.cli.output import spoken, tell_reader, write_stderr
+from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, interrupted, swallowed
 from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.messages import Message, joined, said, word
 from sqrtdk.report.plain import plain, plain_lines
 
-_MOST_LINES = 12
+_MOST_ERROR_LINES = 12
 _INSTEAD: Mapping[tuple[str, str], str] = {  # of removed features: (command, how typer refuses it) -> id of a hint
     ("sqrtdk", "No such command 'bench'"): "errors.usage.bench",
     ("sqrtdk app", "Got unexpected extra argument"): "errors.usage.app_file",
@@ -67,10 +67,10 @@ def reported(show_traceback: bool) -> Iterator[None]:
         yield
     except BaseException as error:  # even SystemExit: the model's code must not choose our exit code
         if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries turn it into another error
-            tell(Message("progress.interrupted"))
+            tell_reader(Message("progress.interrupted"))
             raise typer.Exit(INTERRUPTED) from None
         fail(error, show_traceback)
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(EXIT_FAILED) from None
 
 
 def fail(error: BaseException, show_traceback: bool = False) -> None:
@@ -81,7 +81,7 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         show_traceback: whether to print the traceback too, as the environment variable SQRTDK_TRACEBACK=1 does.
     """
     if type(error).__name__ == "NoArgsIsHelpError":  # a group without a verb: the text is its help
-        say(text_of(error))
+        write_stderr(text_of(error))
         return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
     message: str
@@ -95,14 +95,14 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         message = f"{type(error).__name__}: {text_of(error)}"
         hint = Message("errors.frame.not_ours" if show_traceback else "errors.frame.not_ours_see")
     if show_traceback:
-        say("".join(traceback.format_exception(error)).rstrip())
+        write_stderr("".join(traceback.format_exception(error)).rstrip())
     language = spoken()
     lines = [plain(line) for line in said(message, language).strip().split("\n")] or [type(error).__name__]
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[:_MOST_LINES], "..."]
-    say(word("errors.frame.error", language) + "\n  ".join(lines))
+    if len(lines) > _MOST_ERROR_LINES:
+        lines = [*lines[:_MOST_ERROR_LINES], "..."]
+    write_stderr(word("errors.frame.error", language) + "\n  ".join(lines))
     if hint:
-        say(word("errors.frame.hint", language) + "\n  ".join(map(plain, said(hint, language).split("\n"))))
+        write_stderr(word("errors.frame.hint", language) + "\n  ".join(map(plain, said(hint, language).split("\n"))))
 
 
 def _in_our_words(refusal: str) -> str:
@@ -197,4 +197,4 @@ def _show(text: str) -> None:
     try:
         sys.stderr.write(text + "\n")
     except Exception:
-        say(text)
+        write_stderr(text)

@@ -26,11 +26,13 @@ def list_claims(
         from sqrtdk.report import lab
 
         print_text(
-            lab.register_json() if json_ else lab.register_text(options.language(lang), width=width(), color=colors())
+            lab.register_json()
+            if json_
+            else lab.register_text(options.language_of_choice(lang), width=width(), color=colors())
         )
 
 
-def show(
+def show_claim(
     claim: Annotated[str, typer.Argument(metavar="ID", help="cli.lab.claim")],
     lang: options.Lang = "auto",
     json_: options.Json = False,
@@ -40,16 +42,16 @@ def show(
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
         from sqrtdk.errors import InvalidValueError
-        from sqrtdk.lab.register import SEE_ALL, find
+        from sqrtdk.lab.register import SEE_ALL, find_claims
         from sqrtdk.report import lab
 
         if claim == "all":
             raise InvalidValueError(Message("errors.lab.one_claim"), hint=Message(SEE_ALL))
-        (chosen,) = find([claim])
+        (chosen,) = find_claims([claim])
         text = (
             lab.claim_json(chosen)
             if json_
-            else lab.claim_text(chosen, options.language(lang), width=width(), color=colors())
+            else lab.claim_text(chosen, options.language_of_choice(lang), width=width(), color=colors())
         )
         print_text(text)
 
@@ -76,10 +78,10 @@ def run(
     """Run the experiments of claims, and print the verdicts."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width, working
-        from sqrtdk.lab.register import find
+        from sqrtdk.lab.register import find_claims
         from sqrtdk.report import lab
 
-        find(claims)  # an unknown id is refused before anything runs
+        find_claims(claims)  # an unknown id is refused before anything runs
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working(Message("progress.starting")) as progress:
             from sqrtdk import _extras
@@ -106,7 +108,9 @@ def run(
         if json_:
             print_text(lab.verdicts_json(finished))
         else:
-            print_text(lab.verdicts_text(finished, folder, options.language(lang), width=width(), color=colors()))
+            print_text(
+                lab.verdicts_text(finished, folder, options.language_of_choice(lang), width=width(), color=colors())
+            )
         answered = (
             done.record.sound and done.record.decided and done.record.outcome.verdict.answer != "undecided"
             for done in finished
@@ -115,7 +119,7 @@ def run(
     raise typer.Exit(code)
 
 
-def report(
+def report_records(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="cli.lab.folder")],
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_dir")
@@ -127,14 +131,14 @@ def report(
     """Make one page of the records."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import tell, working, written
+        from sqrtdk.cli.output import say_written, tell_reader, working
 
         target = output or folder / "report.html"
-        from sqrtdk.lab.runner import not_run, records
+        from sqrtdk.lab.runner import claims_without_record, records
 
         with working(Message("progress.reading", run=str(folder))):
             recorded = records(folder)
-            missing = not_run(recorded)
+            missing = claims_without_record(recorded)
             _files.check_writable(target, force)
             from sqrtdk.report.lab_page import to_html
 
@@ -142,11 +146,11 @@ def report(
         _files.write_text(target, page, force)
         if missing:
             total, names = len(missing) + len(recorded), joined(missing, "comma")
-            tell(Message("progress.not_run", count=len(missing), all=total, claims=names))
-        written("HTML", target)
+            tell_reader(Message("progress.not_run", count=len(missing), all=total, claims=names))
+        say_written("HTML", target)
 
 
-def sweep(
+def run_sweep(
     output: Annotated[Path, typer.Option(metavar="DIR", help="cli.lab.results")],
     d_k: Annotated[str, typer.Option("--d-k", metavar="LIST", help="cli.lab.d_k")] = "16,64,256",
     keys: Annotated[str, typer.Option(metavar="LIST", help="cli.lab.keys")] = "16,256",
@@ -168,7 +172,7 @@ def sweep(
 ) -> None:
     """Measure random rows over a grid, and print the table."""
     with reported(show_traceback):
-        from sqrtdk.cli.output import colors, counting, print_text, tell, width
+        from sqrtdk.cli.output import colors, counting, print_text, tell_reader, width
         from sqrtdk.report.plain import plain
 
         with counting(Message("progress.cells")) as progress:
@@ -189,17 +193,19 @@ def sweep(
             try:
                 swept = run(grid, output, engine, workers, ray_address, progress, force, command)
             except KeyboardInterrupt:
-                tell(Message("progress.kept", path=plain(str(output))))
+                tell_reader(Message("progress.kept", path=plain(str(output))))
                 raise
             document = summary(swept)
         print_text(
             _json.json_document(document)
             if json_
-            else to_text(document, width=width(), color=colors(), language=options.language(lang))
+            else to_text(document, width=width(), color=colors(), language=options.language_of_choice(lang))
         )
 
 
 lab = group_of("lab")
 register(lab, list_claims, "list")
-for _verb in (show, run, report, sweep):
-    register(lab, _verb)
+register(lab, show_claim, "show")
+register(lab, run)
+register(lab, report_records, "report")
+register(lab, run_sweep, "sweep")

@@ -29,7 +29,7 @@ def env(
         if json_:
             print_text(_json.json_document(machine))
         else:
-            print_text(to_text(machine, width=width(), color=colors(), language=options.language(lang)))
+            print_text(to_text(machine, width=width(), color=colors(), language=options.language_of_choice(lang)))
 
 
 def build(
@@ -40,7 +40,7 @@ def build(
 ) -> None:
     """Compile the attention kernel and print the path of the library."""
     with reported(show_traceback):
-        from sqrtdk.cli.output import print_path, tell, working
+        from sqrtdk.cli.output import print_path, tell_reader, working
         from sqrtdk.errors import UnsupportedError
 
         try:
@@ -53,7 +53,7 @@ def build(
         except UnsupportedError as error:
             if not if_possible:
                 raise
-            tell(Message("progress.done_without", error=error.message, hint=error.hint))
+            tell_reader(Message("progress.done_without", error=error.message, hint=error.hint))
         else:
             print_path(str(path))
 
@@ -67,10 +67,10 @@ def app(
     """Serve the explorer until Ctrl-C."""
     with reported(show_traceback):
         from sqrtdk.app.serve import serve
-        from sqrtdk.cli.output import tell
+        from sqrtdk.cli.output import tell_reader
 
         def ready(address: str) -> None:
-            tell(Message("progress.explorer", address=address))
+            tell_reader(Message("progress.explorer", address=address))
             if show:
                 import webbrowser
 

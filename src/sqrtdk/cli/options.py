@@ -157,7 +157,7 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def language(lang: Choice) -> Language:
+def language_of_choice(lang: Choice) -> Language:
     """Return the language that `--lang` stands for in this environment."""
     return chosen(lang, os.environ)
 
@@ -175,10 +175,10 @@ def language_asked_for(arguments: Sequence[str]) -> Language:
         value = value if equals else following
         if name == "--lang" and value in get_args(Choice):
             choice = value  # type: ignore[assignment]
-    return language(choice)
+    return language_of_choice(choice)
 
 
-def refuse(given: Mapping[str, object], where: str, instead: str) -> None:
+def refuse_ignored(given: Mapping[str, object], where: str, instead: str) -> None:
     """Refuse options that would be ignored silently.
 
     Args:

@@ -27,7 +27,7 @@ from sqrtdk.report.plain import plain, plain_lines
 
 PIPE_WIDTH = 160  # wide, because one line for each site is easier to search in a log
 # errors of fsync that mean lost data; it fails with others on files that can't be synced, such as a pipe
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -65,7 +65,7 @@ class _Kept:
             try:
                 os.fsync(self.number)  # some file systems report a full disk only here
             except OSError as error:
-                if error.errno in _FULL:
+                if error.errno in _DISK_FULL_ERRORS:
                     raise
 
 
@@ -122,7 +122,7 @@ def print_path(path: str) -> None:
     print_text((plain(path) if _is_terminal() else path) + "\n")
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Write lines to stderr with control characters escaped; a stderr that can't be written is no error."""
     text = plain_lines(text) + "\n"
     with contextlib.suppress(OSError, ValueError):
@@ -136,7 +136,7 @@ def say(text: str) -> None:
 
 
 def speak(language: Language) -> None:
-    """Set the language of help, errors and what `tell` says; until then it is the environment's."""
+    """Set the language of help, errors and what `tell_reader` says; until then it is the environment's."""
     global _language
     _language = language
 
@@ -146,19 +146,19 @@ def spoken() -> Language:
     return _language or chosen("auto", os.environ)
 
 
-def tell(sentence: str) -> None:
+def tell_reader(sentence: str) -> None:
     """Write a sentence to stderr in the reader's language."""
-    say(said(sentence, spoken()))
+    write_stderr(said(sentence, spoken()))
 
 
-def written(kind: str, path: object) -> None:
+def say_written(kind: str, path: object) -> None:
     """Say where a report was written; a line break in its name is escaped."""
-    tell(Message("progress.report", kind=kind, path=plain(str(path))))
+    tell_reader(Message("progress.report", kind=kind, path=plain(str(path))))
 
 
 def announce(model: str) -> None:
     """Say that a name is not a directory, before the hub is asked for it."""
-    tell(Message("progress.asking_hub", model=repr(model)))
+    tell_reader(Message("progress.asking_hub", model=repr(model)))
 
 
 def colors() -> bool:

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from sqrtdk.cli.output import end_stdout, show_cursor
 
-FAILED = 2  # usage, configuration or input/output error
+EXIT_FAILED = 2  # usage, configuration or input/output error
 INTERRUPTED = 130
-_AGAIN = 0.05  # seconds until a swallowed Ctrl-C is sent again
+_RESEND_INTERRUPT_S = 0.05  # seconds until a swallowed Ctrl-C is sent again
 
 
 class _Interrupts:
@@ -42,7 +42,7 @@ class _Interrupts:
 _interrupts = _Interrupts()
 
 
-def begin() -> None:
+def handle_interrupts() -> None:
     """Handle Ctrl-C, unless the caller ignores it (`nohup`, a background job of a script)."""
     atexit.register(_last)  # registered first, so it runs after the model's own exit handlers
     # nohup and background jobs have SIG_IGN here, which stays
@@ -59,7 +59,7 @@ def swallowed() -> None:
     """Send a Ctrl-C again that was raised where Python ignores exceptions: in a finaliser or a callback from C."""
     if _interrupts.code is None:
         _interrupts.came = False
-        threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(_RESEND_INTERRUPT_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def end(code: int) -> NoReturn:

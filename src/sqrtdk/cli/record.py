@@ -34,7 +34,7 @@ def record(
         from sqrtdk import _files
 
         _files.check_writable(output, force)  # before torch is imported and the model runs
-        from sqrtdk.cli.output import announce, tell, working
+        from sqrtdk.cli.output import announce, tell_reader, working
         from sqrtdk.report.plain import plain
 
         with working(Message("progress.recording", model=model)):
@@ -54,8 +54,8 @@ def record(
                 heads=None if heads is None else parse_heads(heads),
                 projections=projections,
                 force=force,
-                announce=tell,
+                announce=tell_reader,
             )
         for note in recording.notes:
-            tell(Message("progress.note_sentence", note=note))
-        tell(Message("progress.trace_file", path=plain(str(output))))
+            tell_reader(Message("progress.note_sentence", note=note))
+        tell_reader(Message("progress.trace_file", path=plain(str(output))))

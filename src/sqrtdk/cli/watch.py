@@ -11,7 +11,15 @@ from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
-from sqrtdk.cli.watch_runs import DRAWN_STATISTICS, FailOnOption, Statistic, checkpoints, columns_of, read, verified
+from sqrtdk.cli.watch_runs import (
+    DRAWN_STATISTICS,
+    FailOnOption,
+    Statistic,
+    checkpoints,
+    columns_of,
+    read_watch_run,
+    verified,
+)
 from sqrtdk.messages import Message
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="cli.watch.run")]
@@ -19,7 +27,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="cli.watch.run")]
 watch = group_of("watch")
 
 
-def show(
+def show_run(
     run: RunFolder,
     statistic: Statistic = DRAWN_STATISTICS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="cli.watch.follow")] = False,
@@ -34,7 +42,7 @@ def show(
     """Draw the trends of a run in the terminal, and end with the exit code of its alarms."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import colors, print_text, width, written
+        from sqrtdk.cli.output import colors, print_text, say_written, width
         from sqrtdk.errors import InvalidValueError
 
         if follow and (json_ or output is not None or verify):
@@ -46,25 +54,29 @@ def show(
         from sqrtdk.report.watch_terminal import to_text
 
         if follow:
-            _follow(run, columns, options.language(lang))
+            _follow(run, columns, options.language_of_choice(lang))
             return
-        summary = read(run)
+        summary = read_watch_run(run)
         if output is not None:
             _files.write_text(output, to_json(summary), force)
-            written("JSON", output)
+            say_written("JSON", output)
         if json_ and output is None:
             print_text(to_json(summary))
         else:
-            print_text(to_text(summary, columns, width=width(), color=colors(), language=options.language(lang)))
+            print_text(
+                to_text(summary, columns, width=width(), color=colors(), language=options.language_of_choice(lang))
+            )
         if verify:
             count, unsigned = verified(run, summary)
             if not json_ or output is not None:
-                words = word("watch.terminal.verified", options.language(lang), count=count, unsigned=unsigned)
+                words = word(
+                    "watch.terminal.verified", options.language_of_choice(lang), count=count, unsigned=unsigned
+                )
                 print_text(words + "\n")
     raise typer.Exit(summary.exit_code(fail_on))
 
 
-def report(
+def report_run(
     run: RunFolder,
     output: Annotated[
         Path | None,
@@ -78,21 +90,21 @@ def report(
     """Make one HTML page of a run."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import working, written
+        from sqrtdk.cli.output import say_written, working
 
         target = output or run / "report.html"
         with working(Message("progress.reading", run=str(run))):
-            summary = read(run)
+            summary = read_watch_run(run)
             _files.check_writable(target, force)
             from sqrtdk.report.watch_html import to_html
 
             page = to_html([summary], language=lang)
         _files.write_text(target, page, force)
-        written("HTML", target)
+        say_written("HTML", target)
     raise typer.Exit(summary.exit_code(fail_on))
 
 
-def compare(
+def compare_two_runs(
     a: Annotated[Path, typer.Argument(metavar="A", help="cli.watch.a")],
     b: Annotated[Path, typer.Argument(metavar="B", help="cli.watch.b")],
     html: options.Html = None,
@@ -108,35 +120,39 @@ def compare(
         from sqrtdk import _files
 
         _files.check_outputs((html, output), force)
-        from sqrtdk.cli.output import colors, print_text, width, working, written
+        from sqrtdk.cli.output import colors, print_text, say_written, width, working
 
         with working(Message("progress.reading_both", a=str(a), b=str(b))):
-            from sqrtdk.report.watch_compare import compare as compared
+            from sqrtdk.report.watch_compare import compare_runs as compared
             from sqrtdk.report.watch_html import to_html
             from sqrtdk.report.watch_json import comparison_json
             from sqrtdk.report.watch_terminal import comparison_text
 
-            one, other = read(a), read(b)
+            one, other = read_watch_run(a), read_watch_run(b)
             both = compared(one, other)
             page = to_html([one, other], both, lang) if html is not None else ""
         document = comparison_json(one, other, both)
         if output is not None:
             _files.write_text(output, document, force)
-            written("JSON", output)
+            say_written("JSON", output)
         if html is not None:
             _files.write_text(html, page, force)
-            written("HTML", html)
+            say_written("HTML", html)
         if json_ and output is None:
             print_text(document)
         else:
             print_text(
-                comparison_text(one, other, both, width=width(), color=colors(), language=options.language(lang))
+                comparison_text(
+                    one, other, both, width=width(), color=colors(), language=options.language_of_choice(lang)
+                )
             )
     raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
 
 
-for _verb in (show, report, compare, checkpoints):
-    register(watch, _verb)
+register(watch, show_run, "show")
+register(watch, report_run, "report")
+register(watch, compare_two_runs, "compare")
+register(watch, checkpoints)
 
 
 def _follow(run: Path, columns: list[str], language: Language) -> None:

@@ -16,7 +16,7 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.models.options import LoadOptions
 
 if TYPE_CHECKING:
-    from sqrtdk.monitor.checkpoints import Series
+    from sqrtdk.monitor.checkpoints import CheckpointSeries
     from sqrtdk.report.watch_summary import Summary
 
 FailOnOption = Annotated[options.Severity, typer.Option("--fail-on", help="cli.options.fail_on_alarm")]
@@ -26,7 +26,7 @@ DRAWN_STATISTICS = "max_logit,entropy_fraction"
 _NOT_OF_CHECKPOINTS = ("static", "revision", "device_map", "offload_folder")
 
 
-def read(run: Path) -> Summary:
+def read_watch_run(run: Path) -> Summary:
     """Read a run.
 
     Raises:
@@ -80,13 +80,13 @@ def columns_of(text: str) -> list[str]:
         InvalidValueError: no column is named, or an unknown one.
     """
     from sqrtdk.errors import InvalidValueError
-    from sqrtdk.report.watch_statistics import STATISTICS
+    from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 
-    names = list(STATISTICS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    there_are = Message("errors.watch.statistics", names=joined(list(STATISTICS), "comma"))
+    names = list(STATISTIC_BY_COLUMN) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    there_are = Message("errors.watch.statistics", names=joined(list(STATISTIC_BY_COLUMN), "comma"))
     if not names:
         raise InvalidValueError(Message("errors.watch.no_statistic"), hint=there_are)
-    if unknown := [name for name in names if name not in STATISTICS]:
+    if unknown := [name for name in names if name not in STATISTIC_BY_COLUMN]:
         raise InvalidValueError(Message("errors.watch.unknown_statistic", name=repr(unknown[0])), hint=there_are)
     return names
 
@@ -113,7 +113,7 @@ def checkpoints(
     """Measure and audit checkpoints as the records of a run, and draw the run."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import colors, counting, print_text, tell, width, working, written
+        from sqrtdk.cli.output import colors, counting, print_text, say_written, tell_reader, width, working
         from sqrtdk.report.plain import plain
 
         _files.check_outputs((html,), force)
@@ -134,38 +134,38 @@ def checkpoints(
                     anew=anew,
                 )
             except KeyboardInterrupt:
-                tell(Message("progress.kept", path=plain(str(output))))
+                tell_reader(Message("progress.kept", path=plain(str(output))))
                 raise
         with working(Message("progress.reading", run=str(output))):
             from sqrtdk.report.watch_html import to_html
             from sqrtdk.report.watch_terminal import to_text
 
-            runs = [read(run) for run in series.runs]
+            runs = [read_watch_run(run) for run in series.runs]
             page = to_html(runs, language=lang) if html is not None else ""
         for path in series.left_out:
-            tell(Message("progress.left_out", path=plain(str(path))))
+            tell_reader(Message("progress.left_out", path=plain(str(path))))
         for note in series.notes:
-            tell(Message("progress.note", note=note))
-        tell(_counted(series))
+            tell_reader(Message("progress.note", note=note))
+        tell_reader(_counted(series))
         if html is not None:
             _files.write_text(html, page, force)
-            written("HTML", html)
+            say_written("HTML", html)
         if json_:
             print_text(_document(series, runs))
         else:
             print_text(
                 "\n".join(
-                    to_text(run, columns, width=width(), color=colors(), language=options.language(lang))
+                    to_text(run, columns, width=width(), color=colors(), language=options.language_of_choice(lang))
                     for run in runs
                 )
             )
         if html is None and not json_:
             for run in series.runs:
-                tell(Message("progress.page", command=f"sqrtdk watch report {plain(str(run))}"))
+                tell_reader(Message("progress.page", command=f"sqrtdk watch report {plain(str(run))}"))
     raise typer.Exit(max(run.exit_code(fail_on) for run in runs))
 
 
-def _counted(series: Series) -> Message:
+def _counted(series: CheckpointSeries) -> Message:
     total, measured, reused = series.computed + series.reused, series.computed, series.reused
     if series.failed:
         failed = len(series.failed)
@@ -173,7 +173,7 @@ def _counted(series: Series) -> Message:
     return Message("progress.measured", count=total, measured=measured, reused=reused)
 
 
-def _document(series: Series, runs: list[Summary]) -> str:
+def _document(series: CheckpointSeries, runs: list[Summary]) -> str:
     """Return one JSON document: what was done, and each run as `watch show --json` prints it."""
     from sqrtdk.report.watch_json import series_json
 

@@ -24,13 +24,13 @@ from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
-from sqrtdk.models.signature import forward_arguments
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tape.stance import eager_compiler, fast_path_off
@@ -141,7 +141,7 @@ def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: Lo
             from sqrtdk.graphs.program import read_exported
 
             return read_exported(Path(given), inputs, trust_remote_code=options.trust_remote_code)
-        loaded = resolve(str(given), options, inputs)
+        loaded = resolve_model(str(given), options, inputs)
         return loaded if inputs is None else replace(loaded, inputs=_fitted(loaded.module, loaded.inputs) or ())
 
 

@@ -16,7 +16,7 @@ import torch
 
 from sqrtdk.compare.numbers import constant_tolerance, unequal_texts
 from sqrtdk.compare.program import Formula, NormStep, Program, Rotation, VectorPath
-from sqrtdk.messages import Message, id_of, joined, placeholders, template
+from sqrtdk.messages import Message, catalogue_text, id_of, joined, placeholders
 
 STAGES = (
     *("input", "query", "key", "value"),  # as projected
@@ -223,7 +223,7 @@ def _sentence(row: CauseRow, found: PartDifference, vectors: list[str]) -> str:
     words = {name: f"{x:g}" if isinstance(x, float) else "" if x is None else x for name, x in (("a", a), ("b", b))}
     words |= {"parts": joined(vectors, "and")} if vectors else {}
     words |= found.words
-    return Message(text, **{name: words[name] for name in placeholders(template(text).en)})
+    return Message(text, **{name: words[name] for name in placeholders(catalogue_text(text).en)})
 
 
 def _absent(word: Word) -> bool:

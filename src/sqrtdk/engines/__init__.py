@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 
 from sqrtdk.engines._engine import Cell as Cell
 from sqrtdk.engines._engine import Engine as Engine
-from sqrtdk.engines._engine import local
+from sqrtdk.engines._engine import local_engine
 from sqrtdk.engines._pool import pool
 from sqrtdk.engines._ray import ray
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message, joined
 
 ENGINES: dict[str, Callable[[int | None, str | None], AbstractContextManager[Engine]]] = {
-    "local": local,
+    "local": local_engine,
     "pool": pool,
     "ray": ray,
 }

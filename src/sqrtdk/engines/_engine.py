@@ -16,7 +16,7 @@ Cell = Mapping[str, Any]
 Result = TypeVar("Result")
 
 RETRIES = 3  # attempts to repeat a cell whose worker process ended while it computed
-AHEAD = 2  # cells handed to each worker: one that it computes, and one that waits for it
+CELLS_A_WORKER = 2  # cells handed to each worker: one that it computes, and one that waits for it
 _LONGEST_NAME = 300
 
 
@@ -69,7 +69,7 @@ def failure(error: BaseException, trace: str = "") -> Failure:
 def failed(cell: Cell, failure: Failure) -> LabError:
     """Return the error that names the cell, with the worker's traceback as a note."""
     error = LabError(
-        f"the cell {named(cell)} failed: {failure.message}",
+        f"the cell {cell_label(cell)} failed: {failure.message}",
         hint=failure.hint or "The traceback shows where; engine 'local' computes the cell in this process.",
     )
     if failure.trace:
@@ -77,11 +77,11 @@ def failed(cell: Cell, failure: Failure) -> LabError:
     return error
 
 
-def named(cell: Cell) -> str:
+def cell_label(cell: Cell) -> str:
     """Return the cell's parameters as one line.
 
     Example:
-        >>> named({"d_k": 64, "scale": "none"})
+        >>> cell_label({"d_k": 64, "scale": "none"})
         '(d_k=64, scale=none)'
     """
     text = ", ".join(f"{name}={value}" for name, value in cell.items())
@@ -111,7 +111,7 @@ class Local:
             torch.set_num_threads(threads)
 
 
-def local(workers: int | None = None, address: str | None = None) -> AbstractContextManager[Engine]:
+def local_engine(workers: int | None = None, address: str | None = None) -> AbstractContextManager[Engine]:
     """Return the engine of this process.
 
     Raises:

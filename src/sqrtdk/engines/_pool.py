@@ -20,7 +20,18 @@ from typing import Any
 import torch
 
 from sqrtdk import _extras
-from sqrtdk.engines._engine import AHEAD, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure, named
+from sqrtdk.engines._engine import (
+    CELLS_A_WORKER,
+    RETRIES,
+    Cell,
+    Engine,
+    Failure,
+    Result,
+    cell_label,
+    compute,
+    failed,
+    failure,
+)
 from sqrtdk.errors import LabError
 
 _Entry = tuple[int, Cell]
@@ -71,7 +82,7 @@ class Pool:
         again: deque[_Entry],
         flying: _Flying[Result],
     ) -> None:
-        while len(flying) < AHEAD * self.workers:
+        while len(flying) < CELLS_A_WORKER * self.workers:
             entry = again.popleft() if again else next(waiting, None)
             if entry is None:
                 return
@@ -116,7 +127,7 @@ class Pool:
 
 def _died(cell: Cell, times: int) -> LabError:
     return LabError(
-        f"the worker process ended {times} times while the cell {named(cell)} was handed out",
+        f"the worker process ended {times} times while the cell {cell_label(cell)} was handed out",
         hint="Memory may be short: take fewer workers. A script that opens a pool needs `if __name__ == '__main__':`.",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqrtdk import _extras
 from sqrtdk._environment import numbers_from
-from sqrtdk.engines._engine import AHEAD, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure
+from sqrtdk.engines._engine import CELLS_A_WORKER, RETRIES, Cell, Engine, Failure, Result, compute, failed, failure
 from sqrtdk.engines._pool import cpus
 from sqrtdk.errors import LabError, kind_and_text
 
@@ -94,7 +94,7 @@ def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[E
             _check_workers(module)
         there = max(1, int(module.cluster_resources().get("CPU", 1)))
         count = min(workers or there, there)
-        yield Ray(module, count, count if count < there else AHEAD * count)
+        yield Ray(module, count, count if count < there else CELLS_A_WORKER * count)
     finally:
         if ours:
             module.shutdown()
@@ -142,10 +142,10 @@ def _connect(module: Any, workers: int | None, address: str | None) -> None:
             module.init(address=address or "local", **settings)
         except (Exception, SystemExit) as error:
             what = "no Ray could be started here" if address is None else f"no Ray cluster answers at {address}"
-            raise LabError(f"{what}: {kind_and_text(error)}", hint=_HINT) from error
+            raise LabError(f"{what}: {kind_and_text(error)}", hint=_NO_RAY_HINT) from error
 
 
-_HINT = "Start one with `ray start --head`, which prints its address, or take the engine 'pool'."
+_NO_RAY_HINT = "Start one with `ray start --head`, which prints its address, or take the engine 'pool'."
 
 
 def _check(address: str) -> None:
@@ -156,7 +156,7 @@ def _check(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), _KNOCK_S).close()
         except (OSError, OverflowError) as error:
-            raise LabError(f"no Ray cluster answers at {address}: {kind_and_text(error)}", hint=_HINT) from error
+            raise LabError(f"no Ray cluster answers at {address}: {kind_and_text(error)}", hint=_NO_RAY_HINT) from error
     code = f"import ray, sys; ray.init(sys.argv[1], logging_level={logging.ERROR}, log_to_driver=False)"
     try:
         done = subprocess.run(
@@ -168,10 +168,10 @@ def _check(address: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"no Ray cluster answers at {address} within {_CONNECT_S:.0f} s", hint=_HINT) from error
+        raise LabError(f"no Ray cluster answers at {address} within {_CONNECT_S:.0f} s", hint=_NO_RAY_HINT) from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise LabError(f"no Ray cluster answers at {address}: {said[-1]}", hint=_HINT)
+        raise LabError(f"no Ray cluster answers at {address}: {said[-1]}", hint=_NO_RAY_HINT)
 
 
 @contextlib.contextmanager

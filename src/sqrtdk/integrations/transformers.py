@@ -12,11 +12,11 @@ from sqrtdk._subclasses import as_bool_mask
 from sqrtdk.errors import InvalidValueError, MissingExtraError, UnsupportedError
 from sqrtdk.nn._attend import attend
 
-NAME = "sqrtdk"
-_TAKEN = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+ATTENTION_NAME = "sqrtdk"
+_TRANSFORMERS_NAMES = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 # Keyword arguments that change no result here, with the reason. An argument in neither table is refused: swallowing one
 # that matters would give a wrong model without a word.
-HARMLESS = {
+IGNORED_ARGUMENTS = {
     "cache_position": "where new keys go in the cache, which the model has filled already",
     "deterministic": "a switch of flash attention's backward pass",
     "ignore_index": "the label that the loss leaves out",
@@ -36,7 +36,7 @@ HARMLESS = {
     "use_cache": "the model has written its cache before it calls",
 }
 # Keyword arguments that change the result unless they are None or False: the reason to refuse them, and a hint.
-REFUSED = {
+REFUSED_ARGUMENTS = {
     "block_indices": ("attention to selected blocks of keys is not supported", "Use attn_implementation='sdpa'."),
     "block_table": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
     "cache": ("a paged cache is not supported", "Use attn_implementation='sdpa' for it."),
@@ -45,7 +45,7 @@ REFUSED = {
 }
 
 
-def register(name: str = NAME) -> None:
+def register(name: str = ATTENTION_NAME) -> None:
     """Make `attn_implementation="sqrtdk"` work on every model that supports transformers' attention interface.
 
     A mask function is registered too: without one, transformers silently passes neither a causal nor a padding mask.
@@ -68,7 +68,7 @@ def register(name: str = NAME) -> None:
         >>> LlamaModel(config).config._attn_implementation
         'sqrtdk'
     """
-    if name in _TAKEN:
+    if name in _TRANSFORMERS_NAMES:
         raise InvalidValueError(f"{name!r} is transformers' own implementation", hint="Use another name: 'sqrtdk'.")
     try:
         from transformers import AttentionInterface
@@ -167,11 +167,12 @@ def attention_forward(
         cu_seq_lens_q: offsets of the sequences in a packed batch; the mask has to keep the sequences apart.
         cu_seq_lens_k: the same for the keys.
         output_attentions: whether to return the weights, (B, Hq, L, S), after dropout. They take memory, as in eager.
-        **kwargs: arguments of `HARMLESS`, arguments of `REFUSED` that are False, and any argument that is None.
+        **kwargs: arguments of `IGNORED_ARGUMENTS`, arguments of `REFUSED_ARGUMENTS` that are False, and any argument
+            that is None.
 
     Raises:
-        UnsupportedError: a keyword argument is unknown or in `REFUSED`, no mask separates packed sequences or holds the
-            window, or a module that calls itself causal gets neither a mask nor `is_causal`.
+        UnsupportedError: a keyword argument is unknown or in `REFUSED_ARGUMENTS`, no mask separates packed sequences or
+            holds the window, or a module that calls itself causal gets neither a mask nor `is_causal`.
         InvalidValueError: both kinds of sinks are given, or `cu_seq_lens` do not cover the rows or the keys.
     """
     _refuse_unknown(kwargs)
@@ -227,10 +228,12 @@ def attention_forward(
 
 def _refuse_unknown(kwargs: dict[str, Any]) -> None:
     for name, value in kwargs.items():
-        if value is None or name in HARMLESS:
+        if value is None or name in IGNORED_ARGUMENTS:
             continue
-        reason, hint = REFUSED.get(name, ("it is not known what it changes", "Use attn_implementation='eager'."))
-        if name not in REFUSED or value is not False:
+        reason, hint = REFUSED_ARGUMENTS.get(
+            name, ("it is not known what it changes", "Use attn_implementation='eager'.")
+        )
+        if name not in REFUSED_ARGUMENTS or value is not False:
             raise UnsupportedError(f"attention got the argument {name!r}: {reason}", hint=hint)
 
 

@@ -13,7 +13,7 @@ from sqrtdk.errors import InvalidValueError, MissingExtraError
 from sqrtdk.integrations.watched_fit import WatchedFit
 from sqrtdk.monitor.watch import Watch
 
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_LIGHTNING_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _lightning() -> Any:
@@ -21,7 +21,7 @@ def _lightning() -> Any:
 
     A package that is already imported comes first: the Trainer of one package rejects callbacks of the other.
     """
-    for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
+    for name in sorted(_LIGHTNING_PACKAGES, key=lambda name: name not in sys.modules):
         with suppress(ImportError):
             return import_module(name)
     return None

@@ -23,7 +23,7 @@ from sqrtdk.kv.formats import FORMATS, SCALE_BITS, fixed_scale
 from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
@@ -215,7 +215,7 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
     if isinstance(model, nn.Module):
         return from_module(model, inputs, options)
     if isinstance(model, str):
-        return resolve(model, options, inputs)
+        return resolve_model(model, options, inputs)
     raise InvalidTypeError(
         f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
     )

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
 
-from sqrtdk.lab.claim import Run
-from sqrtdk.lab.figures import Axis, Figure, Place, Plot, Series, Style, curve
+from sqrtdk.lab.claim import ExperimentRun
+from sqrtdk.lab.figures import Axis, Figure, Place, Plot, Series, Style, curve_series
 from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.training.settings import Settings
-from sqrtdk.lab.training.train import CHANCE, train
+from sqrtdk.lab.training.settings import TrainingSettings
+from sqrtdk.lab.training.train import CHANCE_LOSS, train
 from sqrtdk.messages import Text
 
 SEEDS_APART = 1000  # first seeds of two runs of the lab differ by this, so that no seed is shared
 TASKS = {"text": "decoder", "strings": "encoder_decoder"}
 
 # The designs of all training claims: equal settings make equal cells, which are trained once for all claims.
-FULL: dict[str, Any] = {
+FULL_TRAINING: dict[str, Any] = {
     "seeds": 5,
     "rates": (3e-4, 1e-3, 3e-3, 1e-2),
     "widened": 2,
@@ -58,7 +58,7 @@ class Arm:
     def losses(self, rate: float) -> list[float]:
         """Return the held-out loss of each seed, in nats per symbol; a diverged run counts as guessing."""
         found = [result["held_out"] for result in self.results[rate]]
-        return [CHANCE[self.model] if loss is None else loss for loss in found]
+        return [CHANCE_LOSS[self.model] if loss is None else loss for loss in found]
 
     @property
     def rate(self) -> float:
@@ -105,13 +105,13 @@ def best_for_others(losses: Mapping[float, Sequence[float]]) -> list[float]:
 
 
 def train_arms(
-    run: Run, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]] | None = None
+    run: ExperimentRun, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]] | None = None
 ) -> dict[Name, Arm]:
     """Train all arms; equal runs are trained once, even across claims.
 
     Args:
-        run: with the parameters of `FULL`; `widened` is the number of rates that may be added to an arm.
-        arms: by any name: `task` ("text" or "strings"), and what differs from the defaults of `Settings`.
+        run: with the parameters of `FULL_TRAINING`; `widened` is the number of rates that may be added to an arm.
+        arms: by any name: `task` ("text" or "strings"), and what differs from the defaults of `TrainingSettings`.
         rates: by name, instead of `run["rates"]`; ascending.
 
     Returns:
@@ -131,7 +131,7 @@ def train_arms(
 
 
 def _results(
-    run: Run, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]]
+    run: ExperimentRun, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]]
 ) -> Iterator[tuple[Name, float, tuple[Mapping[str, Any], ...]]]:
     """Yield name, rate, and one result per seed."""
     seeds = [run.seed * SEEDS_APART + i for i in range(run["seeds"])]
@@ -140,7 +140,7 @@ def _results(
         task, design = arms[name]["task"], {entry: value for entry, value in arms[name].items() if entry != "task"}
         for rate, seed in product(of, seeds):
             cell = {"model": TASKS[task], **run[task], **design, "rate": rate, "seed": seed}
-            wanted.append((name, rate, Settings.of(cell)))
+            wanted.append((name, rate, TrainingSettings.of(cell)))
     # longest first, so that no worker is left with a long run at the end
     order = sorted(range(len(wanted)), key=lambda i: -_cost(wanted[i][2]))
     results = dict(zip(order, run.map(train, [wanted[i][2].cell() for i in order]), strict=True))
@@ -164,12 +164,12 @@ def beyond(arm: Arm) -> float | None:
     return float(f"{edge * edge / inner:.1g}")
 
 
-def _cost(settings: Settings) -> float:
+def _cost(settings: TrainingSettings) -> float:
     """Estimate how long a run takes, for sorting."""
     return settings.steps * settings.rows * settings.head_dim * (4 if settings.score == "additive" else 1)
 
 
-def gap(name: str, worse: Arm, better: Arm, **at: Place) -> Figure:
+def loss_gap(name: str, worse: Arm, better: Arm, **at: Place) -> Figure:
     """Return the difference of two arms' held-out losses, each at its own best rate, paired by seed."""
     return mean(name, differences(worse, better), **at)
 
@@ -183,7 +183,7 @@ def differences(worse: Arm, better: Arm) -> list[float]:
 SMALLEST = 1e-10  # lower end of a logarithmic axis; quantiles of gradients may be 0
 TASK_TEXTS = {"text": Text("text", "文本"), "strings": Text("strings", "字符串")}
 Entries = Mapping[str, tuple[str, Style]]  # curves of a run: their words in the legend, and their style
-GRADIENTS: Entries = {
+GRADIENT_SERIES: Entries = {
     "gradient_p10": ("quantile .1", "dashed"),
     "gradient_p50": ("median", "curve"),
     "gradient_p90": ("quantile .9", "dashed"),
@@ -200,12 +200,12 @@ def averaged(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(sum(values) / len(values) for values in zip(*curves, strict=False))
 
 
-def listed(figures: Sequence[Figure]) -> Text:
+def list_figures(figures: Sequence[Figure]) -> Text:
     """Return figures with their tasks.
 
     Example:
-        >>> listed([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})])
-        Text(en='0.5 [0.4, 0.6] (text)', zh='0.5 [0.4, 0.6]（文本）')
+        >>> list_figures([Figure("gap", 0.5, 0.4, 0.6, "t", 9, {"task": "text"})]).en
+        '0.5 [0.4, 0.6] (text)'
     """
     pairs = [(figure, TASK_TEXTS[str(figure.at["task"])]) for figure in figures]
     english = ", ".join(f"{figure} ({task.en})" for figure, task in pairs)
@@ -246,7 +246,7 @@ def curve_plots(arms: Mapping[str, Arm], task: str, d_k: int) -> tuple[Plot, ...
             "gradient",
             Text("Quantiles of the gradient over the entries of W_q", "W_q 各元素梯度绝对值的分位数"),
             r"$|\partial L / \partial W_q|$",
-            GRADIENTS,
+            GRADIENT_SERIES,
             "log",
         ),
     )
@@ -257,4 +257,4 @@ def _over_steps(arm: Arm, entry: str, legend: str, style: Style, axis: Axis) -> 
     # max returns its first argument if the two don't compare, so a NaN stays NaN and is not drawn, rather than drawn as
     # the smallest value
     shown = [max(value, SMALLEST) for value in values] if axis == "log" else values
-    return curve(legend, averaged(arm.at_best("step")), shown, style=style)
+    return curve_series(legend, averaged(arm.at_best("step")), shown, style=style)

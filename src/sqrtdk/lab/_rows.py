@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab.claim import Run
+from sqrtdk.lab.claim import ExperimentRun
 from sqrtdk.lab.figures import Figure, Place
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.training.settings import batch, stdlib_text
@@ -20,7 +20,7 @@ from sqrtdk.positions import rope
 from sqrtdk.scales import SCALES, sizes
 from sqrtdk.scores import PairScore
 
-BLOCK = 2**22  # components drawn at once
+COMPONENTS_AT_ONCE = 2**22  # components drawn at once
 
 Draw = Callable[[torch.Generator, int, int], tuple[Tensor, Tensor]]
 
@@ -63,6 +63,7 @@ def standard_pairs(components: str, shared: float = 0.0) -> Draw:
     def draw(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
         query, key = (COMPONENTS[components](rng, (pairs, d_k)) for _ in range(2))
         if shared:
+            # With chance p a component is shared, so E[q_i k_i] = p while both keep mean 0 and variance 1.
             key = torch.where(torch.rand(pairs, d_k, generator=rng) < shared, query, key)
         return query, key
 
@@ -83,7 +84,7 @@ def dot_products(rng: torch.Generator, pairs: int, d_k: int, draw: Draw = normal
         >>> dot_products(torch.Generator(), 2, 8, ones)
         tensor([8., 8.], dtype=torch.float64)
     """
-    rows = max(1, BLOCK // d_k)
+    rows = max(1, COMPONENTS_AT_ONCE // d_k)
     blocks = []
     for start in range(0, pairs, rows):
         query, key = draw(rng, min(rows, pairs - start), d_k)
@@ -91,7 +92,7 @@ def dot_products(rng: torch.Generator, pairs: int, d_k: int, draw: Draw = normal
     return torch.cat(blocks)
 
 
-def product_matrices(run: Run, draws: int, length: int, d_k: int, std: float = 1.0) -> Iterator[Tensor]:
+def product_matrices(run: ExperimentRun, draws: int, length: int, d_k: int, std: float = 1.0) -> Iterator[Tensor]:
     """Yield matrices (length, length) of q . k in float64, each of new queries and keys with components from N(0,
     std^2).
 
@@ -168,7 +169,7 @@ def products(generator: torch.Generator, *, draws: int, keys: int, d_k: int, que
     return torch.cat(blocks)
 
 
-def weights(
+def attention_weights(
     query: Tensor, key: Tensor, scale: float, *, is_causal: bool = False, score: PairScore | None = None
 ) -> Tensor:
     """Return the weight that `sqrtdk.attention` gives each key: its output for unit vectors as values.
@@ -184,7 +185,7 @@ def weights(
         (..., L, S), of the dtype of `query`.
 
     Example:
-        >>> weights(torch.zeros(1, 2), torch.ones(4, 2), 1.0)
+        >>> attention_weights(torch.zeros(1, 2), torch.ones(4, 2), 1.0)
         tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
     length = key.shape[-2]
@@ -250,7 +251,7 @@ def demo_weights(model: DemoModel, text: Tensor, scale: float) -> Tensor:
             model(text)
             heads = [x.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for x in projected]
             layers = [
-                weights(*rope(query, key), scale, is_causal=True)
+                attention_weights(*rope(query, key), scale, is_causal=True)
                 for query, key in zip(heads[::2], heads[1::2], strict=True)
             ]
     finally:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sqrtdk import attention
 from sqrtdk.scores import luong_general
 
-VALUE_DIM = 8
-LAST = 20  # last steps whose errors are averaged
+TEACHER_VALUE_DIM = 8
+LAST_STEPS_AVERAGED = 20  # last steps whose errors are averaged
 LEARNED = 0.1  # the teacher counts as learned below this error
 TEACHER_STD = 2.0  # standard deviation of the teacher's logits
 
@@ -102,7 +102,7 @@ def fit(
     heads = (len(rates), len(starts), learners)
     errors = []
     for _ in range(steps):
-        shapes = (1, d_k), (keys, d_k), (keys, VALUE_DIM)
+        shapes = (1, d_k), (keys, d_k), (keys, TEACHER_VALUE_DIM)
         query, key, value = (normal(rows, learners, *shape) for shape in shapes)
         wanted = attention(query, key, value, score=teacher)
         assert isinstance(wanted, Tensor)
@@ -111,7 +111,7 @@ def fit(
         score = luong_general((scale * torch.stack(weights)).flatten(0, 2))
         found = attention(query, key, value, score=score)
         assert isinstance(found, Tensor)
-        found = found.reshape(rows, *heads, 1, VALUE_DIM)
+        found = found.reshape(rows, *heads, 1, TEACHER_VALUE_DIM)
         adam.zero_grad()
         _square(found - given[:, None, None]).sum().backward()  # type: ignore[no-untyped-call]
         adam.step()
@@ -139,7 +139,7 @@ def _norms(weight: Tensor) -> Tensor:
 def _fit(curves: Tensor, rates: tuple[float, ...], start_std: Tensor, end_std: Tensor) -> Fit:
     """Return the fit of one start, from errors (steps, rates, learners) and standard deviations (learners,), (rates,
     learners)."""
-    end = curves[-LAST:].mean(0)
+    end = curves[-LAST_STEPS_AVERAGED:].mean(0)
     best = int(end.mean(1).argmin())
     steps = _steps(curves)
     fastest = int(steps.mean(1).argmin())
@@ -149,7 +149,7 @@ def _fit(curves: Tensor, rates: tuple[float, ...], start_std: Tensor, end_std: T
 
 def _steps(curves: Tensor) -> Tensor:
     """Return the steps until the mean error of the last 20 fell below 0.1; the number of all steps if it never did."""
-    window = min(LAST, len(curves))
+    window = min(LAST_STEPS_AVERAGED, len(curves))
     learned = curves.unfold(0, window, 1).mean(-1) < LEARNED
     first = learned.double().argmax(0) + window
     return torch.where(learned.any(0), first, len(curves)).double()

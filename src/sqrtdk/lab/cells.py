@@ -64,7 +64,7 @@ class Cells:
 
     def __call__(self, function: Compute, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """Return the results in the order of the cells."""
-        keys = [key_of(function, cell) for cell in cells]
+        keys = [cell_key(function, cell) for cell in cells]
         missing = {key: cell for key, cell in zip(keys, cells, strict=True) if not self._find(key)}
         if missing:
             self._compute(function, missing)
@@ -93,7 +93,7 @@ class Cells:
             self._results.put(key, key, result, computed_from=cell)
 
 
-def key_of(function: Compute, cell: Cell) -> str:
+def cell_key(function: Compute, cell: Cell) -> str:
     """Return the name of a cell's result: equal for equal cells of the same function, code and versions."""
     content = [function.__module__, function.__qualname__, _source(function.__module__), numbers_from(), cell]
     return disk.hash_of(content)

@@ -1,7 +1,7 @@
 """A claim: a statement, an experiment, a control that would show the opposite, and the bars that decide.
 
-An experiment receives a `Run`: its parameters, its randomness, and a way to compute many cells. The claims come from
-five widely read explanations, listed here with their content, and from papers.
+An experiment receives an `ExperimentRun`: its parameters, its randomness, and a way to compute many cells. The claims
+come from five widely read explanations, listed here with their content, and from papers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sqrtdk.messages import Message, Text
 Map = Callable[[Callable[[Cell], dict[str, Any]], Sequence[Cell]], list[dict[str, Any]]]
 
 
-def here(function: Callable[[Cell], dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def compute_in_process(function: Callable[[Cell], dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Compute cells one after the other in this process."""
     return [function(cell) for cell in cells]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ExperimentRun:
     """One run of an experiment.
 
     Attributes:
@@ -41,7 +41,7 @@ class Run:
 
     parameters: Mapping[str, Any]
     seed: int = 0
-    map: Map = here
+    map: Map = compute_in_process
 
     def __getitem__(self, name: str) -> Any:
         return self.parameters[name]
@@ -50,7 +50,7 @@ class Run:
         """Return a generator for this combination of seed and labels, independent of all others.
 
         Example:
-            >>> run = Run({}, seed=1)
+            >>> run = ExperimentRun({}, seed=1)
             >>> a, b = (torch.randn(2, generator=run.generator("q", 64)) for _ in range(2))
             >>> torch.equal(a, b)
             True
@@ -96,7 +96,7 @@ Question = frozenset[tuple[str, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClaimPart:
     """A part of the claim, under one condition; true if all its bars are met.
 
     Attributes:
@@ -114,7 +114,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ExperimentResult:
     """The results of an experiment."""
 
     figures: list[Figure]
@@ -153,8 +153,8 @@ class Claim:
     parameters: Mapping[str, Any]
     quick: Mapping[str, Any]
     flipped: Mapping[str, Any]
-    measure: Callable[[Run], Measured]
-    parts: tuple[Part, ...]
+    measure: Callable[[ExperimentRun], ExperimentResult]
+    parts: tuple[ClaimPart, ...]
     why: Callable[[Figures], Text]
     condition: Text | None = None
     timed: bool = False
@@ -171,7 +171,7 @@ class Claim:
         return {**self.parameters, **(self.quick if quick else {}), **(self.flipped if flipped else {})}
 
 
-EXPLANATIONS = ("S0", "S1", "S2", "S3", "S4")
+EXPLANATION_IDS = ("S0", "S1", "S2", "S3", "S4")
 
 
 def spelled(source: str) -> str:
@@ -184,6 +184,6 @@ def spelled(source: str) -> str:
         >>> spelled("S2"), spelled("S2").said("zh"), spelled("arXiv:1706.03762")
         ('S2 questions of practice', 'S2 实践问题', 'arXiv:1706.03762')
     """
-    if source not in EXPLANATIONS:
+    if source not in EXPLANATION_IDS:
         return source
     return Message("lab.explanation.spelled", source=source, name=Message(f"lab.explanation.{source}.name"))

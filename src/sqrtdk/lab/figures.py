@@ -11,7 +11,7 @@ from typing import Literal
 
 from sqrtdk.messages import Text
 
-LEVEL = 0.99  # confidence of every interval: a run has hundreds, and one in twenty misleading would be too many
+CONFIDENCE = 0.99  # confidence of every interval: a run has hundreds, and one in twenty misleading would be too many
 
 Method = Literal["exact", "t", "bootstrap", "Clopper-Pearson", "DKW", "observed"]
 Place = str | int | float
@@ -47,8 +47,8 @@ class Figure:
             0.5 [0.25, 0.75]
         """
         if self.method in ("exact", "observed"):
-            return number(self.value)
-        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+            return format_figure(self.value)
+        return f"{format_figure(self.value)} [{format_figure(self.low)}, {format_figure(self.high)}]"
 
 
 class Figures:
@@ -80,11 +80,11 @@ class Figures:
         return [f for f in self._figures if f.name == name and at.items() <= dict(f.at).items()]
 
 
-def number(value: float) -> str:
+def format_figure(value: float) -> str:
     """Format a number to four digits, with a power of ten only if it is very large or very small.
 
     Example:
-        >>> number(22.6274), number(26489122129.8), number(0.5)
+        >>> format_figure(22.6274), format_figure(26489122129.8), format_figure(0.5)
         ('22.63', '2.649e+10', '0.5')
     """
     return f"{value:.4g}"
@@ -115,7 +115,9 @@ class Series:
     style: Style = "line"
 
 
-def over(label: str, figures: Sequence[Figure], axis: str, *, style: Style = "line", factor: float = 1.0) -> Series:
+def series_over(
+    label: str, figures: Sequence[Figure], axis: str, *, style: Style = "line", factor: float = 1.0
+) -> Series:
     """Make a series of figures with their intervals, over one entry of their place.
 
     Args:
@@ -126,7 +128,7 @@ def over(label: str, figures: Sequence[Figure], axis: str, *, style: Style = "li
         factor: on values and intervals.
 
     Example:
-        >>> over("measured", [Figure("peak", 0.5, 0.4, 0.6, "t", 9, {"d_k": 64})], "d_k").x
+        >>> series_over("measured", [Figure("peak", 0.5, 0.4, 0.6, "t", 9, {"d_k": 64})], "d_k").x
         (64.0,)
     """
     places = [figure.at[axis] for figure in figures]
@@ -136,11 +138,11 @@ def over(label: str, figures: Sequence[Figure], axis: str, *, style: Style = "li
     return Series(label, x, tuple(factor * figure.value for figure in figures), low, high, style)
 
 
-def curve(label: str, x: Iterable[float], y: Iterable[float], *, style: Style = "curve") -> Series:
+def curve_series(label: str, x: Iterable[float], y: Iterable[float], *, style: Style = "curve") -> Series:
     """Make a series without intervals: a formula, or a run over its steps.
 
     Example:
-        >>> curve("theory", [1, 2], [1, 4]).y
+        >>> curve_series("theory", [1, 2], [1, 4]).y
         (1.0, 4.0)
     """
     return Series(label, tuple(map(float, x)), tuple(map(float, y)), style=style)

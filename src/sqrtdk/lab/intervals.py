@@ -1,6 +1,6 @@
 """Estimates with confidence intervals: Student's t, the bootstrap, Clopper and Pearson. scipy does the statistics.
 
-`exact` is for quantities without randomness; `largest` for the extreme of some draws, without a claim beyond them.
+`exact` is for quantities without randomness; `largest_draw` for the extreme of some draws, without a claim beyond them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab.figures import LEVEL, Figure, Place
+from sqrtdk.lab.figures import CONFIDENCE, Figure, Place
 
 RESAMPLES = 2000
 Samples = Tensor | np.ndarray | Sequence[float]
@@ -30,7 +30,7 @@ def exact(name: str, value: float, **at: Place) -> Figure:
     return Figure(name, value, value, value, "exact", 1, at)
 
 
-def largest(name: str, samples: Samples, **at: Place) -> Figure:
+def largest_draw(name: str, samples: Samples, **at: Place) -> Figure:
     """Make a figure of the largest draw: a bar on it asks whether any draw went beyond.
 
     It has no interval, as other draws could go further.
@@ -41,7 +41,7 @@ def largest(name: str, samples: Samples, **at: Place) -> Figure:
         at: where it was measured.
 
     Example:
-        >>> print(largest("rounding", [1e-16, 3e-16, 2e-16]))
+        >>> print(largest_draw("rounding", [1e-16, 3e-16, 2e-16]))
         3e-16
     """
     values = _array(samples)
@@ -81,7 +81,8 @@ def joint_mean(name: str, samples: Samples, together: int, **at: Place) -> Figur
 
     values = _array(samples)
     error = values.std(ddof=1) / math.sqrt(len(values))
-    reach = float(stats.t.ppf(1 - (1 - LEVEL) / (2 * together), len(values) - 1)) * error
+    # Bonferroni: the chance of a miss, halved for two sides, is divided among the intervals.
+    reach = float(stats.t.ppf(1 - (1 - CONFIDENCE) / (2 * together), len(values) - 1)) * error
     centre = float(values.mean())
     return Figure(name, centre, float(centre - reach), float(centre + reach), "t", len(values), at)
 
@@ -138,8 +139,9 @@ def bootstrap(
         paired=len(data) > 1,
         vectorized=True,
         n_resamples=RESAMPLES,
+        # Resamples at once: scipy would build all of them, RESAMPLES x samples numbers, in one array.
         batch=max(1, 4_000_000 // len(data[0])),
-        confidence_level=LEVEL,
+        confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
     )
@@ -156,7 +158,7 @@ def proportion(name: str, successes: int, trials: int, **at: Place) -> Figure:
     """
     from scipy import stats
 
-    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(LEVEL, method="exact")
+    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(CONFIDENCE, method="exact")
     value = successes / trials
     return Figure(name, value, float(interval.low), float(interval.high), "Clopper-Pearson", int(trials), at)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqrtdk.lab.claim import Expect, Part, Question
+from sqrtdk.lab.claim import ClaimPart, Expect, Question
 from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.messages import Text
 
@@ -46,11 +46,11 @@ class PartAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClaimVerdict:
     """The answer to a claim.
 
     Attributes:
-        answer: see `answer_of`.
+        answer: see `answer_from_parts`.
         findings: the parts.
     """
 
@@ -58,7 +58,7 @@ class Verdict:
     findings: tuple[PartAnswer, ...]
 
 
-def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
+def judge_claim(figures: Figures, parts: Sequence[ClaimPart]) -> ClaimVerdict:
     """Compare every bar with its figures.
 
     Args:
@@ -67,15 +67,16 @@ def judge(figures: Figures, parts: Sequence[Part]) -> Verdict:
 
     Example:
         >>> one = Figure("peak", 0.5, 0.4, 0.6, "t", 9)
-        >>> part = Text("weights are sharp", "权重集中")
-        >>> [judge(Figures([one]), [Part(part, (Expect("peak", low=low),))]).answer for low in (0.3, 0.7, 0.5)]
+        >>> text = Text("weights are sharp", "权重集中")
+        >>> parts = [ClaimPart(text, (Expect("peak", low=low),)) for low in (0.3, 0.7, 0.5)]
+        >>> [judge_claim(Figures([one]), [part]).answer for part in parts]
         ['holds', 'fails', 'undecided']
     """
     findings = tuple(PartAnswer(part.text, checks := _checks(figures, part), _all(checks)) for part in parts)
-    return Verdict(answer_of(findings), findings)
+    return ClaimVerdict(answer_from_parts(findings), findings)
 
 
-def answer_of(findings: Sequence[PartAnswer]) -> Answer:
+def answer_from_parts(findings: Sequence[PartAnswer]) -> Answer:
     """Return the answer that follows from the parts.
 
     `holds` if every part does, `fails` if none does. If some hold and some do not, it is `depends` if the same part is
@@ -89,9 +90,9 @@ def answer_of(findings: Sequence[PartAnswer]) -> Answer:
     Example:
         >>> peak, mean = ((Check(Figure(name, 0, 0, 0, "exact", 1), 0, 1, None),) for name in ("peak", "mean"))
         >>> text = Text("part", "部分")
-        >>> answer_of([PartAnswer(text, peak, True), PartAnswer(text, mean, False)])
+        >>> answer_from_parts([PartAnswer(text, peak, True), PartAnswer(text, mean, False)])
         'partly'
-        >>> answer_of([PartAnswer(text, peak, True), PartAnswer(text, peak, False)])
+        >>> answer_from_parts([PartAnswer(text, peak, True), PartAnswer(text, peak, False)])
         'depends'
     """
     questions = [finding.question for finding in findings]
@@ -106,7 +107,7 @@ def _decided(questions: Sequence[Question], met: Sequence[bool]) -> Answer:
     return "partly" if len(set(zip(questions, met, strict=True))) == len(set(questions)) else "depends"
 
 
-def _checks(figures: Figures, part: Part) -> tuple[Check, ...]:
+def _checks(figures: Figures, part: ClaimPart) -> tuple[Check, ...]:
     checks = []
     for expect in part.expects:
         found = figures.all(expect.figure, **expect.at)

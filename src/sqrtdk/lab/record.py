@@ -13,8 +13,8 @@ from sqrtdk import _json
 from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
-from sqrtdk.lab.figures import LEVEL, Figure, Plot
-from sqrtdk.lab.judge import Verdict
+from sqrtdk.lab.figures import CONFIDENCE, Figure, Plot
+from sqrtdk.lab.judge import ClaimVerdict
 from sqrtdk.messages import Text
 
 SCHEMA_VERSION = 2
@@ -33,7 +33,7 @@ class Outcome:
 
     parameters: Mapping[str, Any]
     figures: tuple[Figure, ...]
-    verdict: Verdict
+    verdict: ClaimVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Record(Saved, Shown):
     command: str = ""
     started: str = ""
     duration_s: float = math.nan
-    level: float = LEVEL
+    level: float = CONFIDENCE
 
     def __repr__(self) -> str:
         size = "quick" if self.quick else "full"
@@ -118,7 +118,7 @@ def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in fields if (name, value) != ("one", None)}
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     """Read a record that `to_json` wrote.
 
     Args:

@@ -110,7 +110,7 @@ CLAIMS: dict[str, Claim] = {
 }
 
 
-def find(ids: Sequence[str]) -> list[Claim]:
+def find_claims(ids: Sequence[str]) -> list[Claim]:
     """Return claims by their ids, in the given order; "all" stands for the whole register.
 
     Args:
@@ -120,7 +120,7 @@ def find(ids: Sequence[str]) -> list[Claim]:
         InvalidValueError: There is no such claim; similar names are suggested.
 
     Example:
-        >>> [claim.id for claim in find(["var-linear"])]
+        >>> [claim.id for claim in find_claims(["var-linear"])]
         ['var-linear']
     """
     wanted: dict[str, Claim] = {}

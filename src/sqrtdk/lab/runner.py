@@ -23,18 +23,20 @@ from sqrtdk._environment import cpu_name, numbers_from
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import Claim, Map, Run, here
+from sqrtdk.lab.claim import Claim, ExperimentRun, Map, compute_in_process
 from sqrtdk.lab.figures import Figures, Plot
-from sqrtdk.lab.judge import judge
-from sqrtdk.lab.record import Outcome, Record, read, to_json
-from sqrtdk.lab.register import CLAIMS, find
+from sqrtdk.lab.judge import judge_claim
+from sqrtdk.lab.record import Outcome, Record, read_record, to_json
+from sqrtdk.lab.register import CLAIMS, find_claims
 from sqrtdk.messages import Message
 from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.store import disk
 from sqrtdk.store.lock import locked
 
 
-def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = here, command: str = "") -> Record:
+def run_claim(
+    claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map = compute_in_process, command: str = ""
+) -> Record:
     """Measure a claim and its control, and judge both.
 
     Args:
@@ -65,7 +67,7 @@ def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map 
         control=control,
         condition=claim.condition if outcome.verdict.answer == "depends" else None,
         plots=plots,
-        environment=environment(),
+        environment=lab_environment(),
         command=command,
         started=started.isoformat(timespec="seconds"),
         duration_s=round(time.monotonic() - begin, 3),
@@ -74,12 +76,12 @@ def run_claim(claim: Claim, *, quick: bool = False, seed: int = 0, compute: Map 
 
 def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) -> tuple[Outcome, tuple[Plot, ...]]:
     parameters = claim.settings(quick=quick, flipped=flipped)
-    measured = claim.measure(Run(parameters, seed, compute))
-    verdict = judge(Figures(measured.figures), claim.parts)
+    measured = claim.measure(ExperimentRun(parameters, seed, compute))
+    verdict = judge_claim(Figures(measured.figures), claim.parts)
     return Outcome(parameters, tuple(measured.figures), verdict), measured.plots
 
 
-def environment() -> dict[str, str]:
+def lab_environment() -> dict[str, str]:
     """Return code, versions and machine, as text."""
     return {
         **numbers_from(),
@@ -90,9 +92,9 @@ def environment() -> dict[str, str]:
     }
 
 
-CELLS = "cells"  # the folder of the cells' results, next to the records
+CELLS_FOLDER = "cells"  # the folder of the cells' results, next to the records
 PLOTS = ("svg", "png")
-_NEEDED = ("scipy.stats", "sklearn.datasets")  # experiments need them, perhaps an hour after the start
+_NEEDED_PACKAGES = ("scipy.stats", "sklearn.datasets")  # experiments need them, perhaps an hour after the start
 Draw = Callable[[Record, Path, bool], object]
 
 
@@ -115,7 +117,7 @@ class Done(Saved, Shown):
         return f"Done({self.record!r}, {where}{', reused' if self.reused else ''})"
 
 
-class Settings(TypedDict, total=False):
+class RunSettings(TypedDict, total=False):
     """The arguments of `run` other than ids."""
 
     quick: bool
@@ -131,11 +133,11 @@ class Settings(TypedDict, total=False):
 
 
 @overload
-def run(ids: str, **settings: Unpack[Settings]) -> Done: ...
+def run(ids: str, **settings: Unpack[RunSettings]) -> Done: ...
 
 
 @overload
-def run(ids: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> Iterator[Done]: ...
+def run(ids: list[str] | tuple[str, ...], **settings: Unpack[RunSettings]) -> Iterator[Done]: ...
 
 
 def run(
@@ -186,12 +188,13 @@ def run(
     """
     if ids == "all":
         raise InvalidValueError("one id is one claim; got 'all'", hint='Give a list: run(["all"]).')
-    claims = find([ids] if isinstance(ids, str) else ids)
+    claims = find_claims([ids] if isinstance(ids, str) else ids)
     if seed < 0:
         raise InvalidValueError(f"a seed is 0 or more; got {seed}", hint="Take 0, 1, 2, ...")
     folder = None if output is None else Path(output)
-    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS, anew=force)
-    for module in _NEEDED:
+    cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS_FOLDER, anew=force)
+    # A missing package is an error now, not after the experiments that do not need it.
+    for module in _NEEDED_PACKAGES:
         _extras.load_extra(module)
     measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
     find_known = (lambda path, claim: None) if force else partial(_known, quick=quick, seed=seed)
@@ -217,6 +220,7 @@ def _run(
         if folder is not None:
             stack.enter_context(_held(folder))
             for path in paths.values():
+                # Before the first claim runs: a record that can't be written costs hours of measuring.
                 _files.check_writable(path, force=True)
         known = {claim.id: find_known(paths[claim.id], claim) for claim in claims if paths}
         stack.enter_context(cells)
@@ -225,6 +229,7 @@ def _run(
             say(label, 0, 0)
             cells.progress = partial(say, label)
             there = known.get(claim.id)
+            # A user's torch.set_default_device("cuda") would change the numbers and their generator.
             with on_cpu_by_default():
                 found = there or measure(claim)
             done = Done(found, there is not None, paths.get(claim.id))
@@ -256,8 +261,8 @@ def _told(progress: Callable[[str], None]) -> _progress.Tell:
 def _held(folder: Path) -> Iterator[None]:
     """Make the directory if missing, and lock it for this process."""
     with locked(folder, "*.json", *(f"*.{kind}" for kind in PLOTS)):
-        disk.make(folder / CELLS)
-        disk.tidy(folder / CELLS, "*.json")
+        disk.make(folder / CELLS_FOLDER)
+        disk.tidy(folder / CELLS_FOLDER, "*.json")
         yield
 
 
@@ -284,7 +289,8 @@ def _known(path: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
 
 
 def _read(path: Path) -> Record:
-    record = read(path)
+    # A renamed file would pass for the record of another claim.
+    record = read_record(path)
     if record.id != path.stem:
         raise InvalidValueError(
             f"{path} is a record of the claim {record.id!r}, not of {path.stem!r}",
@@ -315,11 +321,11 @@ def records(folder: Path | str) -> list[Record]:
     return [found[name] for name in CLAIMS if name in found]
 
 
-def not_run(found: Sequence[Record]) -> list[str]:
+def claims_without_record(found: Sequence[Record]) -> list[str]:
     """Return the claims of the register that have no record here.
 
     Example:
-        >>> len(not_run([])) == len(CLAIMS)
+        >>> len(claims_without_record([])) == len(CLAIMS)
         True
     """
     return [name for name in CLAIMS if name not in {record.id for record in found}]

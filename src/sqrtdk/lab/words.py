@@ -15,11 +15,11 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Text
 from sqrtdk.messages._catalogue import entries, faults, placeholders, quoted
 
-EVERY = ("statement", "method", "control", "why")  # texts that every claim must have
+REQUIRED_TEXTS = ("statement", "method", "control", "why")  # texts that every claim must have
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ClaimWords:
     """The texts of one file by key; keys of nested tables are joined by dots, as "part.mean".
 
     Attributes:
@@ -27,7 +27,7 @@ class Words:
         texts: with their placeholders.
 
     Example:
-        >>> words = Words("x.toml", {"why": Text("It is {peak}.", "它是 {peak}。")})
+        >>> words = ClaimWords("x.toml", {"why": Text("It is {peak}.", "它是 {peak}。")})
         >>> words("why", peak=0.5).zh
         '它是 0.5。'
     """
@@ -53,14 +53,14 @@ class Words:
         return self.texts[key].filled(**values)
 
 
-def words_of(module: str) -> Words:
+def words_of(module: str) -> ClaimWords:
     """Read the words beside a module, in the TOML file of its name.
 
     Args:
         module: its `__name__`.
 
     Raises:
-        InvalidValueError: See `parse`; or there is no such file.
+        InvalidValueError: See `parse_words`; or there is no such file.
     """
     package, _, name = module.rpartition(".")
     source = f"{name}.toml"
@@ -68,10 +68,10 @@ def words_of(module: str) -> Words:
         content = importlib.resources.files(package).joinpath(source).read_text(encoding="utf-8")
     except OSError as error:
         raise _error(source, [f"it cannot be read: {error}"]) from error
-    return parse(content, source)
+    return parse_words(content, source)
 
 
-def parse(content: str, source: str) -> Words:
+def parse_words(content: str, source: str) -> ClaimWords:
     """Read the words of a claim.
 
     Args:
@@ -84,7 +84,7 @@ def parse(content: str, source: str) -> Words:
 
     Example:
         >>> same = '{en = "It is {peak}.", zh = "它是 {peak}。"}'
-        >>> parse("".join(f"{key} = {same}\\n" for key in EVERY), "x.toml")("method", peak=1).en
+        >>> parse_words("".join(f"{key} = {same}\\n" for key in REQUIRED_TEXTS), "x.toml")("method", peak=1).en
         'It is 1.'
     """
     try:
@@ -92,11 +92,11 @@ def parse(content: str, source: str) -> Words:
     except tomllib.TOMLDecodeError as error:
         raise _error(source, [f"it is no TOML: {error}"]) from error
     found = dict(entries(tables))
-    wrong = [f"the text {key!r} is missing" for key in EVERY if key not in found]
+    wrong = [f"the text {key!r} is missing" for key in REQUIRED_TEXTS if key not in found]
     wrong += [f"{key}: {fault}" for key, entry in found.items() for fault in faults(entry)]
     if wrong:
         raise _error(source, wrong)
-    return Words(source, {key: Text(**entry) for key, entry in found.items()})
+    return ClaimWords(source, {key: Text(**entry) for key, entry in found.items()})
 
 
 def _error(source: str, wrong: list[str]) -> InvalidValueError:

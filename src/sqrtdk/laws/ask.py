@@ -17,7 +17,7 @@ from sqrtdk.laws import declared_masks, finite
 from sqrtdk.laws.answers import state_of
 from sqrtdk.laws.table import answers_of, is_large, names_of
 from sqrtdk.models.limits import check_seed
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs
@@ -113,7 +113,7 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
     if isinstance(model, nn.Module):
         loaded = from_module(model, own, options)
     elif isinstance(model, str):
-        loaded = resolve(model, options, own)
+        loaded = resolve_model(model, options, own)
     else:
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")

@@ -47,7 +47,7 @@ from sqrtdk.laws.moved import moved_positions, position_axis
 from sqrtdk.laws.padded import in_a_band, mask_name, pad_both_sides, self_attentions, with_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
-from sqrtdk.models.signature import forward_arguments
+from sqrtdk.models.modules import forward_arguments
 
 LAW = "cache"
 # Kinds of caches, each named by the end of an id.

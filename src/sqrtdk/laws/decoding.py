@@ -19,8 +19,8 @@ from sqrtdk.errors import INTERRUPTS
 from sqrtdk.laws.inputs import MASK_WORDS, Content, contents, goes_with
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.returned import tensors_of, walk
-from sqrtdk.models.signature import forward_arguments
 from sqrtdk.tracing.trace import trace
 
 # past_key_values, cache_params, mems.

@@ -14,7 +14,7 @@ from sqrtdk.laws.first_place import in_encoder
 from sqrtdk.laws.inputs import Content, MaskInput, content_of, goes_with, mask_inputs, restarts
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
-from sqrtdk.models.signature import forward_arguments
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
 

@@ -27,7 +27,7 @@ from sqrtdk.laws.moved import MOVED_ROUNDINGS, moved_entries
 from sqrtdk.laws.padded import in_a_band, self_attentions
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
-from sqrtdk.models.signature import forward_arguments
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall
 from sqrtdk.tracing.trace import trace
 

@@ -19,10 +19,10 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.laws.moved import HALF_DTYPES
 from sqrtdk.messages import Message
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import call
-from sqrtdk.models.signature import forward_arguments
 
 Outputs = dict[str, Tensor]
 _MOST_REASON_CHARACTERS = 160  # characters of a reason that quotes the model's own error

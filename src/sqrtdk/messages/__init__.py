@@ -1,9 +1,9 @@
 """Sentences for people: each has an id, values and one text a language in the catalogue beside this file."""
 
 from sqrtdk.messages._catalogue import Text as Text
+from sqrtdk.messages._catalogue import catalogue_text as catalogue_text
+from sqrtdk.messages._catalogue import in_language as in_language
 from sqrtdk.messages._catalogue import placeholders as placeholders
-from sqrtdk.messages._catalogue import say as say
-from sqrtdk.messages._catalogue import template as template
 from sqrtdk.messages._catalogue import unfilled as unfilled
 from sqrtdk.messages._message import Message as Message
 from sqrtdk.messages._message import fields as fields
@@ -13,7 +13,7 @@ from sqrtdk.messages._message import mentions as mentions
 from sqrtdk.messages._message import named as named
 from sqrtdk.messages._message import recorded as recorded
 from sqrtdk.messages._message import said as said
-from sqrtdk.messages._message import text as text
+from sqrtdk.messages._message import said_again as said_again
+from sqrtdk.messages._message import table_of as table_of
+from sqrtdk.messages._message import text_of_value as text_of_value
 from sqrtdk.messages._message import word as word
-from sqrtdk.messages._records import said_again as said_again
-from sqrtdk.messages._records import table_of as table_of

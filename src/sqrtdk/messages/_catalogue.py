@@ -22,7 +22,7 @@ from typing import Any
 
 LANGUAGES = ("en", "zh")
 SINGULAR = "one"
-COUNT = "count"  # the value that decides between `one` and `en`
+COUNT_VALUE = "count"  # the value that decides between `one` and `en`
 TOPICS = importlib.resources.files("sqrtdk.messages").joinpath("words")
 
 
@@ -53,18 +53,18 @@ class Text:
 
     def english(self, values: Mapping[str, object]) -> str:
         """Return the English template for these values: its singular if `count` is 1."""
-        return self.one if self.one is not None and values.get(COUNT) in (1, "1") else self.en
+        return self.one if self.one is not None and values.get(COUNT_VALUE) in (1, "1") else self.en
 
     def of(self, language: str) -> str:
         """Return the text in a language."""
         return self.zh if language == "zh" else self.en
 
 
-def say(text: Text, language: str, /, **values: object) -> str:
+def in_language(text: Text, language: str, /, **values: object) -> str:
     """Return a text in one language, with its placeholders filled in.
 
     Example:
-        >>> say(Text("head {head}", "头 {head}"), "zh", head=3)
+        >>> in_language(Text("head {head}", "头 {head}"), "zh", head=3)
         '头 3'
     """
     return (text.filled(**values) if values else text).of(language)
@@ -83,14 +83,14 @@ def topics() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".toml") for path in TOPICS.iterdir() if path.name.endswith(".toml")))
 
 
-def template(id: str) -> Text:
+def catalogue_text(id: str) -> Text:
     """Return the text of an id with its placeholders.
 
     Raises:
         KeyError: there is no such sentence.
 
     Example:
-        >>> template("joins.semicolon").en
+        >>> catalogue_text("joins.semicolon").en
         '{first}; {second}'
     """
     name, _, key = id.partition(".")
@@ -147,8 +147,8 @@ def faults(entry: Any) -> Iterator[str]:
     for language in (LANGUAGES[1], SINGULAR):
         if LANGUAGES[0] in names and names.get(language, names[LANGUAGES[0]]) != names[LANGUAGES[0]]:
             yield f"en has the placeholders {quoted(names['en'])}, {language} {quoted(names[language])}"
-    if SINGULAR in names and COUNT not in names[SINGULAR]:
-        yield f"it has a singular and no placeholder {COUNT!r}"
+    if SINGULAR in names and COUNT_VALUE not in names[SINGULAR]:
+        yield f"it has a singular and no placeholder {COUNT_VALUE!r}"
 
 
 def placeholders(words: str) -> set[str]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from sqrtdk._language import Language
-from sqrtdk.messages._catalogue import Text, placeholders, template, topic
+from sqrtdk.messages._catalogue import Text, catalogue_text, placeholders, topic
 
 Value = str | int | float
-_DEEPEST = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
-_LONGEST = 2000  # characters; none of our sentences is longer
+_MAX_NESTED_SENTENCES = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
+_MAX_SENTENCE_CHARACTERS = 2000  # characters; none of our sentences is longer
 
 
 class Message(str):
@@ -39,7 +40,7 @@ class Message(str):
     values: Mapping[str, Value]
 
     def __new__(cls, id: str, /, **values: Value) -> Message:
-        return cls._made(id, values, template(id).english(values).format_map(values))
+        return cls._made(id, values, catalogue_text(id).english(values).format_map(values))
 
     @classmethod
     def _made(cls, id: str, values: Mapping[str, Value], english: str) -> Message:
@@ -58,7 +59,10 @@ class Message(str):
     @property
     def text(self) -> Text:
         """The sentence in all languages."""
-        return Text(str.__str__(self), template(self.id).filled(**{n: text(v) for n, v in self.values.items()}).zh)
+        return Text(
+            str.__str__(self),
+            catalogue_text(self.id).filled(**{n: text_of_value(v) for n, v in self.values.items()}).zh,
+        )
 
 
 def said(sentence: str, language: Language) -> str:
@@ -93,7 +97,7 @@ def mentions(sentence: object, id: str) -> bool:
     return sentence.id == id or any(mentions(value, id) for value in sentence.values.values())
 
 
-def text(value: object) -> Text:
+def text_of_value(value: object) -> Text:
     """Return a value in all languages: a message in its own words, anything else as it is written."""
     if isinstance(value, Text):
         return value
@@ -121,6 +125,7 @@ def named(section: str, name: str) -> str:
         >>> said(named("words.verdict", "exact"), "zh"), named("words.verdict", "another")
         ('相符', 'another')
     """
+    # A name of an untrusted record may be no key of the section: it is shown as it is.
     topic_of, _, within = section.partition(".")
     return Message(f"{section}.{name}") if f"{within}.{name}" in topic(topic_of) else name
 
@@ -178,10 +183,16 @@ def recorded(sentence: str, message_id: object, values: object) -> str:
 
 
 def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
-    if not isinstance(id, str) or not isinstance(values, dict) or depth > _DEEPEST or len(sentence) > _LONGEST:
+    if (
+        not isinstance(id, str)
+        or not isinstance(values, dict)
+        or depth > _MAX_NESTED_SENTENCES
+        or len(sentence) > _MAX_SENTENCE_CHARACTERS
+    ):
         return sentence
     try:
-        names = placeholders(template(id).en)
+        # A record of another version may have an id that this catalogue has not, or other values for it.
+        names = placeholders(catalogue_text(id).en)
     except KeyError:
         return sentence
     read: dict[str, Value] = {}
@@ -195,3 +206,50 @@ def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
             return sentence
         read[name] = value
     return Message._made(id, read, sentence) if set(read) == names else sentence
+
+
+def table_of(value: Any) -> dict[str, dict[str, Any]]:
+    """Return `fields` of each message in dataclasses and containers, by its English text.
+
+    Example:
+        >>> table_of({"how": Message("joins.same"), "site": "h.0"})
+        {'the same': {'message_id': 'joins.same', 'values': {}}}
+    """
+    return {str(message): fields(message) for message in _messages(value)}
+
+
+def said_again(value: Any, table: object) -> Any:
+    """Return dataclasses and tuples that were read back, with their sentences as messages.
+
+    Args:
+        value: as it was read; anything but dataclasses, tuples and texts in it stays as it is.
+        table: what `table_of` returned, of an untrusted file; a sentence without a fitting entry stays as it is.
+
+    Example:
+        >>> said_again(("the same", "h.0"), table_of(Message("joins.same")))[0].said("zh")
+        '相同'
+    """
+    return _again(value, table) if isinstance(table, dict) and table else value
+
+
+def _messages(value: Any) -> Iterator[Message]:
+    if isinstance(value, Message):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _messages(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _messages(getattr(value, field.name))
+
+
+def _again(value: Any, table: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        entry = table.get(value)
+        return recorded(value, entry.get("message_id"), entry.get("values")) if isinstance(entry, dict) else value
+    if isinstance(value, tuple):
+        return tuple(_again(item, table) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: _again(getattr(value, field.name), table) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **parts)
+    return value

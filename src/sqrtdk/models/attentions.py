@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from sqrtdk.messages import Message, id_of
 
-_IDLE = "trace.silent.idle"
-_NAMES = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
-LEAST_PROJECTIONS = 2  # one fused for q, k and v, and one for the output
+_IDLE_MESSAGE = "trace.silent.idle"
+_ATTENTION_CLASS_NAME = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
+PROJECTIONS_OF_ATTENTION = 2  # one fused for q, k and v, and one for the output
 
 
 @contextmanager
@@ -65,12 +65,12 @@ def silent_attentions(
         elif not any(id(part) in ran for part in module.modules()):
             sites = (*accounted_for, *unused)
             if path.rpartition(".")[0] not in sites and not _inside(path, sites):
-                yield path, Message(_IDLE)
+                yield path, Message(_IDLE_MESSAGE)
 
 
 def is_idle(reason: str) -> bool:
     """Return whether a reason of `silent_attentions` says that the attention did not run."""
-    return id_of(reason) == _IDLE
+    return id_of(reason) == _IDLE_MESSAGE
 
 
 def _inside(path: str, sites: Collection[str]) -> bool:
@@ -79,10 +79,10 @@ def _inside(path: str, sites: Collection[str]) -> bool:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    if not _NAMES.search(type(module).__name__) or isinstance(module, torch.jit.ScriptModule):
+    if not _ATTENTION_CLASS_NAME.search(type(module).__name__) or isinstance(module, torch.jit.ScriptModule):
         return False  # the parts of a TorchScript module run unseen
     weights = (is_lazy(parameter) or parameter.dim() > 1 for parameter in module.parameters())
-    return sum(weights) >= LEAST_PROJECTIONS
+    return sum(weights) >= PROJECTIONS_OF_ATTENTION
 
 
 def _above(path: str) -> Iterator[str]:

@@ -12,13 +12,13 @@ from torch import nn
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
 from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.checkpoint import weight_files
-from sqrtdk.models.config import DTYPE_NAMES, DTYPES, load_config, read_config_dict, read_json
+from sqrtdk.models.config import DTYPE_NAMES, MODEL_DTYPES, load_config, read_config_dict, read_json
 from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
 from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 
 GENERATION = "generation_config.json"
-_ABSENT = "premises.weights.absent"
+_ABSENT_WEIGHTS_MESSAGE = "premises.weights.absent"
 
 # transformers' auto classes in the order in which they are searched for an architecture; AutoModel is the fallback.
 AUTO_CLASSES = (
@@ -73,8 +73,8 @@ def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
         return name
     full = name.removeprefix("torch.")
     full = DTYPE_NAMES.get(full, full)
-    if full not in DTYPES:
-        names = joined((*DTYPES, *DTYPE_NAMES), "comma")
+    if full not in MODEL_DTYPES:
+        names = joined((*MODEL_DTYPES, *DTYPE_NAMES), "comma")
         raise ModelError(
             Message("errors.options.dtype", name=repr(name)), hint=Message("errors.hint.one_of", names=names)
         )
@@ -263,7 +263,7 @@ def _load_weights(
     unused = sorted(loading_report.get("unexpected_keys") or ())
     notes: list[str] = []
     if missing:
-        notes.append(Message(_ABSENT, count=len(missing), name=repr(missing[0])))
+        notes.append(Message(_ABSENT_WEIGHTS_MESSAGE, count=len(missing), name=repr(missing[0])))
     if unused:
         notes.append(Message("premises.weights.unused", count=len(unused), name=repr(unused[0][:200])))
     return module, notes
@@ -271,7 +271,7 @@ def _load_weights(
 
 def lacks_weights(note: str) -> bool:
     """Return whether a note of `build_model` says that some weights are random because the checkpoint lacks them."""
-    return id_of(note) == _ABSENT
+    return id_of(note) == _ABSENT_WEIGHTS_MESSAGE
 
 
 def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:

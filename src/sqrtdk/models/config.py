@@ -20,13 +20,13 @@ from sqrtdk.models.extras import import_transformers
 from sqrtdk.models.limits import read_bytes
 
 MAX_CONFIG_BYTES = 10 * 2**20
-MAX_DEPTH = 20
-MAX_ENTRIES = 1_000_000
+MAX_CONFIG_DEPTH = 20
+MAX_CONFIG_ENTRIES = 1_000_000
 MAX_LAYERS_TIMES_EXPERTS = 100_000
 JSON = (dict, list)
 IGNORED = "premises.config.ignored"
 _WHOSE = "errors.hint.whose_config"  # id of a sentence
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+MODEL_DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE_NAMES = {  # common aliases
     "fp32": "float32",
     "fp16": "float16",
@@ -103,11 +103,11 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ModelError(Message("errors.config.no_object", name=name, kind=type(raw).__name__), hint=Message(_WHOSE))
     entries, layer = 0, [raw]  # `layer` holds all values of one depth
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_CONFIG_DEPTH + 1):
         nested = [value.values() if isinstance(value, dict) else value for value in layer if isinstance(value, JSON)]
         layer = list(itertools.chain.from_iterable(nested))
         entries += len(layer)
-    if layer or entries > MAX_ENTRIES:
+    if layer or entries > MAX_CONFIG_ENTRIES:
         raise ModelError(Message("errors.config.deep_or_many", name=name), hint=Message(_WHOSE))
     return raw
 
@@ -153,7 +153,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
                 notes.append(Message(IGNORED, name=path[:200], value=_short(item)))
             return False
         if name in ("dtype", "torch_dtype"):
-            return item in DTYPES
+            return item in MODEL_DTYPES
         if name == "auto_map":
             return trust_remote_code
         return name not in DROPPED_QUIETLY and not name.startswith("__")

@@ -11,7 +11,7 @@ from typing import Any
 from sqrtdk.errors import MissingExtraError
 from sqrtdk.messages import Message
 
-HINT = "errors.hint.install_hf"  # id of a sentence
+INSTALL_HINT = "errors.hint.install_hf"  # id of a sentence
 TRANSFORMERS_AT_LEAST = (5, 20, 2)
 
 
@@ -24,7 +24,9 @@ def import_transformers() -> Any:
     try:
         module = importlib.import_module("transformers")
     except ImportError as error:
-        raise MissingExtraError(Message("errors.extras.transformers", reason=str(error)), hint=Message(HINT)) from error
+        raise MissingExtraError(
+            Message("errors.extras.transformers", reason=str(error)), hint=Message(INSTALL_HINT)
+        ) from error
     return check_version(module)
 
 
@@ -46,7 +48,7 @@ def check_version(module: Any) -> Any:
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < TRANSFORMERS_AT_LEAST:
         oldest = ".".join(map(str, TRANSFORMERS_AT_LEAST))
         raise MissingExtraError(
-            Message("errors.extras.old_transformers", version=version, oldest=oldest), hint=Message(HINT)
+            Message("errors.extras.old_transformers", version=version, oldest=oldest), hint=Message(INSTALL_HINT)
         )
     return module
 
@@ -60,7 +62,9 @@ def import_accelerate() -> Any:
     try:
         return importlib.import_module("accelerate")
     except ImportError as error:
-        raise MissingExtraError(Message("errors.extras.accelerate", reason=str(error)), hint=Message(HINT)) from error
+        raise MissingExtraError(
+            Message("errors.extras.accelerate", reason=str(error)), hint=Message(INSTALL_HINT)
+        ) from error
 
 
 def quiet_transformers() -> contextlib.AbstractContextManager[None]:

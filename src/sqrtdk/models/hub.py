@@ -16,7 +16,7 @@ from typing import Any
 from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG, PICKLES, how_to_convert
-from sqrtdk.models.extras import HINT, import_transformers, quiet_hub
+from sqrtdk.models.extras import INSTALL_HINT, import_transformers, quiet_hub
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -77,7 +77,7 @@ def ask(model: str, revision: str | None = None, before: Callable[[], None] = la
     try:
         from huggingface_hub import constants
     except ImportError as error:
-        raise MissingExtraError(Message("errors.extras.hub", reason=str(error)), hint=Message(HINT)) from error
+        raise MissingExtraError(Message("errors.extras.hub", reason=str(error)), hint=Message(INSTALL_HINT)) from error
     cached = _is_cached(model, revision)
     if constants.HF_HUB_OFFLINE:
         if cached:

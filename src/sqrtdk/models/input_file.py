@@ -14,9 +14,9 @@ from sqrtdk.errors import INTERRUPTS, ModelError, short_text
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_file
 from sqrtdk.models.makers import vocabulary
-from sqrtdk.models.signature import forward_arguments
+from sqrtdk.models.modules import forward_arguments
 
-MAX_INPUT_BYTES = 2**31
+MAX_INPUT_FILE_BYTES = 2**31
 RANKS = {"input_ids": (2,), "decoder_input_ids": (2,), "pixel_values": (4, 5), "input_features": (2, 3, 4)}
 
 
@@ -33,7 +33,7 @@ def read_inputs(path: str | Path, module: nn.Module, config: Any = None) -> dict
             rank is wrong, or ids are out of range.
     """
     tensors = read_tensors(path)
-    check_names(tensors, module)
+    check_input_names(tensors, module)
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, config)
     return tensors
@@ -53,7 +53,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
             hint=Message("errors.hint.save_inputs"),
         )
     try:
-        check_file(path, f"the inputs {str(path)!r}", MAX_INPUT_BYTES)
+        check_file(path, f"the inputs {str(path)!r}", MAX_INPUT_FILE_BYTES)
         tensors: dict[str, Tensor] = load_file(str(path))
     except (*INTERRUPTS, ModelError):
         raise
@@ -70,7 +70,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def check_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
+def check_input_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
     """Check names against the signature of `module.forward`.
 
     Raises:

@@ -14,10 +14,9 @@ from sqrtdk.messages import Message
 from sqrtdk.models.config import text_config
 from sqrtdk.models.demo import CONTEXT, DemoModel
 from sqrtdk.models.limits import check_elements, check_seed, check_sizes
-from sqrtdk.models.makers import MAKERS, Request
-from sqrtdk.models.modules import config_of, is_spread
+from sqrtdk.models.makers import MAKERS, InputRequest
+from sqrtdk.models.modules import config_of, file_hint, forward_arguments, is_spread
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.signature import file_hint, forward_arguments
 from sqrtdk.models.tokens import byte_ids, embedded_text, read_text
 
 DEFAULT_SEQ_LEN = 128
@@ -61,7 +60,7 @@ def make_inputs(
     if (only := _only_length(config)) is not None and length != only:
         notes = [*notes, Message("premises.inputs.only_length", length=only)]
         length = only
-    request = Request(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
+    request = InputRequest(module, config, batch, length, seed, directory, read_text(text) if text else None, notes)
     accepted = forward_arguments(module)
     wanted = [name for name in MAKERS if name in accepted and _wants(name, request, accepted)]
     if any(p.is_meta for p in module.parameters()) and not is_spread(module):
@@ -110,7 +109,7 @@ def guess_inputs(
     """
     if isinstance(module, DemoModel):
         made, notes = demo_inputs(batch=batch, seq_len=seq_len)
-        return place(made, module), notes
+        return move_inputs(made, module), notes
     config = config_of(module)
     if config is None:
         accepted = ", ".join(forward_arguments(module)) or "*args, **kwargs"
@@ -119,7 +118,7 @@ def guess_inputs(
             hint=Message("errors.hint.pass_inputs", accepted=accepted),
         )
     made, notes = make_inputs(module, config, batch=batch, seq_len=seq_len, seed=seed)
-    return place(made, module), notes
+    return move_inputs(made, module), notes
 
 
 def demo_inputs(
@@ -174,7 +173,7 @@ def without_numbers(module: nn.Module, inputs: Inputs | None) -> bool:
     return not is_spread(module) and any(x.is_meta for x in (*module.parameters(), *values) if isinstance(x, Tensor))
 
 
-def place(inputs: Inputs, module: nn.Module) -> Inputs:
+def move_inputs(inputs: Inputs, module: nn.Module) -> Inputs:
     """Move tensors to the module's device, and floating-point ones to its dtype.
 
     Raises:
@@ -213,7 +212,7 @@ def position_limit(module: nn.Module, config: Any) -> int | None:
     return min(limits) if limits else None
 
 
-def _wants(name: str, request: Request, accepted: dict[str, bool]) -> bool:
+def _wants(name: str, request: InputRequest, accepted: dict[str, bool]) -> bool:
     """Return whether to make an argument that the model accepts but does not require."""
     main = getattr(request.module, "main_input_name", "input_ids")
     if accepted[name] or name == main:

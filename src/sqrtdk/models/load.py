@@ -17,7 +17,7 @@ from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, rais
 from sqrtdk.models.demo import DemoModel, load_demo
 from sqrtdk.models.factory import call_factory
 from sqrtdk.models.input_file import read_inputs
-from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, place, without_numbers
+from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, move_inputs, without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.modules import config_of, refuse_odd
 from sqrtdk.models.names import calls_factory, is_demo, locate
@@ -25,12 +25,14 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import on_cpu_by_default
 
-_DEFAULTS = LoadOptions()
+_LOAD_DEFAULTS = LoadOptions()
 _ATTN_IGNORED = "premises.attention.ignored"
 
 
 @alone()
-def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Inputs | None = None) -> LoadedModel:
+def resolve_model(
+    model: str = "demo", options: LoadOptions = _LOAD_DEFAULTS, inputs: Inputs | None = None
+) -> LoadedModel:
     """Find and build a model, in eval mode, with inputs that it accepts.
 
     Args:
@@ -46,7 +48,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
             model that is not a checkpoint.
 
     Example:
-        >>> loaded = resolve("demo:unscaled", LoadOptions(seq_len=16))
+        >>> loaded = resolve_model("demo:unscaled", LoadOptions(seq_len=16))
         >>> loaded.kind, loaded.inputs["input_ids"].shape, loaded.module(**loaded.inputs).shape
         ('demo', torch.Size([1, 16]), torch.Size([1, 16, 256]))
     """
@@ -113,7 +115,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
     name = getattr(config, "_attn_implementation", None)
     return LoadedModel(
         module=module,
-        inputs=place(ready, module),
+        inputs=move_inputs(ready, module),
         id=model,
         kind=kind,
         config=config,
@@ -125,7 +127,7 @@ def resolve(model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Input
 
 
 def iter_attn(
-    model: str = "demo", options: LoadOptions = _DEFAULTS, inputs: Inputs | None = None
+    model: str = "demo", options: LoadOptions = _LOAD_DEFAULTS, inputs: Inputs | None = None
 ) -> Iterator[AttnBuild]:
     """Build a Hugging Face model twice, with eager and then with sdpa attention, from the same weights and inputs.
 
@@ -133,9 +135,9 @@ def iter_attn(
     of attention (the demo, a user's own module) is yielded once, as "own".
 
     Args:
-        model: See `resolve`.
-        options: See `resolve`; its `attn` is ignored.
-        inputs: See `resolve`.
+        model: See `resolve_model`.
+        options: See `resolve_model`; its `attn` is ignored.
+        inputs: See `resolve_model`.
 
     Raises:
         ModelError: The model can't be built either way.
@@ -143,7 +145,7 @@ def iter_attn(
     refused = 0
     for attn in ATTN:
         try:
-            loaded = resolve(model, replace(options, attn=attn), inputs)
+            loaded = resolve_model(model, replace(options, attn=attn), inputs)
         except AttnRefusedError as error:
             refused += 1
             if refused == len(ATTN):

@@ -15,7 +15,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.models.config import text_config
 from sqrtdk.models.limits import check_elements
-from sqrtdk.models.signature import file_hint, forward_arguments
+from sqrtdk.models.modules import file_hint, forward_arguments
 from sqrtdk.models.tokens import embedded_text, random_ids, text_ids
 
 DEFAULT_IMAGE_SIZE = 224
@@ -24,7 +24,7 @@ VIDEO_TYPES = ("videomae", "timesformer", "vivit")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InputRequest:
     """What an input is made from; `text` is None if the user gave none."""
 
     module: nn.Module
@@ -50,7 +50,7 @@ def vocabulary(config: Any, hint: str | None = None) -> int:
     raise ModelError(Message("errors.inputs.no_vocabulary"), hint=hint or Message("errors.hint.pass_input_file"))
 
 
-def _ids(request: Request, salt: int = 0) -> Tensor:
+def _ids(request: InputRequest, salt: int = 0) -> Tensor:
     check_elements("input_ids", (request.batch, request.seq_len))
     vocab = vocabulary(request.config, file_hint(request.module))
     wanted = request.text if request.text is not None else embedded_text()
@@ -65,22 +65,22 @@ def _ids(request: Request, salt: int = 0) -> Tensor:
     return random_ids(part, batch=request.batch, length=request.seq_len, vocab=vocab, seed=seed)
 
 
-def _note(request: Request, text: str) -> None:
+def _note(request: InputRequest, text: str) -> None:
     if text and text not in request.notes:
         request.notes.append(text)
 
 
-def _mask(request: Request) -> Tensor:
+def _mask(request: InputRequest) -> Tensor:
     check_elements("attention_mask", (request.batch, request.seq_len))
     return torch.ones(request.batch, request.seq_len, dtype=torch.long)
 
 
-def _types(request: Request) -> Tensor:
+def _types(request: InputRequest) -> Tensor:
     """Return zeros, as a processor does for a prompt of text."""
     return torch.zeros_like(_mask(request))
 
 
-def _pixels(request: Request) -> Tensor:
+def _pixels(request: InputRequest) -> Tensor:
     channels = _first(request.config, "num_channels", 3)
     if _is_patched(request):
         side = _first(request.config, "patch_size", 16)
@@ -90,30 +90,30 @@ def _pixels(request: Request) -> Tensor:
     return _normal("pixel_values", request, (request.batch, *frames, channels, height, width))
 
 
-def _pixel_mask(request: Request) -> Tensor:
+def _pixel_mask(request: InputRequest) -> Tensor:
     shape = (request.batch, *_image_size(request.config))
     check_elements("pixel_mask", shape)
     return torch.ones(shape, dtype=torch.long)
 
 
-def _is_patched(request: Request) -> bool:
+def _is_patched(request: InputRequest) -> bool:
     """Return whether images are passed as a list of patches with the shape of their grid, as in SigLIP 2."""
     return "spatial_shapes" in forward_arguments(request.module)
 
 
-def _grid(request: Request) -> int:
+def _grid(request: InputRequest) -> int:
     return math.isqrt(_first(request.config, "num_patches", 256))  # patches of a square image
 
 
-def _patch_mask(request: Request) -> Tensor:
+def _patch_mask(request: InputRequest) -> Tensor:
     return torch.ones(request.batch, _grid(request) ** 2, dtype=torch.long)
 
 
-def _grids(request: Request) -> Tensor:
+def _grids(request: InputRequest) -> Tensor:
     return torch.full((request.batch, 2), _grid(request), dtype=torch.long)
 
 
-def _features(request: Request) -> Tensor:
+def _features(request: InputRequest) -> Tensor:
     """Make spectrograms: Whisper's (B, mel, 2 x positions), since a convolution halves the time, or else (B, T, mel).
 
     CLAP takes (B, channel, T, mel) and folds it to an image of spec_size x spec_size.
@@ -131,7 +131,7 @@ def _features(request: Request) -> Tensor:
     raise ModelError(Message("errors.inputs.no_shape", name="input_features"), hint=file_hint(request.module))
 
 
-def _values(request: Request) -> Tensor:
+def _values(request: InputRequest) -> Tensor:
     """Make waveforms (B, samples) of about 50 frames, or spectrograms (B, T, mel) if the config has mel bins.
 
     A SpeechT5 encoder without a prenet takes the prenet's output instead: (B, L, width).
@@ -148,23 +148,24 @@ def _values(request: Request) -> Tensor:
     return _normal("input_values", request, (request.batch, 16000))
 
 
-def _decoder_values(request: Request) -> Tensor:
+def _decoder_values(request: InputRequest) -> Tensor:
     """Make spectrograms (B, L, mel) for SpeechT5's decoder; without a prenet, make the prenet's output instead."""
     return _steps("decoder_input_values", request, "num_mel_bins" if _has_prenet(request, "decoder") else "hidden_size")
 
 
-def _has_prenet(request: Request, part: str) -> bool:
+def _has_prenet(request: InputRequest, part: str) -> bool:
     return any(f".{name}".endswith(f".{part}.prenet") for name, _ in request.module.named_modules())
 
 
-def _latents(request: Request) -> Tensor:
+def _latents(request: InputRequest) -> Tensor:
     """Make inputs for a Perceiver without a preprocessor: d_model numbers for each position."""
     return _steps("inputs", request, "d_model")
 
 
-def _series(request: Request) -> Tensor:
+def _series(request: InputRequest) -> Tensor:
     """Make time series (B, T, channels), or TimesFM's (B, T), which it cuts into patches."""
     length, channels = (_first(request.config, name, 0) for name in ("context_length", "num_input_channels"))
+    # TimesFM has a patch length and no channels; PatchTST has both.
     if length and _first(request.config, "patch_length", 0) and not channels:
         return _normal("past_values", request, (request.batch, length))
     if not length or not channels:
@@ -172,7 +173,7 @@ def _series(request: Request) -> Tensor:
     return _normal("past_values", request, (request.batch, length, channels))
 
 
-def _steps(name: str, request: Request, width: str | None) -> Tensor:
+def _steps(name: str, request: InputRequest, width: str | None) -> Tensor:
     """Make (B, L, width) with the width that a config field names; None stands for width 1."""
     size = 1 if width is None else _first(request.config, width, 0)
     if not size:
@@ -180,11 +181,11 @@ def _steps(name: str, request: Request, width: str | None) -> Tensor:
     return _normal(name, request, (request.batch, request.seq_len, size))
 
 
-def _timesteps(request: Request) -> Tensor:
+def _timesteps(request: InputRequest) -> Tensor:
     return torch.arange(request.seq_len).expand(request.batch, -1).contiguous()
 
 
-def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
+def _normal(name: str, request: InputRequest, shape: tuple[int, ...]) -> Tensor:
     check_elements(name, shape)
     _note(request, Message("premises.inputs.random", name=name, seed=request.seed))
     return torch.randn(shape, generator=torch.Generator().manual_seed(request.seed))
@@ -192,6 +193,7 @@ def _normal(name: str, request: Request, shape: tuple[int, ...]) -> Tensor:
 
 def _first(config: Any, name: str, default: Any) -> Any:
     """Return a field of the config or of one of its towers, or the default."""
+    # The config first: a tower may have another value for the same field.
     for part in (config, *(getattr(config, tower, None) for tower in TOWERS)):
         value = getattr(part, name, None)
         if value is not None:
@@ -203,11 +205,12 @@ def _image_size(config: Any) -> tuple[int, int]:
     size = _first(config, "image_size", DEFAULT_IMAGE_SIZE)
     if isinstance(size, int):
         return size, size
+    # image_size is 224, (224, 160) or {"height": 224, "width": 160}, depending on the model.
     height, width = size if isinstance(size, (list, tuple)) else (size["height"], size["width"])
     return int(height), int(width)
 
 
-MAKERS: dict[str, Callable[[Request], Tensor]] = {
+MAKERS: dict[str, Callable[[InputRequest], Tensor]] = {
     "input_ids": _ids,
     "pixel_values": _pixels,
     "pixel_mask": _pixel_mask,

@@ -19,7 +19,7 @@ FILE_FACTORY = re.compile(r"(.*[/\\])?([A-Za-z_]\w*)\.py:([A-Za-z_]\w*(?:\.[A-Za
 # A hub repository is never called so.
 FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt", ".pth", ".ckpt")
 
-WANTED = "errors.hint.directory_or_config"  # id of a sentence
+DIRECTORY_OR_CONFIG_HINT = "errors.hint.directory_or_config"  # id of a sentence
 
 GRAPHS = (".onnx", ".pt2", ".gguf")  # suffixes of exported graphs
 
@@ -94,18 +94,22 @@ def find_local(model: str) -> Path | None:
             return path
         is_beside = (path.parent / CONFIG).is_file()
         beside = Message("errors.hint.its_directory", directory=repr(str(path.parent))) if is_beside else None
-        raise ModelError(Message("errors.model.no_config_file", model=repr(model)), hint=beside or Message(WANTED))
+        raise ModelError(
+            Message("errors.model.no_config_file", model=repr(model)), hint=beside or Message(DIRECTORY_OR_CONFIG_HINT)
+        )
     if named := file_as_module(model):
         raise ModelError(Message("errors.model.file_not_module", model=repr(model)), hint=named)
     if model and os.path.lexists(name):
-        raise ModelError(Message("errors.files.not_directory", model=repr(model)), hint=Message(WANTED))
+        raise ModelError(
+            Message("errors.files.not_directory", model=repr(model)), hint=Message(DIRECTORY_OR_CONFIG_HINT)
+        )
     # A hub id has one slash at most.
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         raise ModelError(
             Message("errors.files.no_directory", model=repr(model)), hint=Message("errors.hint.path_or_id")
         )
     if model.lower().endswith(FILE_SUFFIXES):
-        raise ModelError(Message("errors.files.no_file", model=repr(model)), hint=Message(WANTED))
+        raise ModelError(Message("errors.files.no_file", model=repr(model)), hint=Message(DIRECTORY_OR_CONFIG_HINT))
     return None
 
 

@@ -1,4 +1,4 @@
-"""The options of loading a model and making its inputs, for `resolve`, `check` and the command line."""
+"""The options of loading a model and making its inputs, for `resolve_model`, `check` and the command line."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_DEEPEST = 8  # levels of nesting
-_MOST = 4096  # tensors in one output
-_LISTS = (("key_cache", "value_cache"),)  # a cache of older transformers: lists with an entry for each layer
+_MAX_OUTPUT_DEPTH = 8  # levels of nesting
+_MAX_OUTPUT_TENSORS = 4096  # tensors in one output
+_CACHE_FIELDS = (("key_cache", "value_cache"),)  # a cache of older transformers: lists with an entry for each layer
 
 
 def tensors_of(returned: Any) -> dict[str, Tensor]:
@@ -28,7 +28,7 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for name, tensor in walk(returned):
-        if len(found) >= _MOST:
+        if len(found) >= _MAX_OUTPUT_TENSORS:
             break
         if tensor.is_floating_point() or tensor.is_complex():
             found.setdefault(name or "0", _plain(tensor))
@@ -63,7 +63,7 @@ def _walk(value: Any, name: str, depth: int, seen: dict[int, Any], objects: bool
     if isinstance(value, Tensor):
         yield name, value
         return
-    if depth > _DEEPEST or id(value) in seen:
+    if depth > _MAX_OUTPUT_DEPTH or id(value) in seen:
         return
     seen[id(value)] = value  # kept, so that no other object gets its id; an object held twice is walked once
     for key, part in _parts(value, objects):
@@ -94,7 +94,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
             for key, own in (("key", "keys"), ("value", "values")):
                 yield f"{place}.{key}", getattr(layer, own, None)
         return
-    for keys, values in _LISTS:
+    for keys, values in _CACHE_FIELDS:
         if isinstance(fields.get(keys), list):
             for own, key in ((keys, "key"), (values, "value")):
                 yield from ((f"{place}.{key}", part) for place, part in enumerate(fields.get(own) or ()))

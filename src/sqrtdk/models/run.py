@@ -14,12 +14,11 @@ from sqrtdk._modes import EagerMode
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
-from sqrtdk.models.modules import frozen_hint, is_spread
+from sqrtdk.models.modules import frozen_hint, is_spread, named_arguments
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.signature import named_arguments
 
 aten = torch.ops.aten
-ANY = (aten.any.default, aten.any.dim, aten.any.dims)
+ANY_OVERLOADS = (aten.any.default, aten.any.dim, aten.any.dims)
 
 
 class _Answers(EagerMode):
@@ -39,7 +38,7 @@ class _Answers(EagerMode):
         if func is aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype is torch.bool:
             return not any(args[0] is tensor for tensor in self._any)
         out = func(*args, **(kwargs or {}))
-        if func in ANY and out.is_meta:
+        if func in ANY_OVERLOADS and out.is_meta:
             self._any.append(out)
         return out
 

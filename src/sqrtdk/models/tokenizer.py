@@ -26,7 +26,7 @@ class TokenizerError(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenizedText:
     """Ids of a text, and the special ids that the tokenizer puts before and after it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tokens:
     token: str = ""
 
 
-def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
+def tokenize(directory: Path, text: str, *, most: int) -> TokenizedText:
     """Run the tokenizer of a directory on a text.
 
     Args:
@@ -89,7 +89,7 @@ def tokenize(directory: Path, text: str, *, most: int) -> Tokens:
         ) from None
     if "error" in answer:
         raise TokenizerError(short_text(Exception(answer["error"]), 160))
-    return Tokens(**answer)
+    return TokenizedText(**answer)
 
 
 def _too_slow() -> TokenizerError:

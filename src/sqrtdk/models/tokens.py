@@ -15,7 +15,7 @@ from sqrtdk.messages import Message
 from sqrtdk.models.limits import read_bytes
 from sqrtdk.models.tokenizer import TokenizerError, tokenize
 
-MOST_UNKNOWN = 0.2  # share of unknown tokens; a text with more of them means nothing to the model
+MAX_SHARE_UNKNOWN = 0.2  # share of unknown tokens; a text with more of them means nothing to the model
 MAX_TEXT_BYTES = 16 * 2**20
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -93,7 +93,7 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
     if tokens.largest >= vocab:
         return None, Message("premises.tokenizer.too_large", most=tokens.largest, size=vocab)
     note = ""
-    if tokens.share > MOST_UNKNOWN:
+    if tokens.share > MAX_SHARE_UNKNOWN:
         share, token = f"{tokens.share:.0%}", tokens.token[:40]
         note = Message("premises.inputs.unknown_tokens", share=share, token=token)
     return tile(tokens.body, batch, length, tokens.head, tokens.tail), note

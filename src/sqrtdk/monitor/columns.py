@@ -34,10 +34,10 @@ def _measure(name: str, unit: str, meaning: str) -> Column:
     return Column(name, "float64", unit, meaning, nullable=True)
 
 
-_STEP = Column("step", "int64", "step", "number of the training step")
+_STEP_COLUMN = Column("step", "int64", "step", "number of the training step")
 
-HEADS = (
-    _STEP,
+HEAD_COLUMNS = (
+    _STEP_COLUMN,
     Column("site", "string", "", "module path of the attention"),
     Column("index", "int32", "call", "0-based count of the attentions at this site within the step"),
     Column("head", "int32", "head", "0-based number of the query head"),
@@ -96,8 +96,8 @@ HEADS = (
     _measure("key_grad_nonfinite", "rows", "rows of k whose dL/dk does"),
 )
 
-STEPS = (
-    _STEP,
+STEP_COLUMNS = (
+    _STEP_COLUMN,
     Column("sampled", "bool", "", "whether the step was one to be measured"),
     _measure("loss", "loss", "as the training loop gave it"),
     Column("time", "float64", "s", "when the step ended, in seconds since the epoch"),
@@ -113,8 +113,8 @@ STEPS = (
     ),
 )
 
-ALARMS = (
-    _STEP,
+ALARM_COLUMNS = (
+    _STEP_COLUMN,
     Column("site", "string", "", "module path of the attention; null: of the whole model", nullable=True),
     Column("index", "int32", "call", "as in heads; null: of all calls", nullable=True),
     Column("head", "int32", "head", "as in heads; null: of all heads", nullable=True),
@@ -129,5 +129,5 @@ ALARMS = (
     Column("source_id", "string", "", "id of the sentence in `source`", nullable=True),
 )
 
-TABLES = {"heads": HEADS, "steps": STEPS, "alarms": ALARMS}
+COLUMNS_BY_TABLE = {"heads": HEAD_COLUMNS, "steps": STEP_COLUMNS, "alarms": ALARM_COLUMNS}
 LATER = ("message_id", "values", "source_id")  # columns that older versions did not write

@@ -26,15 +26,15 @@ from sqrtdk.messages import Message
 from sqrtdk.models.returned import walk
 from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
-    AROUND,
-    BETWEEN,
+    CAUSE_BETWEEN,
+    CAUSE_INPUTS,
+    CAUSE_UNKNOWN,
+    CAUSE_WEIGHT,
+    CAUSE_WEIGHT_AROUND,
+    CAUSE_WITHIN,
     FROM_FINITE,
     FROM_MINUS,
-    INPUTS,
     RULED_OUT,
-    UNKNOWN,
-    WEIGHT,
-    WITHIN,
     FirstNonfinite,
 )
 from sqrtdk.tracing import Trace
@@ -243,17 +243,17 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
     root = now.root or passage
     detail = ""
     if weight is not None:
-        cause, detail = WEIGHT, weight
+        cause, detail = CAUSE_WEIGHT, weight
     elif entering == BAD and any(states[at] == BAD for at in root.inputs):
-        cause = INPUTS
+        cause = CAUSE_INPUTS
     elif entering == BAD and (outer := _weight_around(now, place, states, paths)):
-        cause, detail = AROUND, outer
+        cause, detail = CAUSE_WEIGHT_AROUND, outer
     elif entering == BAD:
-        cause, detail = BETWEEN, _site(now.ended[passage.earlier - 1], paths) if passage.earlier else ""
+        cause, detail = CAUSE_BETWEEN, _site(now.ended[passage.earlier - 1], paths) if passage.earlier else ""
     elif passage.earlier < place:
-        cause, detail = WITHIN, _site(now.ended[place - 1], paths)
+        cause, detail = CAUSE_WITHIN, _site(now.ended[place - 1], paths)
     else:
-        cause = UNKNOWN if entering is None else FROM_MINUS if entering == MINUS else FROM_FINITE
+        cause = CAUSE_UNKNOWN if entering is None else FROM_MINUS if entering == MINUS else FROM_FINITE
     return FirstNonfinite(
         site=_site(passage, paths),
         kind=type(passage.module).__name__,

@@ -22,8 +22,18 @@ from typing import Any
 
 from sqrtdk._records import quote
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, SqrtdkError
-from sqrtdk.monitor.names import PARTS, Part, last_recorded, list_parts, lost_tails
-from sqrtdk.monitor.tables import MAX_FILE_BYTES, MAX_ROWS, Rows, Tables, arrow, decode, encode, from_rows, joined
+from sqrtdk.monitor.names import PARTS_FOLDER, PartName, last_recorded, list_parts, lost_tails
+from sqrtdk.monitor.tables import (
+    MAX_PART_FILE_BYTES,
+    MAX_PART_ROWS,
+    Rows,
+    Tables,
+    arrow,
+    concatenate,
+    decode_part,
+    encode_part,
+    tables_from_rows,
+)
 from sqrtdk.store import disk
 from sqrtdk.store.lock import LOCK, Lock
 from sqrtdk.store.manifest import (
@@ -31,7 +41,7 @@ from sqrtdk.store.manifest import (
     RUN,
     Attempt,
     Manifest,
-    difference,
+    model_difference,
     plain_json,
     read_manifest,
     write_manifest,
@@ -99,12 +109,12 @@ class RunWriter:
     def _begin(self, model: Any, settings: Any, first_step: int | None) -> None:
         """Begin an attempt, with the lock held."""
         before = _begun(self.folder, model)
-        disk.make(self.folder / PARTS)
+        disk.make(self.folder / PARTS_FOLDER)
         disk.tidy(self.folder, RUN)
-        disk.tidy(self.folder / PARTS, "*")
+        disk.tidy(self.folder / PARTS_FOLDER, "*")
         listing = list_parts(self.folder)
         for part in listing.merged:
-            disk.remove(self.folder / PARTS / part.name)
+            disk.remove(self.folder / PARTS_FOLDER / part.name)
         parts = (*listing.parts, *lost_tails(before, listing.parts))
         last = last_recorded(before, parts)
         self.first_step = first_step if first_step is not None else 0 if last is None else last + 1
@@ -116,7 +126,7 @@ class RunWriter:
         self._manifest = Manifest(model, (*before, Attempt(self.attempt, self.first_step, time.time(), settings, 0)))
         write_manifest(self.folder, self._manifest)
         self.parts = self._noted = 0
-        self._tail = Tail(self.folder / PARTS)
+        self._tail = Tail(self.folder / PARTS_FOLDER)
 
     def write(self, heads: Rows, steps: Rows, alarms: Rows) -> None:
         """Write one part, or several if there are many rows; once this returns, the rows are on disk.
@@ -125,17 +135,17 @@ class RunWriter:
         and `parts` say how far the writer came.
 
         Args:
-            heads: rows of `columns.HEADS`; a nullable column may be left out.
-            steps: rows of `columns.STEPS`, each step once, all after `last_step`. If empty, heads and alarms belong to
-                `last_step`, or begin the step that is written next.
-            alarms: rows of `columns.ALARMS`; heads and alarms belong to steps of the same part.
+            heads: rows of `columns.HEAD_COLUMNS`; a nullable column may be left out.
+            steps: rows of `columns.STEP_COLUMNS`, each step once, all after `last_step`. If empty, heads and alarms
+                belong to `last_step`, or begin the step that is written next.
+            alarms: rows of `columns.ALARM_COLUMNS`; heads and alarms belong to steps of the same part.
 
         Raises:
             InvalidValueError: The rows don't fit the columns, or the steps.
             OutputError: The disk is full or can't be written, or another writer took the folder.
         """
         self._lock.check()
-        tables = from_rows(heads, steps, alarms)
+        tables = tables_from_rows(heads, steps, alarms)
         if not len(tables):
             return
         first, last = tables.first_step, tables.last_step
@@ -151,10 +161,10 @@ class RunWriter:
 
     def _put(self, tables: Tables, until: int) -> None:
         """Write a part; `until` is the last step of the caller's rows, for a message."""
-        content = encode(tables)
+        content = encode_part(tables)
         first, last, rows = tables.first_step, tables.last_step, tables.steps.num_rows
-        part = Part(self.attempt, self.parts, self.parts, first, last, disk.digest(content))
-        path = self.folder / PARTS / part.name
+        part = PartName(self.attempt, self.parts, self.parts, first, last, disk.digest(content))
+        path = self.folder / PARTS_FOLDER / part.name
         try:
             disk.put(path, content)
         except OutputError as error:
@@ -223,7 +233,7 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
     there = read_manifest(folder)
     if there.model != model:
         raise RunFolderError(
-            f"{folder} holds a run of another model: {difference(there.model, model)}",
+            f"{folder} holds a run of another model: {model_difference(there.model, model)}",
             hint="Choose another directory; what is there stays as it is.",
         )
     return there.attempts
@@ -237,10 +247,12 @@ def refuse_strange(folder: Path) -> None:
     """
     try:
         names = [path.name for path, _ in zip(folder.iterdir(), range(100), strict=False)]
-        parts = (folder / PARTS).is_dir() and any(Part.of(path.name) for path in (folder / PARTS).iterdir())
+        parts = (folder / PARTS_FOLDER).is_dir() and any(
+            PartName.of(path.name) for path in (folder / PARTS_FOLDER).iterdir()
+        )
     except OSError as error:
         raise OutputError(f"cannot read {folder}: {error.strerror}", hint="Choose another directory.") from error
-    strange = sorted(name for name in names if not _is_ours(name)) or [PARTS] * parts
+    strange = sorted(name for name in names if not _is_ours(name)) or [PARTS_FOLDER] * parts
     if strange:
         raise OutputError(
             f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(quote, strange[:5]))}",
@@ -250,7 +262,7 @@ def refuse_strange(folder: Path) -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether a process killed before run.json existed can have left this file."""
-    return name in (LOCK, PARTS, CHECKPOINTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
+    return name in (LOCK, PARTS_FOLDER, CHECKPOINTS) or (name.startswith(f".{RUN}.") and name.endswith(".tmp"))
 
 
 def _replaced(first: int, last: int | None) -> str:
@@ -263,7 +275,7 @@ def _missing(first: int, last: int | None) -> str:
     return "" if last is None or first <= last + 1 else f"steps {last + 1} to {first - 1} were never recorded"
 
 
-MOST = 32  # small parts in a row, of one attempt, before they are merged
+SMALL_PARTS_BEFORE_MERGE = 32  # small parts in a row, of one attempt, before they are merged
 SMALL_BYTES = 2**18  # a merged part is at most 32 times as large, so that no merge delays a training step for long
 
 
@@ -272,21 +284,21 @@ class Tail:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parts: list[Part] = []
+        self._parts: list[PartName] = []
 
-    def add(self, part: Part, size: int, rows: int) -> None:
-        """Append a written part, and merge the small parts once there are `MOST` of them.
+    def add(self, part: PartName, size: int, rows: int) -> None:
+        """Append a written part, and merge the small parts once there are `SMALL_PARTS_BEFORE_MERGE` of them.
 
         Args:
             part: its name.
             size: bytes of its file.
             rows: number of its rows.
         """
-        if size >= SMALL_BYTES or rows >= MAX_ROWS // MOST:
+        if size >= SMALL_BYTES or rows >= MAX_PART_ROWS // SMALL_PARTS_BEFORE_MERGE:
             self.stop()
             return
         self._parts.append(part)
-        if len(self._parts) >= MOST:
+        if len(self._parts) >= SMALL_PARTS_BEFORE_MERGE:
             parts, self._parts = self._parts, []
             try:
                 self._merge(parts)
@@ -298,18 +310,18 @@ class Tail:
         step."""
         self._parts.clear()
 
-    def _merge(self, parts: list[Part]) -> None:
-        tables = joined([self._read(part) for part in parts])
+    def _merge(self, parts: list[PartName]) -> None:
+        tables = concatenate([self._read(part) for part in parts])
         first, last = parts[0], parts[-1]
-        content = encode(tables)
+        content = encode_part(tables)
         checksum = disk.digest(content)
-        whole = Part(first.attempt, first.first, last.last, first.first_step, last.last_step, checksum)
+        whole = PartName(first.attempt, first.first, last.last, first.first_step, last.last_step, checksum)
         disk.put(self._folder / whole.name, content)
         for part in parts:
             disk.remove(self._folder / part.name)
         self.add(whole, content.size, len(tables))
 
-    def _read(self, part: Part) -> Tables:
-        content = disk.take(self._folder / part.name, MAX_FILE_BYTES)
+    def _read(self, part: PartName) -> Tables:
+        content = disk.take(self._folder / part.name, MAX_PART_FILE_BYTES)
         part.check(content)
-        return decode(content)
+        return decode_part(content)

@@ -15,9 +15,9 @@ from sqrtdk.errors import RunFolderError
 SNAPPY = 1  # in Parquet's enumeration of codecs
 _MAGIC = b"PAR1"
 _ROW_GROUPS, _COLUMNS, _META_DATA, _CODEC = 4, 1, 3, 4  # field numbers on the path from the footer to a codec
-_MAX_DEPTH = 16  # nesting of structs and lists; a footer has 8 levels
+_MAX_FOOTER_DEPTH = 16  # nesting of structs and lists; a footer has 8 levels
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
-_INTEGERS = (4, 5, 6)
+_INTEGER_TYPES = (4, 5, 6)
 
 
 def codecs(content: bytes) -> list[int]:
@@ -68,9 +68,9 @@ class _Reader:
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
-        if depth > _MAX_DEPTH:
+        if depth > _MAX_FOOTER_DEPTH:
             raise ValueError("too deep")
-        if kind in _INTEGERS:
+        if kind in _INTEGER_TYPES:
             return self._integer()
         if kind == _STRUCT:
             return self.struct(depth)

@@ -25,14 +25,14 @@ from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.messages import joined as joined_names
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
-from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, overlap, site_of, was_compiled
+from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, site_of, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
-from sqrtdk.monitor.sums import HeadSums, SeenCall, SeenStep, head_sums, joined
+from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
 from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
 Place = tuple[str, int]
-MOST = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
+MAX_PASSES_A_STEP = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
 
 
 @dataclass(slots=True)
@@ -165,8 +165,8 @@ class Forwards:
         self._times.clear()
         if not self._counts(torch.is_grad_enabled()):
             return
-        if self.seen - self._aside > MOST:
-            self._missed.append(Message("alarms.unmeasured.too_many", number=MOST))
+        if self.seen - self._aside > MAX_PASSES_A_STEP:
+            self._missed.append(Message("alarms.unmeasured.too_many", number=MAX_PASSES_A_STEP))
             return
         try:
             numeric, rows = self._looks or self._by_numbers, MostRows(self.most)
@@ -317,7 +317,7 @@ class Forwards:
 
     def _call_apart(self) -> None:
         """Tell apart what several calls of a module, or modules that share a weight, return: by nodes of the trace."""
-        several = [one for one, places in self._projections.items() if self._times[one] > 1 or overlap(places)]
+        several = [one for one, places in self._projections.items() if self._times[one] > 1 or share_features(places)]
         for module in several:
             by_place = {projected.place: projected for projected in self._projections.pop(module)}
             label = self._labels.pop(module)
@@ -330,7 +330,7 @@ class Forwards:
 
     # -- the step --------------------------------------------------------------------------------------------------
 
-    def step_seen(self) -> SeenStep:
+    def step_seen(self) -> WatchedStep:
         """Return the attentions of the step, how it ran, and what was not measured."""
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
@@ -346,7 +346,7 @@ class Forwards:
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
-        return SeenStep(calls, how, tuple(dict.fromkeys(missed)), first=first, modules=modules)
+        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), first=first, modules=modules)
 
     def _absent(self) -> list[str]:
         """Return messages on places without gradients in a step where others had them; each is returned once."""
@@ -356,18 +356,18 @@ class Forwards:
         places = sorted((site or ROOT_NAME, name) for site, _, name in absent)
         return [with_place(site, Message("alarms.unmeasured.frozen", name=name)) for site, name in places]
 
-    def _call(self, place: Place, attention: _Attention) -> SeenCall:
+    def _call(self, place: Place, attention: _Attention) -> WatchedCall:
         call, sums = attention.call, None
         reason = call.stats_reason or Message("alarms.unmeasured.rows")
         if not attention.unread:
             try:
                 gradients = (self._gradient(place, name) for name in ("query", "key"))
-                sums = joined(attention.parts).with_gradients(*gradients)
+                sums = join_rows(attention.parts).with_gradients(*gradients)
             except Exception as error:  # other ranks wait for this one's row
                 reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
         told = reason if sums is None else None
         rows, traits = tuple(attention.rows), _traits(call)
-        return SeenCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, traits)
+        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, traits)
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))

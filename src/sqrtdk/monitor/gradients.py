@@ -117,12 +117,12 @@ class Projected:
         return sizes
 
 
-def overlap(found: Sequence[Projected]) -> bool:
+def share_features(found: Sequence[Projected]) -> bool:
     """Return whether two of the vectors share a feature of the tensor.
 
     Example:
         >>> q, k = (Projected(("", 0, name), slice(at, at + 4), 2) for at, name in ((0, "query"), (4, "key")))
-        >>> overlap([q, k]), overlap([q, k, Projected(("", 1, "key"), slice(6, 8), 1)])
+        >>> share_features([q, k]), share_features([q, k, Projected(("", 1, "key"), slice(6, 8), 1)])
         (False, True)
     """
     slices = [one.features for one in found]

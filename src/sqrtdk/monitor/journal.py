@@ -20,21 +20,21 @@ from torch import Tensor
 
 from sqrtdk.errors import OutputError, kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.monitor.columns import HEADS
+from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.folder import RunWriter
-from sqrtdk.monitor.rows import TEXT, alarm_row, how_row, kept_text
+from sqrtdk.monitor.rows import RECORDED_CHARACTERS, alarm_row, how_row, kept_text
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.tables import PART_BYTES, Numbers, Table, Tables, from_columns, from_rows, stacked
+from sqrtdk.monitor.tables import PART_BYTES, Numbers, Table, Tables, from_columns, stacked, tables_from_rows
 
-SAMPLES = 32  # samples of one part, because each part costs a disk flush
-STEPS = 2**13  # the same for steps, if few of them are sampled
+SAMPLES_A_PART = 32  # samples of one part, because each part costs a disk flush
+STEPS_A_PART = 2**13  # the same for steps, if few of them are sampled
 SECONDS = 30.0  # age of the oldest unwritten row that makes a part due
 WAITING_BYTES = 2**26  # unpacked rows that wait for the disk, of about 200,000 heads
-_STATISTICS = [column.name for column in HEADS if column.type == "float64" or column.name.endswith("rows")]
+_STATISTICS = [column.name for column in HEAD_COLUMNS if column.type == "float64" or column.name.endswith("rows")]
 _COUNTS = ("rows", "blind_rows", "nan_rows", "inf_rows")
 # these may pass, as a full disk may be free later; other errors would recur
-_PASSING = (OutputError, OSError, MemoryError)
-_NONE = {"how": None, "message_id": None, "values": None, "calls": 0, "unmeasured": 0}
+_PASSING_ERRORS = (OutputError, OSError, MemoryError)
+_BLANK_STEP = {"how": None, "message_id": None, "values": None, "calls": 0, "unmeasured": 0}
 Loss = Tensor | float | None
 
 
@@ -63,7 +63,7 @@ class Journal:
     def __init__(self, folder: str | Path, *, model: Any, settings: Any, first_step: int | None) -> None:
         self.writer = RunWriter(folder, model=model, settings=settings, first_step=first_step)
         self._steps: list[tuple[int, Loss, float]] = []
-        self._samples: dict[int, dict[str, Any]] = {}  # the columns of `columns.STEPS` that only a sampled step has
+        self._samples: dict[int, dict[str, Any]] = {}  # what only a sampled step has of `STEP_COLUMNS`
         self._heads: list[Table] = []
         self._bytes = 0  # size of `_heads`
         self._alarms: list[Alarm] = []
@@ -90,7 +90,7 @@ class Journal:
             self._write(step)
         self._steps.append((step, loss, time.time()))
         self._newest = step
-        self._due = len(self._steps) >= STEPS
+        self._due = len(self._steps) >= STEPS_A_PART
 
     def sample(self, sample: StepSample, alarms: Sequence[Alarm]) -> list[Alarm]:
         """Note a sample.
@@ -108,7 +108,7 @@ class Journal:
         counts = {"calls": len(sample.measured), "unmeasured": sample.unmeasured}
         self._samples[sample.step] = how_row(sample.how) | counts
         self._alarms += alarms
-        due = len(self._samples) >= SAMPLES or self._bytes >= PART_BYTES // 2
+        due = len(self._samples) >= SAMPLES_A_PART or self._bytes >= PART_BYTES // 2
         self._due = self._due or due or time.monotonic() - self._flushed >= SECONDS
         return self.untold()
 
@@ -190,7 +190,7 @@ class Journal:
         except BaseException as error:
             if self.writer.parts > before:
                 self._waiting.popleft()
-            elif isinstance(error, Exception) and not isinstance(error, _PASSING):
+            elif isinstance(error, Exception) and not isinstance(error, _PASSING_ERRORS):
                 self._drop(self._waiting.popleft(), _text_of(error))
                 return
             raise
@@ -209,12 +209,13 @@ class Journal:
         known = {number for number, _, _ in steps}
         try:
             rows = [
-                {"step": number, "sampled": number in samples, "loss": loss, "time": at} | samples.get(number, _NONE)
+                {"step": number, "sampled": number in samples, "loss": loss, "time": at}
+                | samples.get(number, _BLANK_STEP)
                 for (number, _, at), loss in zip(steps, self._losses(steps), strict=True)
             ]
             # an alarm of a step that was written already is recorded at the next step
             alarms = [alarm if alarm.step in known else replace(alarm, step=first) for alarm in alarms]
-            tables = from_rows(stacked("heads", heads), rows, [alarm_row(alarm) for alarm in alarms])
+            tables = tables_from_rows(stacked("heads", heads), rows, [alarm_row(alarm) for alarm in alarms])
             self._waiting += tables.pieces()
         except Exception as error:
             self._lose(_Dropped(first, last, len(samples), kind_and_text(error)))
@@ -261,14 +262,14 @@ class Journal:
             self._warn(step, dropped.message())
 
     def _warn(self, step: int, text: str) -> None:
-        text = text if len(text) <= TEXT else text[:TEXT]  # a cut message is a plain text
+        text = text if len(text) <= RECORDED_CHARACTERS else text[:RECORDED_CHARACTERS]  # a cut message is a plain text
         alarm = Alarm("records", "warn", step, text, source=Message("alarms.source.system"))
         self._alarms.append(alarm)
         self._untold.append(alarm)
 
 
 def head_table(sample: StepSample) -> Table:
-    """Return the rows of `columns.HEADS` of a sample: one per head of every call with statistics."""
+    """Return the rows of `columns.HEAD_COLUMNS` of a sample: one per head of every call with statistics."""
     calls = [call for call in sample.calls if call.columns]
     if not calls:
         return stacked("heads", [])

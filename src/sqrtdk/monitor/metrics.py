@@ -122,7 +122,7 @@ METRICS = (
         signed=True,
     ),
 )
-_REDUCTIONS: Mapping[str, Callable[[Iterable[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
+_REDUCTION_BY_NAME: Mapping[str, Callable[[Iterable[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
 
 
 def metrics_of(sample: StepSample) -> dict[str, float]:
@@ -178,4 +178,4 @@ def _value(metric: Metric, call: CallSample) -> float | None:
 def _reduced(how: str | None, values: Iterable[float | None]) -> float | None:
     """Reduce several numbers to one; unmeasured numbers are left out."""
     there = [value for value in values if value is not None and not math.isnan(value)]
-    return None if how is None or not there else float(_REDUCTIONS[how](there))
+    return None if how is None or not there else float(_REDUCTION_BY_NAME[how](there))

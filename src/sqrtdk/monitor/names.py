@@ -23,14 +23,14 @@ from sqrtdk.errors import RunFolderError, short_text
 from sqrtdk.store.disk import digest
 from sqrtdk.store.manifest import MAX_STEP, Attempt
 
-PARTS = "parts"
+PARTS_FOLDER = "parts"
 MAX_PARTS = 2**17
-_NUMBERS = r"attempt-(\d{1,9})\.part-(\d{6,12})-(\d{6,12})\.steps-(\d{1,18})-(\d{1,18})"
-_NAME = re.compile(_NUMBERS + r"(?:\.sum-([0-9a-f]{16}))?\.parquet", re.ASCII)
+_PART_NUMBERS = r"attempt-(\d{1,9})\.part-(\d{6,12})-(\d{6,12})\.steps-(\d{1,18})-(\d{1,18})"
+_PART_FILE_NAME = re.compile(_PART_NUMBERS + r"(?:\.sum-([0-9a-f]{16}))?\.parquet", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartName:
     """What the name of a part says.
 
     Attributes:
@@ -54,7 +54,7 @@ class Part:
         """Name of the file.
 
         Example:
-            >>> Part(1, 0, 31, 1, 3200, "0123456789abcdef").name
+            >>> PartName(1, 0, 31, 1, 3200, "0123456789abcdef").name
             'attempt-1.part-000000-000031.steps-1-3200.sum-0123456789abcdef.parquet'
         """
         end = f".sum-{self.checksum}.parquet" if self.checksum else ".parquet"
@@ -65,7 +65,7 @@ class Part:
         """The beginning of the name: attempt and numbers.
 
         Example:
-            >>> Part(1, 0, 31, 1, 3200).numbers
+            >>> PartName(1, 0, 31, 1, 3200).numbers
             'attempt-1.part-000000-000031'
         """
         return f"attempt-{self.attempt}.part-{self.first:06}-{self.last:06}"
@@ -80,16 +80,16 @@ class Part:
             raise RunFolderError(f"it is damaged: its bytes have the checksum {there}, not {self.checksum}")
 
     @classmethod
-    def of(cls, name: str) -> Part | None:
+    def of(cls, name: str) -> PartName | None:
         """The part that a name describes; None if it is not the name of a part.
 
         Example:
-            >>> Part.of("attempt-2.part-000004-000004.steps-70-79.parquet")
-            Part(attempt=2, first=4, last=4, first_step=70, last_step=79, checksum='')
-            >>> Part.of("attempt-2.part-000004-000003.steps-70-79.parquet"), Part.of("notes.txt")
+            >>> PartName.of("attempt-2.part-000004-000004.steps-70-79.parquet")
+            PartName(attempt=2, first=4, last=4, first_step=70, last_step=79, checksum='')
+            >>> PartName.of("attempt-2.part-000004-000003.steps-70-79.parquet"), PartName.of("notes.txt")
             (None, None)
         """
-        if not (read := _NAME.fullmatch(name)):
+        if not (read := _PART_FILE_NAME.fullmatch(name)):
             return None
         *numbers, checksum = read.groups(default="")
         attempt, first, last, first_step, last_step = map(int, numbers)
@@ -102,8 +102,8 @@ class Part:
 class Listing:
     """The parts of a run by attempt and number, the parts merged into others, and the names of other files."""
 
-    parts: tuple[Part, ...]
-    merged: tuple[Part, ...]
+    parts: tuple[PartName, ...]
+    merged: tuple[PartName, ...]
     strange: tuple[str, ...]
 
 
@@ -124,7 +124,7 @@ def list_parts(folder: Path) -> Listing:
         raise RunFolderError(f"{quote(folder)} has more than {MAX_PARTS} parts, which are not read")
     parts, strange = [], []
     for name in names:
-        if (part := Part.of(name)) is not None:
+        if (part := PartName.of(name)) is not None:
             parts.append(part)
         elif not (name.startswith(".") and name.endswith(".tmp")):
             strange.append(quote(name))
@@ -132,20 +132,20 @@ def list_parts(folder: Path) -> Listing:
 
 
 def _names(folder: Path) -> set[str]:
-    with os.scandir(folder / PARTS) as entries:
+    with os.scandir(folder / PARTS_FOLDER) as entries:
         return {entry.name for entry, _ in zip(entries, range(MAX_PARTS + 1), strict=False)}
 
 
-def without_merged(parts: Iterable[Part]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def without_merged(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], tuple[PartName, ...]]:
     """Return the parts by attempt and number, and separately those that lie within another one.
 
     Example:
-        >>> old, new, later = Part(1, 0, 0, 1, 9), Part(1, 0, 1, 1, 19), Part(1, 2, 2, 20, 29)
+        >>> old, new, later = PartName(1, 0, 0, 1, 9), PartName(1, 0, 1, 1, 19), PartName(1, 2, 2, 20, 29)
         >>> without_merged([later, old, new]) == ((new, later), (old,))
         True
     """
-    kept: list[Part] = []
-    merged: list[Part] = []
+    kept: list[PartName] = []
+    merged: list[PartName] = []
     for part in sorted(parts, key=lambda part: (part.attempt, part.first, -part.last, part.first_step)):
         above = kept[-1] if kept and kept[-1].attempt == part.attempt else None
         longer = above is not None and above.last - above.first > part.last - part.first
@@ -155,7 +155,7 @@ def without_merged(parts: Iterable[Part]) -> tuple[tuple[Part, ...], tuple[Part,
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class UnrecordedSteps:
     """Steps that no attempt recorded, from `first_step` to `last_step`, before `attempt` began."""
 
     first_step: int
@@ -163,7 +163,7 @@ class Gap:
     attempt: int
 
 
-def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part, ...]:
+def lost_tails(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> tuple[PartName, ...]:
     """Return the missing last parts of each attempt that counted more parts than exist, as one part per attempt.
 
     Args:
@@ -172,7 +172,7 @@ def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None, parts=8, last_step=799), Attempt(2, 500, 0.0, None, 1, 599)]
-        >>> [part.numbers for part in lost_tails(attempts, [Part(1, 0, 4, 0, 499), Part(2, 0, 0, 500, 599)])]
+        >>> [part.numbers for part in lost_tails(attempts, [PartName(1, 0, 4, 0, 499), PartName(2, 0, 0, 500, 599)])]
         ['attempt-1.part-000005-000007']
         >>> [(part.attempt, part.first_step, part.last_step) for part in lost_tails(attempts, [])]
         [(1, 0, 799), (2, 500, 599)]
@@ -186,16 +186,16 @@ def lost_tails(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Part
         number, step = ends.get(attempt.number, (0, attempt.first_step))
         if (attempt.parts or 0) > number and attempt.last_step is not None:
             first_step = min(step, attempt.last_step)
-            lost.append(Part(attempt.number, number, (attempt.parts or 0) - 1, first_step, attempt.last_step))
+            lost.append(PartName(attempt.number, number, (attempt.parts or 0) - 1, first_step, attempt.last_step))
     return tuple(lost)
 
 
-def spans(attempts: Sequence[Attempt], parts: Sequence[Part]) -> dict[int, tuple[int, int]]:
+def spans(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> dict[int, tuple[int, int]]:
     """Return the first and last step that count, by the number of each attempt with records.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 50, 0.0, None), Attempt(3, 40, 0.0, None)]
-        >>> spans(attempts, [Part(1, 0, 0, 0, 99), Part(2, 0, 0, 50, 80)])
+        >>> spans(attempts, [PartName(1, 0, 0, 0, 99), PartName(2, 0, 0, 50, 80)])
         {2: (50, 999999999999999999), 1: (0, 49)}
     """
     wrote = {part.attempt for part in parts}
@@ -208,12 +208,12 @@ def spans(attempts: Sequence[Attempt], parts: Sequence[Part]) -> dict[int, tuple
     return counted
 
 
-def last_recorded(attempts: Sequence[Attempt], parts: Sequence[Part], before: int = MAX_STEP + 1) -> int | None:
+def last_recorded(attempts: Sequence[Attempt], parts: Sequence[PartName], before: int = MAX_STEP + 1) -> int | None:
     """Return the last step below `before` that counts; None if there is none.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 50, 0.0, None)]
-        >>> parts = [Part(1, 0, 0, 0, 99), Part(2, 0, 0, 50, 80)]
+        >>> parts = [PartName(1, 0, 0, 0, 99), PartName(2, 0, 0, 50, 80)]
         >>> last_recorded(attempts, parts), last_recorded(attempts, parts, before=30)
         (80, 29)
     """
@@ -226,20 +226,20 @@ def last_recorded(attempts: Sequence[Attempt], parts: Sequence[Part], before: in
     return max(steps, default=None)
 
 
-def gaps(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Gap, ...]:
+def gaps(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> tuple[UnrecordedSteps, ...]:
     """Return the gaps: attempts that began later than the step after the last one before them.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 100, 0.0, None)]
-        >>> gaps(attempts, [Part(1, 0, 0, 0, 79), Part(2, 0, 0, 100, 120)])
-        (Gap(first_step=80, last_step=99, attempt=2),)
+        >>> gaps(attempts, [PartName(1, 0, 0, 0, 79), PartName(2, 0, 0, 100, 120)])
+        (UnrecordedSteps(first_step=80, last_step=99, attempt=2),)
     """
-    wrote: dict[int, list[Part]] = {}
+    wrote: dict[int, list[PartName]] = {}
     for part in parts:
         wrote.setdefault(part.attempt, []).append(part)
     counted = spans(attempts, parts)
     found = []
-    before: list[Part] = []  # parts that count when an attempt begins, in order of step
+    before: list[PartName] = []  # parts that count when an attempt begins, in order of step
     for attempt in attempts:
         first = attempt.first_step
         if attempt.number not in wrote:
@@ -247,6 +247,6 @@ def gaps(attempts: Sequence[Attempt], parts: Sequence[Part]) -> tuple[Gap, ...]:
         while before and before[-1].first_step >= first:
             before.pop()
         if before and before[-1].last_step + 1 < first <= counted[attempt.number][1]:
-            found.append(Gap(before[-1].last_step + 1, first - 1, attempt.number))
+            found.append(UnrecordedSteps(before[-1].last_step + 1, first - 1, attempt.number))
         before += wrote[attempt.number]
     return tuple(found)

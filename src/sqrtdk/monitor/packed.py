@@ -2,7 +2,7 @@
 
 A row is a head of float64 numbers (`Head`), then for each call its scale ratio and the number of columns of each of its
 tensors, then the tensors: the wide ones as float64, the others as float32. The names of the calls and their tensors are
-a `Layout`. Every rank knows the layouts of all ranks, and they are sent again only if they change.
+a `StepLayout`. Every rank knows the layouts of all ranks, and they are sent again only if they change.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, SUMS, HeadSums, SeenCall, SeenStep
+from sqrtdk.monitor.sums import MAXIMUM_COLUMNS, PRODUCT_COLUMNS, SUM_COLUMNS, HeadSums, WatchedCall, WatchedStep
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
 
-_FIELDS = tuple(field.name for field in fields(RowStats))
-_ROWS = "row statistics"  # statistics of single rows, sent if the keys of a row lie on several ranks
+_ROW_FIELDS = tuple(field.name for field in fields(RowStats))
+_ROW_STATISTICS_KEY = "row statistics"  # statistics of single rows, sent if the keys of a row lie on several ranks
 _BAD = ("query_nonfinite", "key_nonfinite")
-_EXTRA = ("max_product", "padding", *_BAD, "stored_product")
+_EXTRA_TENSORS = ("max_product", "padding", *_BAD, "stored_product")
 
 
 class Head(NamedTuple):
@@ -51,7 +51,7 @@ class Head(NamedTuple):
 HEAD = 8 * len(Head._fields)  # bytes
 
 
-class Packed(NamedTuple):
+class PackedTensor(NamedTuple):
     """A tensor of a call: (lines, columns), of which only the columns differ from step to step."""
 
     name: str
@@ -61,7 +61,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaidCall:
-    """The part of a call that is not numbers; see `SeenCall`."""
+    """The part of a call that is not numbers; see `WatchedCall`."""
 
     site: str
     index: int
@@ -69,12 +69,12 @@ class LaidCall:
     formula: str
     reason: str | None
     traits: CallTraits
-    tensors: tuple[Packed, ...]
+    tensors: tuple[PackedTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The part of a rank's step that is not numbers; see `SeenStep` for the fields."""
+class StepLayout:
+    """The part of a rank's step that is not numbers; see `WatchedStep` for the fields."""
 
     calls: tuple[LaidCall, ...]
     how: str
@@ -84,10 +84,10 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class PackedStep:
     """One rank's step, separated into its layout and its numbers."""
 
-    layout: Layout
+    layout: StepLayout
     head: Head
     numbers: Tensor
     wide: Tensor
@@ -104,7 +104,7 @@ class Row:
         return row
 
 
-def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
+def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     """Pack a step into a row.
 
     Args:
@@ -114,6 +114,7 @@ def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
     """
     tensors = [_tensors(call, by_row) for call in step.calls]
     rows = sum(4 * one.numel() for each in tensors for name, one in each.items() if not _wide(name))
+    # A power of two, so that the strides of all ranks divide the largest of them and every rank can thin to it.
     stride = 1 << max(0, math.ceil(math.log2(rows / most))) if rows else 1
     tensors = [{name: one if _wide(name) else one[:, ::stride] for name, one in each.items()} for each in tensors]
     laid = tuple(
@@ -136,14 +137,16 @@ def pack(step: SeenStep, *, by_row: bool, most: int) -> Row:
     every = [(name, one.flatten()) for each in tensors for name, one in each.items()]
     wide = [one.double() for name, one in every if _wide(name)]
     narrow = [one.float() for name, one in every if not _wide(name)]
+    # float64 before float32, so that every value of a row starts at a multiple of its size.
     flat = torch.tensor(numbers, dtype=torch.float64), _cat(wide, torch.float64), _cat(narrow, torch.float32)
     needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
+    # NaN alone would not do for "no loss", since a loss may be NaN: `told` says which it is.
     loss = math.nan if step.loss is None else step.loss
     head = Head(needed, 0.0, stride, float(step.loss is not None), loss, modules=float(step.modules))
-    return Row(Layout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
+    return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
 
 
-def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
+def unpack_step(row: Tensor, layout: StepLayout, head: Head, stride: int) -> WatchedStep:
     """Unpack the step of a row.
 
     Args:
@@ -170,17 +173,17 @@ def unpack(row: Tensor, layout: Layout, head: Head, stride: int) -> SeenStep:
     ]
     loss = head.loss if head.told else None
     modules = int(head.modules)
-    return SeenStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms, layout.first, modules)
+    return WatchedStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms, layout.first, modules)
 
 
-def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:
+def _tensors(call: WatchedCall, by_row: bool) -> dict[str, Tensor]:
     if call.sums is None:
         return {}
     if not by_row:
         return {"sums": call.sums.sums, "maxima": call.sums.maxima, **call.sums.ordered}
-    rows = {_ROWS: torch.cat([_lines(one.rows) for one in call.rows], -1)}
+    rows = {_ROW_STATISTICS_KEY: torch.cat([_lines(one.rows) for one in call.rows], -1)}
     paddings = [one.padding for one in call.rows if one.padding is not None]
-    for name in PRODUCTS:
+    for name in PRODUCT_COLUMNS:
         products = [product for one in call.rows if (product := getattr(one, name)) is not None]
         if products and len(products) == len(call.rows):
             rows[name] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
@@ -193,32 +196,33 @@ def _tensors(call: SeenCall, by_row: bool) -> dict[str, Tensor]:
     return rows | {name: one for name, one in call.sums.ordered.items() if name == "key_grad"}
 
 
-def _call(laid: LaidCall, ratio: float | None, tensors: dict[str, Tensor], stride: int) -> SeenCall:
+def _call(laid: LaidCall, ratio: float | None, tensors: dict[str, Tensor], stride: int) -> WatchedCall:
     ordered = {name: one[:, ::stride] for name, one in tensors.items() if not _wide(name)}
     sums: HeadSums | None = None
     rows: tuple[CallRows, ...] = ()
     if "sums" in tensors:
         sums = HeadSums(tensors["sums"], tensors["maxima"], ordered)
-    elif _ROWS in tensors:
-        product, padding, *bad = (tensors[name].reshape(()) if name in tensors else None for name in _EXTRA)
-        lines = tensors[_ROWS].reshape(len(_FIELDS), laid.heads, -1)
-        stats = RowStats(**dict(zip(_FIELDS, lines, strict=True)))
+    elif _ROW_STATISTICS_KEY in tensors:
+        product, padding, *bad = (tensors[name].reshape(()) if name in tensors else None for name in _EXTRA_TENSORS)
+        lines = tensors[_ROW_STATISTICS_KEY].reshape(len(_ROW_FIELDS), laid.heads, -1)
+        stats = RowStats(**dict(zip(_ROW_FIELDS, lines, strict=True)))
         rows = (CallRows(stats, product, lines.shape[-1], padding, *bad),)
+        # Placeholders of the right shape: `shards` replaces them by the sums of the rows that it merges.
         nothing = lines.new_zeros
-        sums = HeadSums(nothing(len(SUMS), laid.heads), nothing(len(MAXIMA), laid.heads), ordered)
-    return SeenCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows, laid.traits)
+        sums = HeadSums(nothing(len(SUM_COLUMNS), laid.heads), nothing(len(MAXIMUM_COLUMNS), laid.heads), ordered)
+    return WatchedCall(laid.site, laid.index, laid.heads, ratio, laid.formula, sums, laid.reason, rows, laid.traits)
 
 
 def _lines(rows: RowStats) -> Tensor:
-    return torch.cat([getattr(rows, name) for name in _FIELDS])
+    return torch.cat([getattr(rows, name) for name in _ROW_FIELDS])
 
 
-def _packed(name: str, tensor: Tensor) -> Packed:
-    return Packed(name, tensor.shape[0], _wide(name))
+def _packed(name: str, tensor: Tensor) -> PackedTensor:
+    return PackedTensor(name, tensor.shape[0], _wide(name))
 
 
 def _wide(name: str) -> bool:
-    return name in ("sums", "maxima", _ROWS, *_EXTRA)
+    return name in ("sums", "maxima", _ROW_STATISTICS_KEY, *_EXTRA_TENSORS)
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

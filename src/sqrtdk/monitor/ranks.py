@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.monitor.packed import HEAD, Head, Layout, Row, pack, unpack
-from sqrtdk.monitor.shards import Axis, together
-from sqrtdk.monitor.sums import SeenStep
+from sqrtdk.monitor.packed import HEAD, Head, PackedStep, StepLayout, pack_step, unpack_step
+from sqrtdk.monitor.shards import RankAxis, join_ranks
+from sqrtdk.monitor.sums import WatchedStep
 
 Answer = TypeVar("Answer")
 Shards = str | Mapping[str, str]
@@ -36,7 +36,7 @@ MESH_AXES: Mapping[str, str] = {
     "pp": "stages",
 }
 ROWS_BYTES = 64 << 20  # of all ranks together, for the rows that quantiles are taken over
-SLACK = 1.25  # room for a longer batch, so that the row need not be resized at once
+LAYOUT_SLACK = 1.25  # room for a longer batch, so that the row need not be resized at once
 
 
 @dataclass(eq=False)
@@ -50,13 +50,13 @@ class Ranks:
         rows_bytes: see `ROWS_BYTES`.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[RankAxis, ...]
     order: tuple[int, ...]
     group: Any = None
     rows_bytes: int = ROWS_BYTES
     _capacity: int = HEAD
-    _told: Layout | None = None
-    _layouts: list[Layout] = field(default_factory=list)
+    _told: StepLayout | None = None
+    _layouts: list[StepLayout] = field(default_factory=list)
 
     @property
     def first(self) -> bool:
@@ -86,7 +86,7 @@ class Ranks:
         dist.all_gather_object(every, own, group=self.group)
         return every
 
-    def joined(self, step: SeenStep, number: int = 0) -> SeenStep:
+    def joined(self, step: WatchedStep, number: int = 0) -> WatchedStep:
         """Join the step of all ranks; every rank must call it, even without measurements.
 
         Raises:
@@ -107,24 +107,25 @@ class Ranks:
             )
         stride = int(max(head.every for head in heads))
         steps = [
-            unpack(each, layout, head, stride) for each, layout, head in zip(rows, self._layouts, heads, strict=True)
+            unpack_step(each, layout, head, stride)
+            for each, layout, head in zip(rows, self._layouts, heads, strict=True)
         ]
-        found = together([steps[number] for number in self.order], self.axes)
+        found = join_ranks([steps[number] for number in self.order], self.axes)
         if stride > 1:
             found = replace(found, missed=(*found.missed, Message("alarms.unmeasured.thinned", every=stride)))
         return found
 
-    def _row(self, step: SeenStep) -> Row:
+    def _row(self, step: WatchedStep) -> PackedStep:
         most = self.rows_bytes // len(self.order)
         by_row = any(axis.shards == "keys" for axis in self.axes)
         try:
             with torch.no_grad():
-                return pack(step, by_row=by_row, most=most)
+                return pack_step(step, by_row=by_row, most=most)
         except Exception as error:  # the other ranks wait for this one's row
             lost = Message("alarms.unmeasured.not_packed", error=kind_and_text(error))
-            return pack(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
+            return pack_step(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
 
-    def _gathered(self, row: Row) -> tuple[list[Tensor], list[Head]]:
+    def _gathered(self, row: PackedStep) -> tuple[list[Tensor], list[Head]]:
         """Gather the rows of all ranks, and decode their heads."""
         device = _device(self.group)
         size = len(self.order)
@@ -142,7 +143,7 @@ class Ranks:
             dist.all_gather_object(layouts, row.layout, group=self.group)
             self._layouts, self._told = layouts, row.layout
             if needed > self._capacity:
-                self._capacity = 8 * math.ceil(needed * SLACK / 8)
+                self._capacity = 8 * math.ceil(needed * LAYOUT_SLACK / 8)
 
 
 def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
@@ -168,7 +169,7 @@ def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
     mesh = getattr(group, "mesh", None)
     if isinstance(mesh, Tensor):
         axes = tuple(
-            Axis(size, _word((names or ())[at] if names else "", shards)) for at, size in enumerate(mesh.shape)
+            RankAxis(size, _word((names or ())[at] if names else "", shards)) for at, size in enumerate(mesh.shape)
         )
         if mesh.numel() != dist.get_world_size():
             raise InvalidValueError(
@@ -182,7 +183,7 @@ def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
         )
     word = _word("", shards or "rows")
     size = dist.get_world_size(group)
-    return None if size < 2 or word == "alone" else Ranks((Axis(size, word),), tuple(range(size)), group)
+    return None if size < 2 or word == "alone" else Ranks((RankAxis(size, word),), tuple(range(size)), group)
 
 
 def _word(axis: str, shards: Shards | None) -> str:

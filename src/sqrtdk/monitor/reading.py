@@ -15,14 +15,14 @@ from typing import Any
 from sqrtdk._records import quote
 from sqrtdk.errors import RunFolderError
 from sqrtdk.messages import Message
-from sqrtdk.monitor.names import PARTS, Gap, Listing, Part, gaps, list_parts, lost_tails, spans
-from sqrtdk.monitor.tables import MAX_FILE_BYTES, Table, Tables, arrow, decode, joined
+from sqrtdk.monitor.names import PARTS_FOLDER, Listing, PartName, UnrecordedSteps, gaps, list_parts, lost_tails, spans
+from sqrtdk.monitor.tables import MAX_PART_FILE_BYTES, Table, Tables, arrow, concatenate, decode_part
 from sqrtdk.store import disk
 from sqrtdk.store.manifest import MAX_STEP, Attempt, read_manifest
 
-MAX_ROWS = 2**25  # rows of a run that are read at once
+MAX_RUN_ROWS = 2**25  # rows of a run that are read at once
 _TRIES = 20  # parts can be merged away between listing and reading
-_PAUSE_S = 0.01
+_PAUSE_S = 0.01  # between tries
 OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
 UNFINISHED = "alarms.part.unfinished"
 
@@ -57,9 +57,9 @@ class Run:
         folder: the directory.
         model: as JSON given by the writer's caller.
         attempts: at the run, including those without records.
-        heads: a pyarrow table of `columns.HEADS`.
-        steps: the same for `columns.STEPS`.
-        alarms: the same for `columns.ALARMS`.
+        heads: a pyarrow table of `columns.HEAD_COLUMNS`.
+        steps: the same for `columns.STEP_COLUMNS`.
+        alarms: the same for `columns.ALARM_COLUMNS`.
         damaged: parts that are not in the tables.
         gaps: steps that were never recorded.
         replaces_from: set by `follow`: earlier rows from this step on no longer count; None: all still count.
@@ -72,7 +72,7 @@ class Run:
     steps: Table
     alarms: Table
     damaged: tuple[Damage, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[UnrecordedSteps, ...]
     replaces_from: int | None = None
 
     @property
@@ -140,7 +140,7 @@ def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
         RunFolderError: As `read_run`.
         MissingExtraError: pyarrow is missing.
     """
-    held: dict[Part, Tables | Damage] = {}
+    held: dict[PartName, Tables | Damage] = {}
     drawn: object = None
     while True:
         now = list_parts(Path(folder)), read_manifest(Path(folder))
@@ -159,12 +159,12 @@ class _Seen:
     step: int = -1
     told: frozenset[Damage] = field(default_factory=frozenset)
 
-    def __contains__(self, part: Part) -> bool:
+    def __contains__(self, part: PartName) -> bool:
         return (part.attempt, part.last) <= (self.attempt, self.number)
 
 
 def _look(
-    folder: Path, seen: _Seen, first_step: int, last_step: int, held: dict[Part, Tables | Damage] | None = None
+    folder: Path, seen: _Seen, first_step: int, last_step: int, held: dict[PartName, Tables | Damage] | None = None
 ) -> tuple[Run, _Seen]:
     """Return what is new since `seen`. `held` caches parts: those read before, and on return those that count."""
     arrow()
@@ -205,7 +205,7 @@ def _look(
     tables, odd = _whole_steps(tables, seen)
     damaged += odd
     new = [damage for damage in damaged if damage not in seen.told]
-    whole = joined([each for _, each in tables])
+    whole = concatenate([each for _, each in tables])
     begun = [low for number, (low, _) in counted.items() if number > seen.attempt > 0]
     run = Run(
         folder=folder,
@@ -227,9 +227,9 @@ def _look(
     return run, seen
 
 
-def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[Part], list[Damage]]:
+def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[PartName], list[Damage]]:
     """Return the parts in sequence, and as damage: foreign files and missing parts."""
-    parts: list[Part] = []
+    parts: list[PartName] = []
     damaged = [Damage(name, Message("alarms.part.no_part")) for name in listing.strange]
     for part in listing.parts:
         of = part.attempt
@@ -237,7 +237,7 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
             reason = Message("alarms.part.no_attempt", attempt=of)
             damaged.append(Damage(part.name, reason, part.first_step, part.last_step))
             continue
-        before = parts[-1] if parts and parts[-1].attempt == of else Part(of, -1, -1, -1, counted[of][0] - 1)
+        before = parts[-1] if parts and parts[-1].attempt == of else PartName(of, -1, -1, -1, counted[of][0] - 1)
         # a part may go on with the last step of the part before it, if one of the two has a single step: a step larger
         # than a part is written in pieces, see `Tables.pieces`
         single = part.first_step == part.last_step or before.first_step == before.last_step
@@ -250,17 +250,19 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
         if part.first > before.last + 1:
             # the missing parts may lie within one step
             first, last = sorted((before.last_step + 1, part.first_step - 1))
-            gone = Part(of, before.last + 1, part.first - 1, first, last)
+            gone = PartName(of, before.last + 1, part.first - 1, first, last)
             damaged.append(Damage(gone.numbers, Message("alarms.part.not_there"), first, last))
         parts.append(part)
     return parts, damaged
 
 
-def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[tuple[Part, Tables]], list[Damage]]:
+def _whole_steps(
+    tables: list[tuple[PartName, Tables]], seen: _Seen
+) -> tuple[list[tuple[PartName, Tables]], list[Damage]]:
     """Return the tables in which each step has exactly one row, and the parts left out for breaking that."""
     numbers = [each.steps.column("step").to_numpy() for _, each in tables]
     ends = {int(step) for some in numbers if len(some) for step in (some[0], some[-1])} | {seen.step}
-    kept: list[tuple[Part, Tables]] = []
+    kept: list[tuple[PartName, Tables]] = []
     odd: list[Damage] = []
     last = -1
     for (part, each), some in zip(tables, numbers, strict=True):
@@ -277,7 +279,7 @@ def _whole_steps(tables: list[tuple[Part, Tables]], seen: _Seen) -> tuple[list[t
     return kept, odd
 
 
-def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
+def _window(part: PartName, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
     """Return the wanted range of a part's steps, which is empty if the first is greater than the last."""
     new = 0
     if part.attempt == seen.attempt:  # a later part may hold more rows of the last step that was read
@@ -285,14 +287,14 @@ def _window(part: Part, counted: tuple[int, int], seen: _Seen, first_step: int, 
     return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
 
 
-def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], patient: bool) -> bool:
+def _load(folder: Path, parts: list[PartName], held: dict[PartName, Tables | Damage], patient: bool) -> bool:
     """Read parts; return False if one is gone because it was merged meanwhile."""
     rows = sum(len(content) for content in held.values() if isinstance(content, Tables))
     for part in parts:
         try:
-            content = disk.take(folder / PARTS / part.name, MAX_FILE_BYTES)
+            content = disk.take(folder / PARTS_FOLDER / part.name, MAX_PART_FILE_BYTES)
             part.check(content)
-            tables = decode(content)
+            tables = decode_part(content)
             first, last = tables.first_step, tables.last_step
             if (first, last) != (part.first_step, part.last_step):
                 raise RunFolderError(Message("alarms.part.other_steps", first=first, last=last))
@@ -305,8 +307,8 @@ def _load(folder: Path, parts: list[Part], held: dict[Part, Tables | Damage], pa
         except RunFolderError as error:
             # not str(error), which is a plain text
             held[part] = Damage(part.name, error.args[0], part.first_step, part.last_step)
-        if rows > MAX_ROWS:
+        if rows > MAX_RUN_ROWS:
             raise RunFolderError(
-                f"{quote(folder)} has more than {MAX_ROWS} rows", hint="Read some of it: first_step, last_step."
+                f"{quote(folder)} has more than {MAX_RUN_ROWS} rows", hint="Read some of it: first_step, last_step."
             )
     return True

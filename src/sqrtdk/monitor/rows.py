@@ -15,19 +15,19 @@ from sqrtdk.errors import RunFolderError
 from sqrtdk.messages import fields, recorded
 from sqrtdk.monitor.samples import Alarm, not_measured
 
-TEXT = 2000  # most characters of a recorded text
-VALUES = 8000  # most bytes of the values of a sentence; one with more is recorded in English only
+RECORDED_CHARACTERS = 2000  # most characters of a recorded text
+MAX_VALUES_BYTES = 8000  # most bytes of the values of a sentence; one with more is recorded in English only
 _AS_THEY_ARE = ("step", "site", "index", "head", "name", "severity", "value", "bar", "source", "text")
-_BEGINS = "not measured: "  # `how` in records of older versions
+_OLD_UNMEASURED_PREFIX = "not measured: "  # `how` in records of older versions
 
 
 def kept_text(text: str) -> str:
     """Return a text as a column stores it: shortened, and valid UTF-8."""
-    return text[:TEXT].encode("utf-8", "replace").decode()
+    return text[:RECORDED_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def alarm_row(alarm: Alarm) -> dict[str, Any]:
-    """Return an alarm's row of `columns.ALARMS`."""
+    """Return an alarm's row of `columns.ALARM_COLUMNS`."""
     values = {name: getattr(alarm, name) for name in _AS_THEY_ARE}
     row = {name: kept_text(value) if isinstance(value, str) else value for name, value in values.items()}
     return row | _message(alarm.text) | {"source_id": _message(alarm.source)["message_id"]}
@@ -47,7 +47,7 @@ def alarm_of(row: Mapping[str, Any]) -> Alarm:
 
 
 def how_row(how: str) -> dict[str, Any]:
-    """Return the columns of `columns.STEPS` that say how a step ran."""
+    """Return the columns of `columns.STEP_COLUMNS` that say how a step ran."""
     return {"how": kept_text(how)} | _message(how)
 
 
@@ -57,7 +57,11 @@ def how_of(row: Mapping[str, Any]) -> str | None:
     if text is None:
         return None
     how = _sentence(text, row)
-    return not_measured(text.removeprefix(_BEGINS)) if how is text and text.startswith(_BEGINS) else how
+    return (
+        not_measured(text.removeprefix(_OLD_UNMEASURED_PREFIX))
+        if how is text and text.startswith(_OLD_UNMEASURED_PREFIX)
+        else how
+    )
 
 
 def _message(sentence: str) -> dict[str, str | None]:
@@ -65,7 +69,7 @@ def _message(sentence: str) -> dict[str, str | None]:
     made = fields(sentence)
     values = None if made["values"] is None else json.dumps(made["values"], ensure_ascii=False)
     kept = None if values is None else values.encode("utf-8", "replace")
-    if kept is None or len(kept) > VALUES:
+    if kept is None or len(kept) > MAX_VALUES_BYTES:
         return {"message_id": None, "values": None}
     return {"message_id": made["message_id"], "values": kept.decode()}
 

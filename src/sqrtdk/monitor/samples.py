@@ -10,8 +10,8 @@ from sqrtdk.messages import Message
 
 AS_IS = "as is"  # the step ran exactly as the other steps
 EAGER = "eager"  # compiled code ran as plain Python
-UNMEASURED = "unmeasured"  # name of the alarm on values that were not measured
-_NOT_MEASURED = "alarms.how.not_measured"
+STEP_UNMEASURED = "unmeasured"  # name of the alarm on values that were not measured
+_NOT_MEASURED_MESSAGE = "alarms.how.not_measured"
 _WITH_REASON = "alarms.place.with_reason"
 
 
@@ -20,14 +20,14 @@ def not_measured(reason: str) -> str:
     return Message("alarms.how.not_measured", reason=reason)
 
 
-def reason_of(how: str) -> str | None:
+def reason_unmeasured(how: str) -> str | None:
     """Return why a step could not be measured; None if it was measured.
 
     Example:
-        >>> reason_of(not_measured("no attention ran")), reason_of(AS_IS)
+        >>> reason_unmeasured(not_measured("no attention ran")), reason_unmeasured(AS_IS)
         ('no attention ran', None)
     """
-    return _value(how, "reason") if isinstance(how, Message) and how.id == _NOT_MEASURED else None
+    return _value(how, "reason") if isinstance(how, Message) and how.id == _NOT_MEASURED_MESSAGE else None
 
 
 def with_place(place: str, reason: str) -> str:
@@ -121,15 +121,15 @@ class CallSample:
 
 
 # The known causes of an output that is not finite, `FirstNonfinite.cause`.
-WEIGHT = "weight"  # a parameter or buffer of the module is not finite
+CAUSE_WEIGHT = "weight"  # a parameter or buffer of the module is not finite
 # a parameter or buffer of an enclosing module is not finite, as `experts.up` before `experts.act`
-AROUND = "weight around"
-INPUTS = "inputs"  # an input of the model is not finite
-BETWEEN = "between"  # an input of the module is not finite, but no module returned it
-WITHIN = "within"  # modules inside it ran, and their outputs are finite
+CAUSE_WEIGHT_AROUND = "weight around"
+CAUSE_INPUTS = "inputs"  # an input of the model is not finite
+CAUSE_BETWEEN = "between"  # an input of the module is not finite, but no module returned it
+CAUSE_WITHIN = "within"  # modules inside it ran, and their outputs are finite
 FROM_MINUS = "minus infinity"  # an input of the module holds minus infinity
 FROM_FINITE = "finite"  # the inputs of the module are finite
-UNKNOWN = "unknown"  # no input of the module could be read, as it was called with keywords
+CAUSE_UNKNOWN = "unknown"  # no input of the module could be read, as it was called with keywords
 RULED_OUT = "ruled out"  # no output holds NaN or plus infinity, but the model returns minus infinity
 
 
@@ -142,8 +142,8 @@ class FirstNonfinite:
         kind: class of the module.
         tensor: name within the module's output, "loss"; "" if the output is one tensor.
         cause: one of the constants above.
-        detail: "parameter bias" or "buffer running_var" for `WEIGHT`, with the path for `AROUND`; for `BETWEEN` and
-            `WITHIN` the module that ended before, or "".
+        detail: "parameter bias" or "buffer running_var" for `CAUSE_WEIGHT`, with the path for
+            `CAUSE_WEIGHT_AROUND`; for `CAUSE_BETWEEN` and `CAUSE_WITHIN` the module that ended before, or "".
         returned: whether the model's own output is not finite either.
         before: site and index of the attention that ran next; None if no attention did.
         order: number of the pass, and of the module in order of ending.
@@ -204,7 +204,7 @@ class StepSample:
             (1, 0)
         """
         missed = len(self.calls) - len(self.measured) + len(self.not_measured)
-        return max(missed, int(reason_of(self.how) is not None))
+        return max(missed, int(reason_unmeasured(self.how) is not None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def _whole_number(name: str, value: object, least: int, hint: str) -> None:
         raise InvalidValueError(f"{name} is a whole number from {least} on, or None; got {value!r}", hint=hint)
 
 
-def one_number(loss: Tensor | float | None) -> Tensor | float | None:
+def copied_loss(loss: Tensor | float | None) -> Tensor | float | None:
     """Copy a loss, as the next step may overwrite the tensor in place.
 
     Raises:
@@ -65,7 +65,7 @@ def one_number(loss: Tensor | float | None) -> Tensor | float | None:
         InvalidTypeError: It is no number.
 
     Example:
-        >>> one_number(2), one_number(None)
+        >>> copied_loss(2), copied_loss(None)
         (2.0, None)
     """
     hint = "Pass the loss that backward() was called on."
@@ -171,6 +171,7 @@ def schedule_of(every: int | Schedule | Callable[[int], bool]) -> Schedule:
         >>> schedule_of(100)
         Every(steps=100, urgent=None)
     """
+    # A class has `due` too, but as a plain function: `every=Logarithmic` without brackets is refused below.
     if isinstance(every, Every | Logarithmic | When):
         return every
     if isinstance(every, int):

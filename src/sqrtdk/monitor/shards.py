@@ -14,16 +14,33 @@ import torch
 
 from sqrtdk.messages import Message
 from sqrtdk.messages import joined as joined_names
-from sqrtdk.monitor.samples import BETWEEN, RULED_OUT, WITHIN, Alarm, FirstNonfinite, reason_of, with_place
-from sqrtdk.monitor.sums import MAXIMA, PRODUCTS, HeadSums, SeenCall, SeenStep, beside, head_sums, joined
+from sqrtdk.monitor.samples import (
+    CAUSE_BETWEEN,
+    CAUSE_WITHIN,
+    RULED_OUT,
+    Alarm,
+    FirstNonfinite,
+    reason_unmeasured,
+    with_place,
+)
+from sqrtdk.monitor.sums import (
+    MAXIMUM_COLUMNS,
+    PRODUCT_COLUMNS,
+    HeadSums,
+    WatchedCall,
+    WatchedStep,
+    head_sums,
+    join_heads,
+    join_rows,
+)
 from sqrtdk.tracing import merge_rows
 
-Calls = Sequence[SeenCall | None]  # of the ranks along one axis; None for a rank without the call
-_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # joined from last to first
+Calls = Sequence[WatchedCall | None]  # of the ranks along one axis; None for a rank without the call
+_AXES_IN_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # joined from last to first
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class RankAxis:
     """One direction of a grid of ranks.
 
     Attributes:
@@ -35,14 +52,15 @@ class Axis:
     shards: str
 
 
-def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
+def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> WatchedStep:
     """Join the step of all ranks.
 
     Args:
         steps: of every rank, in the order of the grid.
         axes: of the grid, the last one varies fastest.
     """
-    order = sorted(range(len(axes)), key=lambda at: _ORDER.index(axes[at].shards))
+    order = sorted(range(len(axes)), key=lambda at: _AXES_IN_ORDER.index(axes[at].shards))
+    # Ranks of one inner axis become neighbours, so joining an axis is joining slices of `axis.size`.
     grid = torch.arange(len(steps)).reshape([axis.size for axis in axes]).permute(order).flatten().tolist()
     axes = [axes[at] for at in order]
     stages = math.prod(axis.size for axis in axes if axis.shards == "stages")
@@ -52,10 +70,11 @@ def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
     by_stage = [_calls([steps[rank] for rank in grid[at : at + width]], inner) for at in range(0, len(grid), width)]
     calls = [_weighed(call, share) for call in _named(by_stage)]
     by_rank = [(steps[rank].first, place // width, rank) for place, rank in enumerate(grid)]
+    # Only the last pipeline stage has a loss, so ranks without one do not count in the mean.
     losses = [step.loss for step in steps if step.loss is not None]
-    how = next((step.how for step in steps if reason_of(step.how) is None), steps[0].how)
+    how = next((step.how for step in steps if reason_unmeasured(step.how) is None), steps[0].how)
     alarms: dict[Alarm, None] = dict.fromkeys(alarm for step in steps for alarm in step.alarms)
-    return SeenStep(
+    return WatchedStep(
         tuple(calls),
         how,
         _missed(steps),
@@ -67,7 +86,7 @@ def together(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> SeenStep:
 
 
 def _first(
-    by_rank: Sequence[tuple[FirstNonfinite | None, int, int]], by_stage: Sequence[Sequence[SeenCall]]
+    by_rank: Sequence[tuple[FirstNonfinite | None, int, int]], by_stage: Sequence[Sequence[WatchedCall]]
 ) -> FirstNonfinite | None:
     """Return the first output of all ranks that is not finite, in the order of passes, stages and modules.
 
@@ -84,7 +103,7 @@ def _first(
     earlier = {call.place for calls in by_stage[:stage] for call in calls}
     if any(call.place in earlier for call in by_stage[stage]):  # one name in two stages, as in `_named`
         prefix = f"stage{stage}."
-        names_module = found.cause in (BETWEEN, WITHIN) and found.detail
+        names_module = found.cause in (CAUSE_BETWEEN, CAUSE_WITHIN) and found.detail
         before = found.before
         if before in earlier:
             before = (prefix + before[0], before[1])
@@ -100,12 +119,12 @@ def _order(seen: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int,
     return first.cause == RULED_OUT, not first.returned, number, stage, place
 
 
-def _calls(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> list[SeenCall]:
+def _calls(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> list[WatchedCall]:
     """Join the calls of one stage, in the order of the first rank that has each."""
     by_rank = [{call.place: call for call in step.calls} for step in steps]
     found = []
     for place in dict.fromkeys(place for each in by_rank for place in each):
-        calls: list[SeenCall | None] = [each.get(place) for each in by_rank]
+        calls: list[WatchedCall | None] = [each.get(place) for each in by_rank]
         for axis in reversed(axes):
             calls = [_of[axis.shards](calls[at : at + axis.size]) for at in range(0, len(calls), axis.size)]
         if calls[0] is not None:
@@ -113,7 +132,7 @@ def _calls(steps: Sequence[SeenStep], axes: Sequence[Axis]) -> list[SeenCall]:
     return found
 
 
-def _named(by_stage: Sequence[Sequence[SeenCall]]) -> list[SeenCall]:
+def _named(by_stage: Sequence[Sequence[WatchedCall]]) -> list[WatchedCall]:
     """Return the calls of all stages; the same name in two stages means two attentions."""
     stages: dict[tuple[str, int], int] = {}
     found = []
@@ -124,17 +143,17 @@ def _named(by_stage: Sequence[Sequence[SeenCall]]) -> list[SeenCall]:
     return found
 
 
-def _rows(calls: Calls) -> SeenCall | None:
+def _rows(calls: Calls) -> WatchedCall | None:
     seen = [call for call in calls if call is not None]
     if not seen:
         return None
     if len({call.heads for call in seen}) > 1:
         counts = joined_names([str(count) for count in sorted({call.heads for call in seen})], "and")
         return _without(seen[0], Message("alarms.unmeasured.unlike_heads", counts=counts))
-    return _joined(seen, joined)
+    return _joined(seen, join_rows)
 
 
-def _heads(calls: Calls) -> SeenCall | None:
+def _heads(calls: Calls) -> WatchedCall | None:
     seen = [call for call in calls if call is not None]
     if not seen:
         return None
@@ -146,7 +165,7 @@ def _heads(calls: Calls) -> SeenCall | None:
     return replace(_joined(seen, _beside), heads=sum(call.heads for call in seen))
 
 
-def _keys(calls: Calls) -> SeenCall | None:
+def _keys(calls: Calls) -> WatchedCall | None:
     seen = [call for call in calls if call is not None]
     if not seen:
         return None
@@ -155,11 +174,11 @@ def _keys(calls: Calls) -> SeenCall | None:
     return _joined(seen, _merged, by_row=True)
 
 
-def _same(calls: Calls) -> SeenCall | None:
+def _same(calls: Calls) -> WatchedCall | None:
     return next((call for call in calls if call is not None), None)
 
 
-_of: dict[str, Callable[[Calls], SeenCall | None]] = {
+_of: dict[str, Callable[[Calls], WatchedCall | None]] = {
     "rows": _rows,
     "summed": _rows,
     "heads": _heads,
@@ -169,8 +188,8 @@ _of: dict[str, Callable[[Calls], SeenCall | None]] = {
 
 
 def _joined(
-    calls: Sequence[SeenCall], join: Callable[[Sequence[HeadSums]], HeadSums], *, by_row: bool = False
-) -> SeenCall:
+    calls: Sequence[WatchedCall], join: Callable[[Sequence[HeadSums]], HeadSums], *, by_row: bool = False
+) -> WatchedCall:
     """Join the sums of one call, if every rank has them."""
     first = calls[0]
     unmeasured = next((call for call in calls if call.sums is None), None)
@@ -187,10 +206,11 @@ def _joined(
 
 def _beside(sums: Sequence[HeadSums]) -> HeadSums:
     """Concatenate the heads of all ranks; the largest products are one number of the call, the maximum of all ranks."""
-    found = beside(sums)
+    found = join_heads(sums)
+    # The largest |q . k| is known per call, so a rank repeats it for each of its heads.
     maxima = found.maxima.clone()
-    lines = maxima[[MAXIMA.index(name) for name in PRODUCTS]]
-    maxima[[MAXIMA.index(name) for name in PRODUCTS]] = lines.amax(-1, keepdim=True).expand_as(lines)
+    lines = maxima[[MAXIMUM_COLUMNS.index(name) for name in PRODUCT_COLUMNS]]
+    maxima[[MAXIMUM_COLUMNS.index(name) for name in PRODUCT_COLUMNS]] = lines.amax(-1, keepdim=True).expand_as(lines)
     return replace(found, maxima=maxima)
 
 
@@ -199,11 +219,12 @@ def _merged(sums: Sequence[HeadSums]) -> HeadSums:
 
     A rank knows only a part of the gradient of a row's q, so query gradients are left out.
     """
+    # Sums can't be merged along the keys: each rank has its own maximum and normaliser of the same row.
     rows, *ranks = sums
-    return rows.with_gradients(None, joined(ranks).ordered.get("key_grad"))
+    return rows.with_gradients(None, join_rows(ranks).ordered.get("key_grad"))
 
 
-def _weighed(call: SeenCall, share: float) -> SeenCall:
+def _weighed(call: WatchedCall, share: float) -> WatchedCall:
     """Scale the gradients to those of the mean loss, over the ranks whose gradients are averaged."""
     if call.sums is None:
         return call
@@ -211,11 +232,11 @@ def _weighed(call: SeenCall, share: float) -> SeenCall:
     return replace(call, sums=replace(call.sums, ordered=ordered))
 
 
-def _without(call: SeenCall, reason: str) -> SeenCall:
+def _without(call: WatchedCall, reason: str) -> WatchedCall:
     return replace(call, sums=None, reason=reason, rows=())
 
 
-def _missed(steps: Sequence[SeenStep]) -> tuple[str, ...]:
+def _missed(steps: Sequence[WatchedStep]) -> tuple[str, ...]:
     """Return what was not measured, with the rank's number unless every rank missed it."""
     everywhere = set(steps[0].missed).intersection(*(step.missed for step in steps))
     told = [

@@ -21,17 +21,17 @@ from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
 
 # Added up. `seeing` rows have a finite largest logit; `choices` are those with two or more keys.
-SUMS = (
+SUM_COLUMNS = (
     *("rows", "blind_rows", "nan_rows", "inf_rows", "seeing", "choices"),
     *("keys", "mean_logit", "variance", "entropy_nats", "effective_keys", "peak", "jacobian_norm"),  # over seeing
     *("entropy_fraction", "saturated"),  # over choices
     *("query_nonfinite", "key_nonfinite"),  # numbers of q and k of all heads; NaN if unknown
     *("query_grad_nonfinite", "key_grad_nonfinite"),  # rows; NaN without gradients
 )
-PRODUCTS = ("max_product", "stored_product")  # one number per call, the same for all of its heads
-MAXIMA = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCTS)
+PRODUCT_COLUMNS = ("max_product", "stored_product")  # one number per call, the same for all of its heads
+MAXIMUM_COLUMNS = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCT_COLUMNS)
 ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns whose quantiles over rows are reported
-QUANTILES = (0.05, 0.50, 0.95)
+RATIO_QUANTILES = (0.05, 0.50, 0.95)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class HeadSums:
             if gradient is not None and heads % gradient.shape[0] == 0:
                 every = gradient.float().repeat_interleave(heads // gradient.shape[0], 0)
                 ordered[name] = every.nan_to_num(nan=math.inf)
-                sums[SUMS.index(f"{name}_nonfinite")] = (ordered[name] == math.inf).sum(-1)
+                sums[SUM_COLUMNS.index(f"{name}_nonfinite")] = (ordered[name] == math.inf).sum(-1)
         return HeadSums(sums, self.maxima, ordered)
 
 
@@ -105,7 +105,7 @@ def head_sums(call: CallRows) -> HeadSums:
     return HeadSums(torch.stack(sums), torch.stack([*maxima, *products]), ordered)
 
 
-def joined(parts: Sequence[HeadSums]) -> HeadSums:
+def join_rows(parts: Sequence[HeadSums]) -> HeadSums:
     """Join sums of the same heads over more rows: further batches, ranks with other sequences."""
     first = parts[0]
     if len(parts) == 1:
@@ -118,7 +118,7 @@ def joined(parts: Sequence[HeadSums]) -> HeadSums:
     )
 
 
-def beside(parts: Sequence[HeadSums]) -> HeadSums:
+def join_heads(parts: Sequence[HeadSums]) -> HeadSums:
     """Join sums of further heads over the same rows: tensor-parallel ranks, in order."""
     names = [name for name in parts[0].ordered if all(name in part.ordered for part in parts)]
     return HeadSums(
@@ -128,7 +128,7 @@ def beside(parts: Sequence[HeadSums]) -> HeadSums:
     )
 
 
-def table(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
+def head_statistics(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
     """Return the statistics of every head of some calls, which leave the device in one transfer.
 
     Returns:
@@ -149,8 +149,8 @@ def table(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
 
 
 def _columns(call: HeadSums) -> dict[str, Tensor]:
-    sums, maxima = dict(zip(SUMS, call.sums, strict=True)), dict(zip(MAXIMA, call.maxima, strict=True))
-    found = {name: sums[name] for name in SUMS if name.endswith(("rows", "nonfinite"))}
+    sums, maxima = dict(zip(SUM_COLUMNS, call.sums, strict=True)), dict(zip(MAXIMUM_COLUMNS, call.maxima, strict=True))
+    found = {name: sums[name] for name in SUM_COLUMNS if name.endswith(("rows", "nonfinite"))}
     for name in ("keys", "mean_logit", "entropy_nats", "effective_keys", "peak", "jacobian_norm"):
         found[name] = sums[name] / sums["seeing"]
     for name in ("entropy_fraction", "saturated"):
@@ -161,7 +161,9 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
         found[name.removeprefix("-")] = torch.where(value > -math.inf, sign * value, math.nan)
     for name, values in call.ordered.items():
         total = (values < math.inf).sum(-1)
-        for quantile, value in zip(QUANTILES, row_quantiles(values.double(), total, QUANTILES), strict=True):
+        for quantile, value in zip(
+            RATIO_QUANTILES, row_quantiles(values.double(), total, RATIO_QUANTILES), strict=True
+        ):
             found[f"{name.removesuffix('_nats')}_p{100 * quantile:02.0f}"] = value
         if name.endswith("_grad"):
             largest = values.masked_fill(values == math.inf, -math.inf).amax(-1).double()
@@ -173,7 +175,7 @@ UNTOLD = CallTraits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenCall:
+class WatchedCall:
     """One attention of a step, with its sums.
 
     Attributes:
@@ -205,7 +207,7 @@ class SeenCall:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenStep:
+class WatchedStep:
     """All attentions of one sampled step.
 
     Attributes:
@@ -218,7 +220,7 @@ class SeenStep:
         modules: number of modules whose outputs were read.
     """
 
-    calls: tuple[SeenCall, ...]
+    calls: tuple[WatchedCall, ...]
     how: str
     missed: tuple[str, ...] = ()
     loss: float | None = None
@@ -230,12 +232,12 @@ class SeenStep:
         """Return the statistics of every call, which leave the device in one transfer."""
         known = [call for call in self.calls if call.sums is not None]
         with torch.no_grad():
-            tables = table([call.sums for call in known if call.sums is not None])
+            tables = head_statistics([call.sums for call in known if call.sums is not None])
         columns = {call.place: one for call, one in zip(known, tables, strict=True)}
         return tuple(_call_sample(call, columns.get(call.place, {})) for call in self.calls)
 
 
-def _call_sample(call: SeenCall, columns: dict[str, list[float]]) -> CallSample:
+def _call_sample(call: WatchedCall, columns: dict[str, list[float]]) -> CallSample:
     known = call.traits
     return CallSample(
         site=call.site,

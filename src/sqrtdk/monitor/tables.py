@@ -17,22 +17,22 @@ import numpy as np
 from sqrtdk import _extras
 from sqrtdk.errors import InvalidValueError, RunFolderError, kind_and_text, short_text
 from sqrtdk.messages import Message
-from sqrtdk.monitor.columns import LATER, TABLES
+from sqrtdk.monitor.columns import COLUMNS_BY_TABLE, LATER
 from sqrtdk.monitor.footer import SNAPPY, codecs
 
 Row = Mapping[str, object]
 Table = Any  # a pyarrow.Table; pyarrow has no types
 Rows = Sequence[Row] | Table
 Numbers = np.ndarray[Any, Any]
-MAX_ROWS = 2**20  # of a part
-MAX_TEXT = 10_000  # bytes of one text
-MAX_BYTES = 2**26  # of a part, unpacked
-MAX_FILE_BYTES = 2 * MAX_BYTES
+MAX_PART_ROWS = 2**20  # of a part
+MAX_CELL_CHARACTERS = 10_000  # bytes of one text
+MAX_UNPACKED_PART_BYTES = 2**26  # of a part, unpacked
+MAX_PART_FILE_BYTES = 2 * MAX_UNPACKED_PART_BYTES
 PART_ROWS = 2**17  # of a part as written; a failed write is tried again one part at a time
 PART_BYTES = 2**25
 _CODEC = "SNAPPY"
-_ALL = {column.name: column for columns in TABLES.values() for column in columns}
-_TEXTS = ("table", *(name for name, column in _ALL.items() if column.type == "string"))
+_ALL = {column.name: column for columns in COLUMNS_BY_TABLE.values() for column in columns}
+_STRING_COLUMNS = ("table", *(name for name, column in _ALL.items() if column.type == "string"))
 
 
 def arrow(name: str = "pyarrow") -> Any:
@@ -50,7 +50,7 @@ def arrow(name: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Rows of `columns.HEADS`, `columns.STEPS` and `columns.ALARMS`, each a pyarrow table in order of step."""
+    """Rows of `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `columns`: pyarrow tables in order of step."""
 
     heads: Table
     steps: Table
@@ -107,13 +107,13 @@ class Tables:
 
 @functools.cache
 def schema(table: str) -> Any:
-    """The Arrow schema of a table of `columns.TABLES`.
+    """The Arrow schema of a table of `columns.COLUMNS_BY_TABLE`.
 
     Example:
         >>> schema("alarms").field("head").type, schema("alarms").field("name").nullable
         (DataType(int32), False)
     """
-    fields = [arrow().field(column.name, _type(column.type), column.nullable) for column in TABLES[table]]
+    fields = [arrow().field(column.name, _type(column.type), column.nullable) for column in COLUMNS_BY_TABLE[table]]
     return arrow().schema(fields)
 
 
@@ -140,7 +140,7 @@ def _file_schema(texts: str = "string", *, older: bool = False) -> Any:
     return pa.schema(fields)
 
 
-def from_rows(heads: Rows, steps: Rows, alarms: Rows) -> Tables:
+def tables_from_rows(heads: Rows, steps: Rows, alarms: Rows) -> Tables:
     """Make tables from rows; a pyarrow table with the right columns is used as it is.
 
     Args:
@@ -155,7 +155,7 @@ def from_rows(heads: Rows, steps: Rows, alarms: Rows) -> Tables:
     every = {"heads": heads, "steps": steps, "alarms": alarms}
     made = {name: _from_rows(name, rows) if isinstance(rows, Sequence) else rows for name, rows in every.items()}
     for name, table in made.items():
-        for column in TABLES[name]:
+        for column in COLUMNS_BY_TABLE[name]:
             if not column.nullable and table.column(column.name).null_count:
                 raise InvalidValueError(f"{name} lack {column.name!r} in a row", hint="Each row has it.")
     tables = Tables(**made)
@@ -192,13 +192,13 @@ def stacked(name: str, tables: Sequence[Table]) -> Table:
 
 
 def _from_rows(name: str, rows: Sequence[Row]) -> Table:
-    known = {column.name for column in TABLES[name]}
+    known = {column.name for column in COLUMNS_BY_TABLE[name]}
     if unknown := {key for row in rows for key in row} - known:
         raise InvalidValueError(
             f"{name} have no column {', '.join(sorted(map(repr, unknown)))}",
             hint=f"The columns are {', '.join(sorted(known))}.",
         )
-    for column in TABLES[name]:
+    for column in COLUMNS_BY_TABLE[name]:
         if not column.nullable and any(row.get(column.name) is None for row in rows):
             raise InvalidValueError(f"{name} lack {column.name!r} in a row", hint="Each row has it.")
     try:
@@ -208,10 +208,10 @@ def _from_rows(name: str, rows: Sequence[Row]) -> Table:
             f"a value does not fit its column of {name}: {short_text(error)}",
             hint="sqrtdk.monitor.columns lists the types.",
         ) from error
-    for column in TABLES[name]:
-        if column.type == "string" and _longest(table.column(column.name)) > MAX_TEXT:
+    for column in COLUMNS_BY_TABLE[name]:
+        if column.type == "string" and _longest(table.column(column.name)) > MAX_CELL_CHARACTERS:
             raise InvalidValueError(
-                f"a text in {column.name!r} of {name} has more than {MAX_TEXT} bytes", hint="Cut it."
+                f"a text in {column.name!r} of {name} has more than {MAX_CELL_CHARACTERS} bytes", hint="Cut it."
             )
     return table.take(np.argsort(_steps(table), kind="stable"))
 
@@ -235,38 +235,45 @@ def _wrong(tables: Tables) -> str | None:
     return None
 
 
-def joined(tables: Sequence[Tables]) -> Tables:
+def concatenate(tables: Sequence[Tables]) -> Tables:
     """Concatenate tables in the given order."""
-    return Tables(**{name: stacked(name, [getattr(each, name) for each in tables]) for name in TABLES})
+    return Tables(**{name: stacked(name, [getattr(each, name) for each in tables]) for name in COLUMNS_BY_TABLE})
 
 
-def encode(tables: Tables) -> Any:
+def encode_part(tables: Tables) -> Any:
     """Encode a part as the bytes of one Parquet file, in an Arrow buffer.
 
     Raises:
         InvalidValueError: There are more rows than a part may have.
     """
-    if len(tables) > MAX_ROWS:
-        raise InvalidValueError(f"{len(tables)} rows; a part has at most {MAX_ROWS}", hint="Write fewer steps at once.")
+    if len(tables) > MAX_PART_ROWS:
+        raise InvalidValueError(
+            f"{len(tables)} rows; a part has at most {MAX_PART_ROWS}", hint="Write fewer steps at once."
+        )
     pa = arrow()
-    if (size := tables.nbytes) > MAX_BYTES:
-        raise InvalidValueError(f"{size} bytes; a part has at most {MAX_BYTES}", hint="Write fewer at once.")
-    some = [getattr(tables, name).append_column("table", [[name] * getattr(tables, name).num_rows]) for name in TABLES]
+    if (size := tables.nbytes) > MAX_UNPACKED_PART_BYTES:
+        raise InvalidValueError(
+            f"{size} bytes; a part has at most {MAX_UNPACKED_PART_BYTES}", hint="Write fewer at once."
+        )
+    some = [
+        getattr(tables, name).append_column("table", [[name] * getattr(tables, name).num_rows])
+        for name in COLUMNS_BY_TABLE
+    ]
     whole = pa.concat_tables(some, promote_options="default").select(_file_schema().names).cast(_file_schema())
     sink = pa.BufferOutputStream()
     arrow("pyarrow.parquet").write_table(
         whole.combine_chunks(),
         sink,
-        row_group_size=MAX_ROWS,
+        row_group_size=MAX_PART_ROWS,
         compression=_CODEC,
-        use_dictionary=list(_TEXTS),
+        use_dictionary=list(_STRING_COLUMNS),
         write_statistics=["step"],
         write_page_checksum=True,
     )
     return sink.getvalue()
 
 
-def decode(content: bytes) -> Tables:
+def decode_part(content: bytes) -> Tables:
     """Decode the tables of a part.
 
     Raises:
@@ -277,18 +284,18 @@ def decode(content: bytes) -> Tables:
         raise RunFolderError(Message("alarms.part.codec", codec=_CODEC, other=strange[0]))
     try:
         there = set(_opened(content).metadata.schema.names)  # an older version wrote fewer columns
-        file = _opened(content, [name for name in _TEXTS if name in there])
+        file = _opened(content, [name for name in _STRING_COLUMNS if name in there])
         _check_shape(file)
         whole = file.read(use_threads=False).combine_chunks()
         whole.validate(full=True)
-        for name in _TEXTS:
+        for name in _STRING_COLUMNS:
             if name in whole.column_names:
                 _check_texts(whole.column(name))
         if LATER[0] not in whole.column_names:
             for name in LATER:
                 whole = whole.append_column(name, pa.nulls(whole.num_rows, pa.string()))
         whole = whole.select(_file_schema().names).cast(_file_schema())
-        tables = Tables(**{name: _of(whole, name) for name in TABLES})
+        tables = Tables(**{name: _of(whole, name) for name in COLUMNS_BY_TABLE})
         if len(tables) != whole.num_rows:
             raise RunFolderError(Message("alarms.part.no_table"))
         wrong = _wrong(tables)
@@ -318,8 +325,8 @@ def _check_shape(file: Any) -> None:
     about = file.metadata
     if not any(file.schema_arrow.equals(_file_schema("dictionary", older=older)) for older in (False, True)):
         raise RunFolderError(Message("alarms.part.other_columns"))
-    if about.num_row_groups != 1 or not 0 < about.num_rows <= MAX_ROWS:
-        counts = {"rows": about.num_rows, "groups": about.num_row_groups, "most": MAX_ROWS}
+    if about.num_row_groups != 1 or not 0 < about.num_rows <= MAX_PART_ROWS:
+        counts = {"rows": about.num_rows, "groups": about.num_row_groups, "most": MAX_PART_ROWS}
         raise RunFolderError(Message("alarms.part.row_groups", **counts))
 
 
@@ -327,11 +334,11 @@ def _check_texts(column: Any) -> None:
     """Bound the size of the spelled-out texts first: in the file, each distinct text is stored only once."""
     pc = arrow("pyarrow.compute")
     for chunk in column.chunks:
-        if _longest(chunk.dictionary) > MAX_TEXT:
-            raise RunFolderError(Message("alarms.part.long_text", most=MAX_TEXT))
+        if _longest(chunk.dictionary) > MAX_CELL_CHARACTERS:
+            raise RunFolderError(Message("alarms.part.long_text", most=MAX_CELL_CHARACTERS))
         lengths = pc.binary_length(chunk.dictionary)
-        if (pc.sum(lengths.take(chunk.indices)).as_py() or 0) > MAX_BYTES:
-            raise RunFolderError(Message("alarms.part.much_text", most=MAX_BYTES))
+        if (pc.sum(lengths.take(chunk.indices)).as_py() or 0) > MAX_UNPACKED_PART_BYTES:
+            raise RunFolderError(Message("alarms.part.much_text", most=MAX_UNPACKED_PART_BYTES))
 
 
 def _longest(texts: Any) -> int:
@@ -343,8 +350,8 @@ def _longest(texts: Any) -> int:
 def _of(whole: Table, name: str) -> Table:
     """Return the rows of one table, with its columns."""
     rows = whole.filter(arrow("pyarrow.compute").equal(whole.column("table"), name))
-    some = rows.select([column.name for column in TABLES[name]])
-    for column in TABLES[name]:
+    some = rows.select([column.name for column in COLUMNS_BY_TABLE[name]])
+    for column in COLUMNS_BY_TABLE[name]:
         if not column.nullable and some.column(column.name).null_count:
             raise RunFolderError(Message("alarms.part.lacks_column", table=name, column=repr(column.name)))
     return some.cast(schema(name))

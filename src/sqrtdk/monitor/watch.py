@@ -28,13 +28,13 @@ from sqrtdk.monitor.gradients import unwrapped
 from sqrtdk.monitor.journal import Journal, numbers
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, one_number, schedule_of
+from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, copied_loss, schedule_of
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
-from sqrtdk.monitor.sums import SeenStep
+from sqrtdk.monitor.sums import WatchedStep
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # remembered samples, for trends
-NUMBERS = 2**23  # statistics in them, about 32 bytes each: 50 samples of 4,000 heads
+NUMBERS_IN_MEMORY = 2**23  # statistics in them, about 32 bytes each: 50 samples of 4,000 heads
 LOUD = ("warn", "fail", "critical")
 LOOP = "with watch(model) as health: ... health.step(loss)"
 _watched: WeakSet[nn.Module] = WeakSet()
@@ -56,7 +56,7 @@ class Watch:
     """A watched run; see `watch`.
 
     Attributes:
-        samples: the newest, oldest first: at most `HISTORY`, and `NUMBERS` statistics of heads.
+        samples: the newest, oldest first: at most `HISTORY`, and `NUMBERS_IN_MEMORY` statistics of heads.
         alarms: all alarms so far.
     """
 
@@ -200,7 +200,7 @@ class Watch:
         """
         if not self._open:
             raise InvalidValueError("step() is called inside the block of the watch", hint=LOOP)
-        loss = one_number(loss)
+        loss = copied_loss(loss)
         self._step += 1
         self._steps += 1
         if self._journal is not None:
@@ -277,7 +277,7 @@ class Watch:
             self._armed.close()
             seen = self._forwards.step_seen()
         except Exception as error:  # an observer never stops the run
-            seen = SeenStep((), not_measured(kind_and_text(error)))
+            seen = WatchedStep((), not_measured(kind_and_text(error)))
         self._sketches = self._forwards.sketches
         try:
             number = numbers([loss])[0]
@@ -301,7 +301,7 @@ class Watch:
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)
         self._numbers += sample.count
-        while self._numbers > NUMBERS and len(self.samples) > 2:
+        while self._numbers > NUMBERS_IN_MEMORY and len(self.samples) > 2:
             self._numbers -= self.samples.popleft().count
         if self._journal is not None:
             unwritten = self._journal.sample(sample, found)

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from sqrtdk.recording.document import CallEntry, MaskEntry, TermEntry, VectorEntry
-from sqrtdk.recording.format import FLOATS, INTEGERS, LAYOUTS, prefix, to_bhle
+from sqrtdk.recording.format import FLOAT_DTYPES, INTEGER_DTYPES, TENSOR_LAYOUTS, prefix, to_bhle
 from sqrtdk.recording.limits import (
     MAX_RECORD_BYTES,
     MAX_SIDE,
     at_most,
     parse_trace_json,
     quote,
-    refuse,
+    refuse_file,
     trace_record,
 )
-from sqrtdk.recording.masks import Packed, bits_needed
+from sqrtdk.recording.masks import PackedMask, bits_needed
 from sqrtdk.recording.records import Cut
-from sqrtdk.recording.source import Source
+from sqrtdk.recording.source import TensorSource
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
 
@@ -26,7 +26,7 @@ _U8 = frozenset({torch.uint8})
 Shape = tuple[int, ...]
 
 
-def decode(entry: CallEntry, number: int, index: int, source: Source) -> tuple[CallTensors, Cut | None]:
+def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource) -> tuple[CallTensors, Cut | None]:
     """Return one call of a file.
 
     Args:
@@ -49,11 +49,11 @@ def decode(entry: CallEntry, number: int, index: int, source: Source) -> tuple[C
     output = _laid_out(at + "output", layout, source)
     logits = _check_fit(at, query.values, key.values, value.values, output)
     source.count_logits(logits)
-    lse = source.take(at + "lse", FLOATS)
+    lse = source.take(at + "lse", FLOAT_DTYPES)
     if lse is not None and "B" not in layout:
         lse = lse.unsqueeze(0)
     if lse is not None and lse.shape != logits[:3]:
-        refuse(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
+        refuse_file(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
     dtype = entry.dtype or str(query.values.dtype).removeprefix("torch.")
     terms = None
     if entry.terms is not None:
@@ -79,7 +79,7 @@ def decode(entry: CallEntry, number: int, index: int, source: Source) -> tuple[C
     return call, _cut(entry.cut, f"calls[{number}].cut", logits)
 
 
-def _without(entry: CallEntry, at: str, index: int, source: Source) -> CallTensors:
+def _without(entry: CallEntry, at: str, index: int, source: TensorSource) -> CallTensors:
     """Return a call without tensors, which states the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
     return CallTensors(
@@ -99,14 +99,14 @@ def _without(entry: CallEntry, at: str, index: int, source: Source) -> CallTenso
     )
 
 
-def _laid_out(name: str, layout: str, source: Source) -> Tensor:
-    tensor = source.take(name, FLOATS)
+def _laid_out(name: str, layout: str, source: TensorSource) -> Tensor:
+    tensor = source.take(name, FLOAT_DTYPES)
     if tensor is None:
-        refuse(f"the file has no tensor {name!r}", "Each call has q, k, v and output.")
+        refuse_file(f"the file has no tensor {name!r}", "Each call has q, k, v and output.")
     if tensor.dim() != len(layout):
-        refuse(
+        refuse_file(
             f"{name} has shape {tuple(tensor.shape)}, and the layout is {layout}",
-            f"Give the call its 'layout', one of: {', '.join(LAYOUTS)}.",
+            f"Give the call its 'layout', one of: {', '.join(TENSOR_LAYOUTS)}.",
         )
     return to_bhle(tensor, layout)
 
@@ -116,24 +116,30 @@ def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tenso
     (batch, heads, rows, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
     told = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
     if batch != kv_batch:
-        refuse(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
+        refuse_file(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
     if width != key_width or not width:
-        refuse(f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout.")
+        refuse_file(
+            f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout."
+        )
     if not heads or not kv_heads or heads % kv_heads:  # grouped heads: heads // kv_heads of q share one of k
-        refuse(f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout.")
+        refuse_file(
+            f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout."
+        )
     if value.shape[:3] != key.shape[:3]:
-        refuse(f"{at}v {tuple(value.shape)} does not fit k {tuple(key.shape)}", "B, H and S are the same for both.")
+        refuse_file(
+            f"{at}v {tuple(value.shape)} does not fit k {tuple(key.shape)}", "B, H and S are the same for both."
+        )
     wanted = (batch, heads, rows, value.shape[3])
     if output.shape != wanted:
-        refuse(f"{at}output has shape {tuple(output.shape)}; q and v make it {wanted}")
+        refuse_file(f"{at}output has shape {tuple(output.shape)}; q and v make it {wanted}")
     return batch, heads, rows, keys
 
 
-def _vector(entry: VectorEntry, name: str, layout: str, source: Source) -> Vector:
+def _vector(entry: VectorEntry, name: str, layout: str, source: TensorSource) -> Vector:
     values = _laid_out(name, layout, source)
-    factors = source.take(name + ".factor", FLOATS)  # a number in JSON, or a tensor that broadcasts
+    factors = source.take(name + ".factor", FLOAT_DTYPES)  # a number in JSON, or a tensor that broadcasts
     if factors is not None and entry.factor is not None:
-        refuse(f"{name} has its factor as a number and as a tensor")
+        refuse_file(f"{name} has its factor as a number and as a tensor")
     if factors is not None:
         _check_broadcast(name + ".factor", tuple(factors.shape), tuple(values.shape))
     factor = factors if factors is not None else 1.0 if entry.factor is None else entry.factor
@@ -145,23 +151,23 @@ def _vector(entry: VectorEntry, name: str, layout: str, source: Source) -> Vecto
     return Vector(values, factor, projected, steps, _projection(entry.projection, name, values, source))
 
 
-def _on_the_way(name: str, layout: str, values: Tensor, source: Source) -> Tensor | None:
+def _on_the_way(name: str, layout: str, values: Tensor, source: TensorSource) -> Tensor | None:
     """Return an earlier state of a vector, or None. Heads and features may differ: heads are repeated later."""
     if name not in source:
         return None
     tensor = _laid_out(name, layout, source)
     if (tensor.shape[0], tensor.shape[2]) != (values.shape[0], values.shape[2]):
-        refuse(f"{name} (B, H, L, E) {tuple(tensor.shape)} does not fit what it became, {tuple(values.shape)}")
+        refuse_file(f"{name} (B, H, L, E) {tuple(tensor.shape)} does not fit what it became, {tuple(values.shape)}")
     return tensor
 
 
-def _projection(name: str | None, begin: str, values: Tensor, source: Source) -> Projection | None:
+def _projection(name: str | None, begin: str, values: Tensor, source: TensorSource) -> Projection | None:
     if name is None:
         return None
-    given, weight, bias = (source.take(f"{begin}.{part}", FLOATS) for part in ("input", "weight", "bias"))
-    features = source.take(begin + ".features", INTEGERS)
+    given, weight, bias = (source.take(f"{begin}.{part}", FLOAT_DTYPES) for part in ("input", "weight", "bias"))
+    features = source.take(begin + ".features", INTEGER_DTYPES)
     if given is None or features is None:
-        refuse(f"the projection of {begin} lacks its {'input' if given is None else 'features'}")
+        refuse_file(f"the projection of {begin} lacks its {'input' if given is None else 'features'}")
     shapes = [tuple(part.shape) for part in (given, weight, bias, features) if part is not None]
     fits = given.dim() == 3 and given.shape[:2] == (values.shape[0], values.shape[2]) and features.dim() == 2
     if weight is not None:
@@ -169,23 +175,23 @@ def _projection(name: str | None, begin: str, values: Tensor, source: Source) ->
     if bias is not None:
         fits = fits and bias.shape == features.shape
     if not fits:
-        refuse(
+        refuse_file(
             f"the parts of the projection of {begin} don't fit: {', '.join(map(str, shapes))}",
             "input (B, L, D), weight (H, E, D), bias and features (H, E).",
         )
     return Projection(name, given, weight, bias, features)
 
 
-def _term(entry: TermEntry, at: str, logits: Shape, source: Source) -> Term:
+def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource) -> Term:
     value: Tensor | float | None
     if entry.name == "mask" or entry.shape is not None:
         value = _mask(entry, at, logits, source)
     else:
-        tensor = source.take(at, FLOATS)
+        tensor = source.take(at, FLOAT_DTYPES)
         if tensor is not None and entry.value is not None:
-            refuse(f"{at} has its value as a number and as a tensor")
+            refuse_file(f"{at} has its value as a number and as a tensor")
         if tensor is not None and entry.name == "sinks" and tensor.shape != (logits[1],):
-            refuse(f"{at}, sinks, has shape {tuple(tensor.shape)}; one logit a query head is ({logits[1]},)")
+            refuse_file(f"{at}, sinks, has shape {tuple(tensor.shape)}; one logit a query head is ({logits[1]},)")
         if tensor is not None and entry.name != "sinks":
             _check_broadcast(at, tuple(tensor.shape), logits)
         value = entry.value if tensor is None else tensor
@@ -193,24 +199,24 @@ def _term(entry: TermEntry, at: str, logits: Shape, source: Source) -> Term:
     return Term(entry.name, value, entry.detail or "", fill, bool(entry.added))
 
 
-def _mask(entry: MaskEntry, at: str, logits: Shape, source: Source) -> Tensor | None:
+def _mask(entry: MaskEntry, at: str, logits: Shape, source: TensorSource) -> Tensor | None:
     plain, padding = source.bits(at), source.bits(at + ".padding")
     bits = source.take(at + ".bits", _U8)
     shape, least, greatest = entry.shape, entry.least, entry.greatest
     bounds = least is not None or greatest is not None
     if any(bound is not None and abs(bound) > MAX_SIDE for bound in (least, greatest)):
-        refuse(f"{at} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
+        refuse_file(f"{at} has bounds {least} and {greatest}; they are at most {MAX_SIDE} from 0")
     # the three forms of a mask: a bool tensor, packed bits, or bounds of i - j with padding
     parts = (plain is not None, bits is not None, bounds or padding is not None)
     if sum(parts) > 1:
-        refuse(f"{at} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
+        refuse_file(f"{at} is told twice", "Give its tensor, or its bits with a shape, or bounds and padding.")
     if plain is not None:
         if shape is not None:
-            refuse(f"{at} has a shape beside its tensor")
+            refuse_file(f"{at} has a shape beside its tensor")
         _check_broadcast(at, tuple(plain.shape), logits)
         return plain
     if shape is None and bits is not None:
-        refuse(f"{at}.bits have no shape", "Give the mask its 'shape', a list of 4 numbers.")
+        refuse_file(f"{at}.bits have no shape", "Give the mask its 'shape', a list of 4 numbers.")
     if shape is None:
         if not bounds and padding is None:
             return None
@@ -218,17 +224,17 @@ def _mask(entry: MaskEntry, at: str, logits: Shape, source: Source) -> Tensor | 
         shape = (1 if padding is None or padding.dim() < 4 else padding.shape[0], 1, *logits[2:])
     _check_broadcast(at, shape, logits)
     if bits is not None and bits.shape != (bits_needed(shape),):
-        refuse(f"{at}.bits has shape {tuple(bits.shape)}; a mask {shape} takes ({bits_needed(shape)},) bytes")
+        refuse_file(f"{at}.bits has shape {tuple(bits.shape)}; a mask {shape} takes ({bits_needed(shape)},) bytes")
     if padding is not None:
         _check_broadcast(at + ".padding", tuple(padding.shape), shape)
     if bits is None and len(shape) < 2:
-        refuse(f"{at} has shape {shape} and no bits; its last two dimensions are rows and keys")
+        refuse_file(f"{at} has shape {shape} and no bits; its last two dimensions are rows and keys")
     if bounds and shape[-2:] != logits[2:]:
-        refuse(f"{at} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
-    return source.mask(at, Packed(shape, least, greatest, padding, bits))
+        refuse_file(f"{at} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
+    return source.mask(at, PackedMask(shape, least, greatest, padding, bits))
 
 
-def _kept(entry: MaskEntry | None, at: str, logits: Shape, source: Source) -> Tensor | None:
+def _kept(entry: MaskEntry | None, at: str, logits: Shape, source: TensorSource) -> Tensor | None:
     if entry is None and at not in source:
         return None
     return _mask(entry or MaskEntry(), at, logits, source)
@@ -237,15 +243,15 @@ def _kept(entry: MaskEntry | None, at: str, logits: Shape, source: Source) -> Te
 def _check_broadcast(name: str, shape: Shape, whole: Shape) -> None:
     ends = zip(reversed(shape), reversed(whole), strict=False)
     if len(shape) > len(whole) or any(side not in (1, all_of) for side, all_of in ends):
-        refuse(f"{name} has shape {shape}, which does not broadcast to {whole}")
+        refuse_file(f"{name} has shape {shape}, which does not broadcast to {whole}")
 
 
-def _record(name: str, source: Source) -> AttentionCall | None:
+def _record(name: str, source: TensorSource) -> AttentionCall | None:
     text = source.take(name, _U8)
     if text is None:
         return None
     if text.dim() != 1:
-        refuse(f"{name} has shape {tuple(text.shape)}; it is a text, (bytes,)")
+        refuse_file(f"{name} has shape {tuple(text.shape)}; it is a text, (bytes,)")
     at_most(text.numel(), MAX_RECORD_BYTES, f"bytes in {name}")
     if source.dry:  # shapes alone: there is no text to parse yet
         return None
@@ -256,8 +262,8 @@ def _cut(cut: Cut | None, what: str, logits: Shape) -> Cut | None:
     if cut is None:
         return None
     if cut.rows is not None and (cut.rows != logits[2] or (cut.rows_of or 0) < cut.rows):
-        refuse(f"{what} has {cut.rows} rows of {quote(cut.rows_of)}, and q has {logits[2]}")
+        refuse_file(f"{what} has {cut.rows} rows of {quote(cut.rows_of)}, and q has {logits[2]}")
     heads = cut.heads
     if heads is not None and (len(heads) != logits[1] or not all(0 <= head < (cut.heads_of or 0) for head in heads)):
-        refuse(f"{what} has the heads {quote(list(heads))} of {quote(cut.heads_of)}, and q has {logits[1]}")
+        refuse_file(f"{what} has the heads {quote(list(heads))} of {quote(cut.heads_of)}, and q has {logits[1]}")
     return cut

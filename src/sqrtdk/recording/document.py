@@ -10,23 +10,23 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from sqrtdk.recording.format import FLOAT_NAMES, KEY, LAYOUTS, SCHEMA_VERSION, TERMS
+from sqrtdk.recording.format import FLOAT_NAMES, FORMULA_TERMS, KEY, SCHEMA_VERSION, TENSOR_LAYOUTS
 from sqrtdk.recording.limits import (
-    MAX_CALLS,
     MAX_DIMENSIONS,
-    MAX_NAME,
+    MAX_NAME_CHARACTERS,
     MAX_STEPS,
-    MAX_TEXT,
+    MAX_TEXT_CHARACTERS,
+    MAX_TRACE_CALLS,
     parse_trace_json,
     quote,
-    refuse,
+    refuse_file,
     trace_record,
 )
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import NotMeasured
 
-Name = Annotated[str, Meta(max_length=MAX_NAME)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Number = float | int  # an int stays one
 Count = Annotated[int, Meta(ge=0)]
 FloatName = Annotated[str, Meta(pattern=f"^({'|'.join(FLOAT_NAMES)})$")]
@@ -62,7 +62,7 @@ class MaskEntry:
 class TermEntry(MaskEntry):
     """A term of the logits."""
 
-    name: Annotated[str, Meta(pattern=f"^({'|'.join(TERMS)})$")]
+    name: Annotated[str, Meta(pattern=f"^({'|'.join(FORMULA_TERMS)})$")]
     value: Number | None = None
     detail: Text | None = None
     fill: Number | None = None
@@ -75,7 +75,7 @@ class CallEntry:
 
     site: Name
     index: Count | None = None
-    layout: Annotated[str, Meta(pattern=f"^({'|'.join(LAYOUTS)})$")] | None = None
+    layout: Annotated[str, Meta(pattern=f"^({'|'.join(TENSOR_LAYOUTS)})$")] | None = None
     q: VectorEntry | None = None
     k: VectorEntry | None = None
     v: VectorEntry | None = None
@@ -94,7 +94,7 @@ class Document:
     """All of it; `same` maps names to the names of equal tensors."""
 
     schema_version: int
-    calls: Annotated[tuple[CallEntry, ...], Meta(max_length=MAX_CALLS)]
+    calls: Annotated[tuple[CallEntry, ...], Meta(max_length=MAX_TRACE_CALLS)]
     same: dict[Name, str] | None = None
     writer: Text | None = None
     model: Text | None = None
@@ -103,7 +103,7 @@ class Document:
     device: Text | None = None
     attn: Text | None = None
     packages: Annotated[dict[str, Text | None], Meta(max_length=200)] | None = None
-    not_measured: Annotated[tuple[NotMeasured, ...], Meta(max_length=MAX_CALLS)] | None = None
+    not_measured: Annotated[tuple[NotMeasured, ...], Meta(max_length=MAX_TRACE_CALLS)] | None = None
 
 
 def parse_document(text: str) -> Document:
@@ -117,9 +117,9 @@ def parse_document(text: str) -> Document:
     document: Any = parse_trace_json(text, what)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(document, dict) or type(version) is not int:
-        refuse(f"{what} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
+        refuse_file(f"{what} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
     if version != SCHEMA_VERSION:
-        refuse(
+        refuse_file(
             f"the file is of version {quote(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
             "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
         )

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sqrtdk import _json
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.recording.format import NAMES, prefix
-from sqrtdk.recording.masks import pack
+from sqrtdk.recording.format import NAME_BY_DTYPE, prefix
+from sqrtdk.recording.masks import pack_mask
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 
 Entry = dict[str, Any]
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(CallTensors)}
+_CALL_DEFAULTS = {field.name: field.default for field in dataclasses.fields(CallTensors)}
 
 
 class Sheet:
@@ -33,24 +33,25 @@ class Sheet:
             InvalidValueError: The tensor has no values, or a dtype that the format lacks.
         """
         if tensor is not None:
-            self.tensors[name] = plain(name, tensor)
+            self.tensors[name] = detached(name, tensor)
 
 
-def plain(name: str, tensor: Tensor) -> Tensor:
+def detached(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor without its autograd history.
 
     Raises:
         InvalidValueError: The format can't hold this kind of tensor.
     """
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAMES:
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in NAME_BY_DTYPE:
         kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
         raise InvalidValueError(
-            f"{name} is a tensor that can't be written: {kind}", hint=f"These can be: {', '.join(map(str, NAMES))}."
+            f"{name} is a tensor that can't be written: {kind}",
+            hint=f"These can be: {', '.join(map(str, NAME_BY_DTYPE))}.",
         )
     return tensor.detach()
 
 
-def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, cut: Cut | None) -> Entry:
+def encode_call(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, cut: Cut | None) -> Entry:
     """Return the JSON of a call, and put its tensors on the sheet.
 
     Args:
@@ -65,12 +66,13 @@ def encode(call: CallTensors, number: int, sheet: Sheet, *, projections: bool, c
     """
     at = prefix(number)
     entry: Entry = {"site": call.site, "index": call.index}
-    for name, default in _DEFAULTS.items():
+    for name, default in _CALL_DEFAULTS.items():
         if name in ("dtype", "logits_dtype", "weights_dtype"):
             entry[name] = getattr(call, name)
         elif name in ("dropout", "missing") and getattr(call, name) != default:
             entry[name] = _json.exact_data(getattr(call, name))
     if call.call is not None:
+        # As a tensor of bytes: a header is limited in size, and a call's record may have megabytes.
         text = _json.exact_line(call.call).encode()
         sheet.put(at + "record", torch.frombuffer(bytearray(text), dtype=torch.uint8))
     if is_empty(call):
@@ -128,6 +130,7 @@ def _term(term: Term, at: str, sheet: Sheet) -> Entry:
         entry["added"] = True
     if not isinstance(term.value, Tensor):
         return entry if term.value is None else entry | {"value": _json.exact_data(term.value)}
+    # A mask as a term is packed like the mask of the call: a band of 8192 x 8192 is two numbers.
     if term.value.dtype is torch.bool:
         return entry | _mask(term.value, at, sheet)
     sheet.put(at, term.value)
@@ -139,7 +142,7 @@ def _mask(mask: Tensor, at: str, sheet: Sheet) -> Entry:
         raise InvalidValueError(
             f"{at} is a mask of {mask.dtype}", hint="A mask is bool, True where the row sees the key."
         )
-    packed = pack(plain(at, mask).cpu())
+    packed = pack_mask(detached(at, mask).cpu())
     entry: Entry = {"shape": list(packed.shape)}
     if packed.bits is not None:
         sheet.put(at + ".bits", packed.bits)

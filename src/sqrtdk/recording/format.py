@@ -8,9 +8,9 @@ from torch import Tensor
 SCHEMA_VERSION = 1
 KEY = "sqrtdk_trace"  # key in the metadata of safetensors; its value is a JSON document
 MESSAGES = "sqrtdk_messages"  # key beside it, see `recording.sentences`; optional
-INPUTS = "inputs."  # prefix of the names of the model's inputs
+INPUT_PREFIX = "inputs."  # prefix of the names of the model's inputs
 
-DTYPES = {
+DTYPE_BY_NAME = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -24,16 +24,16 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
-INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
-BITS = frozenset({torch.bool, torch.uint8})
+NAME_BY_DTYPE = {dtype: name for name, dtype in DTYPE_BY_NAME.items()}
+FLOAT_DTYPES = frozenset(dtype for dtype in NAME_BY_DTYPE if dtype.is_floating_point)
+INTEGER_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+BIT_DTYPES = frozenset({torch.bool, torch.uint8})
 # values of `dtype`, `logits_dtype` and `weights_dtype`
-FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOATS))
+FLOAT_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES))
 
-TERMS = ("scale", "softcap", "bias", "mask", "sinks", "unknown")
+FORMULA_TERMS = ("scale", "softcap", "bias", "mask", "sinks", "unknown")
 # batch, heads, rows and channels in the orders that engines use; without B, the tensors are of one sequence
-LAYOUTS = ("BHLE", "BLHE", "HLE", "LHE")
+TENSOR_LAYOUTS = ("BHLE", "BLHE", "HLE", "LHE")
 
 
 def to_bhle(tensor: Tensor, layout: str) -> Tensor:
@@ -41,7 +41,7 @@ def to_bhle(tensor: Tensor, layout: str) -> Tensor:
 
     Args:
         tensor: one dimension for each letter of `layout`.
-        layout: one of `LAYOUTS`. A layout without B holds one sequence, so B is 1.
+        layout: one of `TENSOR_LAYOUTS`. A layout without B holds one sequence, so B is 1.
 
     Example:
         >>> to_bhle(torch.zeros(7, 2, 4), "LHE").shape

@@ -13,21 +13,21 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from sqrtdk.recording.format import DTYPES, KEY, MESSAGES
+from sqrtdk.recording.format import DTYPE_BY_NAME, KEY, MESSAGES
 from sqrtdk.recording.limits import (
     MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
-    MAX_NAME,
+    MAX_NAME_CHARACTERS,
     MAX_SIDE,
     MAX_TENSORS,
     REPLACE,
     at_most,
     parse_trace_json,
     quote,
-    refuse,
+    refuse_file,
 )
 
-_FIELDS = {"dtype", "shape", "data_offsets"}
+_TENSOR_FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ def read_header(file: BinaryIO, size: int) -> Header:
     begin = _exactly(file, 8)
     length = int.from_bytes(begin, "little")
     if len(begin) < 8:
-        refuse(f"not a safetensors file: it has {len(begin)} bytes, and the length of its header takes 8")
+        refuse_file(f"not a safetensors file: it has {len(begin)} bytes, and the length of its header takes 8")
     if length > MAX_HEADER_BYTES:
-        refuse(
+        refuse_file(
             f"a header of {length} bytes; at most {MAX_HEADER_BYTES} are read",
             "If this is a trace file, record less: --calls. Other files begin with other bytes.",
         )
     if 8 + length > size:
-        refuse(f"the header has {length} bytes and the file {size}: it is cut off", "Copy or write it again.")
+        refuse_file(f"the header has {length} bytes and the file {size}: it is cut off", "Copy or write it again.")
     entries = parse_trace_json(bytes(_exactly(file, length)), "the header")
     if not isinstance(entries, dict):
-        refuse(f"the header is a {type(entries).__name__}; it is an object of tensors")
+        refuse_file(f"the header is a {type(entries).__name__}; it is an object of tensors")
     metadata = entries.pop("__metadata__", None)
     document = _document(metadata)
     sentences = metadata.get(MESSAGES, "")
@@ -86,7 +86,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
 def _document(metadata: Any) -> str:
     document = metadata.get(KEY) if isinstance(metadata, dict) else None
     if not isinstance(document, str):
-        refuse(
+        refuse_file(
             f"not a trace file: its metadata has no text {KEY!r}",
             "Write one with `sqrtdk record`, or with the writer in docs/en/trace-file.md.",
         )
@@ -94,23 +94,23 @@ def _document(metadata: Any) -> str:
 
 
 def _spec(name: str, entry: Any) -> Spec:
-    if len(name) > MAX_NAME:
-        refuse(f"a tensor's name of {len(name)} characters; at most {MAX_NAME} are read")
+    if len(name) > MAX_NAME_CHARACTERS:
+        refuse_file(f"a tensor's name of {len(name)} characters; at most {MAX_NAME_CHARACTERS} are read")
     what = f"the tensor {quote(name)}"
-    if not isinstance(entry, dict) or set(entry) != _FIELDS:
-        refuse(f"{what} is not described by {', '.join(sorted(_FIELDS))}")
+    if not isinstance(entry, dict) or set(entry) != _TENSOR_FIELDS:
+        refuse_file(f"{what} is not described by {', '.join(sorted(_TENSOR_FIELDS))}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        refuse(f"{what} has dtype {quote(dtype)}", f"These are read: {', '.join(DTYPES)}.")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BY_NAME:
+        refuse_file(f"{what} has dtype {quote(dtype)}", f"These are read: {', '.join(DTYPE_BY_NAME)}.")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-        refuse(f"{what} has a shape or offsets that are no counts: {quote(shape)}, {quote(offsets)}")
+        refuse_file(f"{what} has a shape or offsets that are no counts: {quote(shape)}, {quote(offsets)}")
     at_most(len(shape), MAX_DIMENSIONS, f"dimensions of {what}")
     at_most(max(shape, default=0), MAX_SIDE, f"entries in a dimension of {what}")
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    needed = math.prod(shape) * DTYPE_BY_NAME[dtype].itemsize
     start, end = offsets
     if end - start != needed:
-        refuse(f"{what}, {dtype} {tuple(shape)}, needs {needed} bytes and has {end - start}")
-    return Spec(DTYPES[dtype], tuple(shape), start, end)
+        refuse_file(f"{what}, {dtype} {tuple(shape)}, needs {needed} bytes and has {end - start}")
+    return Spec(DTYPE_BY_NAME[dtype], tuple(shape), start, end)
 
 
 def _counts(values: Any) -> bool:
@@ -124,12 +124,14 @@ def _check_places(specs: Mapping[str, Spec], size: int) -> None:
     for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].end)):
         if spec.start != place:
             how = "overlap" if spec.start < place else f"leave {spec.start - place} bytes that are nobody's"
-            refuse(f"{before} and the tensor {quote(name)} {how}: it begins at {spec.start}, not {place}")
+            refuse_file(f"{before} and the tensor {quote(name)} {how}: it begins at {spec.start}, not {place}")
         place, before = spec.end, f"the tensor {quote(name)}"
     if place > size:
-        refuse(f"the tensors have {place} bytes and {size} are there: the file is cut off", "Copy or write it again.")
+        refuse_file(
+            f"the tensors have {place} bytes and {size} are there: the file is cut off", "Copy or write it again."
+        )
     if place < size:
-        refuse(f"{size - place} bytes follow the last tensor", REPLACE)
+        refuse_file(f"{size - place} bytes follow the last tensor", REPLACE)
 
 
 def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
@@ -144,7 +146,7 @@ def read_tensor(file: BinaryIO, header: Header, spec: Spec) -> Tensor:
     file.seek(header.size + spec.start)
     content = _exactly(file, count)
     if len(content) < count:
-        refuse(
+        refuse_file(
             f"{count} bytes were to come at {spec.start} and {len(content)} did: the file is cut off",
             "Copy or write it again.",
         )

@@ -11,14 +11,14 @@ from sqrtdk._records import Record
 from sqrtdk._records import quote as quote
 from sqrtdk.errors import TraceFileError
 
-MAX_FILE_BYTES = 2**34  # 16 GiB
+MAX_TRACE_BYTES = 2**34  # 16 GiB
 MAX_HEADER_BYTES = 2**24  # 16 MiB
 MAX_TENSORS = 2**17
-MAX_CALLS = 2**12
+MAX_TRACE_CALLS = 2**12
 MAX_DIMENSIONS = 8
 MAX_SIDE = 2**40  # entries in one dimension
-MAX_NAME = 500  # characters
-MAX_TEXT = 10_000  # characters
+MAX_NAME_CHARACTERS = 500  # characters
+MAX_TEXT_CHARACTERS = 10_000  # characters
 MAX_STEPS = 64  # steps of one vector, or terms of one call
 MAX_RECORD_BYTES = 2**22  # 4 MiB of JSON on one call
 MAX_MASK = 2**30  # entries of one mask; each takes a byte once the mask is unpacked
@@ -31,7 +31,7 @@ LEAST_WORK = 2**20  # logits that any file may ask for, however small it is
 REPLACE = "Write the file again; docs/en/trace-file.md says how."
 
 
-def refuse(rule: str, hint: str = REPLACE) -> NoReturn:
+def refuse_file(rule: str, hint: str = REPLACE) -> NoReturn:
     """Raise the error of a file that breaks a rule.
 
     Raises:
@@ -52,7 +52,7 @@ def at_most(count: int, limit: int, what: str) -> None:
         sqrtdk.errors.TraceFileError: 9 dimensions; at most 8 are read
     """
     if count > limit:
-        refuse(f"{count} {what}; at most {limit} are read", "Record less: --calls, --rows or --heads.")
+        refuse_file(f"{count} {what}; at most {limit} are read", "Record less: --calls, --rows or --heads.")
 
 
 def parse_trace_json(text: bytes | str, what: str) -> Any:
@@ -79,4 +79,4 @@ def trace_record(kind: type[Record], document: Any, what: str) -> Record:
     Raises:
         TraceFileError: A field is missing, unknown, of another type or beyond a limit.
     """
-    return _records.record_from_json(kind, document, what, TraceFileError, REPLACE, longest=MAX_TEXT)
+    return _records.record_from_json(kind, document, what, TraceFileError, REPLACE, longest=MAX_TEXT_CHARACTERS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedMask:
     """A bool mask (..., L, S), True where row i sees key j.
 
     Attributes:
@@ -29,11 +29,11 @@ class Packed:
     bits: Tensor | None = None
 
 
-def band(rows: int, keys: int, least: int | None, greatest: int | None) -> Tensor:
+def band_mask(rows: int, keys: int, least: int | None, greatest: int | None) -> Tensor:
     """Return a bool (rows, keys) mask that is True where least <= i - j <= greatest.
 
     Example:
-        >>> band(3, 3, 0, 1).int()
+        >>> band_mask(3, 3, 0, 1).int()
         tensor([[1, 0, 0],
                 [1, 1, 0],
                 [0, 1, 1]], dtype=torch.int32)
@@ -47,20 +47,20 @@ def band(rows: int, keys: int, least: int | None, greatest: int | None) -> Tenso
     return visible
 
 
-def pack(mask: Tensor) -> Packed:
+def pack_mask(mask: Tensor) -> PackedMask:
     """Return the smallest form that restores the mask exactly.
 
     Args:
         mask: bool, on the CPU.
 
     Example:
-        >>> packed = pack(torch.ones(4, 4, dtype=torch.bool).tril())
+        >>> packed = pack_mask(torch.ones(4, 4, dtype=torch.bool).tril())
         >>> packed.least, packed.greatest, packed.padding, packed.bits
         (0, None, None, None)
     """
     shape = tuple(mask.shape)
     if mask.dim() >= 2 and shape[-2] == 1:  # one row for all queries: bounds of i - j would say nothing
-        return Packed(shape, padding=mask)
+        return PackedMask(shape, padding=mask)
     if mask.dim() >= 2 and shape[-1] > 1 and bool(mask.any()):
         rows, keys = shape[-2:]
         seen = mask.reshape(-1, rows, keys).any(0)  # keys that a row sees in any batch entry or head
@@ -72,20 +72,20 @@ def pack(mask: Tensor) -> Packed:
         seen_keys = mask.any(-2, keepdim=True)
         # try the fewest bounds first: padding may hide keys, so that the visible ones look narrower than the true band
         for low, high in ((None, None), (least, None), (None, greatest), (least, greatest)):
-            visible = band(rows, keys, low, high)
+            visible = band_mask(rows, keys, low, high)
             # a key that the band hides from all rows need not be padding
             padding = seen_keys | ~visible.any(-2, keepdim=True)
             if torch.equal((visible & padding).expand(shape), mask):
-                return Packed(shape, low, high, None if bool(padding.all()) else padding)
-    return Packed(shape, bits=torch.from_numpy(numpy.packbits(mask.contiguous().numpy())))
+                return PackedMask(shape, low, high, None if bool(padding.all()) else padding)
+    return PackedMask(shape, bits=torch.from_numpy(numpy.packbits(mask.contiguous().numpy())))
 
 
-def unpack(packed: Packed) -> Tensor:
+def unpack_mask(packed: PackedMask) -> Tensor:
     """Return the mask that was packed.
 
     Example:
         >>> mask = torch.rand(2, 1, 5, 7) > 0.5
-        >>> bool((unpack(pack(mask)) == mask).all())
+        >>> bool((unpack_mask(pack_mask(mask)) == mask).all())
         True
     """
     if packed.bits is not None:
@@ -93,7 +93,7 @@ def unpack(packed: Packed) -> Tensor:
         entries = numpy.unpackbits(packed.bits.numpy(), count=count)
         return torch.from_numpy(entries.view(numpy.bool_)).reshape(packed.shape)
     rows, keys = packed.shape[-2:]
-    visible = band(rows, keys, packed.least, packed.greatest)
+    visible = band_mask(rows, keys, packed.least, packed.greatest)
     if packed.padding is not None:
         visible = visible & packed.padding.bool()
     return visible.expand(packed.shape).clone()

@@ -12,17 +12,17 @@ from torch import Tensor
 from sqrtdk.errors import SqrtdkError, TraceFileError, short_text
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_file
-from sqrtdk.recording.decode import decode
+from sqrtdk.recording.decode import decode_call
 from sqrtdk.recording.document import Document, parse_document
-from sqrtdk.recording.format import INPUTS, NAMES
+from sqrtdk.recording.format import INPUT_PREFIX, NAME_BY_DTYPE
 from sqrtdk.recording.header import Header, read_header, read_tensor
-from sqrtdk.recording.limits import MAX_FILE_BYTES, quote, refuse
+from sqrtdk.recording.limits import MAX_TRACE_BYTES, quote, refuse_file
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
 from sqrtdk.recording.sentences import with_sentences
-from sqrtdk.recording.source import Source, check_same
+from sqrtdk.recording.source import TensorSource, check_same
 from sqrtdk.tracing.tensors import CallTensors
 
-_MOST_NOTES = 20
+_MAX_TRACE_NOTES = 20
 
 
 def read_trace_file(path: str | Path) -> TraceFile:
@@ -45,7 +45,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
     """
     path = Path(path)
     try:
-        check_file(path, "it", MAX_FILE_BYTES)
+        check_file(path, "it", MAX_TRACE_BYTES)
         with open(path, "rb", buffering=0) as file:  # reads go straight into the tensors' memory
             return _read(path, file)
     except (SqrtdkError, OSError) as error:
@@ -73,16 +73,16 @@ def check_calls(header: Header, document: Document) -> None:
 def _take(path: Path, header: Header, document: Document, load: Any) -> TraceFile:
     same = document.same or {}
     check_same(same, header)
-    source = Source(header, same, load)
+    source = TensorSource(header, same, load)
     calls: list[CallTensors] = []
     cuts: list[Cut | None] = []
     notes: list[str] = []
     count: Counter[str] = Counter()
     seen: set[tuple[str, int]] = set()
     for number, entry in enumerate(document.calls):
-        call, cut = decode(entry, number, count[entry.site], source)  # without an index, the next one at its site
+        call, cut = decode_call(entry, number, count[entry.site], source)  # without an index, the next one at its site
         if (call.site, call.index) in seen:
-            refuse(
+            refuse_file(
                 f"two calls are at site {quote(call.site)} with index {call.index}",
                 "Count the calls of a site from 0 on, or leave 'index' out.",
             )
@@ -92,13 +92,15 @@ def _take(path: Path, header: Header, document: Document, load: Any) -> TraceFil
         cuts.append(cut)
         if load is not None:
             notes += _oddities(call)
-    names = [(name, name.removeprefix(INPUTS)) for name in source.prefixed(INPUTS)]
-    inputs = {short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAMES))) is not None}
+    names = [(name, name.removeprefix(INPUT_PREFIX)) for name in source.prefixed(INPUT_PREFIX)]
+    inputs = {
+        short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAME_BY_DTYPE))) is not None
+    }
     said, metadata = with_sentences(header.sentences, calls, _metadata(document))
     source.end()
     source.check_work()
-    if len(notes) > _MOST_NOTES:
-        notes = [*notes[:_MOST_NOTES], Message("recording.more_tensors", count=len(notes) - _MOST_NOTES)]
+    if len(notes) > _MAX_TRACE_NOTES:
+        notes = [*notes[:_MAX_TRACE_NOTES], Message("recording.more_tensors", count=len(notes) - _MAX_TRACE_NOTES)]
     return TraceFile(path, document.schema_version, metadata, said, tuple(cuts), inputs, tuple(notes))
 
 

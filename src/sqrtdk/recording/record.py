@@ -22,22 +22,22 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, Sqrtd
 from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.encode import is_empty
-from sqrtdk.recording.limits import MAX_NAME
+from sqrtdk.recording.limits import MAX_NAME_CHARACTERS
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
-from sqrtdk.recording.write import fits, write_trace_file
+from sqrtdk.recording.write import check_limits, write_trace_file
 from sqrtdk.tracing import Trace, hint_for
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors, Vector
 
-_PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")
+_VERSIONED_PACKAGES = ("sqrtdk", "torch", "transformers", "numpy")
 
 
 def record(
@@ -179,7 +179,7 @@ def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions)
     if isinstance(model, nn.Module):
         loaded = from_module(model, inputs, options)
     elif isinstance(model, str):
-        loaded = resolve(model, options, inputs)
+        loaded = resolve_model(model, options, inputs)
     else:
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
@@ -232,13 +232,13 @@ def _refuse_none(loaded: LoadedModel, run: Trace, pattern: str, chosen: Sequence
 def _written(call: CallTensors, projections: bool) -> CallTensors:
     """Return the call if it can be written, else one without tensors that gives the reason: the others are kept."""
     try:
-        fits(call, projections=projections)
+        check_limits(call, projections=projections)
     except SqrtdkError as error:
         nothing = Vector(torch.zeros(0))
         reason = Message("recording.not_written", error=text_of(error))
         return replace(
             call, query=nothing, key=nothing, value=nothing, output=nothing.values, terms=None, lse=None, kept=None,
-            missing=reason, site=call.site[:MAX_NAME],
+            missing=reason, site=call.site[:MAX_NAME_CHARACTERS],
         )  # fmt: skip
     return call
 
@@ -255,7 +255,7 @@ def _metadata(loaded: LoadedModel, run: Trace, attn: str | None) -> TraceMetadat
         device="cpu" if first is None else str(first.device),
         attn=attn,
         packages={"python": platform.python_version()}
-        | {name: version for name in _PACKAGES if (version := _version(name))},
+        | {name: version for name in _VERSIONED_PACKAGES if (version := _version(name))},
         not_measured=(*run.not_measured, *lost),
     )
 
@@ -274,7 +274,12 @@ def _plain_tensors(inputs: Inputs, notes: list[str]) -> Mapping[str, Tensor]:
     for name, value in named:
         if not isinstance(value, Tensor):
             continue
-        if value.is_nested or value.is_complex() or value.layout is not torch.strided or len(name) > MAX_NAME // 2:
+        if (
+            value.is_nested
+            or value.is_complex()
+            or value.layout is not torch.strided
+            or len(name) > MAX_NAME_CHARACTERS // 2
+        ):
             notes.append(Message("recording.input", name=name))
         else:
             tensors[name] = value

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.recording.format import BITS
+from sqrtdk.recording.format import BIT_DTYPES
 from sqrtdk.recording.header import Header, Spec
 from sqrtdk.recording.limits import (
     LEAST_WORK,
@@ -19,12 +19,12 @@ from sqrtdk.recording.limits import (
     WORK_A_BYTE,
     at_most,
     quote,
-    refuse,
+    refuse_file,
 )
-from sqrtdk.recording.masks import Packed, unpack
+from sqrtdk.recording.masks import PackedMask, unpack_mask
 
 
-class Source:
+class TensorSource:
     """Tensors of a file by name. A tensor with several names is read once.
 
     Attributes:
@@ -58,7 +58,7 @@ class Source:
         self._taken |= {name, place}
         if spec.dtype not in kinds:
             wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-            refuse(f"{quote(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
+            refuse_file(f"{quote(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
         if self._load is None:
             return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
         if place not in self._shared:  # taken once, so it is not kept here
@@ -74,14 +74,16 @@ class Source:
         Raises:
             TraceFileError: The dtype is another, or a number is neither 0 nor 1.
         """
-        tensor = self.take(name, BITS)
+        tensor = self.take(name, BIT_DTYPES)
         if tensor is None or tensor.dtype is torch.bool:
             return tensor
         if not self.dry and tensor.numel() and int(tensor.max()) > 1:
-            refuse(f"{quote(name)} holds {int(tensor.max())}; 1 is a key that the row sees, 0 one that it does not")
+            refuse_file(
+                f"{quote(name)} holds {int(tensor.max())}; 1 is a key that the row sees, 0 one that it does not"
+            )
         return tensor.bool()
 
-    def mask(self, name: str, packed: Packed) -> Tensor:
+    def mask(self, name: str, packed: PackedMask) -> Tensor:
         """Return a mask, unpacked. Equal masks, as those of all layers, share one tensor.
 
         Raises:
@@ -95,7 +97,7 @@ class Source:
             self._entries += count
             at_most(self._entries, MAX_MASKS, "entries in all masks")
             self._masks[key] = (
-                torch.empty(packed.shape, dtype=torch.bool, device="meta") if self.dry else unpack(packed)
+                torch.empty(packed.shape, dtype=torch.bool, device="meta") if self.dry else unpack_mask(packed)
             )
         return self._masks[key]
 
@@ -111,7 +113,7 @@ class Source:
         """
         work, most = self._logits + self._entries, max(LEAST_WORK, WORK_A_BYTE * self._size)
         if work > most:
-            refuse(
+            refuse_file(
                 f"{self._logits} logits and {self._entries} entries of masks in a file of {self._size} bytes; "
                 f"at most {most} are computed, {WORK_A_BYTE} a byte",
                 "Record less: --calls, --rows or --heads.",
@@ -128,7 +130,7 @@ class Source:
             TraceFileError: There is such a tensor.
         """
         if left := (self._specs.keys() | self._same.keys()) - self._taken:
-            refuse(
+            refuse_file(
                 f"the tensor {quote(min(left))} belongs to no call",
                 "Names begin with 'calls.0.', 'calls.1.', ...; docs/en/trace-file.md lists how they go on.",
             )
@@ -143,6 +145,6 @@ def check_same(same: dict[str, str], header: Header) -> None:
     at_most(len(same), MAX_TENSORS, "names in 'same'")
     for name, place in same.items():
         if name in header.specs:
-            refuse(f"{quote(name)} is a tensor, and stands for {quote(place)} as well")
+            refuse_file(f"{quote(name)} is a tensor, and stands for {quote(place)} as well")
         if place not in header.specs:
-            refuse(f"{quote(name)} stands for {quote(place)}, which the file lacks")
+            refuse_file(f"{quote(name)} stands for {quote(place)}, which the file lacks")

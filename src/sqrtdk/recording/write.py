@@ -18,16 +18,16 @@ from torch import Tensor
 from sqrtdk._files import check_writable, write_parts
 from sqrtdk.errors import OutputError
 from sqrtdk.recording.document import parse_document
-from sqrtdk.recording.encode import Sheet, encode, number_sites
-from sqrtdk.recording.format import INPUTS, KEY, MESSAGES, NAMES, SCHEMA_VERSION
+from sqrtdk.recording.encode import Sheet, encode_call, number_sites
+from sqrtdk.recording.format import INPUT_PREFIX, KEY, MESSAGES, NAME_BY_DTYPE, SCHEMA_VERSION
 from sqrtdk.recording.header import Header, Spec
 from sqrtdk.recording.limits import (
-    MAX_CALLS,
-    MAX_FILE_BYTES,
     MAX_HEADER_BYTES,
-    MAX_NAME,
+    MAX_NAME_CHARACTERS,
     MAX_TENSORS,
-    MAX_TEXT,
+    MAX_TEXT_CHARACTERS,
+    MAX_TRACE_BYTES,
+    MAX_TRACE_CALLS,
     at_most,
 )
 from sqrtdk.recording.read import check_calls
@@ -35,7 +35,7 @@ from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.sentences import sentences_to_json
 from sqrtdk.tracing.tensors import CallTensors
 
-_PART = 2**26  # bytes written at once; a signal such as Ctrl-C waits for no more than this
+_BYTES_A_WRITE = 2**26  # bytes written at once; a signal such as Ctrl-C waits for no more than this
 
 
 def write_trace_file(
@@ -82,21 +82,21 @@ def write_trace_file(
     path = Path(path)
     check_writable(path, force)
     number_sites(calls)
-    at_most(len(calls), MAX_CALLS, "calls")
+    at_most(len(calls), MAX_TRACE_CALLS, "calls")
     metadata = metadata or TraceMetadata()
     sheet = Sheet()
     entries = [
-        encode(call, number, sheet, projections=projections, cut=cut)
+        encode_call(call, number, sheet, projections=projections, cut=cut)
         for number, (call, cut) in enumerate(zip(calls, cuts or [None] * len(calls), strict=True))
     ]
     for name, tensor in (model_inputs or {}).items():
-        sheet.put(INPUTS + name, tensor)
+        sheet.put(INPUT_PREFIX + name, tensor)
     tensors, same = _without_copies(sheet.tensors)
     document = {"schema_version": SCHEMA_VERSION, **_told(metadata), "calls": entries, "same": same}
     header, begin = _lay_out(tensors, document, sentences_to_json(calls, metadata))
     check_calls(header, parse_document(header.document))  # a file that we can't read must not be written
     size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)
-    at_most(size, MAX_FILE_BYTES, "bytes")
+    at_most(size, MAX_TRACE_BYTES, "bytes")
     announce(f"{path.name}: {_count(len(calls), 'call')}, {_bytes(size)}")
     free = shutil.disk_usage(path.parent).free
     if free < size:
@@ -108,7 +108,7 @@ def write_trace_file(
     return Recording(path, len(calls), size, metadata)
 
 
-def fits(call: CallTensors, *, projections: bool = False) -> None:
+def check_limits(call: CallTensors, *, projections: bool = False) -> None:
     """Check that a call, once written, could be read.
 
     Raises:
@@ -116,7 +116,7 @@ def fits(call: CallTensors, *, projections: bool = False) -> None:
         TraceFileError: See `write_trace_file`.
     """
     sheet = Sheet()
-    entry = encode(call, 0, sheet, projections=projections, cut=None)
+    entry = encode_call(call, 0, sheet, projections=projections, cut=None)
     document = {"schema_version": SCHEMA_VERSION, "calls": [entry]}
     header, _ = _lay_out(sheet.tensors, document)
     check_calls(header, parse_document(header.document))
@@ -126,11 +126,15 @@ def _told(metadata: TraceMetadata) -> dict[str, Any]:
     told = {name: value for name, value in dataclasses.asdict(metadata).items() if value}
     if metadata.packages:
         # a reader refuses longer texts, and one odd version must not cost the recording
-        told["packages"] = {name: text[:MAX_TEXT] for name, text in metadata.packages.items()}
+        told["packages"] = {name: text[:MAX_TEXT_CHARACTERS] for name, text in metadata.packages.items()}
     if metadata.not_measured:
         told["not_measured"] = [
-            {name: value[:MAX_TEXT] for name, value in dataclasses.asdict(entry).items() if value is not None}
-            for entry in metadata.not_measured[:MAX_CALLS]
+            {
+                name: value[:MAX_TEXT_CHARACTERS]
+                for name, value in dataclasses.asdict(entry).items()
+                if value is not None
+            }
+            for entry in metadata.not_measured[:MAX_TRACE_CALLS]
         ]
     return told
 
@@ -162,7 +166,7 @@ def _lay_out(
     specs: dict[str, Spec] = {}
     place = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
-        at_most(len(name), MAX_NAME, f"characters in the name {name[:40]!r}...")
+        at_most(len(name), MAX_NAME_CHARACTERS, f"characters in the name {name[:40]!r}...")
         end = place + math.prod(tensor.shape) * tensor.dtype.itemsize
         specs[name] = Spec(tensor.dtype, tuple(tensor.shape), place, end)
         place = end
@@ -170,7 +174,7 @@ def _lay_out(
     entries: dict[str, Any] = {"__metadata__": {KEY: text} | ({MESSAGES: sentences} if sentences else {})}
     for name, spec in specs.items():
         shape, offsets = list(spec.shape), [spec.start, spec.end]
-        entries[name] = {"dtype": NAMES[spec.dtype], "shape": shape, "data_offsets": offsets}
+        entries[name] = {"dtype": NAME_BY_DTYPE[spec.dtype], "shape": shape, "data_offsets": offsets}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # so that the tensors begin aligned to 8 bytes
     at_most(len(header), MAX_HEADER_BYTES, "bytes in the header")
@@ -181,8 +185,8 @@ def _parts(begin: Sequence[bytes], header: Header, tensors: Mapping[str, Tensor]
     yield from begin
     for name in header.specs:
         content = _content(tensors[name])
-        for start in range(0, len(content), _PART):
-            yield content[start : start + _PART]
+        for start in range(0, len(content), _BYTES_A_WRITE):
+            yield content[start : start + _BYTES_A_WRITE]
 
 
 def _content(tensor: Tensor) -> memoryview:

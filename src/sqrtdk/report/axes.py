@@ -13,18 +13,18 @@ from sqrtdk.lab.figures import Plot, Series
 from sqrtdk.report.plain import plain
 
 # Distinct under every kind of colour blindness and dark enough on white; the page has a lighter set for dark mode.
-COLOURS = ("#0072b2", "#d55e00", "#7d2ae0", "#5c3a1e", "#cd7a99", "#1f9fc4", "#a0005c", "#c25cff")
+SERIES_COLOURS = ("#0072b2", "#d55e00", "#7d2ae0", "#5c3a1e", "#cd7a99", "#1f9fc4", "#a0005c", "#c25cff")
 INK, SOFT, LINE, PAPER = "#171c26", "#566072", "#dfe3ea", "#ffffff"
 SIZE_INCHES = (6.4, 3.6)
 
 _MARKERS = "os^DvPX*"
 _MANY = 24  # a line with more points shows its interval as a band instead of whiskers
 _LABEL_LINES = 4
-_WORD = 20  # a word of at most this many characters is never cut, however narrow the label
+_LONGEST_WORD = 20  # a word of at most this many characters is never cut, however narrow the label
 _TICK_CHARACTERS = 58  # characters that fit on one line below the axes
 _LEGEND_INCHES = 0.35  # height of a legend of one line
-_LEVEL = 1e-6  # relative spread of a constant that was computed in float32
-_FARTHEST = 1e100  # matplotlib's own arithmetic overflows on larger values
+_LEVEL_SPREAD = 1e-6  # relative spread of a constant that was computed in float32
+_LARGEST_DRAWN = 1e100  # matplotlib's own arithmetic overflows on larger values
 _MOST_BRACES = 20  # mathtext's parser recurses about a dozen calls deep for each brace
 _WRITTEN_OUT = 2**16  # ticks up to 2^16 read "65536"; larger ones read "2^17"
 
@@ -71,44 +71,45 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
             handle = _bars(axes, points, offset, width, colour)
         else:
             handle = _series(axes, points, series.style, colour, marker)
-        handles.append((handle, label(series.label)))
+        handles.append((handle, matplotlib_label(series.label)))
     if not any(points.x for points in shown):
         axes.text(0.5, 0.5, "no value that can be shown", transform=axes.transAxes, ha="center", color=SOFT)
     _level(axes, plot, shown)
     _ticks(axes, plot, names)
     # widths in characters: about the lengths of the two axes
-    axes.set_xlabel(label(plot.x_label, 72))
-    axes.set_ylabel(label(plot.y_label, 38))
+    axes.set_xlabel(matplotlib_label(plot.x_label, 72))
+    axes.set_ylabel(matplotlib_label(plot.y_label, 38))
     _lines(axes, plot)
     if len(handles) > 1 and any(text for _, text in handles):  # without labels the page has a legend of its own
         _legend(figure, handles)
 
 
-def empty(plot: Plot) -> bool:
+def shows_nothing(plot: Plot) -> bool:
     """Return whether the axes can show no value of a plot.
 
     Example:
-        >>> from sqrtdk.lab.figures import curve
+        >>> from sqrtdk.lab.figures import curve_series
         >>> from sqrtdk.messages import Text
-        >>> zeros = Plot("zeros", Text("", ""), "$x$", "$y$", (curve("", [1, 2], [0, 0]),), "linear", "log", ())
-        >>> empty(zeros)
+        >>> zeros = Plot("zeros", Text("", ""), "$x$", "$y$", (curve_series("", [1, 2], [0, 0]),), "linear", "log", ())
+        >>> shows_nothing(zeros)
         True
     """
     names = _names(plot)
     return not any(_points(series, plot, names).x for series in plot.series)
 
 
-def label(text: str, width: int = 60) -> str:
+def matplotlib_label(text: str, width: int = 60) -> str:
     """Return a label that matplotlib can draw, in lines of about `width` characters.
 
     Mathematics that matplotlib can't parse is shown as plain text.
 
     Example:
-        >>> label("a $q_i$ b", 5), label("$\\\\frac{$")
+        >>> matplotlib_label("a $q_i$ b", 5), matplotlib_label("$\\\\frac{$")
         ('a $q_i$\\nb', '\\\\$\\\\frac{\\\\$')
     """
     text = plain(text)[:200]  # an untrusted record may carry labels of any length
     if not _parses(text):
+        # An escaped dollar is drawn as a dollar and opens no formula.
         text = text.replace("$", r"\$")
     lines = [""]
     for word in _words(text, width):
@@ -132,7 +133,7 @@ def _parses(text: str) -> bool:
 
 def _words(text: str, width: int) -> Iterator[str]:
     """Yield the words of a label. A formula stays whole; a word that no line can hold is cut."""
-    most = max(width, _WORD)
+    most = max(width, _LONGEST_WORD)
     for word in re.findall(r"(?:\$[^$]*\$|\S)+", text):  # "$a + b$," is one word, blanks included
         if "$" in word or len(word) <= most:
             yield word
@@ -162,7 +163,7 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
     drawn = []
     for series in every:
         place = places.get(id(series))
-        colour = SOFT if place is None else COLOURS[place % len(COLOURS)]
+        colour = SOFT if place is None else SERIES_COLOURS[place % len(SERIES_COLOURS)]
         drawn.append((series, colour, _MARKERS[(place or 0) % len(_MARKERS)]))
     return drawn
 
@@ -200,12 +201,12 @@ def _level(axes: Any, plot: Plot, shown: Sequence[_Points]) -> None:
     """Widen the y axis around values that differ by rounding alone, so that it does not magnify rounding errors."""
     values = [value for points in shown for value in (*points.y, *points.low, *points.high)]
     largest = max(map(abs, values), default=0.0)
-    if plot.y_axis == "linear" and largest and max(values) - min(values) <= _LEVEL * largest:
+    if plot.y_axis == "linear" and largest and max(values) - min(values) <= _LEVEL_SPREAD * largest:
         axes.set_ylim(values[0] - largest / 4, values[0] + largest / 4)
 
 
 def _fits(value: float, log: bool) -> bool:
-    return abs(value) <= _FARTHEST and (value > 0 or not log)
+    return abs(value) <= _LARGEST_DRAWN and (value > 0 or not log)
 
 
 def _floor(plot: Plot) -> float:
@@ -245,7 +246,7 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
     ticker = _extras.load_extra("matplotlib.ticker")
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
-        texts = [label(name, room) for name in names]
+        texts = [matplotlib_label(name, room) for name in names]
         # names that would touch each other are rotated
         crowded = max(_size(line) for text in texts for line in text.split("\n")) > room + 2
         axes.set_xticks(range(len(names)), texts, rotation=25 if crowded else 0)
@@ -285,7 +286,7 @@ def _lines(axes: Any, plot: Plot) -> None:
     axes.set_ylim(axes.get_ylim())  # labels are placed by the limits: fix them before placing
     free = -1.0  # top of the previous label, as a share of the axes' height
     for name, y in lines:
-        text = label(name, 16)
+        text = matplotlib_label(name, 16)
         half = 0.034 * (1 + text.count("\n"))  # half the label's height, as a share of the axes' height
         place = axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[0], y)))[1]
         at = max(free + half, float(place))

@@ -17,11 +17,11 @@ from sqrtdk._sites import ROOT_NAME, fold
 from sqrtdk.audit.baseline import BASELINE_VERSION, BaselineComparison, Ledger, LedgerChange
 from sqrtdk.audit.records import VERDICTS
 from sqrtdk.messages import Message, named, said, word
-from sqrtdk.report.console import bracketed, drawn, paragraph
-from sqrtdk.report.markdown import code, details, fitted, table, text
+from sqrtdk.report.console import bracketed, console_text, paragraph
+from sqrtdk.report.markdown import details, fitted, markdown_code, markdown_table, markdown_text
 from sqrtdk.report.plain import plain
 
-_MOST = 40  # rows of folded changes; the rest is counted
+_MOST_CHANGE_ROWS = 40  # rows of folded changes; the rest is counted
 
 
 def to_file(ledger: Ledger) -> str:
@@ -67,7 +67,7 @@ def to_json(comparison: BaselineComparison) -> str:
     )
 
 
-def summary_line(comparison: BaselineComparison, language: Language = "en") -> str:
+def baseline_summary_line(comparison: BaselineComparison, language: Language = "en") -> str:
     """Return one line: how much changed, how much was not judged, and the exit code."""
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
@@ -90,7 +90,7 @@ def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = Fa
         paragraph(console, word("baseline.against", language, **names, mode=mode), most=console.width)
         console.print()
         folds = list(_folded(comparison))
-        for site, change, sites in folds[:_MOST]:
+        for site, change, sites in folds[:_MOST_CHANGE_ROWS]:
             counts, style = ("fails", "red") if change.fails else ("not_counted", "dim")
             told = Text(word(f"baseline.{counts}", language), style)
             where = plain(site) or ROOT_NAME
@@ -100,16 +100,16 @@ def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = Fa
             paragraph(console, told + Text(f"  {what}{where}", style="default"))
             for sign, side in _sides(change):
                 paragraph(console, f"{sign} {_side(change, side, language)}", 7)
-        if len(folds) > _MOST:
-            console.print(word("terminal.more_json", language, count=len(folds) - _MOST))
+        if len(folds) > _MOST_CHANGE_ROWS:
+            console.print(word("terminal.more_json", language, count=len(folds) - _MOST_CHANGE_ROWS))
         if folds:
             console.print()
         if any(change.fails for change in comparison.changes):
             paragraph(console, word("baseline.if_meant", language))
             console.print()
-        paragraph(console, summary_line(comparison, language), most=console.width)
+        paragraph(console, baseline_summary_line(comparison, language), most=console.width)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
 def to_markdown(comparison: BaselineComparison, language: Language = "en") -> str:
@@ -119,21 +119,21 @@ def to_markdown(comparison: BaselineComparison, language: Language = "en") -> st
 
 def _parts(comparison: BaselineComparison, language: Language) -> Iterator[str]:
     outcome = Message("baseline.outcome.changed" if comparison.exit_code else "baseline.outcome.same")
-    yield f"### {word('terminal.comment.title', language, model=code(comparison.model), outcome=outcome)}\n"
+    yield f"### {word('terminal.comment.title', language, model=markdown_code(comparison.model), outcome=outcome)}\n"
     file = word("baseline.file", language, file=comparison.file)
-    yield text(f"{summary_line(comparison, language)} {file}", 1000) + "\n"
+    yield markdown_text(f"{baseline_summary_line(comparison, language)} {file}", 1000) + "\n"
     folds = list(_folded(comparison))
     # changes that fail the run are shown; the others are folded away
     loud, quiet = ([fold for fold in folds if fold[1].fails is fails] for fails in (True, False))
     titles = [word("words.column.site", language)]
     titles += [word(f"baseline.{key}", language) for key in ("change", "before", "now")]
     if loud:
-        yield table(titles, (_row(fold, language) for fold in loud[:_MOST]))
-        more = word("baseline.changes_not_shown", language, count=len(loud) - _MOST)
-        yield f"{word('baseline.write_anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST else "")
+        yield markdown_table(titles, (_row(fold, language) for fold in loud[:_MOST_CHANGE_ROWS]))
+        more = word("baseline.changes_not_shown", language, count=len(loud) - _MOST_CHANGE_ROWS)
+        yield f"{word('baseline.write_anew', language)}\n" + (f"\n{more}\n" if len(loud) > _MOST_CHANGE_ROWS else "")
     if quiet:
         more = word("baseline.more_changes", language, count=f"{sum(sites for _, _, sites in quiet):,}")
-        yield details(more, [table(titles, (_row(fold, language) for fold in quiet[:_MOST]))])
+        yield details(more, [markdown_table(titles, (_row(fold, language) for fold in quiet[:_MOST_CHANGE_ROWS]))])
 
 
 def _row(fold: tuple[str, LedgerChange, int], language: Language) -> list[str]:
@@ -142,9 +142,12 @@ def _row(fold: tuple[str, LedgerChange, int], language: Language) -> list[str]:
     what = (_kind(change) if whole else Message(f"baseline.changed.{change.what}")).said(language)
     many = bracketed(str(sites), language) if sites > 1 else ""
     return [
-        f"{code(site or ROOT_NAME)}{many}",
+        f"{markdown_code(site or ROOT_NAME)}{many}",
         f"**{what}**" if change.fails else what,
-        *("" if side is None else code(_value(change, side, language), 240) for side in (change.before, change.after)),
+        *(
+            "" if side is None else markdown_code(_value(change, side, language), 240)
+            for side in (change.before, change.after)
+        ),
     ]
 
 

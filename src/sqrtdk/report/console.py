@@ -23,22 +23,24 @@ from sqrtdk._sites import ROOT_NAME
 from sqrtdk.messages import word
 from sqrtdk.report.plain import plain
 
-_MOST_SITES = 3
+_MOST_SITES_NAMED = 3
 _PROSE_WIDTH = 110
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
 _GAP = 2
 # ranges of East Asian characters that take two cells
-_WIDE = "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
+_WIDE_CHARACTERS = (
+    "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
+)
 # Chinese punctuation that must not end a line, and that must not begin one
 _OPENING, _CLOSING = "（《「『【〔“‘", "，。：；？！、）》」』】〕”’…"
 # Lines break between these units: a run of narrow characters ("scale"), or one wide character (Chinese), each with
 # the punctuation that must stay beside it.
 _UNIT = re.compile(
-    rf"[{_OPENING}]*(?:[^\s{_WIDE}{_OPENING}{_CLOSING}]+|[{_WIDE}](?<![{_CLOSING}]))?[{_CLOSING}]*\s*|\S\s*"
+    rf"[{_OPENING}]*(?:[^\s{_WIDE_CHARACTERS}{_OPENING}{_CLOSING}]+|[{_WIDE_CHARACTERS}](?<![{_CLOSING}]))?[{_CLOSING}]*\s*|\S\s*"
 )
 
 
-def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
+def console_text(draw: Callable[[Console], None], width: int, color: bool) -> str:
     """Return what `draw` prints on a console of `width` columns (at least 40)."""
     console = Console(
         file=io.StringIO(),
@@ -58,19 +60,19 @@ def drawn(draw: Callable[[Console], None], width: int, color: bool) -> str:
 
 def line(text: str, width: int) -> str:
     """Return a text as a line that wraps at `width` columns."""
-    return drawn(lambda console: paragraph(console, text, most=console.width), width, False)
+    return console_text(lambda console: paragraph(console, text, most=console.width), width, False)
 
 
-def listed(sites: Sequence[str], language: Language = "en") -> str:
+def list_sites(sites: Sequence[str], language: Language = "en") -> str:
     """Return the names of sites without repetition: the first few, then the number of the rest.
 
     Example:
-        >>> listed(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
+        >>> list_sites(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
         'h.0, (root), h.2 and 2 more'
     """
     names = list(dict.fromkeys(plain(site) or ROOT_NAME for site in sites))
-    shown = word("words.mark.list", language).join(names[:_MOST_SITES])
-    left = len(names) - _MOST_SITES
+    shown = word("words.mark.list", language).join(names[:_MOST_SITES_NAMED])
+    left = len(names) - _MOST_SITES_NAMED
     return word("terminal.listed_more", language, sites=shown, count=left) if left > 0 else shown
 
 
@@ -161,7 +163,7 @@ class Prose:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of a table. `right` aligns numbers to the right; `prose` lets the text wrap."""
 
     title: str
@@ -174,7 +176,7 @@ Cell = str | Text
 
 def print_table(
     console: Console,
-    columns: Sequence[Column],
+    columns: Sequence[TableColumn],
     rows: Sequence[Sequence[Cell]],
     *,
     lead: int = 1,
@@ -211,17 +213,19 @@ def print_table(
             paragraph(console, _pairs(rest, row[lead:], language), indent + 2)
 
 
-def _widest(column: Column, cells: Sequence[Text]) -> int:
+def _widest(column: TableColumn, cells: Sequence[Text]) -> int:
     return max(cell_len(line) for cell in (Text(column.title), *cells) for line in cell.plain.split("\n"))
 
 
-def _needed(columns: Sequence[Column], widths: Sequence[int]) -> int:
+def _needed(columns: Sequence[TableColumn], widths: Sequence[int]) -> int:
     """Return the least width of a table, in terminal cells."""
     least = [min(width, _LEAST_PROSE) if one.prose else width for one, width in zip(columns, widths, strict=True)]
     return sum(least) + _GAP * (len(columns) - 1)
 
 
-def _table(columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequence[Text]], *, titles: bool) -> Table:
+def _table(
+    columns: Sequence[TableColumn], widths: Sequence[int], rows: Sequence[Sequence[Text]], *, titles: bool
+) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     table.show_header = titles and any(column.title for column in columns)
     for column, width in zip(columns, widths, strict=True):
@@ -246,7 +250,7 @@ def _lead(console: Console, cells: Sequence[Text], indent: int) -> None:
         paragraph(console, cell, indent + (2 if at else 0))
 
 
-def _pairs(columns: Sequence[Column], cells: Sequence[Text], language: Language) -> Text:
+def _pairs(columns: Sequence[TableColumn], cells: Sequence[Text], language: Language) -> Text:
     """Return the titles and cells of a row as one text. A no-break space joins a title to its cell."""
     told = [
         Text.assemble((f"{column.title} ".lstrip(), "dim"), cell)

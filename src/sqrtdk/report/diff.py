@@ -14,11 +14,11 @@ from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
 from sqrtdk.messages import said
 from sqrtdk.messages import word as of_catalogue
-from sqrtdk.report.console import drawn, paragraph, wrapped
+from sqrtdk.report.console import console_text, paragraph, wrapped
 from sqrtdk.report.diff_fold import (
     DIFFERS,
     FOLLOWS,
-    OUTCOMES,
+    OUTCOMES_IN_ORDER,
     SAME,
     UNJUDGED,
     PairFold,
@@ -33,12 +33,12 @@ from sqrtdk.report.diff_fold import (
 )
 from sqrtdk.report.plain import plain
 
-STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
-_TONES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
-_COLUMNS = ("first", "cause", "explained", "residue", "allowed")
-_NARROW = 80  # on a narrower console, columns are one blank apart instead of two
+OUTCOME_STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
+_TONE_STYLES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
+_PAIR_COLUMNS = ("first", "cause", "explained", "residue", "allowed")
+_NARROW_CONSOLE = 80  # on a narrower console, columns are one blank apart instead of two
 _NARROWEST_CAUSE = 12
-_MOST_NOTES = 8
+_MOST_DIFF_NOTES = 8
 
 
 def to_text(report: DiffReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
@@ -81,10 +81,10 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
         _alone(console, report, language)
         paragraph(console, _summary(report, language), 0, most=console.width)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
-def summary_line(report: DiffReport, language: Language = "en") -> str:
+def diff_summary_line(report: DiffReport, language: Language = "en") -> str:
     """Return the last line of the report: the number of pairs by outcome, and the exit code."""
     return _summary(report, language).plain
 
@@ -93,17 +93,17 @@ def _side(letter: str, side: SideInfo, language: Language) -> Text:
     line = Text.assemble((letter, "bold magenta"), "  ", (plain(side.name), "bold"))
     facts = (said(kind_word(side.kind), language), side.module_class, side.attn, side.dtype, side.device)
     parts = [plain(fact) for fact in facts if fact]
-    parts.append(word("attentions", language, count=f"{side.calls:,}"))
-    return line.append(f"  {word('comma', language).join(parts)}", style="dim")
+    parts.append(word_of_diff("attentions", language, count=f"{side.calls:,}"))
+    return line.append(f"  {word_of_diff('comma', language).join(parts)}", style="dim")
 
 
 def _premises(console: Console, report: DiffReport, language: Language) -> None:
     """Print what was decided on the user's behalf: random weights, random token ids, a shortened input."""
     notes = list(dict.fromkeys(report.environment.get("notes") or ()))
-    for note in notes[:_MOST_NOTES]:
+    for note in notes[:_MOST_DIFF_NOTES]:
         paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
-    if len(notes) > _MOST_NOTES:
-        paragraph(console, Text(word("more", language, count=len(notes) - _MOST_NOTES)), 2)
+    if len(notes) > _MOST_DIFF_NOTES:
+        paragraph(console, Text(word_of_diff("more", language, count=len(notes) - _MOST_DIFF_NOTES)), 2)
 
 
 def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> None:
@@ -111,7 +111,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
         return
     names = [Text(plain(fold.site), style="bold") for fold in folds]
     cells = [_figures(fold, language) for fold in folds]
-    head, *titles = (Text(word(title, language)) for title in ("site", *_COLUMNS))
+    head, *titles = (Text(word_of_diff(title, language)) for title in ("site", *_PAIR_COLUMNS))
     widths = [max(cell.cell_len for cell in column) for column in zip(titles, *cells, strict=True)]
     site = max(head.cell_len, *(name.cell_len for name in names))
     if site + sum(widths) + 2 * len(widths) <= console.width:
@@ -120,7 +120,7 @@ def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> N
             console.print(_row((name, *row), [site, *widths], 3))
     else:
         # too wide for one line: the site gets a line above, and the cause (column 1) wraps in what is left
-        gap = 2 if console.width >= _NARROW else 1
+        gap = 2 if console.width >= _NARROW_CONSOLE else 1
         room = console.width - sum(widths) + widths[1] - gap * len(widths)
         widths[1] = min(widths[1], max(_NARROWEST_CAUSE, room))
         console.print(Text(" " * gap) + _row(titles, widths, 2, gap), style="dim", overflow="fold")
@@ -151,18 +151,18 @@ def _row(cells: Sequence[Text], widths: Sequence[int], left: int, gap: int = 2) 
 def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
     first, worst, how = fold.first, fold.worst, outcome(fold.first)
     where = said(stage_word(first.first_stage or "-"), language)
-    stage = Text(plain(where), style=STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
-    cause = Text(_cause(first, how, language), style=STYLES[how])
+    stage = Text(plain(where), style=OUTCOME_STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
+    cause = Text(_cause(first, how, language), style=OUTCOME_STYLES[how])
     explained = share_text(worst.explained) if how == DIFFERS else "-"
     return stage, cause, Text(explained), Text(short(largest_left(worst))), Text(short(worst.allowed))
 
 
 def _cause(pair: PairDiff, how: str, language: Language) -> str:
     if how == FOLLOWS:
-        return plain(word("follows_from", language, site=pair.follows_from or ROOT_NAME))
+        return plain(word_of_diff("follows_from", language, site=pair.follows_from or ROOT_NAME))
     if how == DIFFERS:
         causes = (change(cause, language) for cause in shown_causes(pair.causes))
-        return plain(word("semicolon", language).join(causes) or cause_name(UNKNOWN_CAUSE, language))
+        return plain(word_of_diff("semicolon", language).join(causes) or cause_name(UNKNOWN_CAUSE, language))
     return said(outcome_word(how), language)
 
 
@@ -171,17 +171,17 @@ def _alone(console: Console, report: DiffReport, language: Language) -> None:
     shown = False
     for letter, calls in (("A", report.unpaired_a), ("B", report.unpaired_b)):
         for text, sites in _by_text(calls, language).items():
-            title = word("only_in", language, side=letter, count=len(sites))
+            title = word_of_diff("only_in", language, side=letter, count=len(sites))
             paragraph(console, Text.assemble((title, "bold"), plain(f"{said(site_list(sites), language)}{text}")), 0)
             shown = True
     lost: dict[str, list[str]] = {}
     for pair in report.pairs:
         if pair.same is None:
-            reason = said(pair.reason, language) if pair.reason else word("no_reason", language)
+            reason = said(pair.reason, language) if pair.reason else word_of_diff("no_reason", language)
             lost.setdefault(reason, []).append(site_text(pair.site_a, pair.index_a))
     for reason, sites in lost.items():
-        title = word("uncompared", language, count=len(sites))
-        text = f"{said(site_list(sites), language)}{word('colon', language)}{reason}"
+        title = word_of_diff("uncompared", language, count=len(sites))
+        text = f"{said(site_list(sites), language)}{word_of_diff('colon', language)}{reason}"
         paragraph(console, Text.assemble((title, "bold yellow"), plain(text)), 0)
         shown = True
     if shown:
@@ -192,8 +192,8 @@ def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[st
     by_text: dict[str, list[str]] = {}
     for call in calls:
         reason = said(call.reason, language) if call.reason else None
-        what = word("comma", language).join(filter(None, (reason, call.formula)))
-        text = f"{word('colon', language)}{what}" if what else ""
+        what = word_of_diff("comma", language).join(filter(None, (reason, call.formula)))
+        text = f"{word_of_diff('colon', language)}{what}" if what else ""
         by_text.setdefault(text, []).append(site_text(call.site, call.index))
     return by_text
 
@@ -203,20 +203,20 @@ def _summary(report: DiffReport, language: Language) -> Text:
     # "1 differs, 3 follow from it"
     follow = "follow_from_it" if outcomes[DIFFERS] == 1 else "follow_from_these"
     keys = {DIFFERS: "differ", FOLLOWS: follow, UNJUDGED: "not_compared", SAME: "same"}
-    counts = [(keys[name], total) for name in OUTCOMES if (total := outcomes[name])]
+    counts = [(keys[name], total) for name in OUTCOMES_IN_ORDER if (total := outcomes[name])]
     if alone := len(report.unpaired_a) + len(report.unpaired_b):
         counts.append(("alone", alone))
     if any(one.same is False for one in report.outputs):
         counts.append(("outputs", 0))
-    parts = [word(name, language, count=f"{total:,}") for name, total in counts]
-    text = Text(word("pairs", language, count=f"{len(report.pairs):,}"))
+    parts = [word_of_diff(name, language, count=f"{total:,}") for name, total in counts]
+    text = Text(word_of_diff("pairs", language, count=f"{len(report.pairs):,}"))
     if parts:
-        text.append(word("colon", language) + word("comma", language).join(parts))
+        text.append(word_of_diff("colon", language) + word_of_diff("comma", language).join(parts))
     result, tone = verdict(report)
-    text.append(word("stop", language)).append(said(result_word(result), language), style=_TONES[tone])
-    return text.append(word("exit", language, code=report.exit_code, fail_on=report.fail_on))
+    text.append(word_of_diff("stop", language)).append(said(result_word(result), language), style=_TONE_STYLES[tone])
+    return text.append(word_of_diff("exit", language, code=report.exit_code, fail_on=report.fail_on))
 
 
-def word(key: str, language: Language, **values: str | int) -> str:
+def word_of_diff(key: str, language: Language, **values: str | int) -> str:
     """Return a fixed word of the terminal's report."""
     return of_catalogue(f"diff.terminal.{key}", language, **values)

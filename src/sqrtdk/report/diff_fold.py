@@ -12,11 +12,11 @@ from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, S
 from sqrtdk.compare.suspect import NO_VALUE
 from sqrtdk.compare.words import excess, largest_pair, shown_causes
 from sqrtdk.messages import Message, said
-from sqrtdk.report.figures import number
+from sqrtdk.report.figures import format_number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
-OUTCOMES = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
-MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
+OUTCOMES_IN_ORDER = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
+STAGE_MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
 
 
 def outcome(pair: PairDiff) -> str:
-    """Return the outcome of a pair, one of `OUTCOMES`."""
+    """Return the outcome of a pair, one of `OUTCOMES_IN_ORDER`."""
     if pair.same is not False:
         return UNJUDGED if pair.same is None else SAME
     return DIFFERS if pair.follows_from is None else FOLLOWS
 
 
 def mark(pair: PairDiff, stage: StageDiff) -> str:
-    """Return the outcome of a stage, one of `MARKS`. FOLLOWS means that the difference began at another stage."""
+    """Return the outcome of a stage, one of `STAGE_MARKS`. FOLLOWS means that the difference began at another stage."""
     if stage.same is not False:
         return UNJUDGED if stage.same is None else SAME
     if stage.cancels:
@@ -96,12 +96,12 @@ def change(cause: Cause, language: Language = "en") -> str:
         '软上限（softcap）50 -> 无'
     """
     name = cause_name(cause.name, language)
-    if not has_values(cause):
+    if not has_short_values(cause):
         return name
     gap = "" if name.endswith("）") else " "  # a full-width bracket brings its own space
     if is_one(cause):
-        return f"{name}{gap}{value(cause.a, language)}"
-    return f"{name}{gap}{value(cause.a, language)} -> {value(cause.b, language)}"
+        return f"{name}{gap}{value_in_words(cause.a, language)}"
+    return f"{name}{gap}{value_in_words(cause.a, language)} -> {value_in_words(cause.b, language)}"
 
 
 def cause_name(name: str, language: Language) -> str:
@@ -116,7 +116,7 @@ def has_words(name: str) -> bool:
     return name in (*CAUSES, "input", UNKNOWN_CAUSE)
 
 
-def has_values(cause: Cause) -> bool:
+def has_short_values(cause: Cause) -> bool:
     """Return whether each side's behaviour has a short value. An unknown cause or a changed input has none."""
     return cause.name not in (UNKNOWN_CAUSE, "input") and not (cause.a is None is cause.b)
 
@@ -126,12 +126,12 @@ def is_one(cause: Cause) -> bool:
     return cause.name == "weights" and cause.a == cause.b
 
 
-def value(of: str | float | None, language: Language = "en") -> str:
+def value_in_words(of: str | float | None, language: Language = "en") -> str:
     """Return one side's value as words or as a number; None reads "none"."""
     if of is None:
         of = Message(NO_VALUE)
     # the Chinese for "cos and sin" begins with a blank, which is right inside a sentence only
-    return said(of, language).strip() if isinstance(of, str) else number(of)
+    return said(of, language).strip() if isinstance(of, str) else format_number(of)
 
 
 def outcome_word(name: str) -> Message:

@@ -20,15 +20,15 @@ from sqrtdk.compare.records import CANCELS as CANCELLED
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import share_text, short, shown_causes, site_text
-from sqrtdk.messages import Message, Text, id_of, said, text, word
+from sqrtdk.messages import Message, Text, id_of, said, text_of_value, word
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff_fold import (
     CANCELS,
-    MARKS,
-    OUTCOMES,
+    OUTCOMES_IN_ORDER,
+    STAGE_MARKS,
     cause_name,
     fold_pairs,
-    has_values,
+    has_short_values,
     has_words,
     is_one,
     largest_left,
@@ -36,14 +36,14 @@ from sqrtdk.report.diff_fold import (
     outcome,
     outcome_word,
     result_word,
-    value,
+    value_in_words,
     verdict,
 )
-from sqrtdk.report.diff_payload import drawable, payload
+from sqrtdk.report.diff_payload import diff_page_data, drawable
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
-_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
+_FORMULA_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
 _MOST_TOKENS = 2000  # tokens of a formula; difflib takes quadratic time, so longer formulas get no marks
 _SHORT_FACT = 32  # characters; a longer value gets a line of its own
 _LADDER = (1e-12, 1e2)  # smallest and largest difference on the ladder
@@ -73,9 +73,9 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
-        "payload": Markup(page.script_json(payload(folds))),
+        "payload": Markup(page.script_json(diff_page_data(folds))),
         "folds": folds,
-        "outcomes": [(name, outcomes[name]) for name in OUTCOMES],
+        "outcomes": [(name, outcomes[name]) for name in OUTCOMES_IN_ORDER],
         "causes": causes.most_common(),
         "named": len(set(causes) - {UNKNOWN_CAUSE}),
         "result": (both(result_word(result).text), tone),
@@ -85,11 +85,11 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": _environment(report),
         "columns": STAGES,
-        "legend": MARKS,
+        "legend": STAGE_MARKS,
         "unbroken": unbroken,
         "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
-        "kind": lambda kind: both(text(kind_word(plain(kind)))),
-        "stage": lambda name: both(text(stage_word(name))),
+        "kind": lambda kind: both(text_of_value(kind_word(plain(kind)))),
+        "stage": lambda name: both(text_of_value(stage_word(name))),
         "outcome": outcome,
         "outcome_word": lambda name: both(outcome_word(name).text),
         "outcome_means": _outcome_means,
@@ -97,24 +97,24 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "marks": _marks,
         "mark": mark,
         "meaning": _meaning,
-        "formulas": formulas,
+        "formulas": marked_formulas,
         "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
-        "reason": lambda reason: both(text(reason)),
+        "reason": lambda reason: both(text_of_value(reason)),
         "stage_reason": _stage_reason,
-        "value": lambda of: both(Text(value(of), value(of, "zh"))),
+        "value": lambda of: both(Text(value_in_words(of), value_in_words(of, "zh"))),
         "cause_name": lambda name: both(Text(name, cause_name(name, "zh"))),
-        **FIGURES,
+        **TEMPLATE_FUNCTIONS,
     }
     return page.render("diff", context, languages=True, opens=language)
 
 
-FIGURES = {  # functions that both the page and the notebook's table call
+TEMPLATE_FUNCTIONS = {  # functions that both the page and the notebook's table call
     "left": largest_left,
     "place": site_text,
     "short": short,
     "share": share_text,
-    "has_values": has_values,
+    "has_values": has_short_values,
     "is_one": is_one,
     "told_causes": shown_causes,
     "unknown": UNKNOWN_CAUSE,
@@ -123,9 +123,9 @@ FIGURES = {  # functions that both the page and the notebook's table call
 
 def to_table(report: DiffReport) -> str:
     """Return the result and the table of pairs as HTML for a notebook."""
-    language = notebook.language()
+    language = notebook.environment_language()
     result, tone = verdict(report)
-    return notebook.fragment(
+    return notebook.table_fragment(
         "diff",
         {
             "report": report,
@@ -137,12 +137,12 @@ def to_table(report: DiffReport) -> str:
             "terminal": lambda key: word(f"diff.terminal.{key}", language),
             "stage": lambda name: said(stage_word(name), language),
             "reason": lambda reason: said(reason, language),
-            "value": lambda of: value(of, language),
+            "value": lambda of: value_in_words(of, language),
             "cause_name": lambda name: cause_name(name, language),
             "outcome": outcome,
             "outcome_word": lambda name: said(outcome_word(name), language),
             "tone": _tone,
-            **FIGURES,
+            **TEMPLATE_FUNCTIONS,
         },
     )
 
@@ -151,18 +151,18 @@ def _tone(name: str) -> str:
     return name.replace(" ", "-")
 
 
-def formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
+def marked_formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
     """Return both formulas with their differences marked; an unknown formula is None.
 
     Example:
         >>> pair = PairDiff("h", "h", 0, 0, True, None, None, (), 0, 1, formula_a="2 * q.k", formula_b="3 * q.k")
-        >>> [str(text) for text in formulas(pair)]
+        >>> [str(text) for text in marked_formulas(pair)]
         ['<mark>2</mark> * q.k', '<mark>3</mark> * q.k']
     """
     if pair.formula_a is None or pair.formula_b is None:
         a, b = (None if text is None else escape(plain(text)) for text in (pair.formula_a, pair.formula_b))
         return a, b
-    left, right = _TOKEN.findall(plain(pair.formula_a)), _TOKEN.findall(plain(pair.formula_b))
+    left, right = _FORMULA_TOKEN.findall(plain(pair.formula_a)), _FORMULA_TOKEN.findall(plain(pair.formula_b))
     if max(len(left), len(right)) > _MOST_TOKENS:
         return escape("".join(left)), escape("".join(right))
     alike = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
@@ -241,7 +241,7 @@ def _outcome_means(name: str) -> Markup:
 
 def _stage_reason(stage: StageDiff) -> Markup:
     """Return the reason of a stage; that nothing differs in the end is said in the words of the legend."""
-    return _outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else both(text(stage.reason))
+    return _outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else both(text_of_value(stage.reason))
 
 
 def _meaning(cause: Cause) -> Markup:

@@ -11,10 +11,10 @@ from sqrtdk.compare.words import site_of_pair
 from sqrtdk.report.diff_fold import PairFold
 from sqrtdk.report.plain import plain
 
-_CELLS = frozenset(".+ab")
+_MASK_CELLS = frozenset(".+ab")
 
 
-def payload(folds: Sequence[PairFold]) -> dict[str, Any]:
+def diff_page_data(folds: Sequence[PairFold]) -> dict[str, Any]:
     """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
     Args:
@@ -53,7 +53,7 @@ def _points(scatter: Scatter) -> dict[str, Any]:
 def _picture(picture: MaskPicture) -> dict[str, Any]:
     """Return the mask picture with rows of equal length. Unknown and missing cells count as hidden in both (".")."""
     wide = max(map(len, picture.rows), default=0)
-    rows = ["".join(cell if cell in _CELLS else "." for cell in row).ljust(wide, ".") for row in picture.rows]
+    rows = ["".join(cell if cell in _MASK_CELLS else "." for cell in row).ljust(wide, ".") for row in picture.rows]
     return {"row": picture.first_row, "key": picture.first_key, "rows": rows}
 
 

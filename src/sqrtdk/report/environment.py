@@ -7,7 +7,7 @@ from typing import Any
 
 from sqrtdk._language import Language
 from sqrtdk.messages import Message, named, said
-from sqrtdk.report.console import Column, drawn, print_table
+from sqrtdk.report.console import TableColumn, console_text, print_table
 from sqrtdk.report.plain import plain
 
 
@@ -27,8 +27,8 @@ def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = Fals
         (said(named("terminal.environment", name), language), plain(said(text, language)))
         for name, text in lines.items()
     ]
-    columns = (Column(""), Column("", prose=True))
-    return drawn(lambda console: print_table(console, columns, rows, language=language), width, color)
+    columns = (TableColumn(""), TableColumn("", prose=True))
+    return console_text(lambda console: print_table(console, columns, rows, language=language), width, color)
 
 
 def _cpu(name: str, cores: int | None, threads: int) -> str:

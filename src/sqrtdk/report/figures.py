@@ -23,35 +23,35 @@ class WorstHead:
     saturated: float | None
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def format_number(value: float | None, digits: int = 4) -> str:
     """Format a number with `digits` significant digits. Below a million no digit left of the point is dropped.
 
     Example:
-        >>> number(0.125), number(12345.678), number(65504), number(1e9), number(None), number(float("inf"))
-        ('0.125', '12346', '65504', '1e+09', '-', 'inf')
+        >>> [format_number(value) for value in (0.125, 12345.678, 65504, 1e9, None, float("inf"))]
+        ['0.125', '12346', '65504', '1e+09', '-', 'inf']
     """
     if value is None:
         return "-"
     return f"{value:.0f}" if 10**digits <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
-def ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """Format a scale ratio; 1 is the textbook value.
 
     Example:
-        >>> ratio(1.0), ratio(8.0), ratio(0.08838), ratio(None)
+        >>> format_ratio(1.0), format_ratio(8.0), format_ratio(0.08838), format_ratio(None)
         ('1.000', '8.000', '0.08838', '?')
     """
     if value is None:
         return "?"
-    return f"{value:.3f}" if 0.1 <= abs(value) < 1000 else number(value)
+    return f"{value:.3f}" if 0.1 <= abs(value) < 1000 else format_number(value)
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """Format a share in percent.
 
     Example:
-        >>> percent(0.5831), percent(0.0042), percent(None), percent(float("nan"))
+        >>> format_percent(0.5831), format_percent(0.0042), format_percent(None), format_percent(float("nan"))
         ('58%', '0.4%', '-', '-')
     """
     if value is None or math.isnan(value):
@@ -60,11 +60,11 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.0f}%" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.1f}%"
 
 
-def count(number_of: int, noun: str) -> str:
+def format_count(number_of: int, noun: str) -> str:
     """Format a count with its noun.
 
     Example:
-        >>> count(1, "finding"), count(1200, "head")
+        >>> format_count(1, "finding"), format_count(1200, "head")
         ('1 finding', '1,200 heads')
     """
     return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"

@@ -21,7 +21,7 @@ def _drawn(name: str) -> Draw:
 
 def _of_record(ending: str, done: Any) -> str:
     """Return the document of the record of a claim that was run."""
-    return document(done.record, ending)
+    return report_document(done.record, ending)
 
 
 WRITERS: Mapping[str, Mapping[str, Draw]] = {
@@ -46,7 +46,7 @@ WRITERS: Mapping[str, Mapping[str, Draw]] = {
 }
 
 
-def document(record: object, ending: str) -> str:
+def report_document(record: object, ending: str) -> str:
     r"""Return a record as the document for files with a given name ending.
 
     Args:
@@ -58,7 +58,7 @@ def document(record: object, ending: str) -> str:
 
     Example:
         >>> from sqrtdk.audit.records import CheckReport, ModelInfo
-        >>> document(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ()), ".json")[:21]
+        >>> report_document(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ()), ".json")[:21]
         '{\n  "schema_version":'
     """
     kind = type(record).__name__

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
-from sqrtdk.messages import Message, Text, text
-from sqrtdk.report.figures import number, ratio
+from sqrtdk.messages import Message, Text, text_of_value
+from sqrtdk.report.figures import format_number, format_ratio
 from sqrtdk.report.places import in_files, places_text
 
 # Findings of these rules expect one exact value; other rules have an upper or lower bound.
-_EXACT = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
+_EXACT_RULES = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
 _OF_LAWS = "law_"  # exact too: an output that a law fixes must not move at all
-_NEAR = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
+_CLOSE_TO_BOUND = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
 # -0.5, 1e-06, 1,024: findings that differ in such numbers alone fold into one
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_NUMBER_TO_FOLD = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
             call.kv_heads,
             call.head_dim,
             call.formula,
-            ratio(call.scale.ratio),
+            format_ratio(call.scale.ratio),
             judged.verdict,
             judged.health,
             judged.mistake,
@@ -84,7 +84,7 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
     """Fold findings of one rule whose sites differ in one integer and whose messages differ in numbers only."""
 
     def shown(finding: Finding) -> Hashable:
-        message, fix = (_NUMBER.sub("#", text) for text in (finding.message, finding.fix))
+        message, fix = (_NUMBER_TO_FOLD.sub("#", text) for text in (finding.message, finding.fix))
         at = None if (finding.at or "").startswith("<") else finding.at  # a graph's node is another in each layer
         return finding.rule, finding.severity, str(finding.threshold), message, fix, at
 
@@ -103,30 +103,32 @@ def values(folded: FoldedFinding) -> Text:
     all_values = [finding.value for finding in folded.findings]
     numbers = [value for value in all_values if isinstance(value, (int, float))]
     if len(numbers) < len(all_values):
-        shown = " / ".join(dict.fromkeys(value if isinstance(value, str) else number(value) for value in all_values))
-        return text(shown)
+        shown = " / ".join(
+            dict.fromkeys(value if isinstance(value, str) else format_number(value) for value in all_values)
+        )
+        return text_of_value(shown)
     low, high = (_figure(folded, value) for value in (min(numbers), max(numbers)))
-    return text(low if low == high else Message("rules.bound.range", low=low, high=high))
+    return text_of_value(low if low == high else Message("rules.bound.range", low=low, high=high))
 
 
-def expected(folded: FoldedFinding) -> Text:
+def expected_text(folded: FoldedFinding) -> Text:
     """Return what the values should have been: a number, a bound, or an empty text if there is no threshold.
 
     Example:
         >>> flat = FoldedFinding("h.0", (Finding("flat", "note", "h.0", 0.99971, 0.999, "m", "f", "s"),))
-        >>> values(flat).en, expected(flat).en
+        >>> values(flat).en, expected_text(flat).en
         ('0.99971', 'at most 0.99900')
-        >>> expected(FoldedFinding("h.0", (Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "m", "f", "s"),))).en
+        >>> expected_text(FoldedFinding("h.0", (Finding("scale_ledger", "fail", "h.0", 8.0, 1.0, "m", "f", "s"),))).en
         '1'
     """
     finding = folded.first
     value, threshold = finding.value, finding.threshold
     if threshold is None or isinstance(threshold, str):
-        return text(threshold or "")
+        return text_of_value(threshold or "")
     shown = _figure(folded, threshold)
-    exact = finding.rule in _EXACT or finding.rule.startswith(_OF_LAWS)
+    exact = finding.rule in _EXACT_RULES or finding.rule.startswith(_OF_LAWS)
     if exact or not isinstance(value, (int, float)) or math.isnan(value) or value == threshold:
-        return text(shown)
+        return text_of_value(shown)
     if value > threshold:  # the finding breaks its bound, so the side tells which kind of bound it is
         return Message("rules.bound.at_most", value=shown).text
     return Message("rules.bound.at_least", value=shown).text
@@ -135,11 +137,11 @@ def expected(folded: FoldedFinding) -> Text:
 def _figure(folded: FoldedFinding, figure: float) -> str:
     """Return a value or a bound as text. If they lie within 1%, their decimals show two digits of the gap."""
     bound = folded.first.threshold
-    if folded.first.rule in _EXACT or not isinstance(bound, (int, float)):
-        return number(figure)
+    if folded.first.rule in _EXACT_RULES or not isinstance(bound, (int, float)):
+        return format_number(figure)
     between = (abs(one.value - bound) for one in folded.findings if isinstance(one.value, (int, float)))
     gap = min((gap for gap in between if gap > 0), default=math.inf)  # the smallest one: its digits must show
-    if not gap < _NEAR * abs(bound):
-        return number(figure)
+    if not gap < _CLOSE_TO_BOUND * abs(bound):
+        return format_number(figure)
     # 0.99971 against 0.999: the gap of 0.00071 needs five decimals
     return f"{figure:.{max(0, 1 - math.floor(round(math.log10(gap), 9)))}f}"

@@ -11,19 +11,24 @@ from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import is_close
-from sqrtdk.messages import Message, Text, joined, text
-from sqrtdk.report.figures import number
+from sqrtdk.messages import Message, Text, joined, text_of_value
+from sqrtdk.report.figures import format_number
 from sqrtdk.report.fold import FoldedFinding, fold_findings
 
-SCALE_RULES = ("scale_ledger", "declared_vs_actual", "blocks")
-TOO_LARGE = ("max_logit", "entropy", "saturation", "range_forecast")  # consequences of a scale that is too large
+RULES_ON_SCALES = ("scale_ledger", "declared_vs_actual", "blocks")
+RULES_ON_LARGE_LOGITS = (
+    "max_logit",
+    "entropy",
+    "saturation",
+    "range_forecast",
+)  # consequences of a scale that is too large
 TOO_SMALL = ("flat",)  # consequences of a scale that is too small
 NOT_FINITE = "nonfinite"
 _LAWS_OF_MASKS = {
     "mask_audit": "law_causal",
     "padding": "law_padding",
 }  # rule that reads the mask -> law that the outputs break by it
-_MOST = 2  # findings that a headline names beside the scale
+_MOST_FINDINGS_NAMED = 2  # findings that a headline names beside the scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +98,15 @@ def headline(report: CheckReport) -> Text:
         told = Message("headline.also", first=nan, second=joined(rest)) if rest else nan
     if others := _others(report):
         failing = any(folded.first.severity in FAILING for folded in others)
-        shown = [_named(folded) for folded in others[:_MOST]]
-        if len(others) > _MOST:
-            shown.append(Message("headline.more", number=len(others) - _MOST))
+        shown = [_named(folded) for folded in others[:_MOST_FINDINGS_NAMED]]
+        if len(others) > _MOST_FINDINGS_NAMED:
+            shown.append(Message("headline.more", number=len(others) - _MOST_FINDINGS_NAMED))
         if not (wrong or nan) and _broken_law(report):  # a broken law must not hide behind praise for the scale
             told = joined([*shown, *_unjudged(report)])
         else:
             beside = "headline.also" if wrong or nan else "headline.but"
             told = Message(beside if failing else "headline.warned", first=told, second=joined(shown))
-    both = text(told)
+    both = text_of_value(told)
     return Text(both.en[0].upper() + both.en[1:], both.zh)
 
 
@@ -119,12 +124,12 @@ def _leads_to(finding: Finding) -> tuple[str, ...]:
     if finding.rule in _LAWS_OF_MASKS and finding.severity in FAILING:
         return (_LAWS_OF_MASKS[finding.rule],)
     # blocks with unlike scales have no one scale that could be too large or too small
-    if finding.rule not in SCALE_RULES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
+    if finding.rule not in RULES_ON_SCALES[:2] or SEVERITIES.index(finding.severity) < SEVERITIES.index("warn"):
         return ()
     if not isinstance(finding.value, (int, float)) or not isinstance(finding.threshold, (int, float)):
         return ()
     large = abs(finding.value) > abs(finding.threshold) and not is_close(finding.value, finding.threshold)
-    return TOO_LARGE if large else TOO_SMALL
+    return RULES_ON_LARGE_LOGITS if large else TOO_SMALL
 
 
 def _broken_law(report: CheckReport) -> bool:
@@ -192,7 +197,7 @@ def _sizes(sizes: Sequence[float | None]) -> str:
         return Message("headline.size.unknown")
     large = known[0] > 1
     far = sorted(size if large else 1 / size for size in known)
-    low, high = number(far[0], 3), number(far[-1], 3)
+    low, high = format_number(far[0], 3), format_number(far[-1], 3)
     if large:
         times = low if low == high else Message("rules.bound.range", low=low, high=high)
         return Message("headline.size.too_large", times=times)
@@ -240,7 +245,7 @@ def _others(report: CheckReport) -> list[FoldedFinding]:
         folded
         for folded in told
         if folded.first.rule not in (UNMEASURED, NOT_FINITE)
-        and not (folded.first.rule in SCALE_RULES and folded.first.site in unexplained)
+        and not (folded.first.rule in RULES_ON_SCALES and folded.first.site in unexplained)
     ]
     failing = [folded for folded in others if folded.first.severity in FAILING]
     if failing or unexplained:

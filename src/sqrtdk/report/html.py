@@ -18,21 +18,21 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.messages import Message, Text, named, said, text, word
+from sqrtdk.messages import Message, Text, named, said, text_of_value, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
-from sqrtdk.report.fold import Fold, expected, fold_calls, values
+from sqrtdk.report.fold import Fold, expected_text, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
-from sqrtdk.report.kv_cache import section
+from sqrtdk.report.kv_cache import cache_section
 from sqrtdk.report.page import both
-from sqrtdk.report.payload import payload
-from sqrtdk.report.places import at_text, places
+from sqrtdk.report.payload import check_page_data
+from sqrtdk.report.places import at_text, source_lines
 from sqrtdk.report.plain import plain
 from sqrtdk.report.terminal import premises
 from sqrtdk.tracing.records import AttentionCall
 
 _DIAL_OCTAVES = 8.0  # the dial of the scale ratio reaches from 2^-8 to 2^8
-TONES = {  # outcome of a report -> tone of its word
+OUTCOME_TONES = {  # outcome of a report -> tone of its word
     "failed": "bad",
     "findings": "bad",
     "incomplete": "doubtful",
@@ -40,7 +40,7 @@ TONES = {  # outcome of a report -> tone of its word
     "scales": "",
     "passed": "good",
 }
-_MOST_NOTES = 6  # notes on values that were made up or chosen for the user; they stand beside the figures
+_MOST_NOTES_OPEN = 6  # notes on values that were made up or chosen for the user; they stand beside the figures
 
 
 def to_html(report: CheckReport, language: Choice = "auto") -> str:
@@ -69,13 +69,13 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     context: dict[str, Any] = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
-        "payload": Markup(page.script_json(payload(report))),
+        "payload": Markup(page.script_json(check_page_data(report))),
         "headline": both(headline(report)),
         "folds": fold_calls(calls),
         "causes": consequences(report.findings),
         "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "premises": premises(report)[:_MOST_NOTES],
-        "result": (both(Message(f"pages.result.{report.outcome}")), TONES[report.outcome]),
+        "premises": premises(report)[:_MOST_NOTES_OPEN],
+        "result": (both(Message(f"pages.result.{report.outcome}")), OUTCOME_TONES[report.outcome]),
         "mode": both(named("pages.mode", report.mode)),
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
@@ -83,8 +83,8 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
-        "kv_cache": section(report.kv_cache),
-        "laws": law_table.section(report.laws),
+        "kv_cache": cache_section(report.kv_cache),
+        "laws": law_table.laws_section(report.laws),
         "both": both,
         "say": _say,
         "said": both,
@@ -95,12 +95,12 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "findings_with": lambda name, count: _say("words.findings_with", count=count, what=_health(name)),
         "at_text": lambda at: both(Text(at, at_text(at, "zh"))),
         "health_word": lambda name: both(_health(name)),
-        "number": figures.number,
-        "ratio": figures.ratio,
-        "percent": figures.percent,
+        "number": figures.format_number,
+        "ratio": figures.format_ratio,
+        "percent": figures.format_percent,
         "worst_head": figures.worst_head,
         "values": lambda folded: both(values(folded)),
-        "expected": lambda folded: both(expected(folded)),
+        "expected": lambda folded: both(expected_text(folded)),
         "dial": _dial,
         "written": _written,
         "searched": _searched,
@@ -123,8 +123,8 @@ def _broken(path: str) -> Markup:
 
 def _written(call: AttentionCall) -> dict[str, Markup]:
     """Return file and line -> what stands there in the code."""
-    chinese = places(call, "zh")
-    return {at: both(Text(what, chinese[at])) for at, what in places(call).items()}
+    chinese = source_lines(call, "zh")
+    return {at: both(Text(what, chinese[at])) for at, what in source_lines(call).items()}
 
 
 def _searched(fold: Fold) -> str:
@@ -132,19 +132,19 @@ def _searched(fold: Fold) -> str:
     first = fold.first
     words = [site_name(judged.call.site) for judged in fold.calls]
     words += [first.call.formula, first.mistake or "", first.verdict, word(f"words.verdict.{first.verdict}", "zh")]
-    health = text(_health(first.health))
-    words += [health.en, health.zh, first.call.kind, *places(first.call)]
+    health = text_of_value(_health(first.health))
+    words += [health.en, health.zh, first.call.kind, *source_lines(first.call)]
     return "\n".join((fold.site, *words)).lower()
 
 
 def to_table(report: CheckReport) -> str:
     """Return the table of sites and the findings as HTML for a notebook."""
-    language = notebook.language()
+    language = notebook.environment_language()
     return _table(
         report.calls,
         report=report,
-        result=(word(f"pages.result.{report.outcome}", language), TONES[report.outcome]),
-        told=text(headline(report)).of(language),
+        result=(word(f"pages.result.{report.outcome}", language), OUTCOME_TONES[report.outcome]),
+        told=text_of_value(headline(report)).of(language),
         causes=consequences(report.findings),
         judges=True,
     )
@@ -161,8 +161,8 @@ def call_table(call: AttentionCall) -> str:
 
 
 def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
-    language = notebook.language()
-    functions = {"ratio": figures.ratio, "percent": figures.percent}
+    language = notebook.environment_language()
+    functions = {"ratio": figures.format_ratio, "percent": figures.format_percent}
     words: dict[str, Any] = {
         "say": lambda id, **values: word(id, language, **values),
         "said": lambda text: said(text, language),
@@ -171,7 +171,7 @@ def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
         "step_word": lambda name: said(named("pages.step", name), language),
     }
     shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
-    return notebook.fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})
+    return notebook.table_fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})
 
 
 def _dial(ratio: float | None) -> float | None:

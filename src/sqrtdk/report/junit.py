@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 from sqrtdk._sites import fold_sites, site_name
 from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.messages import Message
-from sqrtdk.report.figures import ratio
+from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.headline import NOT_FINITE
+from sqrtdk.report.places import about, at_lines, calls_of_finding
 from sqrtdk.report.plain import plain
-from sqrtdk.report.spots import about, at_lines, calls_at
 from sqrtdk.tracing.records import NotMeasured
 
 Element = ElementTree.Element
@@ -112,7 +112,7 @@ def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
 
 def _case(report: CheckReport, case: _Case) -> Element:
     attributes = {"classname": plain(report.model.id), "name": plain(case.name), "time": "0"}
-    calls = (case.call,) if case.call else calls_at(report, case.findings[0].site) if case.findings else ()
+    calls = (case.call,) if case.call else calls_of_finding(report, case.findings[0].site) if case.findings else ()
     at = (place for judged in calls for place in (judged.call.product_at, judged.call.softmax_at))
     if own := [spot for spot in at_lines(report, [(at, "")]) if spot.source.base == "root"]:
         attributes |= {"file": plain(own[0].source.path), "line": str(own[0].line)}
@@ -135,7 +135,7 @@ def _case(report: CheckReport, case: _Case) -> Element:
 
 def _ledger(judged: JudgedCall) -> str:
     verdict = f"{judged.verdict}: {judged.mistake}" if judged.mistake else judged.verdict
-    return plain(f"{judged.call.formula}  ratio {ratio(judged.call.scale.ratio)}  {verdict}")
+    return plain(f"{judged.call.formula}  ratio {format_ratio(judged.call.scale.ratio)}  {verdict}")
 
 
 def _text(findings: Sequence[Finding]) -> str:

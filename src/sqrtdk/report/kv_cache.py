@@ -13,15 +13,15 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
 from sqrtdk.kv.findings import blamed_text, fix_text, scale_text
-from sqrtdk.messages import Message, joined, said, text, word
-from sqrtdk.report.console import Column, bracketed, listed, paragraph, print_table
-from sqrtdk.report.figures import number, percent
+from sqrtdk.messages import Message, joined, said, text_of_value, word
+from sqrtdk.report.console import TableColumn, bracketed, list_sites, paragraph, print_table
+from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
-COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
-MOST = 40
-_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
+CACHE_COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
+MOST_CALLS_SHOWN = 40
+_CACHE_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
 def draw_cache(console: Console, forecast: CacheForecast | None, language: Language = "en") -> None:
@@ -33,10 +33,10 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     paragraph(console, title, 0)
     if forecast.calls:
         _table(console, forecast, language)
-    if len(forecast.calls) > MOST:
-        paragraph(console, Line(word("terminal.more_json", language, count=len(forecast.calls) - MOST)), 2)
+    if len(forecast.calls) > MOST_CALLS_SHOWN:
+        paragraph(console, Line(word("terminal.more_json", language, count=len(forecast.calls) - MOST_CALLS_SHOWN)), 2)
     for entry in forecast.without_cache[:1]:
-        sites = bracketed(listed([one.site for one in forecast.without_cache], language), language)
+        sites = bracketed(list_sites([one.site for one in forecast.without_cache], language), language)
         paragraph(
             console,
             Line(word("terminal.no_cache", language, why=said(entry.reason, language), sites=sites), style="dim"),
@@ -45,7 +45,7 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
     console.print()
 
 
-def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
+def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:
     """Return the page's section on the forecast, or None if the check made none."""
     if forecast is None:
         return None
@@ -66,7 +66,7 @@ def section(forecast: CacheForecast | None) -> dict[str, Any] | None:
 
 def _both(sentence: str) -> Markup:
     """Return a sentence in both languages."""
-    return both(text(sentence))
+    return both(text_of_value(sentence))
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:
@@ -76,18 +76,18 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
     return (
         plain(call.site) or ROOT_NAME,
         str(head),
-        number(error.kl_mean_nats, 3),
-        number(error.kl_median_nats, 3),
-        number(error.kl_max_nats, 3),
-        percent(error.changed_rows / call.seeing_rows[head] if call.seeing_rows[head] else None),
-        percent(error.output_error),
-        *(number(way.heads[head].kl_mean_nats, 3) for way in call.others),
+        format_number(error.kl_mean_nats, 3),
+        format_number(error.kl_median_nats, 3),
+        format_number(error.kl_max_nats, 3),
+        format_percent(error.changed_rows / call.seeing_rows[head] if call.seeing_rows[head] else None),
+        format_percent(error.output_error),
+        *(format_number(way.heads[head].kl_mean_nats, 3) for way in call.others),
     )
 
 
 def titles(call: CacheCall) -> tuple[str, ...]:
     """Return the column titles for `row_of`."""
-    columns = [Message(f"cache.table.column.{name}") for name in COLUMNS]
+    columns = [Message(f"cache.table.column.{name}") for name in CACHE_COLUMNS]
     ways = [Message("cache.table.column.qk_norm") if way.name == QK_NORM else way.name for way in call.others]
     return (*columns, *ways)
 
@@ -110,7 +110,7 @@ def _counted(forecast: CacheForecast, language: Language) -> str:
 
 
 def _title(forecast: CacheForecast) -> Message:
-    grain, bits = scale_text(forecast.scale), number(forecast.bits)
+    grain, bits = scale_text(forecast.scale), format_number(forecast.bits)
     return Message("cache.table.title", dtype=forecast.dtype, grain=grain, bits=bits)
 
 
@@ -124,11 +124,13 @@ def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def _table(console: Console, forecast: CacheForecast, language: Language) -> None:
-    head, rows = _cells(forecast.calls[:MOST])
-    columns = [Column(said(name, language), right=at > 0) for at, name in enumerate(head)]
+    head, rows = _cells(forecast.calls[:MOST_CALLS_SHOWN])
+    columns = [TableColumn(said(name, language), right=at > 0) for at, name in enumerate(head)]
     lines = []
     for row, call in zip(rows, forecast.calls, strict=False):
-        worst = max((blame.severity for blame in call.blame), key=list(_STYLES).index, default="")
-        lines.append([Line(row[0], style="bold"), *(Line(cell, style=_STYLES.get(worst, "")) for cell in row[1:])])
+        worst = max((blame.severity for blame in call.blame), key=list(_CACHE_STYLES).index, default="")
+        lines.append(
+            [Line(row[0], style="bold"), *(Line(cell, style=_CACHE_STYLES.get(worst, "")) for cell in row[1:])]
+        )
     print_table(console, columns, lines, language=language)
     paragraph(console, Line(said(legend(forecast), language), style="dim"), 0)

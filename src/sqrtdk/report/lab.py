@@ -13,17 +13,17 @@ from rich.text import Text as Line
 
 from sqrtdk import _json
 from sqrtdk._language import Language
-from sqrtdk.lab.claim import EXPLANATIONS, Claim, Expect, spelled
-from sqrtdk.lab.figures import number
+from sqrtdk.lab.claim import EXPLANATION_IDS, Claim, Expect, spelled
+from sqrtdk.lab.figures import format_figure
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
-from sqrtdk.messages import Message, said, say, word
+from sqrtdk.messages import Message, in_language, said, word
 from sqrtdk.report import latex
-from sqrtdk.report.console import Cell, Column, drawn, paragraph, print_table
+from sqrtdk.report.console import Cell, TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
 
-COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
+ANSWER_COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 
 
 def register_text(language: Language = "en", *, width: int = 100, color: bool = False) -> str:
@@ -33,17 +33,17 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
         for group, claims in groupby(CLAIMS.values(), key=lambda claim: claim.group):
             paragraph(console, Line(word(f"lab.group.{group}", language), style="bold"))
             rows = [
-                (Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), say(claim.statement, language))
+                (Line(claim.id, style="cyan"), " ".join(claim.sources[:5]), in_language(claim.statement, language))
                 for claim in claims
             ]
             print_table(console, _columns(3), rows, indent=2, language=language)
             console.print()
         paragraph(console, Line(word("lab.sources", language), style="bold"))
         paragraph(console, word("lab.sources_mean", language), 2)
-        for source in EXPLANATIONS:
+        for source in EXPLANATION_IDS:
             paragraph(console, said(spelled(source), language), 2)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
 def register_json() -> str:
@@ -57,19 +57,21 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
     def draw(console: Console) -> None:
         sources = word("words.mark.list", language).join(said(spelled(source), language) for source in claim.sources)
         paragraph(console, Line.assemble((claim.id, "bold cyan"), (f"  {sources}", "dim")))
-        paragraph(console, say(claim.statement, language))
+        paragraph(console, in_language(claim.statement, language))
         console.print()
         rows = [
             (_label("lab.formula", language), latex.to_text(claim.formula)),
-            (_label("lab.method", language), say(claim.method, language)),
-            (_label("lab.control", language), say(claim.control, language)),
+            (_label("lab.method", language), in_language(claim.method, language)),
+            (_label("lab.control", language), in_language(claim.control, language)),
         ]
         for part in claim.parts:
-            bars = word("words.mark.semicolon", language).join(bar(expect, language) for expect in part.expects)
-            told = word("lab.terminal.bars", language, part=say(part.text, language), bars=bars)
+            bars = word("words.mark.semicolon", language).join(
+                bar_in_symbols(expect, language) for expect in part.expects
+            )
+            told = word("lab.terminal.bars", language, part=in_language(part.text, language), bars=bars)
             rows.append((_label("lab.terminal.true_if", language), told))
         if claim.condition is not None:
-            rows.append((_label("lab.terminal.condition", language), say(claim.condition, language)))
+            rows.append((_label("lab.terminal.condition", language), in_language(claim.condition, language)))
         for name, value in claim.parameters.items():
             told = f"{name} = {_short(value)}"
             if name in claim.quick:
@@ -77,7 +79,7 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
             rows.append((_label("lab.terminal.parameters", language), told))
         print_table(console, _columns(2), rows, language=language)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
 def claim_json(claim: Claim) -> str:
@@ -94,7 +96,7 @@ def verdicts_text(
         rows: list[tuple[Cell, ...]] = []
         for one in done:
             record, verdict = one.record, one.record.outcome.verdict
-            answer = Line(word(f"lab.answer.{verdict.answer}", language), style=COLOURS[verdict.answer])
+            answer = Line(word(f"lab.answer.{verdict.answer}", language), style=ANSWER_COLOURS[verdict.answer])
             seconds = Message("lab.terminal.seconds", seconds=f"{record.duration_s:.1f}")
             time = Line(said(Message("lab.terminal.kept") if one.reused else seconds, language), style="dim")
             rows.append((Line(plain(record.id), style="cyan"), answer, time, _on(record, language)))
@@ -111,7 +113,7 @@ def verdicts_text(
         console.print()
         paragraph(console, told, most=console.width)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
 def verdicts_json(done: Sequence[Done]) -> str:
@@ -144,23 +146,23 @@ def tally(answers: Sequence[str], language: Language = "en") -> str:
         ('3 claims: 2 hold, 1 fails.', '1 条说法：1 条视条件而定。')
     """
 
-    counts = {answer: answers.count(answer) for answer in COLOURS if answer in answers}
+    counts = {answer: answers.count(answer) for answer in ANSWER_COLOURS if answer in answers}
     each = [word(f"lab.tally.{answer}", language, count=count) for answer, count in counts.items()]
     return word("lab.tally.all", language, count=len(answers), parts=word("words.mark.comma", language).join(each))
 
 
-def bar(expect: Expect, language: Language = "en") -> str:
+def bar_in_symbols(expect: Expect, language: Language = "en") -> str:
     """Return a bar (the bound on a figure) in symbols, with the point that it applies to.
 
     Example:
-        >>> bar(Expect("peak", low=0.5)), bar(Expect("mean", -1.0, 1.0, {"d_k": 64}))
+        >>> bar_in_symbols(Expect("peak", low=0.5)), bar_in_symbols(Expect("mean", -1.0, 1.0, {"d_k": 64}))
         ('peak >= 0.5', '-1 <= mean <= 1 at d_k = 64')
-        >>> bar(Expect("mean", -1.0, 1.0, {"d_k": 64}), "zh")
+        >>> bar_in_symbols(Expect("mean", -1.0, 1.0, {"d_k": 64}), "zh")
         '-1 <= mean <= 1，d_k = 64'
     """
-    low = f"{number(expect.low)} <= " if math.isfinite(expect.low) else ""
-    high = f" <= {number(expect.high)}" if math.isfinite(expect.high) else ""
-    bounds = f"{expect.figure} >= {number(expect.low)}" if low and not high else f"{low}{expect.figure}{high}"
+    low = f"{format_figure(expect.low)} <= " if math.isfinite(expect.low) else ""
+    high = f" <= {format_figure(expect.high)}" if math.isfinite(expect.high) else ""
+    bounds = f"{expect.figure} >= {format_figure(expect.low)}" if low and not high else f"{low}{expect.figure}{high}"
     at = word("words.mark.list", language).join(f"{name} = {place}" for name, place in expect.at.items())
     return word("lab.terminal.bar_at", language, bar=bounds, at=at) if at else bounds
 
@@ -176,12 +178,12 @@ def _on(record: Record, language: Language) -> str:
             "lab.terminal.finding",
             language,
             met=Message(f"lab.answer.{of_part[part.met]}"),
-            part=plain(say(part.text, language)),
+            part=plain(in_language(part.text, language)),
         )
         for part in verdict.findings
     ]
     parts = word("words.mark.semicolon", language).join(answers)
-    return parts if record.condition is None else f"{plain(say(record.condition, language))}\n{parts}"
+    return parts if record.condition is None else f"{plain(in_language(record.condition, language))}\n{parts}"
 
 
 def _described(claim: Claim) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def _described(claim: Claim) -> dict[str, Any]:
         "formula": claim.formula,
         "condition": None if claim.condition is None else {"en": claim.condition.en, "zh": claim.condition.zh},
         "parts": [
-            {"en": part.text.en, "zh": part.text.zh, "bars": [bar(expect) for expect in part.expects]}
+            {"en": part.text.en, "zh": part.text.zh, "bars": [bar_in_symbols(expect) for expect in part.expects]}
             for part in claim.parts
         ],
         "parameters": claim.parameters,
@@ -203,9 +205,9 @@ def _described(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _columns(number_of: int) -> tuple[Column, ...]:
+def _columns(number_of: int) -> tuple[TableColumn, ...]:
     """Return the columns of a table without titles whose last column is prose."""
-    return (*(Column("") for _ in range(number_of - 1)), Column("", prose=True))
+    return (*(TableColumn("") for _ in range(number_of - 1)), TableColumn("", prose=True))
 
 
 def _label(id: str, language: Language) -> Line:

@@ -18,13 +18,13 @@ from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
 from sqrtdk.lab import figures
-from sqrtdk.lab.claim import EXPLANATIONS, GROUPS, spelled
+from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, spelled
 from sqrtdk.lab.figures import Figure
 from sqrtdk.lab.judge import Answer, Check, PartAnswer
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
 from sqrtdk.messages import Message, Text, named, word
-from sqrtdk.messages import text as text_of
+from sqrtdk.messages import text_of_value as text_of
 from sqrtdk.report import markup, notebook, page
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
@@ -78,32 +78,32 @@ def to_html(records: Sequence[Record], missing: Sequence[str] = (), language: Ch
         "mixed": [(label, values) for label, values, must_agree in settings if must_agree and len(values) > 1],
         "seconds": sum(record.duration_s for record in records if math.isfinite(record.duration_s)),
         "version": importlib.metadata.version("sqrtdk"),
-        "percent": percent,
-        "levels": ", ".join(dict.fromkeys(percent(record.level) for record in records)),
-        "means": lambda name: both(Message(f"lab.means.{name}")),
+        "percent": format_share,
+        "levels": ", ".join(dict.fromkeys(format_share(record.level) for record in records)),
+        "means": lambda name: both_with_indices(Message(f"lab.means.{name}")),
         "say": _say,
-        "both": both,
-        "answer": lambda name: both(named("lab.answer", name)),
+        "both": both_with_indices,
+        "answer": lambda name: both_with_indices(named("lab.answer", name)),
         "tone": _tone,
-        "met": lambda value: both(Message(f"lab.part.{MET[value]}")),
+        "met": lambda value: both_with_indices(Message(f"lab.part.{MET[value]}")),
         "part_sets": _part_sets,
         "changes": _changes,
         "parameters": _parameters,
-        "number": number,
+        "number": format_measured,
         "limit": limit,
-        "bar": bar,
+        "bar": bar_as_formula,
         "strip": strip,
         "name": _name,
         "place": _place,
         "source": _source,
-        "explanations": list(map(spelled, EXPLANATIONS)),
+        "explanations": list(map(spelled, EXPLANATION_IDS)),
     }
     return page.render("lab", context, languages=True, opens=language)
 
 
 def to_table(record: Record) -> str:
     """Return a claim, its verdict and the figures behind it as English HTML for a notebook."""
-    return notebook.fragment(
+    return notebook.table_fragment(
         "lab",
         {
             "record": record,
@@ -113,9 +113,9 @@ def to_table(record: Record) -> str:
             "answer": lambda name: named("lab.answer", name),
             "tone": _tone,
             "met": lambda value: word(f"lab.part.{MET[value]}", "en"),
-            "number": number,
-            "percent": percent,
-            "bar": bar,
+            "number": format_measured,
+            "percent": format_share,
+            "bar": bar_as_formula,
             "strip": lambda check: "",
             "name": _name,
             "place": _place,
@@ -142,7 +142,7 @@ def _shown(records: Iterable[Record]) -> list[_Shown]:
         plots = []
         for index, plot in enumerate(record.plots):
             own = f"{anchor}.{index}"
-            plots.append((markup.svg(to_svg(plot), f"{own}.", f"{own}.caption"), plot.caption, f"{own}.caption"))
+            plots.append((markup.plot_svg(to_svg(plot), f"{own}.", f"{own}.caption"), plot.caption, f"{own}.caption"))
         shown.append(_Shown(record, anchor, markup.math(record.formula), tuple(plots)))
     return shown
 
@@ -165,7 +165,7 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
     return [
         (_say("lab.kind"), values(lambda record: _say("lab.quick" if record.quick else "lab.full")), True),
         (_say("lab.seed"), values(lambda record: record.seed), True),
-        (_say("lab.level"), values(lambda record: percent(record.level)), True),
+        (_say("lab.level"), values(lambda record: format_share(record.level)), True),
         (_say("lab.started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
         *(
             (escape(plain(key)), values(lambda record, key=key: record.environment.get(key, "?")), True)  # type: ignore[misc]
@@ -176,14 +176,14 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
 
 
 def _say(id: str, **values: str | int) -> Markup:
-    return both(Message(id, **values))
+    return both_with_indices(Message(id, **values))
 
 
-def both(text: Text | str) -> Markup:
+def both_with_indices(text: Text | str) -> Markup:
     """Return a text in both languages, of which the page shows one. An index such as in "d_k" is set as a subscript.
 
     Example:
-        >>> print(both(Text("d_k < 3", "d_k < 3")))
+        >>> print(both_with_indices(Text("d_k < 3", "d_k < 3")))
         d<sub>k</sub> &lt; 3
     """
     text = text_of(text)
@@ -195,7 +195,7 @@ def both(text: Text | str) -> Markup:
 
 
 # pattern in escaped text -> HTML. Groups match letters and digits only, so that they cannot bring markup in.
-_SIGNS = (
+_SIGN_PATTERNS = (
     (r"sqrt\((\w|[A-Za-z]_\w)\)", r"√\1"),
     (r"sqrt\(", r"√("),
     (r"(?<![\w.])([a-z]) \. ([a-z])(?![\w.])", "\\1\u00a0·\u00a0\\2"),
@@ -206,30 +206,30 @@ _SIGNS = (
 
 def _prose(text: str) -> Markup:
     escaped = str(escape(plain(text)))
-    for written, shown in _SIGNS:
+    for written, shown in _SIGN_PATTERNS:
         escaped = re.sub(written, shown, escaped)
     return Markup(escaped)
 
 
-def number(value: float) -> str:
+def format_measured(value: float) -> str:
     """Format a measured number as the records' texts do. A whole number keeps all its digits.
 
     Example:
-        >>> number(0.123456), number(2363904.0), number(math.nan), number(-math.inf)
+        >>> format_measured(0.123456), format_measured(2363904.0), format_measured(math.nan), format_measured(-math.inf)
         ('0.1235', '2363904', 'NaN', '-∞')
     """
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    return f"{value:.0f}" if value == round(value) and abs(value) < 1e12 else figures.number(value)
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e12 else figures.format_figure(value)
 
 
-def percent(share: float) -> str:
+def format_share(share: float) -> str:
     """Format a share in percent.
 
     Example:
-        >>> percent(0.99), percent(0.999)
+        >>> format_share(0.99), format_share(0.999)
         ('99%', '99.9%')
     """
     return f"{100 * share:.6g}%"
@@ -242,15 +242,16 @@ def limit(value: float) -> str:
         >>> limit(0.99999), limit(65504.0)
         ('0.99999', '65504')
     """
-    return f"{value:.12g}" if math.isfinite(value) else number(value)
+    return f"{value:.12g}" if math.isfinite(value) else format_measured(value)
 
 
-def bar(check: Check) -> str:
+def bar_as_formula(check: Check) -> str:
     """Format a bar as a formula.
 
     Example:
         >>> one = Figure("peak", 0.5, 0.4, 0.6, "t", 9)
-        >>> [bar(Check(one, *ends, True)) for ends in ((0.3, math.inf), (-math.inf, 0.7), (0.3, 0.7), (0.5, 0.5))]
+        >>> bars = ((0.3, math.inf), (-math.inf, 0.7), (0.3, 0.7), (0.5, 0.5))
+        >>> [bar_as_formula(Check(one, *ends, True)) for ends in bars]
         ['≥ 0.3', '≤ 0.7', '[0.3, 0.7]', '= 0.5']
     """
     if check.low == check.high:
@@ -290,7 +291,7 @@ def _part_sets(findings: Sequence[PartAnswer]) -> list[tuple[Markup, str, list[P
     """Return the parts in up to three sets: those that hold, fail, or are undecided. Empty sets are left out."""
     tones = {True: "good", False: "bad", None: "open"}
     sets = [
-        (both(Message(f"lab.parts.{MET[met]}")), tone, [part for part in findings if part.met is met])
+        (both_with_indices(Message(f"lab.parts.{MET[met]}")), tone, [part for part in findings if part.met is met])
         for met, tone in tones.items()
     ]
     return [(title, tone, parts) for title, tone, parts in sets if parts]

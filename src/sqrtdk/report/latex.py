@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_TOKEN = re.compile(r"\\left\s*(?P<opening>\S)\s*|\s*\\right(?P<closing>\S)|\\partial\s*|\\[A-Za-z]+|\\.|\s+|.")
-_WIDE = "\t"  # stands for a wide blank (\quad) until the whole text is put together
-_SIGNS = {
+_LATEX_TOKEN = re.compile(r"\\left\s*(?P<opening>\S)\s*|\s*\\right(?P<closing>\S)|\\partial\s*|\\[A-Za-z]+|\\.|\s+|.")
+_WIDE_BLANK = "\t"  # stands for a wide blank (\quad) until the whole text is put together
+_UNICODE_BY_COMMAND = {
     **{rf"\{name}": name for name in ("cos", "eta", "log", "max", "min", "mu", "sigma", "tanh", "theta")},
     **{rf"\{name}": name for name in ("Delta", "Phi")},
     r"\partial": "d",
@@ -32,12 +32,14 @@ _SIGNS = {
     r"\Leftrightarrow": "<=>",
     r"\,": " ",
     r"\;": " ",
-    r"\quad": _WIDE,
-    r"\qquad": _WIDE,
+    r"\quad": _WIDE_BLANK,
+    r"\qquad": _WIDE_BLANK,
 }
-_WORDS = (r"\mathrm", r"\text")
+_TEXT_COMMANDS = (r"\mathrm", r"\text")
 _CALLS = {r"\sqrt": "sqrt", r"\bar": "mean"}
-_SHORT = re.compile(r"-?\d+|[A-Za-z]+|\*|\([^()]*\)")  # an index or exponent that needs no brackets: d_k, x^2, z_(1)
+_BARE_SCRIPT = re.compile(
+    r"-?\d+|[A-Za-z]+|\*|\([^()]*\)"
+)  # an index or exponent that needs no brackets: d_k, x^2, z_(1)
 _BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|\|[^|]*\|")
 
 
@@ -53,8 +55,8 @@ def to_text(latex: str) -> str:
         >>> to_text(r"p_{\max} \le e^{-(z_{(1)} - z_{(2)})}")
         'p_max <= e^(-(z_(1) - z_(2)))'
     """
-    text = _group(_TOKEN.finditer(latex))
-    return re.sub(r"\s+", lambda blank: "  " if _WIDE in blank[0] else " ", text).strip()
+    text = _group(_LATEX_TOKEN.finditer(latex))
+    return re.sub(r"\s+", lambda blank: "  " if _WIDE_BLANK in blank[0] else " ", text).strip()
 
 
 def _group(tokens: Iterator[re.Match[str]]) -> str:
@@ -76,12 +78,12 @@ def _piece(token: re.Match[str], tokens: Iterator[re.Match[str]]) -> str:
         return _group(tokens)
     if sign in "_^":
         script = _argument(tokens)
-        return sign + (script if _SHORT.fullmatch(script) else f"({script})")
+        return sign + (script if _BARE_SCRIPT.fullmatch(script) else f"({script})")
     if sign == r"\frac":
         return f"{_operand(_argument(tokens))}/{_operand(_argument(tokens))}"
     if sign in _CALLS:
         return f"{_CALLS[sign]}({_argument(tokens)})"
-    return _argument(tokens) if sign in _WORDS else _SIGNS.get(sign, sign)
+    return _argument(tokens) if sign in _TEXT_COMMANDS else _UNICODE_BY_COMMAND.get(sign, sign)
 
 
 def _argument(tokens: Iterator[re.Match[str]]) -> str:

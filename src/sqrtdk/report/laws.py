@@ -13,22 +13,22 @@ from rich.text import Text as Line
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.messages import Message, joined, named, said, text, word
-from sqrtdk.report.console import Column, paragraph, print_table
+from sqrtdk.messages import Message, joined, named, said, text_of_value, word
+from sqrtdk.report.console import TableColumn, paragraph, print_table
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
-WIDEST = 64  # squares of a picture; with more positions, several share a square
-STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
-_STYLES = {
+MOST_SQUARES = 64  # squares of a picture; with more positions, several share a square
+LAW_STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
+_LAW_STYLES = {
     KEPT: "green", NOT_ASKED: "dim",
     "note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red",
 }  # fmt: skip
-_MARKS = {True: "#", False: "."}
+_SQUARE_MARKS = {True: "#", False: "."}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LawRow:
     """One line of the table: a broken law, or all laws that were kept, or all that were not asked for one reason."""
 
     laws: tuple[str, ...]
@@ -40,14 +40,14 @@ class Row:
         return self.answer.finding.severity if self.answer.finding is not None else None
 
 
-def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
+def law_rows(answers: Sequence[LawAnswer]) -> tuple[LawRow, ...]:
     """Fold the answers into rows: broken laws first, laws that were not asked last.
 
     A law that answered for several inputs keeps a row for each input.
 
     Example:
         >>> kept = [LawAnswer("finite", "", KEPT), LawAnswer("causal", "input_ids", KEPT)]
-        >>> rows_of([*kept, LawAnswer("padding", "", NOT_ASKED, "no input is a mask")])[0].laws
+        >>> law_rows([*kept, LawAnswer("padding", "", NOT_ASKED, "no input is a mask")])[0].laws
         ('finite', 'causal')
     """
     times = Counter(answer.law for answer in answers)
@@ -59,12 +59,12 @@ def rows_of(answers: Sequence[LawAnswer]) -> tuple[Row, ...]:
     rows = []
     for (state, reason, about, _), members in groups.items():
         first = members[0] if state == BROKEN else LawAnswer("", about, state, reason)
-        rows.append(Row(tuple(dict.fromkeys(answer.law for answer in members)), first))
+        rows.append(LawRow(tuple(dict.fromkeys(answer.law for answer in members)), first))
     order = (BROKEN, KEPT, NOT_ASKED)
     return tuple(sorted(rows, key=lambda row: order.index(row.answer.state)))
 
 
-def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
+def picture(moved: Sequence[bool], most: int = MOST_SQUARES) -> tuple[bool, ...]:
     """Return which positions moved, in at most `most` marks. A mark is True if any of its positions moved.
 
     Example:
@@ -75,7 +75,7 @@ def picture(moved: Sequence[bool], most: int = WIDEST) -> tuple[bool, ...]:
     return tuple(any(moved[place : place + each]) for place in range(0, len(moved), each))
 
 
-def each_of(moved: Sequence[bool], most: int = WIDEST) -> int:
+def each_of(moved: Sequence[bool], most: int = MOST_SQUARES) -> int:
     """Return the number of positions that share a mark of the picture."""
     return max(-(-len(moved) // most), 1)  # rounded up
 
@@ -85,18 +85,18 @@ def named_law(law: str) -> str:
     return named("laws.names", law)
 
 
-def listed_laws(row: Row) -> str:
+def listed_laws(row: LawRow) -> str:
     """Return the names of a row's laws as a list."""
     return joined([named_law(law) for law in row.laws], "comma")
 
 
-def answer_of(row: Row) -> str:
+def answer_in_words(row: LawRow) -> str:
     """Return the answer in words; a broken law has its severity behind it."""
-    state = Message(STATES[row.answer.state])
+    state = Message(LAW_STATES[row.answer.state])
     return state if row.severity is None else joined([state, Message(f"words.severity.{row.severity}")], "colon")
 
 
-def what_of(row: Row, *, message: bool = False) -> str:
+def what_of(row: LawRow, *, message: bool = False) -> str:
     """Return what was changed and where it first shows, the reason for not asking, or a broken law's message."""
     answer = row.answer
     if answer.state != BROKEN or answer.finding is None:
@@ -114,33 +114,33 @@ def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language
     title = Line(word("laws.page.title", language), style="bold")
     title.append(f"  {said(counts(answers), language)}", style="not bold dim")
     paragraph(console, title, 0)
-    rows = rows_of(answers)
-    columns = [Column("", prose=True), Column(""), Column("", prose=True)]
+    rows = law_rows(answers)
+    columns = [TableColumn("", prose=True), TableColumn(""), TableColumn("", prose=True)]
     cells = [
         (
             Line(plain(said(listed_laws(row), language))),
-            Line(said(answer_of(row), language), style=_STYLES.get(row.severity or row.answer.state, "red")),
+            Line(said(answer_in_words(row), language), style=_LAW_STYLES.get(row.severity or row.answer.state, "red")),
             Line(plain(said(what_of(row), language))),
         )
         for row in rows
     ]
     print_table(console, columns, cells, indent=2, language=language)
     for row in rows:
-        for line in _pictured(row, min(WIDEST, console.width - 6), language):
+        for line in _pictured(row, min(MOST_SQUARES, console.width - 6), language):
             paragraph(console, line, 2)
     console.print()
 
 
-def _pictured(row: Row, most: int, language: Language) -> Iterator[Line]:
+def _pictured(row: LawRow, most: int, language: Language) -> Iterator[Line]:
     moved = row.answer.moved
     if row.answer.state != BROKEN or not moved:
         return
     yield Line(plain(said(caption(row, most), language)))
-    marks = "".join(_MARKS[mark] for mark in picture(moved, most))
-    yield Line(f"  {marks}", style=_STYLES.get(row.severity or "", ""))
+    marks = "".join(_SQUARE_MARKS[mark] for mark in picture(moved, most))
+    yield Line(f"  {marks}", style=_LAW_STYLES.get(row.severity or "", ""))
 
 
-def caption(row: Row, most: int = WIDEST) -> Message:
+def caption(row: LawRow, most: int = MOST_SQUARES) -> Message:
     """Return the caption of a picture."""
     moved = row.answer.moved
     which = range_list([position for position, mark in enumerate(moved) if mark])
@@ -159,7 +159,7 @@ def counts(answers: Sequence[LawAnswer]) -> Message:
     return Message("laws.page.counts", kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
 
 
-def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
+def laws_section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
     """Return the page's section on laws, or None if there are no answers."""
     if not answers:
         return None
@@ -170,21 +170,21 @@ def section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
         "titles": [both(Message(f"laws.page.columns.{key}").text) for key in ("law", "answer", "what")],
         "rows": [
             {
-                "laws": [both(text(named_law(law))) for law in row.laws],
+                "laws": [both(text_of_value(named_law(law))) for law in row.laws],
                 "tone": _tone(row),
-                "answer": both(text(answer_of(row))),
-                "what": both(text(what_of(row, message=True))),
-                "about": both(text(row.answer.about)) if row.answer.finding is not None else "",
+                "answer": both(text_of_value(answer_in_words(row))),
+                "what": both(text_of_value(what_of(row, message=True))),
+                "about": both(text_of_value(row.answer.about)) if row.answer.finding is not None else "",
                 "site": (row.answer.site or ROOT_NAME) if row.answer.finding is not None else "",
                 "squares": picture(row.answer.moved),
                 "caption": both(caption(row).text) if row.answer.moved else "",
             }
-            for row in rows_of(answers)
+            for row in law_rows(answers)
         ],
     }
 
 
-def _tone(row: Row) -> str:
+def _tone(row: LawRow) -> str:
     """Return the CSS class of a row's badge."""
     if row.answer.state == BROKEN:
         return f"s-{row.severity or 'critical'}"

@@ -14,17 +14,17 @@ from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report import laws
-from sqrtdk.report.console import bracketed, listed
-from sqrtdk.report.figures import ratio
+from sqrtdk.report.console import bracketed, list_sites
+from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
 from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.terminal import premises, summary_line
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
-_MOST_ROWS = 12
+_MOST_CALL_ROWS = 12
 _MOST_OPEN = 8  # failing findings that are shown unfolded
-_LONGEST = 400  # characters of one text
+_MOST_TEXT_CHARACTERS = 400  # characters of one text
 # Markup characters, "_" at the edge of a word, the colon of "http://" and ":emoji:", and the dot of "www.": GitHub
 # turns each of these into formatting, an emoji or a link.
 _OBEYED = re.compile(
@@ -66,11 +66,11 @@ def fitted(parts: Iterable[str], language: Language = "en") -> str:
     return "\n".join(chosen).rstrip("\n") + "\n"
 
 
-def text(words: str, longest: int = _LONGEST) -> str:
+def markdown_text(words: str, longest: int = _MOST_TEXT_CHARACTERS) -> str:
     r"""Return an untrusted text on one line, with everything escaped that Markdown interprets.
 
     Example:
-        >>> text("[x](http://a.b) *bold* @someone #1")
+        >>> markdown_text("[x](http://a.b) *bold* @someone #1")
         '&#91;x&#93;(http&#58;//a.b) &#42;bold&#42; &#64;&#8203;someone &#35;&#8203;1'
     """
     words = plain(words)
@@ -79,12 +79,12 @@ def text(words: str, longest: int = _LONGEST) -> str:
     return _OBEYED.sub(lambda found: f"&#{ord(found[0])};" + ("&#8203;" if found[0] in "@#-" else ""), words)
 
 
-def code(words: str, longest: int = 160) -> str:
+def markdown_code(words: str, longest: int = 160) -> str:
     """Return an untrusted text as code, in which GitHub does not look for mentions and references."""
-    return f"<code>{text(words, longest)}</code>"
+    return f"<code>{markdown_text(words, longest)}</code>"
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; its cells must be escaped already."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -97,8 +97,8 @@ def details(title: str, lines: Iterable[str]) -> str:
 
 def _parts(report: CheckReport, language: Language) -> Iterator[str]:
     outcome = Message(f"terminal.outcome.{report.outcome}")
-    yield f"### {word('terminal.comment.title', language, model=code(report.model.id), outcome=outcome)}\n"
-    yield text(summary_line(report, language), 1000) + "\n"
+    yield f"### {word('terminal.comment.title', language, model=markdown_code(report.model.id), outcome=outcome)}\n"
+    yield markdown_text(summary_line(report, language), 1000) + "\n"
     if report.calls:
         yield _ledger(report, language)
     folded = fold_findings(report.findings)
@@ -121,44 +121,44 @@ def _ledger(report: CheckReport, language: Language) -> str:
     """Return the table of sites, worst health first."""
     order = ("critical", "fail", UNMEASURED, "warn", "note", OK)
     folds = sorted(fold_calls(report.calls), key=lambda fold: order.index(fold.first.health))
-    rows = [_row(fold, language) for fold in folds[:_MOST_ROWS]]
-    if len(folds) > _MOST_ROWS:
-        left = sum(len(fold.calls) for fold in folds[_MOST_ROWS:])
+    rows = [_row(fold, language) for fold in folds[:_MOST_CALL_ROWS]]
+    if len(folds) > _MOST_CALL_ROWS:
+        left = sum(len(fold.calls) for fold in folds[_MOST_CALL_ROWS:])
         rows.append([word("terminal.comment.more_calls", language, count=f"{left:,}"), "", "", "", ""])
     titles = [word(f"words.column.{key}", language) for key in ("site", "formula", "ratio", "verdict", "health")]
-    return table(titles, rows)
+    return markdown_table(titles, rows)
 
 
 def _row(fold: Fold, language: Language) -> list[str]:
     judged = fold.first
     verdict = word(f"words.verdict.{judged.verdict}", language)
     verdict += f"{word('words.mark.colon', language)}{judged.mistake}" if judged.mistake else ""
-    verdict = verdict if judged.verdict in ("exact", "declared") else f"**{text(verdict)}**"
+    verdict = verdict if judged.verdict in ("exact", "declared") else f"**{markdown_text(verdict)}**"
     health = word(f"words.severity.{judged.health}", language)
-    sites = code(fold.site) + (bracketed(str(len(fold.calls)), language) if len(fold.calls) > 1 else "")
-    return [sites, code(judged.call.formula, 240), ratio(judged.call.scale.ratio), verdict, health]
+    sites = markdown_code(fold.site) + (bracketed(str(len(fold.calls)), language) if len(fold.calls) > 1 else "")
+    return [sites, markdown_code(judged.call.formula, 240), format_ratio(judged.call.scale.ratio), verdict, health]
 
 
 def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
-    sites = code(entry.site or ROOT_NAME)
+    sites = markdown_code(entry.site or ROOT_NAME)
     if len(entry.findings) > 1:
         sites += bracketed(word("words.sites", language, count=f"{len(entry.findings):,}"), language)
     comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
-    at = f"{comma}{code(at_text(first.at, language))}" if first.at else ""
+    at = f"{comma}{markdown_code(at_text(first.at, language))}" if first.at else ""
     severity = word(f"words.severity.{first.severity}", language)
-    message, fix = (text(said(one, language)) for one in (first.message, first.fix))
+    message, fix = (markdown_text(said(one, language)) for one in (first.message, first.fix))
     fix = word("terminal.comment.fix", language, fix=fix)
     return f"- **{severity}** {sites}{at}{colon}{message}{fix}"
 
 
 def _laws(report: CheckReport, language: Language) -> Iterator[str]:
-    """Yield one line for each row of `laws.rows_of`."""
+    """Yield one line for each row of `laws.law_rows`."""
     comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
-    for row in laws.rows_of(report.laws):
+    for row in laws.law_rows(report.laws):
         names = said(laws.listed_laws(row), language)
-        parts = (said(laws.answer_of(row), language), said(laws.what_of(row), language))
-        yield f"- **{text(names)}**{colon}{text(comma.join(filter(None, parts)))}"
+        parts = (said(laws.answer_in_words(row), language), said(laws.what_of(row), language))
+        yield f"- **{markdown_text(names)}**{colon}{markdown_text(comma.join(filter(None, parts)))}"
 
 
 def _asides(report: CheckReport, language: Language) -> Iterator[str]:
@@ -181,10 +181,10 @@ def _asides(report: CheckReport, language: Language) -> Iterator[str]:
             what = f"{unmeasured}{word('words.mark.colon', language)}{said(entry.reason, language)}"
             missed.setdefault(what, []).append(entry.site or ROOT_NAME)
     lines = [
-        f"- {text(what + bracketed(listed(sites, language), language))}"
+        f"- {markdown_text(what + bracketed(list_sites(sites, language), language))}"
         for what, sites in list((written | missed).items())[:40]
     ]
-    lines += [f"- {text(said(note, language))}" for note in premises(report)[:8]]
+    lines += [f"- {markdown_text(said(note, language))}" for note in premises(report)[:8]]
     versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
     told = [
         f"{said(named('terminal.environment', name), language)} {report.environment[name]}"
@@ -193,7 +193,7 @@ def _asides(report: CheckReport, language: Language) -> Iterator[str]:
     ]
     if told:
         told += [said(named("terminal.mode", report.mode), language), word("words.seed", language, seed=report.seed)]
-        lines.append(f"- {text(word('words.mark.comma', language).join(told))}")
+        lines.append(f"- {markdown_text(word('words.mark.comma', language).join(told))}")
     if lines:
         yield ""
         yield details(word("terminal.comment.how", language), lines)

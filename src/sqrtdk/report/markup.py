@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup, escape
 
 from sqrtdk import _extras
-from sqrtdk.report.axes import COLOURS, INK, LINE, PAPER, SOFT
+from sqrtdk.report.axes import INK, LINE, PAPER, SERIES_COLOURS, SOFT
 from sqrtdk.report.plain import plain
 
 _MATH = {
@@ -34,10 +34,10 @@ _SVG_STYLES = {
 }
 # our matplotlib colours -> the page's CSS variables, which have lighter values in dark mode
 _PAGE_COLOURS = {PAPER: "none", INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)"} | {
-    colour: f"var(--c{index})" for index, colour in enumerate(COLOURS)
+    colour: f"var(--c{index})" for index, colour in enumerate(SERIES_COLOURS)
 }
 # values of attributes: without quotes, colons and slashes they can neither end the attribute nor name an address
-_HARMLESS = re.compile(r"[\w\s.,+%()#-]*")
+_PLAIN_ATTRIBUTE = re.compile(r"[\w\s.,+%()#-]*")
 
 
 def math(latex: str) -> Markup | None:
@@ -80,7 +80,7 @@ def _math(element: ElementTree.Element) -> Iterator[str]:
     yield f"</{element.tag}>"
 
 
-def svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
+def plot_svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
     """Return a plot of `sqrtdk.report.plots` as an element of the page, in the page's colours.
 
     Args:
@@ -130,7 +130,7 @@ def _compact(name: str, value: str) -> str:
 
 
 def _opening(tag: str, attributes: dict[str, str]) -> str:
-    harmless = {key: value for key, value in attributes.items() if _HARMLESS.fullmatch(value)}
+    harmless = {key: value for key, value in attributes.items() if _PLAIN_ATTRIBUTE.fullmatch(value)}
     return f"<{tag}{_attributes(harmless)}>"
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from sqrtdk._language import Language, chosen
 from sqrtdk.report import figures, page
 
-MOST = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
-UNITS = {
+MOST_NOTEBOOK_ROWS = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
+ROW_UNITS = {
     "lse": "logits",
     "max_scores": "logits",
     "min_scores": "logits",
@@ -28,7 +28,7 @@ UNITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class NotebookRow:
     """One statistic over all rows. Figures are None if the tensor holds no values, as on the meta device."""
 
     name: str
@@ -52,32 +52,32 @@ def to_html(record: object) -> str:
     return DRAW[type(record).__name__](record)
 
 
-def fragment(name: str, context: Mapping[str, Any]) -> str:
+def table_fragment(name: str, context: Mapping[str, Any]) -> str:
     """Render the template of a notebook's table."""
-    return page.fragment(name, {"most": MOST, "number": figures.number, **context})
+    return page.fragment(name, {"most": MOST_NOTEBOOK_ROWS, "number": figures.format_number, **context})
 
 
-def language() -> Language:
+def environment_language() -> Language:
     """Return the language of the tables, which is that of the environment."""
     return chosen("auto", os.environ)
 
 
 def _rows(aux: Any) -> str:
     there = ((name, rows) for name, rows in aux._asdict().items() if rows is not None)
-    return fragment("rows", {"rows": [_summary(name, rows.detach()) for name, rows in there]})
+    return table_fragment("rows", {"rows": [_summary(name, rows.detach()) for name, rows in there]})
 
 
-def _summary(name: str, rows: Any) -> Rows:
+def _summary(name: str, rows: Any) -> NotebookRow:
     from sqrtdk.impl.call import has_values
 
-    told = (name, UNITS.get(name, ""), " x ".join(map(str, rows.shape)))
+    told = (name, ROW_UNITS.get(name, ""), " x ".join(map(str, rows.shape)))
     if not has_values(rows):
-        return Rows(*told)
+        return NotebookRow(*told)
     finite = rows[rows.isfinite()].double()
     lost = rows.numel() - finite.numel()
     if not finite.numel():
-        return Rows(*told, math.nan, math.nan, math.nan, lost)
-    return Rows(*told, finite.min().item(), finite.mean().item(), finite.max().item(), lost)
+        return NotebookRow(*told, math.nan, math.nan, math.nan, lost)
+    return NotebookRow(*told, finite.min().item(), finite.mean().item(), finite.max().item(), lost)
 
 
 def _drawn(name: str) -> Callable[[Any], str]:

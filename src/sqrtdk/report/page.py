@@ -21,7 +21,7 @@ from sqrtdk._language import Choice
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message, Text
-from sqrtdk.messages import text as text_of
+from sqrtdk.messages import text_of_value as text_of
 from sqrtdk.report.plain import plain
 
 # "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript

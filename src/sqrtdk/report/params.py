@@ -13,20 +13,20 @@ from rich.text import Text
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.messages import Message, named, said, word
-from sqrtdk.report.console import Column, drawn, paragraph, print_table
+from sqrtdk.report.console import TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
 
 # titles are keys of words.column; one that is not there, as "d_model", stands for itself
 _SIZES = tuple(
-    Column(title, right=True) for title in ("layers", "d_model", "heads", "kv_heads", "d_k", "a_layer", "total")
+    TableColumn(title, right=True) for title in ("layers", "d_model", "heads", "kv_heads", "d_k", "a_layer", "total")
 )
 _OF_A_MODEL = (
-    Column("site"),
-    Column("class"),
-    *(Column(title, right=True) for title in ("layers", "a_layer", "total")),
-    Column("parameters", prose=True),
+    TableColumn("site"),
+    TableColumn("class"),
+    *(TableColumn(title, right=True) for title in ("layers", "a_layer", "total")),
+    TableColumn("parameters", prose=True),
 )
-_MOST_NOTES = 8
+_MOST_PARAMS_NOTES = 8
 
 
 def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
@@ -34,27 +34,27 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
 
     def draw(console: Console) -> None:
         if document["kind"] == "presets":
-            columns = (Column("preset"), *_SIZES, Column("of_all", right=True))
+            columns = (TableColumn("preset"), *_SIZES, TableColumn("of_all", right=True))
             print_table(console, _titled(columns, language), list(_all_presets(document["presets"])), language=language)
             return
         paragraph(console, Text(said(_summary(document), language), style="bold"))
         if document["kind"] == "preset":
             paragraph(console, Text(word("terminal.params.sizes", language, source=document["source"]), style="dim"))
-        for note in document.get("notes", [])[:_MOST_NOTES]:
+        for note in document.get("notes", [])[:_MOST_PARAMS_NOTES]:
             paragraph(console, Text(plain(said(note, language)), style="dim"))
         console.print()
         if document["kind"] == "preset":
-            columns = (Column("layer"), *_SIZES, Column("formula_of_a_layer", prose=True))
+            columns = (TableColumn("layer"), *_SIZES, TableColumn("formula_of_a_layer", prose=True))
             rows = list(_preset_rows(document["layers"], language))
             print_table(console, _titled(columns, language), rows, language=language)
         else:
             rows = list(_model_rows(document["layers"], language))
             print_table(console, _titled(_OF_A_MODEL, language), rows, lead=2, language=language)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
-def _titled(columns: Iterable[Column], language: Language) -> list[Column]:
+def _titled(columns: Iterable[TableColumn], language: Language) -> list[TableColumn]:
     return [replace(column, title=said(named("words.column", column.title), language)) for column in columns]
 
 

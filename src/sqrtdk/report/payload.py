@@ -9,12 +9,12 @@ from typing import Any
 
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
-from sqrtdk.messages import Message, Text, text, unfilled
+from sqrtdk.messages import Message, Text, text_of_value, unfilled
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.theory.gaussian import LARGEST_N, expected_entropy_nats
 
-STATISTICS = {  # field of HeadStats, or "scale_ratio" -> unit
+UNIT_BY_STATISTIC = {  # field of HeadStats, or "scale_ratio" -> unit
     "max_logit": "",
     "scale_ratio": "",
     "entropy_nats": "nats",
@@ -34,10 +34,10 @@ STATISTICS = {  # field of HeadStats, or "scale_ratio" -> unit
     "nan_rows": "rows",
     "blind_rows": "rows",
 }
-_INTEGER = re.compile(r"\d+")
+_NUMBER_IN_SITE = re.compile(r"\d+")
 
 
-def payload(report: CheckReport) -> dict[str, Any]:
+def check_page_data(report: CheckReport) -> dict[str, Any]:
     """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
     Numbers are rounded to five digits; NaN is None, an infinity is the string "Infinity" or "-Infinity".
@@ -71,7 +71,7 @@ def payload(report: CheckReport) -> dict[str, Any]:
                 "unit": _pair(Message(f"pages.unit.{unit}") if unit else ""),
                 "help": _pair(Message(f"pages.statistics.{key}.mean")),
             }
-            for key, unit in STATISTICS.items()
+            for key, unit in UNIT_BY_STATISTIC.items()
         ],
         "groups": [{"title": title, "rows": rows} for title, rows in groups.items()],
         "opens": _opens([judged for calls in drawn.values() for judged in calls]),
@@ -79,7 +79,7 @@ def payload(report: CheckReport) -> dict[str, Any]:
 
 
 def _pair(words: Text | str) -> list[str]:
-    return [text(words).en, text(words).zh]
+    return [text_of_value(words).en, text_of_value(words).zh]
 
 
 def _opens(calls: list[JudgedCall]) -> list[int]:
@@ -112,10 +112,10 @@ def _ratios(judged: JudgedCall) -> list[float]:
 def _place(judged: JudgedCall, several_kinds: bool) -> tuple[str, str]:
     """Return the title of a call's map and the label of its row: ("model.layers.*.self_attn", "3")."""
     call = judged.call
-    title = plain(_INTEGER.sub("*", call.site)) or ROOT_NAME
+    title = plain(_NUMBER_IN_SITE.sub("*", call.site)) or ROOT_NAME
     title += f" #{call.index}" if call.index else ""
     title += f" ({call.kind})" if several_kinds else ""
-    return title, ".".join(_INTEGER.findall(call.site))
+    return title, ".".join(_NUMBER_IN_SITE.findall(call.site))
 
 
 def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
         "fails": _fails(judged),
         "values": {
             key: [_short(value) for value in (_ratios(judged) if key == "scale_ratio" else getattr(stats, key))]
-            for key in STATISTICS
+            for key in UNIT_BY_STATISTIC
         },
         "p05": [_short(value) for value in stats.entropy_p05],
         "p50": [_short(value) for value in stats.entropy_p50],

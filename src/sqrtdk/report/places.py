@@ -1,20 +1,24 @@
-"""Names the lines of code that wrote the parts of an attention."""
+"""The lines of code that a report names: those that wrote the parts of an attention, and those of a finding."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sqrtdk._language import Language
+from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, SourceFile, at_site
+from sqrtdk.audit.sources import split_lines
 from sqrtdk.messages import word
-from sqrtdk.report.figures import number
+from sqrtdk.report.figures import format_number
 from sqrtdk.tracing.records import AttentionCall
 
 
-def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
+def source_lines(call: AttentionCall, language: Language = "en") -> dict[str, str]:
     """Return "file:line" -> the parts written there: the product, factors of the scale, the softmax."""
     factors = [
         (word("terminal.by_kernel" if factor.where == "op" else "terminal.factor_on", language,
-              value=number(factor.value), where=factor.where), factor.at)
+              value=format_number(factor.value), where=factor.where), factor.at)
         for factor in call.scale.factors
     ]  # fmt: skip
     parts: dict[str, list[str]] = {}
@@ -26,7 +30,7 @@ def places(call: AttentionCall, language: Language = "en") -> dict[str, str]:
 
 def in_files(call: AttentionCall) -> bool:
     """Return whether the places are lines of files. A graph's places, `<node>:12`, are unlike in each layer."""
-    return not any(at.startswith("<") for at in places(call))
+    return not any(at.startswith("<") for at in source_lines(call))
 
 
 def at_text(at: str, language: Language = "en") -> str:
@@ -40,8 +44,65 @@ def at_text(at: str, language: Language = "en") -> str:
 
 
 def places_text(call: AttentionCall, language: Language = "en") -> str:
-    """Return the result of `places` as one line; empty if no place is known."""
-    written = places(call, language).items()
+    """Return the result of `source_lines` as one line; empty if no place is known."""
+    written = source_lines(call, language).items()
     return word("words.mark.semicolon", language).join(
         word("terminal.what_at", language, what=what, at=at) for at, what in written
     )
+
+
+# their findings also show the scale's declaration
+_RULES_AT_THE_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line of a file, and a few words on what stands there."""
+
+    source: SourceFile
+    line: int  # 1-based
+    what: str
+
+
+def calls_of_finding(report: CheckReport, site: str) -> tuple[JudgedCall, ...]:
+    """Return the calls that a finding at a site is about: those of its module, else those of a module around it."""
+    here = tuple(judged for judged in report.calls if judged.call.site == site)
+    return here or tuple(judged for judged in report.calls if judged.call.site and _inside(site, judged.call.site))
+
+
+def about(report: CheckReport, judged: JudgedCall) -> tuple[Finding, ...]:
+    """Return the findings on a call, the same that its health counts."""
+    return at_site(judged.call.site, report.findings)
+
+
+def _inside(site: str, module: str) -> bool:
+    return site.startswith(f"{module}.")
+
+
+def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
+    """Return the lines that a finding is about, lines of the repository first.
+
+    They are the finding's own lines, or else those of the call at its site, followed by the lines that declare the
+    scale. If none of them is in the repository, the line that was audited is added.
+    """
+    calls = calls_of_finding(report, finding.site)
+    by_call = [at for judged in calls for at in (judged.call.product_at, judged.call.softmax_at)]
+    code = [finding.at] if split_lines(finding.at) else by_call
+    declared = [judged.declared_at for judged in calls] if finding.rule in _RULES_AT_THE_SCALE else []
+    audited: tuple[list[str | None], str] = ([report.model.at], "audited here")
+    groups: list[tuple[list[str | None], str]] = [(code, "written here"), (declared, "declared here")]
+    found = at_lines(report, groups)
+    # no line of the repository so far: add the one that was audited
+    return found if found and found[0].source.base == "root" else at_lines(report, [*groups, audited])
+
+
+def at_lines(report: CheckReport, groups: Iterable[tuple[Iterable[str | None], str]]) -> tuple[Spot, ...]:
+    """Return texts like "a.py:3, b.py:4" as lines of known files without repetition, the repository's first."""
+    known = {source.file: source for source in report.sources}
+    found: dict[tuple[SourceFile, int], Spot] = {}
+    for texts, what in groups:
+        for text in texts:
+            for file, line in split_lines(text):
+                if file in known and line:
+                    found.setdefault((known[file], line), Spot(known[file], line, what))
+    return tuple(sorted(found.values(), key=lambda spot: spot.source.base != "root"))

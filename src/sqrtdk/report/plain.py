@@ -9,8 +9,8 @@ from __future__ import annotations
 import unicodedata
 
 # control, format (bidi, zero width), lone surrogate, unassigned, line and paragraph separator
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"})
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"})
+_SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def plain(text: str) -> str:
@@ -28,7 +28,7 @@ def plain(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_visible(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+    return "".join(_visible(char) if unicodedata.category(char) in _HIDDEN_CATEGORIES else char for char in text)
 
 
 def plain_lines(text: str) -> str:
@@ -44,8 +44,8 @@ def plain_lines(text: str) -> str:
 
 def _visible(char: str) -> str:
     code = ord(char)
-    if char in _SHORT:
-        return _SHORT[char]
+    if char in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[char]
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -19,7 +19,7 @@ from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
 PNG_DPI = 160
 
-_SETTINGS = {
+_MATPLOTLIB_SETTINGS = {
     "svg.fonttype": "path",  # text as outlines
     "svg.hashsalt": "sqrtdk",  # the same ids in every run
     "font.size": 10.5,
@@ -104,9 +104,10 @@ def to_svg(plot: Plot) -> str:
         MissingExtraError: matplotlib is not installed.
 
     Example:
-        >>> from sqrtdk.lab.figures import curve
+        >>> from sqrtdk.lab.figures import curve_series
         >>> from sqrtdk.messages import Text
-        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (curve("theory", [1, 2], [1, 4]),))
+        >>> theory = curve_series("theory", [1, 2], [1, 4])
+        >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (theory,))
         >>> "</svg>" in to_svg(square), to_svg(square) == to_svg(square)
         (True, True)
     """
@@ -135,7 +136,7 @@ def _drawn(plot: Plot, kind: str) -> bytes:
     buffer = io.BytesIO()
     # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with style.context(["default", _SETTINGS]):  # "default" resets what a matplotlibrc sets
+    with style.context(["default", _MATPLOTLIB_SETTINGS]):  # "default" resets what a matplotlibrc sets
         figure = figures.Figure(figsize=SIZE_INCHES)
         agg.FigureCanvasAgg(figure)
         draw(figure, plot)

@@ -19,24 +19,24 @@ from sqrtdk._json import json_document
 from sqrtdk._sites import ROOT_NAME, site_name
 from sqrtdk.audit.records import CheckReport, Finding, SourceFile
 from sqrtdk.messages import Message
+from sqrtdk.report.places import Spot, calls_of_finding, spots
 from sqrtdk.report.plain import plain
-from sqrtdk.report.spots import Spot, calls_at, spots
 from sqrtdk.tracing.records import NotMeasured
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
+SARIF_LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
-NOT_MEASURED = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
+NOT_MEASURED_RULE = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
 DESCRIBED = (  # rules with a title and a help text
     "nonfinite", "scale_ledger", "blocks", "declared_vs_actual", "unmeasured", "softmax_axis", "mask_audit",
     "sliding_window", "padding", "unused", "dropout", "max_logit", "range_forecast", "saturation", "entropy", "flat",
     "responsiveness", "eager_vs_sdpa", "kv_cache", "law_causal", "law_samples", "law_padding", "law_documents",
     "law_left_padding", "law_cache", "law_shift", "law_place", "law_configured", "law_parameters", "law_modes",
-    NOT_MEASURED,
+    NOT_MEASURED_RULE,
 )  # fmt: skip
 _ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_NUMBER_IN_TEXT = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
 def to_sarif(report: CheckReport) -> str:
@@ -116,14 +116,14 @@ def _rule(name: str) -> dict[str, Any]:
         "shortDescription": {"text": f"{title}."},
         "fullDescription": {"text": text},
         "help": {"text": text, "markdown": text},
-        "defaultConfiguration": {"level": "note" if name == NOT_MEASURED else "warning"},
+        "defaultConfiguration": {"level": "note" if name == NOT_MEASURED_RULE else "warning"},
         "properties": {"tags": ["attention"]},
     }
 
 
 def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, Any]:
     site = site_name(finding.site)
-    calls = calls_at(report, finding.site)
+    calls = calls_of_finding(report, finding.site)
     more = {
         "severity": finding.severity,
         "value": _plain_value(finding.value),
@@ -133,7 +133,7 @@ def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, 
     }
     text = f"{site}: {finding.message}. Fix: {finding.fix}"
     rule = plain(finding.rule)
-    kind: dict[str, Any] = {"level": LEVELS[finding.severity]}
+    kind: dict[str, Any] = {"level": SARIF_LEVELS[finding.severity]}
     said = (finding.rule, finding.site, finding.message)
     return _entry(rule, ids, kind, text, finding.site, spots(report, finding), said, more)
 
@@ -142,10 +142,10 @@ def _open(report: CheckReport, entry: NotMeasured, ids: list[str]) -> dict[str, 
     """Return a result of kind "open" for a site that was not measured: it is neither right nor wrong."""
     seen = f"; seen up to there: {entry.formula}" if entry.formula else ""
     text = f"{site_name(entry.site)}: not measured: {entry.reason}{seen}"
-    finding = Finding(NOT_MEASURED, "note", entry.site, None, None, entry.reason, "", "", entry.at)
+    finding = Finding(NOT_MEASURED_RULE, "note", entry.site, None, None, entry.reason, "", "", entry.at)
     kind = {"kind": "open", "level": "none"}
-    said = (NOT_MEASURED, entry.site, entry.reason)
-    return _entry(NOT_MEASURED, ids, kind, text, entry.site, spots(report, finding), said, {})
+    said = (NOT_MEASURED_RULE, entry.site, entry.reason)
+    return _entry(NOT_MEASURED_RULE, ids, kind, text, entry.site, spots(report, finding), said, {})
 
 
 def _entry(
@@ -206,7 +206,7 @@ def _plain_value(value: float | str | None) -> float | str | None:
 def _fingerprint(said: Iterable[str]) -> str:
     """Hash rule, site and message without its numbers, so that moved code and drifting values change nothing."""
     rule, site, message = said
-    text = json.dumps((rule, site, _NUMBER.sub("#", message)))
+    text = json.dumps((rule, site, _NUMBER_IN_TEXT.sub("#", message)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -9,11 +9,11 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk.messages import named, said, word
-from sqrtdk.report.console import Column, drawn, paragraph, print_table
+from sqrtdk.report.console import TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
 
-_COLUMNS = ("d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory")
-_MOST_LINES = 60
+_SWEEP_TITLES = ("d_k", "keys", "scale", "components", "std", "theory", "entropy", "+-", "theory")
+_MOST_SWEEP_LINES = 60
 
 
 def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
@@ -32,20 +32,22 @@ def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, 
         mean = word("terminal.sweep.one_seed", language) if one else word("terminal.sweep.seeds", language, count=seeds)
         paragraph(console, Text(mean, style="dim"))
         console.print()
-        _table(console, document["combinations"][:_MOST_LINES], language)
-        left = len(document["combinations"]) - _MOST_LINES
+        _table(console, document["combinations"][:_MOST_SWEEP_LINES], language)
+        left = len(document["combinations"]) - _MOST_SWEEP_LINES
         if left > 0:
             console.print(Text(word("terminal.sweep.more", language, count=f"{left:,}"), style="dim"))
         console.print()
         results = word("terminal.sweep.results", language, path=plain(document["results"]))
         console.print(Text(results, style="dim"), soft_wrap=True)  # unbroken, so that the path can be copied
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
 def _table(console: Console, combinations: list[dict[str, Any]], language: Language) -> None:
     left = ("scale", "components")
-    columns = [Column(said(named("words.column", name), language), right=name not in left) for name in _COLUMNS]
+    columns = [
+        TableColumn(said(named("words.column", name), language), right=name not in left) for name in _SWEEP_TITLES
+    ]
     rows = [
         (
             str(one["d_k"]),

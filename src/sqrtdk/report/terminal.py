@@ -13,10 +13,10 @@ from rich.text import Text
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
-from sqrtdk.messages import Message, id_of, named, said, text, word
-from sqrtdk.report.console import Column, bracketed, drawn, listed, paragraph, print_table
-from sqrtdk.report.figures import number, percent, ratio, worst_head
-from sqrtdk.report.fold import Fold, FoldedFinding, expected, fold_calls, values
+from sqrtdk.messages import Message, id_of, named, said, text_of_value, word
+from sqrtdk.report.console import TableColumn, bracketed, console_text, list_sites, paragraph, print_table
+from sqrtdk.report.figures import format_number, format_percent, format_ratio, worst_head
+from sqrtdk.report.fold import Fold, FoldedFinding, expected_text, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import draw_cache
 from sqrtdk.report.laws import draw_laws
@@ -34,16 +34,16 @@ _OUTCOME_STYLE = {
     "scales": "bold",
     "passed": "bold green",
 }
-_COLUMNS = (
-    Column("words.column.site"),
-    Column("words.column.formula"),
-    Column("words.column.ratio", right=True),
-    Column("words.column.verdict"),
-    Column("words.column.health"),
-    Column("words.column.max_logit", right=True),
-    Column("words.column.entropy_nats", right=True),
-    Column("words.column.peak", right=True),
-    Column("words.column.saturated", right=True),
+_CALL_COLUMNS = (
+    TableColumn("words.column.site"),
+    TableColumn("words.column.formula"),
+    TableColumn("words.column.ratio", right=True),
+    TableColumn("words.column.verdict"),
+    TableColumn("words.column.health"),
+    TableColumn("words.column.max_logit", right=True),
+    TableColumn("words.column.entropy_nats", right=True),
+    TableColumn("words.column.peak", right=True),
+    TableColumn("words.column.saturated", right=True),
 )
 _MOST_FINDINGS = 40
 _MOST_PREMISES = 8
@@ -86,12 +86,12 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
         _asides(console, report, language)
         paragraph(console, _summary(report, language), most=console.width)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
 def summary_line(report: CheckReport, language: Language = "en") -> str:
     """Return the headline and the last line of the report: calls, verdicts, findings, exit code."""
-    wrong = plain(text(headline(report)).of(language))
+    wrong = plain(text_of_value(headline(report)).of(language))
     wrong = wrong if len(wrong) <= _LONGEST_SAID else f"{wrong[: _LONGEST_SAID - 3]}.."
     return f"{wrong}{word('words.mark.stop', language)}{_summary(report, language).plain}"
 
@@ -115,7 +115,7 @@ def _head(console: Console, report: CheckReport, language: Language) -> None:
     paragraph(
         console,
         Text(
-            plain(text(headline(report)).of(language)) + word("words.mark.stop", language).rstrip(),
+            plain(text_of_value(headline(report)).of(language)) + word("words.mark.stop", language).rstrip(),
             style=_OUTCOME_STYLE[report.outcome],
         ),
     )
@@ -151,7 +151,7 @@ def _calls(console: Console, report: CheckReport, language: Language) -> None:
         )
         for fold in folds
     ]
-    columns = [replace(column, title=word(column.title, language)) for column in _COLUMNS]
+    columns = [replace(column, title=word(column.title, language)) for column in _CALL_COLUMNS]
     print_table(console, columns, rows, lead=2, language=language)
     _notes(console, folds, language)
     console.print()
@@ -167,17 +167,19 @@ def _figures(fold: Fold, language: Language) -> tuple[Text, ...]:
     verdict = word(f"words.verdict.{judged.verdict}", language)
     verdict += f"{word('words.mark.colon', language)}{judged.mistake}" if judged.mistake else ""
     health = "-" if judged.health == UNMEASURED else word(f"words.severity.{judged.health}", language)
-    entropy = "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {percent(worst.entropy_fraction):>5}"
+    entropy = (
+        "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {format_percent(worst.entropy_fraction):>5}"
+    )
     style = "" if judged.sound_but_failing else _VERDICT_STYLE.get(judged.verdict, "")
     peak = "-" if worst.peak is None else f"{worst.peak:.3f}"
     return (
-        Text(ratio(judged.call.scale.ratio), style=style),
+        Text(format_ratio(judged.call.scale.ratio), style=style),
         Text(plain(verdict), style=style),
         Text(health, style=_HEALTH_STYLE.get(judged.health, "")),
-        Text(number(math.nan if _has_nan_rows(fold) else worst.max_logit)),
+        Text(format_number(math.nan if _has_nan_rows(fold) else worst.max_logit)),
         Text(entropy),
         Text(peak),
-        Text(percent(worst.saturated)),
+        Text(format_percent(worst.saturated)),
     )
 
 
@@ -212,7 +214,7 @@ def _notes(console: Console, folds: Sequence[Fold], language: Language) -> None:
         if one_place and (written := places_text(fold.first.call, language)):
             sites.setdefault(word("terminal.written", language, places=written), []).append(fold.site)
     for note, where in sites.items():
-        places = word("terminal.all_sites", language) if len(where) == len(folds) > 1 else listed(where, language)
+        places = word("terminal.all_sites", language) if len(where) == len(folds) > 1 else list_sites(where, language)
         paragraph(console, Text(f"* {plain(note)}{bracketed(places, language)}", style="dim"), 0)
 
 
@@ -247,7 +249,9 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
         where.append(f"  {plain(at_text(first.at, language))}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
     found = (
-        [word("terminal.found", language, value=text(values(folded)).of(language))] if first.value is not None else []
+        [word("terminal.found", language, value=text_of_value(values(folded)).of(language))]
+        if first.value is not None
+        else []
     )
     found += [_expected(folded, language)] if first.threshold is not None else []
     if found:
@@ -261,7 +265,7 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
 
 
 def _expected(folded: FoldedFinding, language: Language) -> str:
-    bar = text(expected(folded)).of(language)
+    bar = text_of_value(expected_text(folded)).of(language)
     return word("terminal.expected" if bar.isascii() else "terminal.expected_bound", language, value=bar)
 
 
@@ -280,7 +284,7 @@ def _asides(console: Console, report: CheckReport, language: Language) -> None:
             parts = filter(None, (said(item.reason, language), item.formula, at))
             by_text.setdefault(word("words.mark.comma", language).join(parts), []).append(item.site)
         for reason, sites in by_text.items():
-            told = f"{plain(reason)}{bracketed(listed(fold_sites(sites), language), language)}"
+            told = f"{plain(reason)}{bracketed(list_sites(fold_sites(sites), language), language)}"
             paragraph(console, Text.assemble((title + word("words.mark.colon", language), "bold"), told), 0)
             shown = True
     if shown:

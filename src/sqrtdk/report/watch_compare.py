@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sqrtdk.report.watch_statistics import STATISTICS, Array
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array
 from sqrtdk.report.watch_summary import Site, Summary
 
-APART = 0.10  # differences above this share of the larger value are counted
-SAMPLES = 5  # samples compared: several, so that one batch or one NaN sample decides little
+NOTABLE_DIFFERENCE = 0.10  # differences above this share of the larger value are counted
+SAMPLES_COMPARED = 5  # samples compared: several, so that one batch or one NaN sample decides little
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StatisticDifference:
     """The difference of two runs in one statistic.
 
     Attributes:
-        column: key of `STATISTICS`.
+        column: key of `STATISTIC_BY_COLUMN`.
         pairs: all attentions that both runs have.
     """
 
@@ -76,15 +76,16 @@ class Difference:
 
     @property
     def count(self) -> int:
-        """The number of attentions that differ by more than `APART`."""
-        return sum((pair.apart or 0.0) > APART for pair in self.known)
+        """The number of attentions that differ by more than `NOTABLE_DIFFERENCE`."""
+        return sum((pair.apart or 0.0) > NOTABLE_DIFFERENCE for pair in self.known)
 
     @property
     def typical(self) -> float | None:
         """The median difference over attentions; unlike a mean, it survives an infinite one.
 
         Example:
-            >>> Difference("peak", (Pair("a", 1.0, 2.0), Pair("b", 3.0, 4.0), Pair("c", 1.0, math.inf))).typical
+            >>> pairs = (Pair("a", 1.0, 2.0), Pair("b", 3.0, 4.0), Pair("c", 1.0, math.inf))
+            >>> StatisticDifference("peak", pairs).typical
             0.5
         """
         return statistics.median(pair.apart or 0.0 for pair in self.known) if self.known else None
@@ -96,7 +97,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Two runs, compared.
 
     Attributes:
@@ -113,7 +114,7 @@ class Comparison:
     steps_b: tuple[int, ...]
     overlap: bool
     by: str
-    differences: tuple[Difference, ...]
+    differences: tuple[StatisticDifference, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
 
@@ -123,7 +124,7 @@ class Comparison:
         return any(one.measured for one in self.differences)
 
 
-def compare(a: Summary, b: Summary) -> Comparison:
+def compare_runs(a: Summary, b: Summary) -> RunComparison:
     """Compare the worst heads of two runs."""
     sites_a, sites_b = ({(site.site, site.index): site for site in run.sites} for run in (a, b))
     shared = [(sites_a[place], sites_b[place]) for place in sites_a if place in sites_b]
@@ -132,7 +133,7 @@ def compare(a: Summary, b: Summary) -> Comparison:
         by, shared = "order", list(zip(a.sites, b.sites, strict=True))
     steps_a, steps_b, overlap = _steps(_measured(a), _measured(b))
     differences = [
-        Difference(
+        StatisticDifference(
             column,
             tuple(
                 Pair(
@@ -143,10 +144,10 @@ def compare(a: Summary, b: Summary) -> Comparison:
                 for one, other in shared
             ),
         )
-        for column in STATISTICS
+        for column in STATISTIC_BY_COLUMN
     ]
     together = {id(site) for pair in shared for site in pair}
-    return Comparison(
+    return RunComparison(
         steps_a,
         steps_b,
         overlap,
@@ -157,7 +158,7 @@ def compare(a: Summary, b: Summary) -> Comparison:
     )
 
 
-def _rank(one: Difference) -> tuple[float, float]:
+def _rank(one: StatisticDifference) -> tuple[float, float]:
     """Return the sort key: largest typical difference first, statistics without values last."""
     farthest = one.farthest
     if one.typical is None or farthest is None or farthest.apart is None:
@@ -186,9 +187,9 @@ def _steps(a: Array, b: Array) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     low, high = max(a[0], b[0]), min(a[-1], b[-1])  # the steps that both runs cover
     within = [steps[(low <= steps) & (steps <= high)] for steps in (a, b)]
     if not all(map(len, within)):  # no shared steps: compare the newest samples of each
-        most = min(len(a), len(b), SAMPLES)
+        most = min(len(a), len(b), SAMPLES_COMPARED)
         return tuple(a[-most:].tolist()), tuple(b[-most:].tolist()), False
-    sparser = min(within, key=len)[-SAMPLES:]  # the run with fewer samples sets the steps
+    sparser = min(within, key=len)[-SAMPLES_COMPARED:]  # the run with fewer samples sets the steps
     near = [steps[np.abs(steps[None] - sparser[:, None]).argmin(1)] for steps in within]
     return tuple(near[0].tolist()), tuple(near[1].tolist()), True
 

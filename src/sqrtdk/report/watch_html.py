@@ -20,23 +20,26 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message, joined, named, said, word
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
-from sqrtdk.report.figures import number, percent
+from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
-from sqrtdk.report.watch_compare import Comparison
-from sqrtdk.report.watch_payload import alarms_shown, payload
-from sqrtdk.report.watch_statistics import NEWEST, STATISTICS
+from sqrtdk.report.watch_compare import RunComparison
+from sqrtdk.report.watch_payload import alarms_shown, watch_page_data
+from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, way_run
 
-_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
-_MOST_MISSING = 200
-_FEW = 6  # up to this many notes stand among the alarms; more of them are folded away
+_SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
+_MOST_UNMEASURED_ON_PAGE = 200
+_NOTES_AMONG_ALARMS = 6  # up to this many notes stand among the alarms; more of them are folded away
 # the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
-_VALUES = {("of", "checkpoints"): "watch.setting.checkpoints", ("trust_remote_code", True): "watch.setting.trusted"}
-_LETTERS = string.ascii_uppercase  # names of the runs on the page
+_SETTING_MESSAGES = {
+    ("of", "checkpoints"): "watch.setting.checkpoints",
+    ("trust_remote_code", True): "watch.setting.trusted",
+}
+_RUN_LETTERS = string.ascii_uppercase  # names of the runs on the page
 
 
-def to_html(runs: Sequence[Summary], compared: Comparison | None = None, language: Choice = "auto") -> str:
+def to_html(runs: Sequence[Summary], compared: RunComparison | None = None, language: Choice = "auto") -> str:
     """Draw one run, or several next to each other, as one self-contained page that opens from disk.
 
     Args:
@@ -50,21 +53,22 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
     Raises:
         InvalidValueError: there are more runs than letters to name them.
     """
-    if len(runs) > len(_LETTERS):
+    if len(runs) > len(_RUN_LETTERS):
         raise InvalidValueError(
-            Message("errors.output.runs", most=len(_LETTERS), runs=len(runs)), hint=Message("errors.hint.watch_report")
+            Message("errors.output.runs", most=len(_RUN_LETTERS), runs=len(runs)),
+            hint=Message("errors.hint.watch_report"),
         )
-    drawn = payload(runs, compared.by if compared else "name")
+    drawn = watch_page_data(runs, compared.by if compared else "name")
     context: dict[str, Any] = {
         "version": importlib.metadata.version("sqrtdk"),
-        "runs": list(zip(_LETTERS, runs, strict=False)),
+        "runs": list(zip(_RUN_LETTERS, runs, strict=False)),
         "two": len(runs) > 1,
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
         "a_point": drawn["samples_a_point"],
-        "statistics": STATISTICS,
-        "newest_statistics": {name: STATISTICS[name] for name in NEWEST},
+        "statistics": STATISTIC_BY_COLUMN,
+        "newest_statistics": {name: STATISTIC_BY_COLUMN[name] for name in NEWEST},
         "drawable": any(run.sites for run in runs),
         "groups": {True: Message("watch.group.most_used").text, False: Message("watch.group.more").text},
         "label": _label,
@@ -73,23 +77,23 @@ def to_html(runs: Sequence[Summary], compared: Comparison | None = None, languag
         "shown_alarms": shown_alarms,
         "in_chinese": in_chinese,
         "how": _how,
-        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_MISSING]],
-        "missing_left": lambda run: max(0, len(run.missing) - _MOST_MISSING),
+        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_UNMEASURED_ON_PAGE]],
+        "missing_left": lambda run: max(0, len(run.missing) - _MOST_UNMEASURED_ON_PAGE),
         "newest": newest,
-        "value": value,
-        "number": number,
+        "value": format_value,
+        "number": format_number,
         "steps_of": steps_of,
-        "model_of": model_of,
+        "model_of": model_rows,
         "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
         "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
         "alarms_with": lambda name, count: both(
             Message("watch.terminal.alarms_with", count=count, what=named("words.severity", name))
         ),
         "severity": lambda name: both(named("words.severity", name)),
-        "means": lambda name: both(STATISTICS[name].meaning),
+        "means": lambda name: both(STATISTIC_BY_COLUMN[name].meaning),
         "say": _say,
         "both": both,
-        "letters": _LETTERS,
+        "letters": _RUN_LETTERS,
     }
     return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"), opens=language)
 
@@ -98,7 +102,7 @@ def result(run: Summary) -> tuple[Markup, str]:
     """Return a run's result and tone: those of the worst alarm. Green requires that everything was measured."""
     for severity, number_of in run.counts.items():
         if number_of:
-            return both(named("words.severity", severity)), _TONES[severity]
+            return both(named("words.severity", severity)), _SEVERITY_TONES[severity]
     if run.alarms:  # all are of severities that only a later version knows
         return both(Message("words.severity.critical")), "bad"
     if not run.sites:
@@ -110,19 +114,19 @@ def result(run: Summary) -> tuple[Markup, str]:
 
 def newest(site: Site, column: str) -> str:
     """Return the worst head's value in the newest sample as text."""
-    return value(column, float(site.worst(column)[0][-1]))
+    return format_value(column, float(site.worst(column)[0][-1]))
 
 
-def value(column: str, number_of: float | None) -> str:
+def format_value(column: str, number_of: float | None) -> str:
     """Format a value in the statistic's unit.
 
     Example:
-        >>> value("saturated", 0.25), value("max_logit", 12.5), value("max_logit", None)
+        >>> format_value("saturated", 0.25), format_value("max_logit", 12.5), format_value("max_logit", None)
         ('25%', '12.5', '-')
     """
     if number_of is None or math.isnan(number_of):
         return "-"
-    return percent(number_of) if STATISTICS[column].unit == "%" else number(number_of)
+    return format_percent(number_of) if STATISTIC_BY_COLUMN[column].unit == "%" else format_number(number_of)
 
 
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
@@ -130,7 +134,7 @@ def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
     every = list(enumerate(run.alarms[at] for at in alarms_shown(run)))
     notes = [one for one in every if one[1].severity == "note"]
     rest = [one for one in every if one[1].severity != "note"]
-    return [("rest", rest), ("notes", notes)] if rest and len(notes) > _FEW else [("rest", every)]
+    return [("rest", rest), ("notes", notes)] if rest and len(notes) > _NOTES_AMONG_ALARMS else [("rest", every)]
 
 
 def in_chinese(alarm: Alarm) -> str:
@@ -148,9 +152,9 @@ def in_chinese(alarm: Alarm) -> str:
     if alarm.head is not None:
         found.append(word("watch.field.head", "zh", head=alarm.head))
     if alarm.value is not None:
-        found.append(word("watch.field.value", "zh", value=number(alarm.value)))
+        found.append(word("watch.field.value", "zh", value=format_number(alarm.value)))
     if alarm.bar is not None:
-        found.append(word("watch.field.bar", "zh", bar=number(alarm.bar)))
+        found.append(word("watch.field.bar", "zh", bar=format_number(alarm.bar)))
     name = said(named("watch.alarm", alarm.name), "zh")
     listed = word("words.mark.comma", "zh").join(found)
     return word("watch.field.named", "zh", name=name, fields=listed) if found else name
@@ -166,7 +170,7 @@ def steps_of(steps: Sequence[int]) -> str:
     return joined(list(map(str, steps)), "comma")
 
 
-def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
+def model_rows(run: Summary) -> list[tuple[Markup, Markup]]:
     """Return what the writer recorded on the model and the watch; options left at None, False or [] are dropped."""
     told: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
@@ -180,8 +184,8 @@ def model_of(run: Summary) -> list[tuple[Markup, Markup]]:
 def _setting(key: str, value: Any) -> Markup:
     if key == "rows" and value is None:
         return both(Message("watch.setting.all_rows"))
-    if isinstance(value, str | bool) and (key, value) in _VALUES:
-        return both(Message(_VALUES[key, value]))
+    if isinstance(value, str | bool) and (key, value) in _SETTING_MESSAGES:
+        return both(Message(_SETTING_MESSAGES[key, value]))
     # not isinstance: True is an int, too
     shown = (
         f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -207,11 +211,11 @@ def _label(key: str, of: str) -> Markup:
 
 def _share(value: float | None) -> str:
     """Format a difference in percent: up to 200% if signs differ, ∞ if a value is infinite."""
-    return percent(value) if value is None or math.isfinite(value) else "∞"
+    return format_percent(value) if value is None or math.isfinite(value) else "∞"
 
 
 def _loss(value: float) -> str:
-    return "NaN" if math.isnan(value) else number(value)
+    return "NaN" if math.isnan(value) else format_number(value)
 
 
 def _say(key: str, **values: str | int) -> Markup:

@@ -10,9 +10,9 @@ from typing import Any
 from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.report.watch_compare import Comparison
-from sqrtdk.report.watch_statistics import STATISTICS
-from sqrtdk.report.watch_summary import Missing, Site, Summary
+from sqrtdk.report.watch_compare import RunComparison
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
+from sqrtdk.report.watch_summary import Site, Summary, UnmeasuredEntry
 
 SCHEMA_VERSION = 1
 
@@ -31,7 +31,7 @@ def series_json(done: dict[str, Any], runs: Sequence[Summary]) -> str:
     return json_document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
 
 
-def comparison_json(a: Summary, b: Summary, compared: Comparison) -> str:
+def comparison_json(a: Summary, b: Summary, compared: RunComparison) -> str:
     """Return two runs and what differs as one document.
 
     `differences` are sorted by `typical`, the median over attentions of `apart`. `apart` is the difference as a share
@@ -84,7 +84,7 @@ def _run(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _with_message(record: Alarm | Missing, of: str) -> dict[str, Any]:
+def _with_message(record: Alarm | UnmeasuredEntry, of: str) -> dict[str, Any]:
     """Return the fields of a record, and beside one of them the id and the values of its sentence."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(record):
@@ -96,7 +96,7 @@ def _with_message(record: Alarm | Missing, of: str) -> dict[str, Any]:
 
 def _site(site: Site) -> dict[str, Any]:
     statistics = {}
-    for column in STATISTICS:
+    for column in STATISTIC_BY_COLUMN:
         worst, at = site.worst(column)
         # value == value is false for NaN, of which no head is the worst
         heads = [site.heads[place] if value == value else None for place, value in zip(at, worst, strict=True)]

@@ -16,19 +16,19 @@ import numpy as np
 
 from sqrtdk.messages import said, unfilled
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
-from sqrtdk.report.watch_summary import SEVERITIES, Site, Summary, rank
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
+from sqrtdk.report.watch_summary import SEVERITY_ORDER, Site, Summary, rank
 
 MOST_COLUMNS = 240  # columns of a site's map; with more samples, several share a column
-MOST_CELLS = 600_000  # cells of all maps on a page
-MOST_NUMBERS = 4_500_000  # values of single heads on a page: about 8 MB
+MOST_CELLS_OF_PAGE = 600_000  # cells of all maps on a page
+MOST_NUMBERS_OF_PAGE = 4_500_000  # values of single heads on a page: about 8 MB
 MOST_LOSSES = 2000
-MOST_ALARMS = 400
+MOST_ALARMS_OF_PAGE = 400
 _NOBODY = 0xFFFF  # index of the worst head if no head has a value
 _TOP = 14  # the largest value of a series is scaled to 2^14..2^15; float16 ends at 65504, just below 2^16
 
 
-class Block:
+class NumberBlock:
     """A block of 16-bit numbers to which series are appended."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Block:
         return base64.b64encode(zlib.compress(planes)).decode()
 
 
-def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
+def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
     """Return the data for the page's script, JSON-ready, with every text passed through `plain`.
 
     Several samples may share a column of a map or a point of a trend (`samples_a_column`, `samples_a_point`). Each head
@@ -76,17 +76,17 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
         by: how the attentions of two runs were matched, "name" or "order".
     """
     samples = max((len(site.steps) for run in runs for site in run.sites), default=1)
-    cells = sum(len(site.steps) for run in runs for site in run.sites) * len(STATISTICS)
-    numbers = sum(len(site.steps) * len(site.heads) for run in runs for site in run.sites) * len(STATISTICS)
+    cells = sum(len(site.steps) for run in runs for site in run.sites) * len(STATISTIC_BY_COLUMN)
+    numbers = sum(len(site.steps) * len(site.heads) for run in runs for site in run.sites) * len(STATISTIC_BY_COLUMN)
     # the least thinning that keeps columns, cells and numbers of the page within their limits
-    a_column = math.ceil(max(samples / MOST_COLUMNS, cells / MOST_CELLS, 1))
-    a_point = max(a_column, math.ceil(numbers / MOST_NUMBERS))
-    block = Block()
+    a_column = math.ceil(max(samples / MOST_COLUMNS, cells / MOST_CELLS_OF_PAGE, 1))
+    a_point = max(a_column, math.ceil(numbers / MOST_NUMBERS_OF_PAGE))
+    block = NumberBlock()
     drawn = [_run(run, a_column, a_point, block) for run in runs]
     return {
         "by": by,
         "words": {key: [words.en, words.zh] for key, words in unfilled("watch.script").items()},
-        "columns": list(STATISTICS),
+        "columns": list(STATISTIC_BY_COLUMN),
         "statistics": {
             name: {
                 "worst": one.worst,
@@ -94,7 +94,7 @@ def payload(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]:
                 "of": _pair(one.unit_name),
                 "name": _pair(one.name),
             }
-            for name, one in STATISTICS.items()
+            for name, one in STATISTIC_BY_COLUMN.items()
         },
         "samples_a_column": a_column,
         "samples_a_point": a_point,
@@ -108,12 +108,12 @@ def _pair(words: str) -> list[str]:
 
 
 def alarms_shown(run: Summary) -> list[int]:
-    """Return the indices of the alarms on the page: the worst `MOST_ALARMS`, among equals the earliest."""
+    """Return the indices of the alarms on the page: the worst `MOST_ALARMS_OF_PAGE`, among equals the earliest."""
     order = sorted(range(len(run.alarms)), key=lambda at: (-rank(run.alarms[at].severity), at))
-    return sorted(order[:MOST_ALARMS])
+    return sorted(order[:MOST_ALARMS_OF_PAGE])
 
 
-def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, Any]:
+def _run(run: Summary, a_column: int, a_point: int, block: NumberBlock) -> dict[str, Any]:
     places = {(site.site, site.index): at for at, site in enumerate(run.sites)}
     return {
         "name": plain(run.name),
@@ -129,7 +129,7 @@ def _run(run: Summary, a_column: int, a_point: int, block: Block) -> dict[str, A
         "alarms": [
             {
                 "step": alarm.step,
-                "severity": alarm.severity if alarm.severity in SEVERITIES else SEVERITIES[-1],
+                "severity": alarm.severity if alarm.severity in SEVERITY_ORDER else SEVERITY_ORDER[-1],
                 "text": plain(alarm.text),
                 "site": places.get((alarm.site, alarm.index or 0)) if alarm.site is not None else None,
                 "head": alarm.head,
@@ -149,9 +149,9 @@ def _losses(run: Summary) -> list[list[Any]]:
     return [run.loss_steps[places].tolist(), [_short(value) for value in run.losses[places].tolist()]]
 
 
-def _site(site: Site, a_column: int, a_point: int, block: Block) -> dict[str, Any]:
+def _site(site: Site, a_column: int, a_point: int, block: NumberBlock) -> dict[str, Any]:
     worst, who, medians, values = {}, {}, {}, {}
-    for name in STATISTICS:
+    for name in STATISTIC_BY_COLUMN:
         cells = _thinned(site.values[name], name, a_column)
         badnesses = badness(cells, name)
         at = badnesses.argmax(1)

@@ -52,7 +52,7 @@ class Statistic:
         """ "%" for a share, else "".
 
         Example:
-            >>> STATISTICS["saturated"].unit, STATISTICS["max_logit"].unit
+            >>> STATISTIC_BY_COLUMN["saturated"].unit, STATISTIC_BY_COLUMN["max_logit"].unit
             ('%', '')
         """
         return self.of if self.of == "%" else ""
@@ -92,8 +92,8 @@ _TABLE = (
     Statistic("key_nonfinite", "largest", "numbers"),
     Statistic("nan_rows", "largest", "rows"),
 )
-STATISTICS: Mapping[str, Statistic] = {statistic.column: statistic for statistic in _TABLE}
-NEWEST = tuple(name for name, statistic in STATISTICS.items() if statistic.newest)
+STATISTIC_BY_COLUMN: Mapping[str, Statistic] = {statistic.column: statistic for statistic in _TABLE}
+NEWEST = tuple(name for name, statistic in STATISTIC_BY_COLUMN.items() if statistic.newest)
 
 
 def badness(values: Array, column: str) -> Array:
@@ -103,7 +103,7 @@ def badness(values: Array, column: str) -> Array:
         >>> badness(np.array([0.5, 1.0, math.nan]), "scale_ratio").round(2).tolist()
         [0.69, 0.0, -inf]
     """
-    kind = STATISTICS[column].worst
+    kind = STATISTIC_BY_COLUMN[column].worst
     if kind == "farthest":
         with np.errstate(divide="ignore"):
             values = np.where(np.isnan(values), values, np.abs(np.log(np.abs(values))))

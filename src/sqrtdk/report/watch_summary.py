@@ -18,14 +18,14 @@ from sqrtdk._sites import site_name
 from sqrtdk.messages import Message, joined
 from sqrtdk.monitor.reading import Run
 from sqrtdk.monitor.rows import alarm_of, how_of
-from sqrtdk.monitor.samples import AS_IS, EAGER, UNMEASURED, Alarm, place_and_reason, reason_of
-from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
+from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm, place_and_reason, reason_unmeasured
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 
-SEVERITIES = ("note", "warn", "fail", "critical")  # ascending
-FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
+SEVERITY_ORDER = ("note", "warn", "fail", "critical")  # ascending
+WATCH_FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
 MOST_NAMED = 5  # sites that are named for one reason; the rest is counted
 MISSING = (
-    *("damaged", "gap", "nothing", "steps", "calls", UNMEASURED, "absent"),
+    *("damaged", "gap", "nothing", "steps", "calls", STEP_UNMEASURED, "absent"),
     *("blind_rows", "nan_rows", "inf_rows", "statistic", "loss"),
 )  # kinds of what was not measured
 
@@ -39,7 +39,7 @@ class Site:
         index: index of the call at the site.
         heads: numbers of the heads.
         steps: (n,) int64, ascending.
-        values: column of `STATISTICS` -> (n, H) float64; NaN is "not measured".
+        values: column of `STATISTIC_BY_COLUMN` -> (n, H) float64; NaN is "not measured".
         left_out: column -> number of rows that no statistic includes, such as "nan_rows".
     """
 
@@ -76,7 +76,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class UnmeasuredEntry:
     """Something that was not measured, although a reader could assume that it was.
 
     Attributes:
@@ -100,7 +100,7 @@ class Missing:
         """All of this as a sentence.
 
         Example:
-            >>> Missing("absent", "h.0", 2, 10, 20).message
+            >>> UnmeasuredEntry("absent", "h.0", 2, 10, 20).message
             'h.0: samples that it is not in: 2 (steps 10 to 20)'
         """
         first, last = self.first_step, self.last_step
@@ -144,15 +144,15 @@ class Summary(Saved):
     losses: Array
     sites: tuple[Site, ...]
     alarms: tuple[Alarm, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[UnmeasuredEntry, ...]
     first_step: int | None
     last_step: int | None
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of alarms of each of `SEVERITIES`, worst first."""
+        """The number of alarms of each of `SEVERITY_ORDER`, worst first."""
         found = Counter(alarm.severity for alarm in self.alarms)
-        return {severity: found[severity] for severity in reversed(SEVERITIES)}
+        return {severity: found[severity] for severity in reversed(SEVERITY_ORDER)}
 
     def exit_code(self, fail_on: str) -> int:
         """Return 1 if an alarm is at `fail_on` or above, or if something is missing at "unmeasured", else 0.
@@ -161,13 +161,13 @@ class Summary(Saved):
         """
         if fail_on == "never":
             return 0
-        if fail_on == "note" and any(entry.kind == UNMEASURED for entry in self.missing):
+        if fail_on == "note" and any(entry.kind == STEP_UNMEASURED for entry in self.missing):
             return 1
         if fail_on == "unmeasured":
             return int(bool(self.missing)) or self.exit_code("fail")
-        bar = SEVERITIES.index(fail_on)
+        bar = SEVERITY_ORDER.index(fail_on)
         # an unknown severity comes from a later version: count it as failing rather than call the run healthy
-        return int(any(a.severity not in SEVERITIES[:bar] for a in self.alarms))
+        return int(any(a.severity not in SEVERITY_ORDER[:bar] for a in self.alarms))
 
 
 def way_run(how: str) -> str:
@@ -178,7 +178,7 @@ def way_run(how: str) -> str:
 
 def rank(severity: str) -> int:
     """Return a severity's rank. An unknown one comes from a later version and ranks worst, to be on the safe side."""
-    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+    return SEVERITY_ORDER.index(severity) if severity in SEVERITY_ORDER else len(SEVERITY_ORDER)
 
 
 def summarise(run: Run) -> Summary:
@@ -202,7 +202,7 @@ def summarise(run: Run) -> Summary:
         loss_steps=steps[told],
         losses=losses[told],
         sites=sites,
-        alarms=tuple(alarm for alarm in alarms if alarm.name != UNMEASURED),
+        alarms=tuple(alarm for alarm in alarms if alarm.name != STEP_UNMEASURED),
         missing=(*_missing(run, sites, steps[sampled], len(steps) - int(told.sum())), *_noted(alarms, how)),
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
@@ -223,7 +223,7 @@ def _sites(run: Run) -> Iterator[Site]:
     keys = np.stack([names.indices.to_numpy(zero_copy_only=False), _numbers(table, "index")], 1)
     places, first, of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     steps, heads = _numbers(table, "step"), _numbers(table, "head")
-    columns = {name: _numbers(table, name) for name in STATISTICS}
+    columns = {name: _numbers(table, name) for name in STATISTIC_BY_COLUMN}
     order = np.argsort(of.reshape(-1), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(of.reshape(-1)))[:-1])
     for place in np.argsort(first, kind="stable"):  # sites in the order of their first row
@@ -240,13 +240,15 @@ def _sites(run: Run) -> Iterator[Site]:
         yield Site(names.dictionary[number].as_py(), index, tuple(own_heads.tolist()), own_steps, values, left_out)
 
 
-def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) -> Iterator[Missing]:
+def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) -> Iterator[UnmeasuredEntry]:
     for part in run.damaged:
-        yield Missing("damaged", part.name, 1, part.first_step, part.last_step, part.reason)
+        yield UnmeasuredEntry("damaged", part.name, 1, part.first_step, part.last_step, part.reason)
     for gap in run.gaps:
-        yield Missing("gap", str(gap.attempt), gap.last_step - gap.first_step + 1, gap.first_step, gap.last_step)
+        yield UnmeasuredEntry(
+            "gap", str(gap.attempt), gap.last_step - gap.first_step + 1, gap.first_step, gap.last_step
+        )
     if not len(samples):
-        yield Missing("nothing", count=run.steps.num_rows)
+        yield UnmeasuredEntry("nothing", count=run.steps.num_rows)
     reasons: dict[str, list[int]] = defaultdict(list)
     failed, without = set(), []
     with_rows: Counter[int] = Counter()
@@ -255,34 +257,34 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
     # a step that failed as a whole is told once, not again for each attention
     for row in run.steps.to_pylist():
         step = row["step"]
-        if (reason := reason_of(how_of(row) or AS_IS)) is not None:
+        if (reason := reason_unmeasured(how_of(row) or AS_IS)) is not None:
             reasons[reason].append(step)
             failed.add(step)
         elif number := row["unmeasured"] + max(0, row["calls"] - with_rows[step]):
             without.append((step, number))
     for reason, steps in reasons.items():
-        yield Missing("steps", "", len(steps), steps[0], steps[-1], reason)
+        yield UnmeasuredEntry("steps", "", len(steps), steps[0], steps[-1], reason)
     if without:
-        yield Missing("calls", "", sum(number for _, number in without), without[0][0], without[-1][0])
+        yield UnmeasuredEntry("calls", "", sum(number for _, number in without), without[0][0], without[-1][0])
     for site in sites:
         absent = sorted(set(samples.tolist()) - set(site.steps.tolist()) - failed)
         if absent:
-            yield Missing("absent", site.label, len(absent), absent[0], absent[-1])
+            yield UnmeasuredEntry("absent", site.label, len(absent), absent[0], absent[-1])
         for column, number in site.left_out.items():
             if number:
-                yield Missing(column, site.label, number)
+                yield UnmeasuredEntry(column, site.label, number)
     yield from _unread(sites, gradients=not run.of_checkpoints)
     if no_loss:
-        yield Missing("loss", "", no_loss)
+        yield UnmeasuredEntry("loss", "", no_loss)
 
 
-def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
+def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[UnmeasuredEntry]:
     """Yield what the watch noted as unmeasured, grouped by reason. Reasons of whole steps are listed elsewhere."""
-    told = {reason_of(way) for way in how}
+    told = {reason_unmeasured(way) for way in how}
     places: dict[str, dict[str, None]] = defaultdict(dict)
     steps: dict[str, list[int]] = defaultdict(list)
     for alarm in alarms:
-        if alarm.name == UNMEASURED and alarm.text not in told:
+        if alarm.name == STEP_UNMEASURED and alarm.text not in told:
             place, reason = place_and_reason(alarm.text)
             places[reason][place or Message("watch.missing.whole_run")] = None
             steps[reason].append(alarm.step)
@@ -290,17 +292,19 @@ def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[Missing]:
         what = joined(list(named)[:MOST_NAMED], "comma")
         if len(named) > MOST_NAMED:
             what = Message("watch.missing.more_places", places=what, count=len(named) - MOST_NAMED)
-        yield Missing(UNMEASURED, what, len(named), steps[reason][0], steps[reason][-1], reason)
+        yield UnmeasuredEntry(STEP_UNMEASURED, what, len(named), steps[reason][0], steps[reason][-1], reason)
 
 
-def _unread(sites: tuple[Site, ...], gradients: bool) -> Iterator[Missing]:
+def _unread(sites: tuple[Site, ...], gradients: bool) -> Iterator[UnmeasuredEntry]:
     """Yield the statistics that some samples lack. Statistics missing at the same sites and steps share an entry."""
     columns: dict[tuple[int, int, int], list[str]] = defaultdict(list)
-    for column in (name for name, one in STATISTICS.items() if one.always and (gradients or "_grad_" not in name)):
+    for column in (
+        name for name, one in STATISTIC_BY_COLUMN.items() if one.always and (gradients or "_grad_" not in name)
+    ):
         lacking = [(site, np.isnan(site.values[column]).all(1)) for site in sites]
         steps = [site.steps[none] for site, none in lacking if none.any()]
         if steps:
             first, last = (int(end(one for part in steps for one in part)) for end in (min, max))
             columns[len(steps), first, last].append(column)
     for (number, first, last), names in columns.items():
-        yield Missing("statistic", joined(names, "comma"), number, first, last)
+        yield UnmeasuredEntry("statistic", joined(names, "comma"), number, first, last)

@@ -15,23 +15,23 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk.messages import joined, named, said, word
-from sqrtdk.report.console import drawn, paragraph
-from sqrtdk.report.figures import number, percent
+from sqrtdk.report.console import console_text, paragraph
+from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_compare import APART, Comparison
-from sqrtdk.report.watch_statistics import STATISTICS, Array, badness
+from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank, way_run
 
-STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
-MOST_ALARMS = 12
-MOST_MISSING = 12
+SEVERITY_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
+MOST_ALARMS_PRINTED = 12
+MOST_UNMEASURED_PRINTED = 12
 _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
-_BARS = "▁▂▃▄▅▆▇█"
-_NONE = "·"
-_WIDE = 90  # least width at which a table has further columns beside trend and newest value
+_BAR_GLYPHS = "▁▂▃▄▅▆▇█"
+_NO_VALUE = "·"
+_WIDE_TABLE = 90  # least width at which a table has further columns beside trend and newest value
 _WRAPPED = ("site", "farthest")
-_SIDES = ("A", "B")
-_RIGHT = ("first", "newest", "head", "median", "step", "apart", *_SIDES)
+_RUN_NAMES = ("A", "B")
+_RIGHT = ("first", "newest", "head", "median", "step", "apart", *_RUN_NAMES)
 _LOG_FROM = 30.0  # positive values that span more than this factor are drawn on a log scale
 
 
@@ -42,13 +42,13 @@ def to_text(
 
     Args:
         summary: the run.
-        columns: keys of `STATISTICS`; each gets a table.
+        columns: keys of `STATISTIC_BY_COLUMN`; each gets a table.
         width: of the terminal, in columns.
         color: whether to write ANSI colours.
         language: "en" or "zh"; names of sites and statistics stay English.
     """
 
-    return drawn(lambda console: _whole(console, summary, columns, language), width, color)
+    return console_text(lambda console: _whole(console, summary, columns, language), width, color)
 
 
 def live_text(
@@ -76,7 +76,7 @@ def live_text(
         most -= max(1, (len(text) - lines) // (2 * max(1, len(columns))))
         few = _Few(max(1, most), max(1, lines // 8))
         draw = functools.partial(_whole, summary=summary, columns=columns, language=language, few=few)
-        text = drawn(draw, width, color).split("\n")
+        text = console_text(draw, width, color).split("\n")
     shown = "".join(f"{line}{_TO_END_OF_LINE}\n" for line in text[: lines - 1])
     return f"{_HOME}{shown}{_TO_END}"
 
@@ -96,7 +96,7 @@ def _whole(
     bars = max(12, min(60, console.width - 64))  # a sparkline takes what the other columns leave
     if len(summary.losses):
         line, low, high = _loss(summary, bars)
-        first, newest = (number(float(summary.losses[at])) for at in (0, -1))
+        first, newest = (format_number(float(summary.losses[at])) for at in (0, -1))
         console.print(
             Text.assemble((word("watch.terminal.loss", language), "bold"), (line, "cyan"), f"  {first} -> {newest}")
         )
@@ -113,7 +113,7 @@ def _whole(
 
 
 def comparison_text(
-    a: Summary, b: Summary, compared: Comparison, *, width: int = 100, color: bool = False, language: Language = "en"
+    a: Summary, b: Summary, compared: RunComparison, *, width: int = 100, color: bool = False, language: Language = "en"
 ) -> str:
     """Return the differences of two runs as text."""
 
@@ -133,10 +133,10 @@ def comparison_text(
             _alarms(console, run, language)
             _missing(console, run, language)
 
-    return drawn(draw, width, color)
+    return console_text(draw, width, color)
 
 
-def _differences(console: Console, compared: Comparison, language: Language) -> None:
+def _differences(console: Console, compared: RunComparison, language: Language) -> None:
     if not compared.measured:
         console.print(Text(word("watch.terminal.no_shared", language), style="yellow"))
         return
@@ -147,10 +147,12 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
         why += word("watch.terminal.in_order", language)
     medians = word("watch.terminal.medians", language, at=at, why=why)
     paragraph(console, Text.assemble((word("watch.terminal.differs", language), "bold"), medians), 0)
-    bar = f"{APART:.0%}"
+    bar = f"{NOTABLE_DIFFERENCE:.0%}"
     table = _table(language, "statistic", "apart", "over", "farthest", "A", "B", bar=bar)
     alike = [one.column for one in compared.differences if one.measured and not one.count]
-    unmeasured = [one.column for one in compared.differences if not one.measured and STATISTICS[one.column].always]
+    unmeasured = [
+        one.column for one in compared.differences if not one.measured and STATISTIC_BY_COLUMN[one.column].always
+    ]
     for one in compared.differences:
         pair = one.farthest
         name = Text(one.column, style="cyan")
@@ -160,7 +162,7 @@ def _differences(console: Console, compared: Comparison, language: Language) -> 
             word("watch.terminal.count_of", language, count=one.count, all=one.measured),
             style="yellow" if one.count else "",
         )
-        apart = percent(one.typical) if math.isfinite(one.typical) else "inf"
+        apart = format_percent(one.typical) if math.isfinite(one.typical) else "inf"
         values = (_value(one.column, pair.a), _value(one.column, pair.b))
         table.add_row(name, Text(apart, style="bold"), differ, plain(pair.label), *values)
     if table.row_count:
@@ -194,13 +196,13 @@ def sparkline(values: Sequence[float] | Array, width: int, low: float, high: flo
     for cell in cells:
         known = cell[~np.isnan(cell)]
         if not len(known):
-            drawing += _NONE
+            drawing += _NO_VALUE
             continue
         value = min(max(float(known[-1]), low), high)  # an infinity becomes the lowest or the highest bar
         share = 0.0
         if high > low:
             share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
-        drawing += _BARS[round(share * (len(_BARS) - 1))]
+        drawing += _BAR_GLYPHS[round(share * (len(_BAR_GLYPHS) - 1))]
     return drawing
 
 
@@ -260,7 +262,7 @@ def _statistic(
         return
     scale = _ends(low, high, column) + (word("watch.terminal.logarithmic", language) if log else "")
     console.print(Text.assemble((column, "bold"), word("watch.terminal.worst", language, scale=scale)))
-    wide = console.width >= _WIDE
+    wide = console.width >= _WIDE_TABLE
     table = _table(language, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
     order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
@@ -295,12 +297,12 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
     console.print(Text.assemble((word("watch.terminal.alarms", language), "bold"), f"  {counts}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
     # sorted ascending, so the last ones are the worst, and among equals the newest
-    worst = worst[-(few.alarms if few else MOST_ALARMS) :]
+    worst = worst[-(few.alarms if few else MOST_ALARMS_PRINTED) :]
     if left := len(summary.alarms) - len(worst):
         console.print(word("watch.terminal.more_alarms", language, shown=len(worst), count=left))
     sources: set[str] = set()
     for alarm in (summary.alarms[at] for at in sorted(worst)):
-        style = STYLES.get(alarm.severity, "red")
+        style = SEVERITY_STYLES.get(alarm.severity, "red")
         severity = Text(plain(_severity(alarm.severity, language)), style)
         severity.pad_right(max(0, 8 - severity.cell_len))
         step = word("watch.terminal.at_step", language, step=alarm.step)
@@ -319,16 +321,16 @@ def _missing(console: Console, summary: Summary, language: Language) -> None:
     if not summary.missing:
         return
     console.print(Text(word("watch.terminal.unmeasured", language), style="bold"))
-    for entry in summary.missing[:MOST_MISSING]:
+    for entry in summary.missing[:MOST_UNMEASURED_PRINTED]:
         paragraph(console, Text(plain(said(entry.message, language))), 2)
-    if len(summary.missing) > MOST_MISSING:
-        console.print(word("watch.terminal.more", language, count=len(summary.missing) - MOST_MISSING))
+    if len(summary.missing) > MOST_UNMEASURED_PRINTED:
+        console.print(word("watch.terminal.more", language, count=len(summary.missing) - MOST_UNMEASURED_PRINTED))
 
 
 def _table(language: Language, *columns: str, **parts: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
-        title = column if column in _SIDES else word(f"watch.column.{column}", language, **parts)
+        title = column if column in _RUN_NAMES else word(f"watch.column.{column}", language, **parts)
         justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
         table.add_column(title, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
     return table
@@ -357,10 +359,14 @@ def _range(values: Array) -> tuple[float, float, bool]:
 
 
 def _ends(low: float, high: float, column: str = "") -> str:
-    return f"{_BARS[0]} {_value(column, low)}  {_BARS[-1]} {_value(column, high)}"
+    return f"{_BAR_GLYPHS[0]} {_value(column, low)}  {_BAR_GLYPHS[-1]} {_value(column, high)}"
 
 
 def _value(column: str, value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
-    return percent(value) if column in STATISTICS and STATISTICS[column].unit == "%" else number(value)
+    return (
+        format_percent(value)
+        if column in STATISTIC_BY_COLUMN and STATISTIC_BY_COLUMN[column].unit == "%"
+        else format_number(value)
+    )

@@ -20,7 +20,7 @@ from sqrtdk.messages import Message
 from sqrtdk.store.disk import make, remove, take, tidy
 
 LOCK = "lock"  # name of the file, which is there while a writer is
-_MAX_BYTES = 1000
+_MAX_LOCK_BYTES = 1000
 _held: set[int] = set()
 
 
@@ -129,7 +129,7 @@ class Lock:
                 hint="Write in the process that opened it.",
             )
         try:
-            content = take(self._path, _MAX_BYTES)
+            content = take(self._path, _MAX_LOCK_BYTES)
         except (FileNotFoundError, NotADirectoryError, RunFolderError) as error:
             raise OutputError(
                 f"{self._path} is gone: the directory was moved or removed", hint="Open it anew."
@@ -145,7 +145,7 @@ class Lock:
         if self._descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
             return
         with contextlib.suppress(OSError, RunFolderError):
-            if take(self._path, _MAX_BYTES) == self._content:  # not if the folder was moved, or taken over
+            if take(self._path, _MAX_LOCK_BYTES) == self._content:  # not if the folder was moved, or taken over
                 remove(self._path)
         descriptor, self._descriptor = self._descriptor, -1
         _held.discard(descriptor)
@@ -184,7 +184,7 @@ class _Owner:
 def _owner(path: Path) -> str:
     """Return who wrote the lock, for a message."""
     try:
-        document = parse_json(take(path, _MAX_BYTES), "the lock", RunFolderError, "")
+        document = parse_json(take(path, _MAX_LOCK_BYTES), "the lock", RunFolderError, "")
         owner = record_from_json(_Owner, document, "the lock", RunFolderError, "")
         return Message("errors.folder.process", process=owner.pid, host=quote(owner.host))
     except (OSError, RunFolderError):  # it is being written

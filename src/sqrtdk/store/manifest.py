@@ -19,11 +19,11 @@ from sqrtdk.store import disk
 
 RUN = "run.json"
 SCHEMA_VERSION = 1
-MAX_BYTES = 2**22
+MAX_MANIFEST_BYTES = 2**22
 MAX_ATTEMPTS = 2**14
 MAX_STEP = 10**18 - 1
 _INVENTORY = ("parts", "last_step")  # fields of an attempt that older versions did not write
-_HINT = "errors.folder.is_it_a_run"
+_NOT_A_RUN_HINT = "errors.folder.is_it_a_run"
 _DAMAGED = "Copy it again; the parts beside it are Parquet files, which other programs read as well."
 
 
@@ -73,8 +73,10 @@ def plain_json(value: Any, what: str) -> Any:
         {'layers': 12, 'shape': [1, 2], 'scale': None}
     """
     text = _json.json_document(value)
-    if len(text) > MAX_BYTES // 4:
-        raise RunFolderError(f"{what} has {len(text)} bytes of JSON; {MAX_BYTES // 4} are the limit", hint="Say less.")
+    if len(text) > MAX_MANIFEST_BYTES // 4:
+        raise RunFolderError(
+            f"{what} has {len(text)} bytes of JSON; {MAX_MANIFEST_BYTES // 4} are the limit", hint="Say less."
+        )
     return parse_json(text, what, RunFolderError, "Say less.")
 
 
@@ -86,15 +88,15 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / RUN
     try:
-        content = disk.take(path, MAX_BYTES)
+        content = disk.take(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(
-            Message("errors.folder.no_run", folder=quote(folder), file=RUN), hint=Message(_HINT)
+            Message("errors.folder.no_run", folder=quote(folder), file=RUN), hint=Message(_NOT_A_RUN_HINT)
         ) from error
     except RunFolderError as error:
-        raise RunFolderError(f"{quote(path)}: {error}", hint=Message(_HINT)) from error
+        raise RunFolderError(f"{quote(path)}: {error}", hint=Message(_NOT_A_RUN_HINT)) from error
     what = quote(path)
-    return _manifest(parse_json(content, what, RunFolderError, Message(_HINT)), what)
+    return _manifest(parse_json(content, what, RunFolderError, Message(_NOT_A_RUN_HINT)), what)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -104,7 +106,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         OutputError: It can't be written.
     """
     content = manifest.text().encode()
-    if len(content) > MAX_BYTES or len(manifest.attempts) > MAX_ATTEMPTS:
+    if len(content) > MAX_MANIFEST_BYTES or len(manifest.attempts) > MAX_ATTEMPTS:
         raise OutputError(
             f"{folder / RUN} would have {len(manifest.attempts)} attempts in {len(content)} bytes, which is not read",
             hint="Go on in another directory.",
@@ -112,11 +114,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     disk.put(folder / RUN, content)
 
 
-def difference(there: Any, here: Any) -> str:
+def model_difference(there: Any, here: Any) -> str:
     """Say where two descriptions of a model differ.
 
     Example:
-        >>> difference({"layers": 12, "heads": 12}, {"layers": 24, "heads": 12})
+        >>> model_difference({"layers": 12, "heads": 12}, {"layers": 24, "heads": 12})
         "layers is '12' there and '24' here"
     """
     if not (isinstance(there, dict) and isinstance(here, dict)):
@@ -143,7 +145,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 def _manifest(document: Any, what: str) -> Manifest:
     if not isinstance(document, dict) or "schema_version" not in document:
-        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=Message(_HINT))
+        raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=Message(_NOT_A_RUN_HINT))
     if (version := document["schema_version"]) != SCHEMA_VERSION or isinstance(version, bool):
         raise RunFolderError(
             f"{what} is of schema version {quote(version)}; this version of sqrtdk has {SCHEMA_VERSION}",
@@ -153,11 +155,11 @@ def _manifest(document: Any, what: str) -> Manifest:
     if "model" not in document or not isinstance(attempts, list) or not len(attempts) <= MAX_ATTEMPTS:
         raise RunFolderError(
             f"{what} lacks the model, or its attempts are no list of at most {MAX_ATTEMPTS}",
-            hint=Message(_HINT),
+            hint=Message(_NOT_A_RUN_HINT),
         )
     some = tuple(_attempt(attempt, f"{what}: attempts[{number}]") for number, attempt in enumerate(attempts))
     if any(after.number <= before.number for before, after in itertools.pairwise(some)):
-        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=Message(_HINT))
+        raise RunFolderError(f"{what}: the numbers of its attempts don't increase", hint=Message(_NOT_A_RUN_HINT))
     content = {name: value for name, value in document.items() if name != "checksum"}
     # the keys of files written before there were checksums
     old = document.keys() <= {"schema_version", "attempts", "model"}
@@ -167,7 +169,7 @@ def _manifest(document: Any, what: str) -> Manifest:
 
 
 def _attempt(document: Any, what: str) -> Attempt:
-    attempt = record_from_json(Attempt, document, what, RunFolderError, Message(_HINT), others=True)
+    attempt = record_from_json(Attempt, document, what, RunFolderError, Message(_NOT_A_RUN_HINT), others=True)
     limits = {
         "number": (1, 10**9 - 1),
         "first_step": (0, MAX_STEP),
@@ -180,6 +182,6 @@ def _attempt(document: Any, what: str) -> Attempt:
         if value is not None and not least <= value <= greatest:
             raise RunFolderError(
                 f"{what}.{name} is {quote(value)}; it is from {least} to {greatest}",
-                hint=Message(_HINT),
+                hint=Message(_NOT_A_RUN_HINT),
             )
     return attempt

@@ -15,7 +15,7 @@ from sqrtdk._records import parse_json
 from sqrtdk.errors import RunFolderError
 from sqrtdk.store import disk
 
-MAX_BYTES = 2**28  # of one result
+MAX_RESULTS_BYTES = 2**28  # of one result
 
 
 class Results:
@@ -36,7 +36,7 @@ class Results:
     def get(self, name: str, key: str) -> Any:
         """Return the result of this name and key, as `_json.exact_data` wrote it; None if there is none."""
         try:
-            content = disk.take(self._path(name), MAX_BYTES)
+            content = disk.take(self._path(name), MAX_RESULTS_BYTES)
             document = parse_json(content, "the result", RunFolderError, "")
             return document["result"] if document["key"] == key else None
         except (OSError, RunFolderError, ValueError, KeyError, TypeError):  # missing or damaged

@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 from sqrtdk.audit.records import NOT_ASKED, Finding, LawAnswer
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.laws.ask import LawReport, ask
-from sqrtdk.models.signature import forward_arguments
+from sqrtdk.models.modules import forward_arguments
 from sqrtdk.testing.standing import (
     ALLOWED_KINDS,
     as_allowed,

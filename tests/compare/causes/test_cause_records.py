@@ -9,7 +9,7 @@ import pytest
 
 from sqrtdk.compare import suspect
 from sqrtdk.messages import said
-from sqrtdk.report.diff_fold import value
+from sqrtdk.report.diff_fold import value_in_words
 from tests.compare import cause_records
 from tests.compare.cause_records import HOME, differences, record, sample
 
@@ -27,7 +27,7 @@ def test_the_causes_say_what_was_recorded_and_say_it_in_chinese(monkeypatch: pyt
 
     def noted(found: suspect.Suspicion) -> list[object]:
         chinese[found.text] = said(found.text, "zh")
-        assert not any(ENGLISH.search(value(side, "zh")) for side in (found.a, found.b))
+        assert not any(ENGLISH.search(value_in_words(side, "zh")) for side in (found.a, found.b))
         return as_recorded(found)
 
     monkeypatch.setattr(cause_records, "_said", noted)

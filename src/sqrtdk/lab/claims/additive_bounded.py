@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
-from sqrtdk.lab.intervals import largest, mean
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
+from sqrtdk.lab.intervals import largest_draw, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scales import none
@@ -27,7 +27,7 @@ STARTS: dict[str, Callable[[int], float]] = {  # standard deviation of v
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Scores of fresh additive attention, one set of weights a draw, over the width and the start of v."""
     figures = []
     for start, std in STARTS.items():
@@ -37,14 +37,14 @@ def measure(run: Run) -> Measured:
             extreme = torch.maximum(rows.max.amax(-1), -rows.min.amin(-1))
             unbiased = run["keys"] / (run["keys"] - 1)
             figures += [
-                largest("largest_score_over_bound", extreme / bound, start=start, width=width),
+                largest_draw("largest_score_over_bound", extreme / bound, start=start, width=width),
                 mean("score_std", (rows.variance.mean(-1) * unbiased).sqrt(), start=start, width=width),
                 mean("bound", bound, start=start, width=width),
             ]
-    return Measured(figures, (_plot(Figures(figures), run["widths"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["widths"]),))
 
 
-def _scores(run: Run, width: int, std: float) -> tuple[Tensor, RowStats]:
+def _scores(run: ExperimentRun, width: int, std: float) -> tuple[Tensor, RowStats]:
     """The vector v (draws, width), and the rows of each draw's scores."""
     rng, draws = run.generator("weights", width), run["draws"]
 
@@ -67,8 +67,10 @@ def _plot(figures: Figures, widths: tuple[int, ...]) -> Plot:
         "width $A$",
         "standard deviation of the scores",
         (
-            *(over(f"v: {start}", figures.all("score_std", start=start), "width") for start in STARTS),
-            curve(r"$\propto \sqrt{A}$", widths, (base * (w / widths[0]) ** 0.5 for w in widths), style="dashed"),
+            *(series_over(f"v: {start}", figures.all("score_std", start=start), "width") for start in STARTS),
+            curve_series(
+                r"$\propto \sqrt{A}$", widths, (base * (w / widths[0]) ** 0.5 for w in widths), style="dashed"
+            ),
         ),
         x_axis="log",
         y_axis="log",
@@ -97,15 +99,15 @@ CLAIM = Claim(
     flipped={"score": "dot"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.bound"),
             (Expect("largest_score_over_bound", high=1.0),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.xavier"),
             (Expect("score_std", high=2.0, at={"start": "Xavier"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.unit"),
             (Expect("score_std", high=2.0, at={"start": "variance 1"}),),
         ),

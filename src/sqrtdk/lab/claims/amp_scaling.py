@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._arms import FULL, QUICK, Arm, differences, listed, train_arms
-from sqrtdk.lab._rows import factor, weights
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Plot, over
+from sqrtdk.lab._arms import FULL_TRAINING, QUICK, Arm, differences, list_figures, train_arms
+from sqrtdk.lab._rows import attention_weights, factor
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
 from sqrtdk.lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
 from sqrtdk.lab.training.models import StoredProducts
 from sqrtdk.lab.words import words_of
@@ -18,23 +18,25 @@ from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 
-KINDS = ("kernel", "stored")  # the logits stay in a kernel in float32, or are stored in bfloat16
+LOGIT_PLACES = ("kernel", "stored")  # the logits stay in a kernel in float32, or are stored in bfloat16
 HALF, TWICE = 0.5, 2.0
 GROWS = 0.02  # nats per symbol; a gap equal in both precisions stays below it
-FP16_MAX = torch.finfo(torch.float16).max
+LARGEST_FP16 = torch.finfo(torch.float16).max
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The gap left by a missing scale, in float32 and in autocast; the rounding error of the weights; the range."""
     trained = [figure for task in run["tasks"] for figure in _trained(run, task)]
-    rounded = [figure for kind in KINDS for figure in _rounded(run, kind)]
+    rounded = [figure for kind in LOGIT_PLACES for figure in _rounded(run, kind)]
     found = Figures(trained + rounded)
     gaps = Plot(
         "gap",
         WORDS("plot.gap", d_k=run["d_k"]),
         "precision, place of the logits",
         "loss gap, nats a symbol",
-        tuple(over(task, found.all("loss_gap_nats", task=task), "precision", style="bars") for task in run["tasks"]),
+        tuple(
+            series_over(task, found.all("loss_gap_nats", task=task), "precision", style="bars") for task in run["tasks"]
+        ),
     )
     errors = Plot(
         "rounding",
@@ -42,21 +44,21 @@ def measure(run: Run) -> Measured:
         "$d_k$",
         "total variation",
         tuple(
-            over(f"{label}, {kind}", found.all("weight_error", arm=arm, logits=kind), "d_k")
-            for kind in KINDS
+            series_over(f"{label}, {kind}", found.all("weight_error", arm=arm, logits=kind), "d_k")
+            for kind in LOGIT_PLACES
             for label, arm in (("no scale", "none"), (r"$1/\sqrt{d_k}$", "sqrt_dk"))
         ),
         x_axis="log",
         y_axis="log",
     )
-    return Measured(trained + rounded, (gaps, errors))
+    return ExperimentResult(trained + rounded, (gaps, errors))
 
 
-def _trained(run: Run, task: str) -> list[Figure]:
+def _trained(run: ExperimentRun, task: str) -> list[Figure]:
     bare, d_k = run["bare"], run["d_k"]
     sides = tuple(dict.fromkeys((bare, "sqrt_dk")))
     single = train_arms(run, {side: _design(task, d_k, side) for side in sides})
-    pairs = [(side, kind) for side in sides for kind in KINDS]
+    pairs = [(side, kind) for side in sides for kind in LOGIT_PLACES]
     mixed = train_arms(
         run,
         {(s, kind): _design(task, d_k, s) | {"precision": "bfloat16", "logits": kind} for s, kind in pairs},
@@ -64,14 +66,14 @@ def _trained(run: Run, task: str) -> list[Figure]:
     )
     before = differences(single[bare], single["sqrt_dk"])
     figures = [mean("loss_gap_nats", before, task=task, precision="float32")]
-    for kind in KINDS:
+    for kind in LOGIT_PLACES:
         after = differences(mixed[bare, kind], mixed["sqrt_dk", kind])
         both = list(zip(before, after, strict=True))
         figures.append(mean("loss_gap_nats", after, task=task, precision=f"bfloat16, {kind}"))
         figures.append(mean("gap_change_nats", [b - a for a, b in both], task=task, logits=kind))
         beyond = [b - (1 + HALF) * a for a, b in both]
         figures.append(mean("gap_beyond_half_more_nats", beyond, task=task, logits=kind))
-    products = [_largest_product(curves, bare, d_k) / FP16_MAX for curves in _curves(single[bare])]
+    products = [_largest_product(curves, bare, d_k) / LARGEST_FP16 for curves in _curves(single[bare])]
     return [*figures, geometric_mean("product_over_fp16_max", products, task=task)]
 
 
@@ -88,7 +90,7 @@ def _largest_product(curves: Mapping[str, list[float]], scale: str, d_k: int) ->
     return max(map(abs, [*curves["max_logit"], *curves["min_logit"]])) / factor(scale, d_k)
 
 
-def _rounded(run: Run, kind: str) -> list[Figure]:
+def _rounded(run: ExperimentRun, kind: str) -> list[Figure]:
     """Error of the weights in autocast against float64, from the same q and k."""
     figures = []
     for d_k in run["rounding_dims"]:
@@ -106,27 +108,31 @@ def _rounded(run: Run, kind: str) -> list[Figure]:
 def _error(query: Tensor, key: Tensor, kind: str, scale: float) -> Tensor:
     """Total variation between the weights in autocast and the exact ones, for each draw."""
     with torch.autocast("cpu", torch.bfloat16):
-        found = weights(query.float(), key.float(), scale, score=StoredProducts() if kind == "stored" else None)
-    exact = weights(query.double(), key.double(), scale)
+        found = attention_weights(
+            query.float(), key.float(), scale, score=StoredProducts() if kind == "stored" else None
+        )
+    exact = attention_weights(query.double(), key.double(), scale)
     return (found.double() - exact).abs().sum(-1).flatten() / 2
 
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    costs = listed(figures.all("loss_gap_nats", precision="float32"))
-    kernel = listed(figures.all("gap_change_nats", logits="kernel"))
-    stored = listed(figures.all("gap_change_nats", logits="stored"))
-    products = listed(figures.all("product_over_fp16_max"))
-    inside, outside = (figures("weight_error_ratio", logits=kind) for kind in KINDS)
+    costs = list_figures(figures.all("loss_gap_nats", precision="float32"))
+    kernel = list_figures(figures.all("gap_change_nats", logits="kernel"))
+    stored = list_figures(figures.all("gap_change_nats", logits="stored"))
+    products = list_figures(figures.all("product_over_fp16_max"))
+    inside, outside = (figures("weight_error_ratio", logits=kind) for kind in LOGIT_PLACES)
     return WORDS("why", costs=costs, kernel=kernel, stored=stored, outside=outside, inside=inside, products=products)
 
 
-def _grows(kind: str) -> Part:
-    return Part(WORDS(f"part.grows_{kind}"), (Expect("gap_beyond_half_more_nats", low=GROWS, at={"logits": kind}),))
+def _grows(kind: str) -> ClaimPart:
+    return ClaimPart(
+        WORDS(f"part.grows_{kind}"), (Expect("gap_beyond_half_more_nats", low=GROWS, at={"logits": kind}),)
+    )
 
 
-def _moves(kind: str) -> Part:
-    return Part(WORDS(f"part.moves_{kind}"), (Expect("weight_error_ratio", low=TWICE, at={"logits": kind}),))
+def _moves(kind: str) -> ClaimPart:
+    return ClaimPart(WORDS(f"part.moves_{kind}"), (Expect("weight_error_ratio", low=TWICE, at={"logits": kind}),))
 
 
 CLAIM = Claim(
@@ -138,7 +144,7 @@ CLAIM = Claim(
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={
-        **FULL,
+        **FULL_TRAINING,
         "seeds": 6,
         "bare": "none",
         "tasks": ("text", "strings"),
@@ -163,7 +169,7 @@ CLAIM = Claim(
         _grows("stored"),
         _moves("kernel"),
         _moves("stored"),
-        Part(
+        ClaimPart(
             WORDS("part.fp16_range"),
             (Expect("product_over_fp16_max", low=1.0),),
         ),

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from sqrtdk.lab._rows import own_keys
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
 from sqrtdk.lab.intervals import bootstrap, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -22,7 +22,7 @@ DIVISORS: dict[str, Callable[[Tensor, int], float]] = {
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Standard deviation of divided products as the components' standard deviation or mean moves away from (1, 0)."""
     figures = []
     for std in run["stds"]:
@@ -34,10 +34,10 @@ def measure(run: Run) -> Measured:
             bootstrap("logit_std", logits, np.std, seed=run.seed, component_std=1, component_mean=shift),
             mean("logit_mean", logits, component_mean=shift),
         ]
-    return Measured(figures, (_plot(Figures(figures), run["stds"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["stds"]),))
 
 
-def _logits(run: Run, std: float, shift: float) -> Tensor:
+def _logits(run: ExperimentRun, std: float, shift: float) -> Tensor:
     """Independent products, divided."""
     rng = run.generator("pairs", std, shift)
     query, key = own_keys(rng, run["pairs"], 1, run["d_k"], std=std, mean=shift)
@@ -52,8 +52,8 @@ def _plot(figures: Figures, stds: tuple[float, ...]) -> Plot:
         "standard deviation of the components",
         "standard deviation of the logits",
         (
-            over("measured", figures.all("logit_std", component_mean=0), "component_std", style="points"),
-            curve("its square", stds, (std**2 for std in stds), style="dashed"),
+            series_over("measured", figures.all("logit_std", component_mean=0), "component_std", style="points"),
+            curve_series("its square", stds, (std**2 for std in stds), style="dashed"),
         ),
         x_axis="log",
         y_axis="log",
@@ -97,15 +97,15 @@ CLAIM = Claim(
     flipped={"divide_by": "own std"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.unit"),
             (Expect("logit_std", low=0.9, high=1.1, at={"component_std": 1, "component_mean": 0}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.spread"),
             tuple(Expect("logit_std", low=0.9, high=1.1, at={"component_std": std}) for std in (0.25, 4)),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.shifted"),
             (Expect("logit_std", low=0.9, high=1.1, at={"component_mean": 1}),),
         ),

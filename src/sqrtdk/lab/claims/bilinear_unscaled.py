@@ -7,9 +7,9 @@ from torch import Tensor
 
 from sqrtdk import attention
 from sqrtdk.lab._teacher import LEARNED, TEACHER_STD, Start, fit
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, Series, Style, curve
-from sqrtdk.lab.intervals import geometric_mean, largest, mean
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, Series, Style, curve_series
+from sqrtdk.lab.intervals import geometric_mean, largest_draw, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scores import bilinear, luong_general
@@ -19,13 +19,13 @@ WORDS = words_of(__name__)
 SMALL, LARGE = 8, 16
 EXACT_DIM = 24  # not a square, so that dividing by its root rounds
 AS_FAST = 1.5  # times the steps of the scaled layer
-STYLES: dict[str, Style] = {"unscaled": "curve", "scaled": "dashed"}
+LINE_STYLES: dict[str, Style] = {"unscaled": "curve", "scaled": "dashed"}
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Difference between the two ways to write the factor, and the result of gradient descent from an unscaled
     start."""
-    figures = [largest("largest_difference", _differences(run))]
+    figures = [largest_draw("largest_difference", _differences(run))]
     curves: list[Series] = []
     for d_k, steps in run["dims_and_steps"]:
         starts = {
@@ -47,12 +47,12 @@ def measure(run: Run) -> Measured:
             figures += [
                 geometric_mean("error_at_start", found.start, **at),
                 geometric_mean("error_at_end", found.end, **at),
-                largest("largest_error_at_end", found.end, **at),
+                largest_draw("largest_error_at_end", found.end, **at),
                 mean("logit_std_at_start", found.start_std, **at),
                 mean("logit_std_at_end", found.end_std, **at),
                 geometric_mean("steps_until_learned", found.steps, **at),
             ]
-            curves.append(curve(f"{case}, $d_k$ = {d_k}", range(steps), found.curve, style=STYLES[case]))
+            curves.append(curve_series(f"{case}, $d_k$ = {d_k}", range(steps), found.curve, style=LINE_STYLES[case]))
         ratio = fits["unscaled"].steps / fits["scaled"].steps
         figures.append(geometric_mean("steps_over_those_of_the_scaled_layer", ratio, d_k=d_k))
     plot = Plot(
@@ -63,10 +63,10 @@ def measure(run: Run) -> Measured:
         tuple(curves),
         y_axis="log",
     )
-    return Measured(figures, (plot,))
+    return ExperimentResult(figures, (plot,))
 
 
-def _differences(run: Run) -> Tensor:
+def _differences(run: ExperimentRun) -> Tensor:
     """Differences between the outputs of scaled attention with W and of unscaled attention with W / sqrt(d_k)."""
     rng = run.generator("exact")
     query, key, value, weight = (
@@ -105,8 +105,8 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _as_fast(d_k: int) -> Part:
-    return Part(
+def _as_fast(d_k: int) -> ClaimPart:
+    return ClaimPart(
         WORDS("part.as_fast", d_k=d_k, as_fast=AS_FAST),
         (Expect("steps_over_those_of_the_scaled_layer", high=AS_FAST, at={"d_k": d_k}),),
     )
@@ -131,11 +131,11 @@ CLAIM = Claim(
     flipped={"start_power": -1.0},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.folded"),
             (Expect("largest_difference", high=1e-12),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.learns", learned=LEARNED),
             (Expect("largest_error_at_end", high=LEARNED, at={"case": "unscaled"}),),
         ),

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk.lab._rows import own_keys
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, number, over
-from sqrtdk.lab.intervals import bootstrap, exact, largest, mean, ratio_of_means
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
+from sqrtdk.lab.intervals import bootstrap, exact, largest_draw, mean, ratio_of_means
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scores import cosine
@@ -23,7 +23,7 @@ MATCH_DIM = 64
 RANDOM_KEYS = 64
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Range of cosine logits over d_k, and the weight on a key equal to the query over the gain."""
     figures, stds = [], []
     for d_k in run["dims"]:
@@ -34,7 +34,7 @@ def measure(run: Run) -> Measured:
         stds.append((rows.variance.flatten() * RANDOM_KEYS / (RANDOM_KEYS - 1)).sqrt())
         wide = sqrtdk.measure(query, key, score=cosine(gain=d_k**0.5)).entropy_nats.flatten()
         figures += [
-            largest("largest_logit_over_gain", extreme, d_k=d_k),
+            largest_draw("largest_logit_over_gain", extreme, d_k=d_k),
             mean("logit_std", stds[-1], d_k=d_k),
             mean("entropy_nats_at_gain_root_d_k", wide, d_k=d_k),
         ]
@@ -48,10 +48,10 @@ def measure(run: Run) -> Measured:
             mean("weight_at_gain_for_half", _match(run, keys, half), keys=keys),
         ]
         figures += [mean("weight_by_gain", _match(run, keys, gain), keys=keys, gain=gain) for gain in run["gains"]]
-    return Measured(figures, (_plot(Figures(figures), run),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run),))
 
 
-def _gain(run: Run, d_k: int) -> float:
+def _gain(run: ExperimentRun, d_k: int) -> float:
     return float(run["gain"] * d_k ** run["gain_power"])
 
 
@@ -61,20 +61,20 @@ def _gain_for_half(keys: int) -> float:
     return MATCH_DIM - math.sqrt(MATCH_DIM**2 - 2.0 * MATCH_DIM * math.log(keys - 1))
 
 
-def _match(run: Run, keys: int, gain: float) -> Tensor:
+def _match(run: ExperimentRun, keys: int, gain: float) -> Tensor:
     """Weight on a key that equals the query, among random keys."""
     query, key = own_keys(run.generator("match", keys), run["matches"], keys, MATCH_DIM)
     key[:, :1] = query
     return sqrtdk.measure(query, key, score=cosine(gain=gain)).peak.flatten()
 
 
-def _plot(figures: Figures, run: Run) -> Plot:
+def _plot(figures: Figures, run: ExperimentRun) -> Plot:
     return Plot(
         "match",
         WORDS("plot.match"),
         "gain",
         "weight on the match",
-        tuple(over(f"{keys} keys", figures.all("weight_by_gain", keys=keys), "gain") for keys in run["keys"]),
+        tuple(series_over(f"{keys} keys", figures.all("weight_by_gain", keys=keys), "gain") for keys in run["keys"]),
         x_axis="log",
         lines=(("half", 0.5),),
     )
@@ -87,7 +87,7 @@ def why(figures: Figures) -> Text:
     )
     entropy = figures.all("entropy_nats_at_gain_root_d_k")[-1]
     small, *_, large = figures.all("logit_std")
-    scaled = number(expected_entropy_nats(RANDOM_KEYS, 1.0))
+    scaled = format_figure(expected_entropy_nats(RANDOM_KEYS, 1.0))
     return WORDS(
         "why",
         small=small,
@@ -127,15 +127,15 @@ CLAIM = Claim(
     flipped={"gain": 2.5, "gain_power": 0.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.bounded"),
             (Expect("largest_logit_over_gain", high=1.0),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.same_spread"),
             (Expect("logit_std_at_largest_over_smallest_d_k", low=0.5, high=2.0),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.match"),
             (Expect("weight_on_match", low=0.5),),
         ),

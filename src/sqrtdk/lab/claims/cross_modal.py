@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, number, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -31,7 +31,7 @@ PREPARE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Logits of fresh projections of text and image features, over pairs of a text and an image."""
     text, image = _text(run), _image(run)
     cases = {
@@ -55,10 +55,10 @@ def measure(run: Run) -> Measured:
             mean("logit_std", std, features=case),
             mean("entropy_share", rows.entropy_nats.mean(-1) / math.log(PATCHES), features=case),
         ]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
-def _text(run: Run) -> Tensor:
+def _text(run: ExperimentRun) -> Tensor:
     """Counts of the hashed byte n-grams of words from a module of the standard library, (pairs, 10, 768)."""
     words = Path(argparse.__file__).read_bytes().split()
     starts = torch.randint(len(words) - LENGTH, (run["pairs"],), generator=run.generator("text")).tolist()
@@ -71,7 +71,7 @@ def _text(run: Run) -> Tensor:
     return found
 
 
-def _image(run: Run) -> Tensor:
+def _image(run: ExperimentRun) -> Tensor:
     """Patches of handwritten digits through a random projection that keeps their mean square, (pairs, 49, 768)."""
     from sklearn.datasets import load_digits
 
@@ -88,7 +88,7 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.std"),
         "features",
         "standard deviation of the logits",
-        (over("measured", figures.all("logit_std"), "features", style="bars"),),
+        (series_over("measured", figures.all("logit_std"), "features", style="bars"),),
         y_axis="log",
         lines=(("1", 1.0),),
     )
@@ -101,7 +101,7 @@ def why(figures: Figures) -> Text:
         return str(figures("logit_std", features=case))
 
     text, image = figures("feature_rms", modality="text"), figures("feature_std_over_patches", modality="image")
-    product = number(text.value * image.value)
+    product = format_figure(text.value * image.value)
     share = [figures("entropy_share", features=f"raw, pixels 0 to {top}") for top in (1, 255)]
     return WORDS(
         "why",
@@ -118,8 +118,8 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _part(name: str, case: str) -> Part:
-    return Part(WORDS(f"part.{name}"), (Expect("logit_std", low=0.5, high=2.0, at={"features": case}),))
+def _part(name: str, case: str) -> ClaimPart:
+    return ClaimPart(WORDS(f"part.{name}"), (Expect("logit_std", low=0.5, high=2.0, at={"features": case}),))
 
 
 CLAIM = Claim(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.claims.softmax_example import LOGITS, WEIGHTS
-from sqrtdk.lab.figures import Figures, Plot, number, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.claims.softmax_example import EXAMPLE_LOGITS, WEIGHTS
+from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -16,7 +16,7 @@ WORDS = words_of(__name__)
 FLOOR = 0.01
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The diagonal of the Jacobian, by automatic differentiation, of the logits and of the logits without a scale."""
     logits = torch.tensor(run["logits"], dtype=torch.float64) * run["factor"]
     figures = []
@@ -28,7 +28,7 @@ def measure(run: Run) -> Measured:
         figures.append(exact("smallest_derivative", min(diagonal), side=side))
         figures.append(exact("largest_derivative", max(diagonal), side=side))
     figures.append(exact("smallest_from_printed_weights", min(p * (1 - p) for p in WEIGHTS)))
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _plot(figures: Figures) -> Plot:
@@ -38,7 +38,8 @@ def _plot(figures: Figures) -> Plot:
         "scaled logit",
         "$p (1 - p)$",
         tuple(
-            over(side, figures.all("derivative", side=side), "logit", style="bars") for side in ("scaled", "unscaled")
+            series_over(side, figures.all("derivative", side=side), "logit", style="bars")
+            for side in ("scaled", "unscaled")
         ),
         y_axis="log",
         lines=((f"{FLOOR}", FLOOR),),
@@ -47,10 +48,10 @@ def _plot(figures: Figures) -> Plot:
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    least, most = (number(figures(f"{end}_derivative", side="scaled").value) for end in ("smallest", "largest"))
-    unscaled = number(figures("largest_derivative", side="unscaled").value)
+    least, most = (format_figure(figures(f"{end}_derivative", side="scaled").value) for end in ("smallest", "largest"))
+    unscaled = format_figure(figures("largest_derivative", side="unscaled").value)
     above = sum(figure.value > FLOOR for figure in figures.all("derivative", side="scaled"))
-    of_printed = number(figures("smallest_from_printed_weights").value)
+    of_printed = format_figure(figures("smallest_from_printed_weights").value)
     return WORDS("why", above=above, floor=FLOOR, most=most, least=least, of_printed=of_printed, unscaled=unscaled)
 
 
@@ -62,12 +63,12 @@ CLAIM = Claim(
     formula=r"\frac{\partial p_i}{\partial z_i} = p_i (1 - p_i), \qquad \frac{\partial p_i}{\partial z_j} = -p_i p_j",
     method=WORDS("method"),
     control=WORDS("control"),
-    parameters={"logits": LOGITS, "factor": 1.0, "d_k": 64},
+    parameters={"logits": EXAMPLE_LOGITS, "factor": 1.0, "d_k": 64},
     quick={},
     flipped={"factor": 0.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.all_five", floor=FLOOR),
             (Expect("derivative", low=FLOOR, at={"side": "scaled"}),),
         ),

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from sqrtdk.lab._costs import peak_bytes, time_ratio
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -17,7 +17,7 @@ from sqrtdk.nn import AdditiveAttention, ScaledDotProductAttention
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Time and peak memory of the dot product's attention over those of the additive one."""
     figures = []
     for d_k in run["dims"]:
@@ -33,7 +33,7 @@ def measure(run: Run) -> Measured:
                 time_ratio("time_over_additive", *calls, blocks=run["blocks"], calls=run["calls"], **place),
                 exact("peak_memory_over_additive", peaks[0] / peaks[1], **place),
             ]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _plot(figures: Figures) -> Plot:
@@ -43,7 +43,7 @@ def _plot(figures: Figures) -> Plot:
         "$d_k$",
         "dot product over additive",
         tuple(
-            over(f"{label}, {impl}", figures.all(name, impl=impl), "d_k")
+            series_over(f"{label}, {impl}", figures.all(name, impl=impl), "d_k")
             for label, name in (("time", "time_over_additive"), ("memory", "peak_memory_over_additive"))
             for impl in ("dense", "auto")
         ),
@@ -74,8 +74,8 @@ CLAIM = Claim(
     flipped={"dims": (1024,), "hidden": 1},
     measure=measure,
     parts=(
-        Part(WORDS("part.faster"), (Expect("time_over_additive", high=0.8),)),
-        Part(WORDS("part.leaner"), (Expect("peak_memory_over_additive", high=0.8),)),
+        ClaimPart(WORDS("part.faster"), (Expect("time_over_additive", high=0.8),)),
+        ClaimPart(WORDS("part.leaner"), (Expect("peak_memory_over_additive", high=0.8),)),
     ),
     why=why,
     timed=True,

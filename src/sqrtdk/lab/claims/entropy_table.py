@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve, number
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve_series, format_figure
 from sqrtdk.lab.intervals import exact, joint_mean, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -20,17 +20,17 @@ from sqrtdk.theory import expected_entropy_nats
 WORDS = words_of(__name__)
 
 DIMS = (16, 64, 256)
-PRINTED = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
-LENGTH = 10
+PRINTED_ENTROPIES = {"unscaled": (2.1, 0.8, 0.2), "scaled": (2.3, 2.3, 2.3)}
+CLAIMED_LENGTH = 10
 AT_LENGTH = {
-    side: tuple(round(expected_entropy_nats(LENGTH, d**0.5 if side == "unscaled" else 1.0), 2) for d in DIMS)
+    side: tuple(round(expected_entropy_nats(CLAIMED_LENGTH, d**0.5 if side == "unscaled" else 1.0), 2) for d in DIMS)
     for side in SIDES
 }
 UNITS = {"nats": 1.0, "bits": math.log(2)}
 Cells = dict[tuple[str, int], Tensor]  # entropies of independent rows, by side and d_k
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Theory finds the length that fits best; the entropies are measured there and at the example's length."""
     lengths = np.arange(2, run["longest"] + 1)
     cells = [(side, d_k, run["printed"][side][i]) for i, d_k in enumerate(run["dims"]) for side in SIDES]
@@ -53,10 +53,10 @@ def measure(run: Run) -> Measured:
     for length, entropies in measured.items():
         for (side, d_k), samples in entropies.items():
             figures.append(mean("entropy_nats", samples, side=side, d_k=d_k, length=length))
-    return Measured(figures, (_plot(figures, run, lengths.tolist(), theory),))
+    return ExperimentResult(figures, (_plot(figures, run, lengths.tolist(), theory),))
 
 
-def _entropies(run: Run, length: int) -> Cells:
+def _entropies(run: ExperimentRun, length: int) -> Cells:
     cells = {}
     for d_k in run["dims"]:
         draws = max(run["least_rows"], run["numbers"] // (length * d_k))
@@ -78,13 +78,15 @@ def _largest_error(entropies: Cells, printed: Sequence[float], *, unit: str, len
     return Figure("largest_error_of_the_table_nats", value, low, high, "t", samples, at)
 
 
-def _plot(figures: Sequence[Figure], run: Run, lengths: list[int], theory: dict[tuple[str, int], np.ndarray]) -> Plot:
+def _plot(
+    figures: Sequence[Figure], run: ExperimentRun, lengths: list[int], theory: dict[tuple[str, int], np.ndarray]
+) -> Plot:
     some = sorted({round(2 * 2 ** (i / 8)) for i in range(8 * 11 + 1)} & set(lengths))
     series = []
     for (side, d_k), entropies in theory.items():
         if side == "unscaled" or d_k == run["dims"][0]:
             name = f"unscaled, $d_k$ = {d_k}" if side == "unscaled" else "scaled, every $d_k$"
-            series.append(curve(name, some, entropies[np.array(some) - 2]))
+            series.append(curve_series(name, some, entropies[np.array(some) - 2]))
     own = Figures([figure for figure in figures if figure.name in ("length_that_fits_the_cell", "entropy_nats")])
     points = own.all("entropy_nats", length=run["length"])
     series.append(
@@ -117,14 +119,17 @@ def _row(numbers: Iterable[str]) -> Text:
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    measured = {side: _row(map(str, figures.all("entropy_nats", side=side, length=LENGTH))) for side in SIDES}
-    own = {side: _row(number(f.value) for f in figures.all("length_that_fits_the_cell", side=side)) for side in SIDES}
-    uniform = number(round(math.log(LENGTH), 1))
-    best = number(figures("length_that_fits_best", unit="nats").value)
+    measured = {side: _row(map(str, figures.all("entropy_nats", side=side, length=CLAIMED_LENGTH))) for side in SIDES}
+    own = {
+        side: _row(format_figure(f.value) for f in figures.all("length_that_fits_the_cell", side=side))
+        for side in SIDES
+    }
+    uniform = format_figure(round(math.log(CLAIMED_LENGTH), 1))
+    best = format_figure(figures("length_that_fits_best", unit="nats").value)
     error, in_bits = (figures("largest_error_of_the_table_nats", unit=unit, length_of="best") for unit in UNITS)
     return WORDS(
         "why",
-        length=LENGTH,
+        length=CLAIMED_LENGTH,
         unscaled=measured["unscaled"],
         scaled=measured["scaled"],
         uniform=uniform,
@@ -143,12 +148,12 @@ CLAIM = Claim(
     statement=WORDS("statement"),
     formula=r"H = -\sum_j p_j \log p_j, \qquad H(n, \sigma) \approx \log n - \frac{\sigma^{2}}{2} \quad "
     r"(\sigma \ll \sqrt{2 \log n})",
-    method=WORDS("method", length=LENGTH),
-    control=WORDS("control", length=LENGTH),
+    method=WORDS("method", length=CLAIMED_LENGTH),
+    control=WORDS("control", length=CLAIMED_LENGTH),
     parameters={
         "dims": DIMS,
-        "printed": PRINTED,
-        "length": LENGTH,
+        "printed": PRINTED_ENTROPIES,
+        "length": CLAIMED_LENGTH,
         "longest": 4096,
         "numbers": 20_000_000,
         "least_rows": 1000,
@@ -159,11 +164,11 @@ CLAIM = Claim(
     flipped={"printed": AT_LENGTH},
     measure=measure,
     parts=(
-        Part(
-            WORDS("part.at_length", length=LENGTH),
+        ClaimPart(
+            WORDS("part.at_length", length=CLAIMED_LENGTH),
             (Expect("largest_error_of_the_table_nats", high=0.1, at={"unit": "nats", "length_of": "example"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.some_length"),
             (Expect("largest_error_of_the_table_nats", high=0.1, at={"unit": "nats", "length_of": "best"}),),
         ),

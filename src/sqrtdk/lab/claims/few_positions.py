@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._rows import demo_weights, factor, products, windows
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, number
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure
 from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -18,14 +18,14 @@ from sqrtdk.theory import expected_effective_keys
 WORDS = words_of(__name__)
 
 D_K, KEYS = 64, 64
-VARIANTS = {"none": "demo:unscaled", "sqrt_dk": "demo"}
-FEW = 6.0  # keys
+DEMO_BY_SCALE = {"none": "demo:unscaled", "sqrt_dk": "demo"}
+EFFECTIVE_KEYS_CLAIMED = 6.0  # keys
 OFTEN = 0.1  # of the rows
 MORE = 0.02  # of the rows, above the scaled twin
 ENDS = ("first", "last")
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Effective keys, and the place of the largest weight, over random keys and in the embedded model."""
     product = products(run.generator("rows"), draws=run["rows"], keys=KEYS, d_k=D_K)[:, 0]
     weights = (product * factor(run["scale"], D_K)).softmax(-1)
@@ -48,17 +48,17 @@ def measure(run: Run) -> Measured:
     figures.append(geometric_mean("effective_keys_over_scaled_twin", model["effective"] / twin["effective"]))
     figures += [mean("more_there_than_scaled_twin", model[place] - twin[place], place=place) for place in ENDS]
     counts = torch.bincount(places, minlength=KEYS) / len(places)
-    return Measured(figures, _plots(counts, {of: one["behind"] for of, one in found.items()}))
+    return ExperimentResult(figures, _plots(counts, {of: one["behind"] for of, one in found.items()}))
 
 
 def _effective(weights: Tensor) -> Tensor:
     return weights.square().sum(-1).reciprocal()
 
 
-def _of_model(rule: str, text: Tensor, run: Run) -> dict[str, Tensor]:
+def _of_model(rule: str, text: Tensor, run: ExperimentRun) -> dict[str, Tensor]:
     """Means over layers, heads and later rows of the model trained with a scale, one for each window of text."""
     length, first = run["length"], run["first_row"]
-    weights = demo_weights(load_demo(VARIANTS[rule]), text, factor(rule, D_K))[..., first:, :]
+    weights = demo_weights(load_demo(DEMO_BY_SCALE[rule]), text, factor(rule, D_K))[..., first:, :]
     row = torch.arange(first, length)
     largest = weights.argmax(-1)
     behind = row - largest
@@ -79,8 +79,8 @@ def _plots(random_places: Tensor, behind: dict[str, Tensor]) -> tuple[Plot, Plot
             "position of the key",
             "share of rows",
             (
-                curve("measured", range(KEYS), random_places.tolist()),
-                curve("chance", (0, KEYS - 1), (1 / KEYS,) * 2, style="dashed"),
+                curve_series("measured", range(KEYS), random_places.tolist()),
+                curve_series("chance", (0, KEYS - 1), (1 / KEYS,) * 2, style="dashed"),
             ),
             lines=(("often", OFTEN),),
         ),
@@ -89,7 +89,7 @@ def _plots(random_places: Tensor, behind: dict[str, Tensor]) -> tuple[Plot, Plot
             WORDS("plot.model"),
             "bytes before the current one",
             "share of rows",
-            tuple(curve(of, range(near), places[:near].tolist()) for of, places in behind.items()),
+            tuple(curve_series(of, range(near), places[:near].tolist()) for of, places in behind.items()),
             lines=(("often", OFTEN),),
         ),
     )
@@ -103,9 +103,9 @@ def why(figures: Figures) -> Text:
         for of in ("random keys", "model", "scaled twin")
         for place in ENDS
     }
-    chance = {of: number(figures("chance_of_a_place", of=of).value) for of in ("random keys", "model")}
+    chance = {of: format_figure(figures("chance_of_a_place", of=of).value) for of in ("random keys", "model")}
     more = figures("more_there_than_scaled_twin", place="last")
-    theory = number(expected_effective_keys(KEYS, D_K**0.5)), number(expected_effective_keys(KEYS, 1.0))
+    theory = format_figure(expected_effective_keys(KEYS, D_K**0.5)), format_figure(expected_effective_keys(KEYS, 1.0))
     return WORDS(
         "why",
         random=random,
@@ -127,9 +127,9 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _often(place: str) -> Part:
+def _often(place: str) -> ClaimPart:
     absolute = Expect("largest_weight_there", low=OFTEN, at={"of": "model", "place": place})
-    return Part(
+    return ClaimPart(
         WORDS(f"part.model_{place}"), (absolute, Expect("more_there_than_scaled_twin", low=MORE, at={"place": place}))
     )
 
@@ -141,7 +141,7 @@ CLAIM = Claim(
     statement=WORDS("statement"),
     formula=r"n_{\mathrm{eff}} = \frac{1}{\sum_j p_j^{2}}, \qquad "
     r"\mathrm{P}[\text{arg max}_j \, z_j = i] = \frac{1}{n} \text{ for exchangeable keys}",
-    method=WORDS("method", few=f"{FEW:g}", often=f"{OFTEN:.0%}", more=f"{MORE:.0%}"),
+    method=WORDS("method", few=f"{EFFECTIVE_KEYS_CLAIMED:g}", often=f"{OFTEN:.0%}", more=f"{MORE:.0%}"),
     control=WORDS("control"),
     parameters={
         "rows": 40_000,
@@ -154,18 +154,18 @@ CLAIM = Claim(
     flipped={"scale": "sqrt_dk"},
     measure=measure,
     parts=(
-        Part(
-            WORDS("part.random_few", few=f"{FEW:g}", keys=KEYS),
-            (Expect("effective_keys", high=FEW, at={"of": "random keys"}),),
+        ClaimPart(
+            WORDS("part.random_few", few=f"{EFFECTIVE_KEYS_CLAIMED:g}", keys=KEYS),
+            (Expect("effective_keys", high=EFFECTIVE_KEYS_CLAIMED, at={"of": "random keys"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.random_ends"),
             (Expect("largest_weight_there", low=OFTEN, at={"of": "random keys"}),),
         ),
-        Part(
-            WORDS("part.model_few", few=f"{FEW:g}"),
+        ClaimPart(
+            WORDS("part.model_few", few=f"{EFFECTIVE_KEYS_CLAIMED:g}"),
             (
-                Expect("effective_keys", high=FEW, at={"of": "model"}),
+                Expect("effective_keys", high=EFFECTIVE_KEYS_CLAIMED, at={"of": "model"}),
                 Expect("effective_keys_over_scaled_twin", high=0.5),
             ),
         ),

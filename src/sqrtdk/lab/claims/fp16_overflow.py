@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sqrtdk import attention
 from sqrtdk.lab._rows import factor
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -38,10 +38,10 @@ def _in_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tenso
     return result
 
 
-PLACES: dict[str, Attend] = {"query": _on_query, "product": _on_product, "kernel": _in_kernel}
+ATTEND_BY_SCALE_PLACE: dict[str, Attend] = {"query": _on_query, "product": _on_product, "kernel": _in_kernel}
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Share of calls whose output is not finite, with and without the scale, at three places."""
     dtype = RANGE_DTYPES[run["dtype"]]
     query, key, value = _inputs(run, dtype)
@@ -52,15 +52,15 @@ def measure(run: Run) -> Measured:
         mean("largest_product", scaled, scale="sqrt_dk"),
         mean("step_of_a_stored_logit_nats", [spacing(float(logit), dtype) for logit in scaled]),
     ]
-    for place, attend in PLACES.items():
+    for place, attend in ATTEND_BY_SCALE_PLACE.items():
         for scale in ("none", "sqrt_dk"):
             output = attend(query, key, value, factor(scale, D_K))
             bad = int((~output.isfinite()).flatten(1).any(-1).sum())
             figures.append(proportion("calls_not_finite", bad, run["calls"], place=place, scale=scale))
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
-def _inputs(run: Run, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _inputs(run: ExperimentRun, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Gaussian q, k, v (calls, 1, length, d_k); one channel of q and k is an outlier, as in trained models."""
     rng = run.generator("inputs")
     query, key, value = (torch.randn(run["calls"], 1, LENGTH, D_K, generator=rng) for _ in range(3))
@@ -76,7 +76,7 @@ def _plot(figures: Figures) -> Plot:
         "place of the scale",
         "share of calls not finite",
         tuple(
-            over(label, figures.all("calls_not_finite", scale=scale), "place", style="bars")
+            series_over(label, figures.all("calls_not_finite", scale=scale), "place", style="bars")
             for label, scale in (("unscaled", "none"), ("scaled", "sqrt_dk"))
         ),
     )
@@ -87,7 +87,7 @@ def why(figures: Figures) -> Text:
     product, scaled = (figures("largest_product", scale=scale) for scale in ("none", "sqrt_dk"))
     shares = {
         place: [figures("calls_not_finite", place=place, scale=scale).value for scale in ("none", "sqrt_dk")]
-        for place in PLACES
+        for place in ATTEND_BY_SCALE_PLACE
     }
     step = figures("step_of_a_stored_logit_nats")
     limit = largest_finite(torch.float16)
@@ -104,9 +104,9 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _part(place: str) -> Part:
+def _part(place: str) -> ClaimPart:
     """The scale prevents overflow: without it calls fail, with it none does."""
-    return Part(
+    return ClaimPart(
         WORDS(f"part.{place}"),
         (
             Expect("calls_not_finite", low=0.9, at={"place": place, "scale": "none"}),

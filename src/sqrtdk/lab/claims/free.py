@@ -15,8 +15,8 @@ from torch import Tensor
 from sqrtdk import attention
 from sqrtdk.lab._costs import peak_bytes, time_ratio, typical
 from sqrtdk.lab._rows import factor
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -25,19 +25,19 @@ WORDS = words_of(__name__)
 
 D_K = 64
 LITTLE = 0.03  # of the attention's time
-PLACES = ("kernel", "query", "logits", "logits in place")
+SCALE_PLACES = ("kernel", "query", "logits", "logits in place")
 Inputs = tuple[Tensor, Tensor, Tensor]
 Factor = Callable[[], float | Tensor]
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Time that the scale adds, and peak memory with it over that without it, for each place."""
     length, rng = run["length"], run.generator("inputs")
     query, key, value = (torch.randn(1, 1, length, D_K, generator=rng) for _ in range(3))
     constant = factor("sqrt_dk", D_K)
     scale: Factor = (lambda: _per_pair(constant, length)) if run["per_pair"] else lambda: constant
     figures = []
-    for place in PLACES:
+    for place in SCALE_PLACES:
         where = "logits" if run["per_pair"] else place  # neither the kernel nor the query can take a scale per pair
         bare = "kernel without" if where == "kernel" else "nowhere"
         own, other = (partial(_attend, (query, key, value), one, scale) for one in (where, bare))
@@ -47,7 +47,7 @@ def measure(run: Run) -> Measured:
         else:
             added = typical("added_share_of_time", own, **at)
         figures += [added, exact("peak_memory_over_unscaled", peak_bytes(own) / peak_bytes(other), place=place)]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _per_pair(constant: float, length: int) -> Tensor:
@@ -90,14 +90,14 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.time"),
         "place of the scale",
         "added time, percent",
-        (over("measured", figures.all("added_share_of_time"), "place", style="bars", factor=100.0),),
+        (series_over("measured", figures.all("added_share_of_time"), "place", style="bars", factor=100.0),),
         lines=((f"{LITTLE:.0%}", 100.0 * LITTLE),),
     )
 
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    kernel, query, logits, in_place = (figures("added_share_of_time", place=place) for place in PLACES)
+    kernel, query, logits, in_place = (figures("added_share_of_time", place=place) for place in SCALE_PLACES)
     seen = query.low > 0.0
     memory = figures("peak_memory_over_unscaled", place="logits")
     return WORDS(
@@ -111,9 +111,9 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _time(place: str) -> Part:
+def _time(place: str) -> ClaimPart:
     text = WORDS(f"part.{place}", little=f"{LITTLE:.0%}")
-    return Part(text, (Expect("added_share_of_time", high=LITTLE, at={"place": place}),))
+    return ClaimPart(text, (Expect("added_share_of_time", high=LITTLE, at={"place": place}),))
 
 
 CLAIM = Claim(
@@ -133,7 +133,7 @@ CLAIM = Claim(
         _time("kernel"),
         _time("query"),
         _time("logits"),
-        Part(
+        ClaimPart(
             WORDS("part.memory"),
             (Expect("peak_memory_over_unscaled", high=1.01),),
         ),

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from sqrtdk import AuxRequest, attention
 from sqrtdk.lab._rows import own_keys
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import bootstrap, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -21,7 +21,7 @@ VALUE_DIM = 64  # the same at every d_k, so that the value's path does not grow 
 QUANTITIES = ("gradient_norm", "jacobian_norm")
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Gradients through real attention, and the norm of the softmax Jacobian beside them."""
     figures = []
     for case in ("unscaled", "scaled"):
@@ -35,10 +35,10 @@ def measure(run: Run) -> Measured:
             bootstrap("median_gradient_norm", norm[0], np.median, seed=run.seed, case=case, d_k=d)
             for d, norm in medians
         ]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
-def _norms(run: Run, d_k: int, scale: str) -> tuple[Tensor, Tensor]:
+def _norms(run: ExperimentRun, d_k: int, scale: str) -> tuple[Tensor, Tensor]:
     """Norms of dL/dq and of the softmax Jacobian, one a row, for L = output . g with a random g of length 1."""
     rng, norms = run.generator("rows", d_k), []
     for _ in range(run["blocks"]):
@@ -68,7 +68,7 @@ def _plot(figures: Figures) -> Plot:
         "$d_k$",
         r"$\Vert \partial L / \partial q \Vert$",
         tuple(
-            over(f"{case}, {label}", figures.all(name, case=case), "d_k")
+            series_over(f"{case}, {label}", figures.all(name, case=case), "d_k")
             for case in ("unscaled", "scaled")
             for label, name in (("rms", "rms_gradient_norm"), ("median", "median_gradient_norm"))
         ),
@@ -115,15 +115,15 @@ CLAIM = Claim(
     flipped={"unscaled": "sqrt_dk", "scaled": "none"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.jacobian"),
             (Expect("slope_of_rms_jacobian_norm", high=-0.05, at={"case": "unscaled"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.unscaled"),
             (Expect("slope_of_rms_gradient_norm", low=-1.2, high=-0.8, at={"case": "unscaled"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.scaled"),
             (Expect("slope_of_rms_gradient_norm", low=-0.1, high=0.1, at={"case": "scaled"}),),
         ),

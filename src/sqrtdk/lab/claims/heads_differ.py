@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sqrtdk.lab._arms import train_arms
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -14,10 +14,10 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 APART, SHARED = 0.1, 0.5
-STATES = {"start": "before training", "end": "after training"}
+TRAINING_STATES = {"start": "before training", "end": "after training"}
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Divergence of the weights and overlap of the subspaces, over all pairs of heads, before and after training."""
     sizes = {"head_dim": run["head_dim"], "heads": run["heads"], "layers": run["layers"], "width": run["width"]}
     arm = train_arms(run, {"model": {"task": "text", "tied": run["tied"], **sizes}})["model"]
@@ -25,7 +25,7 @@ def measure(run: Run) -> Measured:
     figures = []
     for layer in range(run["layers"]):
         diverged, shared = {}, {}
-        for state in STATES:
+        for state in TRAINING_STATES:
             pairs = [[pair for pair in model[state] if pair["layer"] == layer] for model in models]
             diverged[state], shared[state] = _means(pairs, "divergence"), _means(pairs, "query_overlap", "key_overlap")
             figures.append(mean("divergence", diverged[state], layer=layer, state=state))
@@ -33,7 +33,7 @@ def measure(run: Run) -> Measured:
         for name, of in (("divergence_gained", diverged), ("subspace_overlap_gained", shared)):
             gained = [end - start for end, start in zip(of["end"], of["start"], strict=True)]
             figures.append(mean(name, gained, layer=layer))
-    return Measured(figures, (_plot(Figures(figures), run["head_dim"] / run["width"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["head_dim"] / run["width"]),))
 
 
 def _means(models: Sequence[Sequence[Mapping[str, float]]], *names: str) -> list[float]:
@@ -48,9 +48,9 @@ def _plot(figures: Figures, chance: float) -> Plot:
         "layer",
         "0: none, 1: complete",
         tuple(
-            over(f"{name}, {when}", figures.all(entry, state=state), "layer", style="bars")
+            series_over(f"{name}, {when}", figures.all(entry, state=state), "layer", style="bars")
             for name, entry in (("divergence", "divergence"), ("overlap", "subspace_overlap"))
-            for state, when in STATES.items()
+            for state, when in TRAINING_STATES.items()
         ),
         lines=(("overlap of random subspaces", chance),),
     )
@@ -58,7 +58,7 @@ def _plot(figures: Figures, chance: float) -> Plot:
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    first, last = (figures("divergence", layer=0, state=state) for state in STATES)
+    first, last = (figures("divergence", layer=0, state=state) for state in TRAINING_STATES)
     shared, gained = figures("subspace_overlap", layer=0, state="end"), figures("subspace_overlap_gained", layer=0)
     return WORDS("why", last=last, first=first, shared=shared, gained=gained)
 
@@ -87,11 +87,11 @@ CLAIM = Claim(
     flipped={"tied": True},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.positions"),
             (Expect("divergence", low=APART, at={"state": "end"}), Expect("divergence_gained", low=0.0)),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.subspaces"),
             (Expect("subspace_overlap", high=SHARED, at={"state": "end"}),),
         ),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sqrtdk.lab._rows import dot_products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -13,7 +13,7 @@ from sqrtdk.theory import dot_product_moments
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Variance of unscaled products, for both readings of N(0, 1/sqrt(d)): component variance d^-power."""
     figures = []
     for d_k in run["dims"]:
@@ -21,7 +21,7 @@ def measure(run: Run) -> Measured:
         for reading, power in run["powers"].items():
             variance = d_k**-power
             figures.append(mean("variance", (variance * product) ** 2, d_k=d_k, reading=reading))
-    return Measured(figures, (_plot(Figures(figures), run["dims"], run["powers"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["dims"], run["powers"]),))
 
 
 def _plot(figures: Figures, dims: tuple[int, ...], powers: dict[str, float]) -> Plot:
@@ -29,8 +29,8 @@ def _plot(figures: Figures, dims: tuple[int, ...], powers: dict[str, float]) -> 
     for reading, power in powers.items():
         theory = (dot_product_moments(d, query_variance=d**-power, key_variance=d**-power).variance for d in dims)
         series += [
-            over(reading, figures.all("variance", reading=reading), "d_k", style="points"),
-            curve(f"{reading}, theory", dims, theory, style="dashed"),
+            series_over(reading, figures.all("variance", reading=reading), "d_k", style="points"),
+            curve_series(f"{reading}, theory", dims, theory, style="dashed"),
         ]
     return Plot(
         "variance",
@@ -70,11 +70,11 @@ CLAIM = Claim(
     flipped={"powers": {"variance": 0.0, "deviation": 0.0}},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.variance"),
             (Expect("variance", low=0.95, high=1.05, at={"reading": "variance"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.deviation"),
             (Expect("variance", low=0.95, high=1.05, at={"reading": "deviation"}),),
         ),

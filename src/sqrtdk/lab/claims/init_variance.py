@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.lab._rows import factor
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -18,7 +18,7 @@ WORDS = words_of(__name__)
 
 WIDTH, HEADS = 768, 12
 HEAD_DIM = WIDTH // HEADS
-PACKED = {"Xavier packed"}  # one matrix of 3 * WIDTH rows, as in torch.nn.MultiheadAttention
+PACKED_STARTS = {"Xavier packed"}  # one matrix of 3 * WIDTH rows, as in torch.nn.MultiheadAttention
 
 INITS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "Xavier uniform": lambda w, rng: nn.init.xavier_uniform_(w, generator=rng),
@@ -32,24 +32,24 @@ INITS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Standard deviation of the logits of fresh layers on normalised inputs."""
     figures = []
     for name in INITS:
         products = _product_std(run, name)
         for case in ("with the scale", "without"):
             figures.append(mean("logit_std", factor(run[case], HEAD_DIM) * products, init=name, case=case))
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
-def _product_std(run: Run, name: str) -> Tensor:
+def _product_std(run: ExperimentRun, name: str) -> Tensor:
     """Root mean square of q . k in the first head, one number for each freshly initialised layer."""
     rng, found = run.generator("layers", name), []
-    rows = WIDTH * (3 if name in PACKED else 1)
+    rows = WIDTH * (3 if name in PACKED_STARTS else 1)
     for _ in range(run["layers"]):
         x = nn.functional.layer_norm(torch.randn(run["tokens"], WIDTH, generator=rng), (WIDTH,))
         packed = INITS[name](torch.empty(rows, WIDTH), rng)
-        other = packed[WIDTH:] if name in PACKED else INITS[name](torch.empty(rows, WIDTH), rng)
+        other = packed[WIDTH:] if name in PACKED_STARTS else INITS[name](torch.empty(rows, WIDTH), rng)
         query, key = (x @ weight[:HEAD_DIM].T for weight in (packed, other))
         product = query @ key.T
         away = ~torch.eye(len(x), dtype=torch.bool)  # a token with itself has another distribution
@@ -64,7 +64,7 @@ def _plot(figures: Figures) -> Plot:
         "initialisation",
         "standard deviation of the logits",
         tuple(
-            over(case, figures.all("logit_std", case=case), "init", style="bars")
+            series_over(case, figures.all("logit_std", case=case), "init", style="bars")
             for case in ("with the scale", "without")
         ),
         y_axis="log",
@@ -90,8 +90,8 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _part(name: str) -> Part:
-    return Part(
+def _part(name: str) -> ClaimPart:
+    return ClaimPart(
         WORDS("part.scaled", name=name),
         (Expect("logit_std", low=0.85, high=1.15, at={"init": name, "case": "with the scale"}),),
     )
@@ -111,7 +111,7 @@ CLAIM = Claim(
     measure=measure,
     parts=(
         *map(_part, INITS),
-        Part(
+        ClaimPart(
             WORDS("part.unscaled"),
             (Expect("logit_std", low=0.85, high=1.15, at={"case": "without"}),),
         ),

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
-from sqrtdk.lab.intervals import largest, mean
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
+from sqrtdk.lab.intervals import largest_draw, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
@@ -16,7 +16,7 @@ from sqrtdk.stats import row_stats
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Norm of the Jacobian of rows whose first logit leads the others by a given distance."""
     rng = run.generator("others")
     others = torch.randn(run["rows"], run["keys"] - 1, generator=rng, dtype=torch.float64)
@@ -28,11 +28,11 @@ def measure(run: Run) -> Measured:
         logs[lead] = norm.log()
         figures += [
             mean("jacobian_norm", norm, lead_nats=lead),
-            largest("largest_error_against_autograd", _errors(logits[: run["checked"]], norm), lead_nats=lead),
+            largest_draw("largest_error_against_autograd", _errors(logits[: run["checked"]], norm), lead_nats=lead),
         ]
     *_, before, last = run["leads"]
     figures.append(mean("slope_of_log_norm", (logs[last] - logs[before]) / (last - before)))
-    return Measured(figures, (_plot(Figures(figures), run["leads"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["leads"]),))
 
 
 def _errors(logits: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
@@ -49,8 +49,8 @@ def _plot(figures: Figures, leads: tuple[float, ...]) -> Plot:
         "lead of the largest logit, nats",
         r"$\Vert J \Vert_F$",
         (
-            over("measured", figures.all("jacobian_norm"), "lead_nats", style="points"),
-            curve(r"$e^{-\mathrm{lead}}$", leads, (math.exp(-lead) for lead in leads), style="dashed"),
+            series_over("measured", figures.all("jacobian_norm"), "lead_nats", style="points"),
+            curve_series(r"$e^{-\mathrm{lead}}$", leads, (math.exp(-lead) for lead in leads), style="dashed"),
         ),
         y_axis="log",
     )
@@ -83,7 +83,7 @@ CLAIM = Claim(
     flipped={"dominance": 0.0},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.vanishes"),
             (
                 Expect("jacobian_norm", high=1e-6, at={"lead_nats": 20}),

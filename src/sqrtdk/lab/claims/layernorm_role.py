@@ -8,22 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.lab._rows import factor
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 
-WIDTH = 512
-NORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "layer": lambda x: nn.functional.layer_norm(x, (WIDTH,)),
+MODEL_WIDTH = 512
+NORM_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer": lambda x: nn.functional.layer_norm(x, (MODEL_WIDTH,)),
     "none": lambda x: x,
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Standard deviation of the logits as the inputs, the weights or d_k grow, each against the same layer before."""
     figures = []
     start = _logit_std(run, 64, 1.0, 1.0, "sqrt_dk")
@@ -35,17 +35,20 @@ def measure(run: Run) -> Measured:
             mean("std_ratio", weights / start, grown="weights", times=times),
         ]
     figures += [mean("unscaled_logit_std", _logit_std(run, d, 1.0, 1.0, "none"), d_k=d) for d in run["dims"]]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
-def _logit_std(run: Run, d_k: int, input_factor: float, weight_factor: float, scale: str) -> Tensor:
+def _logit_std(run: ExperimentRun, d_k: int, input_factor: float, weight_factor: float, scale: str) -> Tensor:
     """Standard deviation of the logits, one for each fresh layer; the same layers for every factor."""
     rng, found = run.generator("layers", d_k), []
     for _ in range(run["layers"]):
-        tokens = [torch.randn(run["tokens"], WIDTH, generator=rng, dtype=torch.float64) for _ in range(2)]
-        weights = [torch.randn(d_k, WIDTH, generator=rng, dtype=torch.float64) / WIDTH**0.5 for _ in range(2)]
+        tokens = [torch.randn(run["tokens"], MODEL_WIDTH, generator=rng, dtype=torch.float64) for _ in range(2)]
+        weights = [
+            torch.randn(d_k, MODEL_WIDTH, generator=rng, dtype=torch.float64) / MODEL_WIDTH**0.5 for _ in range(2)
+        ]
         query, key = (
-            NORMS[run["norm"]](input_factor * x) @ (weight_factor * w).T for x, w in zip(tokens, weights, strict=True)
+            NORM_BY_NAME[run["norm"]](input_factor * x) @ (weight_factor * w).T
+            for x, w in zip(tokens, weights, strict=True)
         )
         found.append((factor(scale, d_k) * query @ key.T).std())
     return torch.stack(found)
@@ -57,7 +60,7 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.growth"),
         "factor on inputs or weights",
         "standard deviation, over the start",
-        tuple(over(grown, figures.all("std_ratio", grown=grown), "times") for grown in ("inputs", "weights")),
+        tuple(series_over(grown, figures.all("std_ratio", grown=grown), "times") for grown in ("inputs", "weights")),
         x_axis="log",
         y_axis="log",
     )
@@ -85,15 +88,15 @@ CLAIM = Claim(
     flipped={"norm": "none"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.inputs"),
             (Expect("std_ratio", low=0.98, high=1.02, at={"grown": "inputs"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.weights"),
             (Expect("std_ratio", low=0.98, high=1.02, at={"grown": "weights"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.unscaled"),
             (Expect("unscaled_logit_std", high=2.0),),
         ),

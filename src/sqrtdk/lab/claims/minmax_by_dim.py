@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, number, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -17,7 +17,7 @@ from sqrtdk.stats import row_stats
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Both ends of the weights of independent rows; both sides see the same queries and keys."""
     dims = run["dims"]
     largest: dict[tuple[str, int], Tensor] = {}
@@ -33,7 +33,7 @@ def measure(run: Run) -> Measured:
             figures += [mean(name, weights[side, d_k], d_k=d_k, side=side) for d_k in dims]
             change = weights[side, dims[-1]] - weights[side, dims[0]]
             figures.append(mean(f"{name}_change", change, side=side))
-    return Measured(figures, _plots(Figures(figures), run["keys"]))
+    return ExperimentResult(figures, _plots(Figures(figures), run["keys"]))
 
 
 def _plots(figures: Figures, keys: int) -> tuple[Plot, ...]:
@@ -44,7 +44,7 @@ def _plots(figures: Figures, keys: int) -> tuple[Plot, ...]:
             WORDS("plot." + name.replace("_", "-"), keys=keys),
             "$d_k$",
             name.replace("_", " "),
-            tuple(over(side, figures.all(name, side=side), "d_k") for side in SIDES),
+            tuple(series_over(side, figures.all(name, side=side), "d_k") for side in SIDES),
             x_axis="log",
             lines=(("uniform", uniform[name]),),
         )
@@ -56,7 +56,9 @@ def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     d_k = max(figure.at["d_k"] for figure in figures.all("largest_weight"))
     largest = {side: str(figures("largest_weight", d_k=d_k, side=side)) for side in SIDES}
-    smallest = {side: number(math.exp(figures("log_smallest_weight", d_k=d_k, side=side).value)) for side in SIDES}
+    smallest = {
+        side: format_figure(math.exp(figures("log_smallest_weight", d_k=d_k, side=side).value)) for side in SIDES
+    }
     return WORDS(
         "why",
         d_k=d_k,
@@ -80,21 +82,21 @@ CLAIM = Claim(
     flipped={"unscaled": "sqrt_dk", "scaled": "none"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.largest"),
             (
                 Expect("largest_weight_change", low=0.08, at={"side": "unscaled"}),
                 Expect("largest_weight", low=0.9, at={"side": "unscaled", "d_k": 512}),
             ),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.smallest"),
             (
                 Expect("log_smallest_weight_change", high=-10.0, at={"side": "unscaled"}),
                 Expect("log_smallest_weight", high=-20.0, at={"side": "unscaled", "d_k": 512}),
             ),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.scaled"),
             (
                 Expect("largest_weight_change", low=-0.03, high=0.03, at={"side": "scaled"}),

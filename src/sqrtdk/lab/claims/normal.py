@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from sqrtdk.lab._rows import dot_products, factor
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import LEVEL, Figure, Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import CONFIDENCE, Figure, Figures, Plot, curve_series, series_over
 from sqrtdk.lab.intervals import exact, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -17,10 +17,10 @@ from sqrtdk.theory import dot_product_moments, logit_distribution
 WORDS = words_of(__name__)
 
 DIMS = (1, 4, 16, 64, 128)
-FAR = 4.0  # standard deviations
+FOUR_STDS = 4.0  # standard deviations
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Distance of the scaled product's distribution from N(0, 1), and its excess kurtosis."""
     figures = []
     for d_k in DIMS:
@@ -32,7 +32,7 @@ def measure(run: Run) -> Measured:
             mean("excess_kurtosis", unit**4 - 6.0 * unit**2 + 3.0, d_k=d_k),
             exact("tail_beyond_4_over_normal", _tail(d_k), d_k=d_k),
         ]
-    return Measured(figures, _plots(Figures(figures)))
+    return ExperimentResult(figures, _plots(Figures(figures)))
 
 
 def _distance(logits: Tensor, d_k: int) -> Figure:
@@ -40,14 +40,14 @@ def _distance(logits: Tensor, d_k: int) -> Figure:
     from scipy import stats
 
     distance = float(stats.kstest(logits.numpy(), "norm").statistic)
-    reach = math.sqrt(math.log(2.0 / (1.0 - LEVEL)) / (2 * len(logits)))
+    reach = math.sqrt(math.log(2.0 / (1.0 - CONFIDENCE)) / (2 * len(logits)))
     ends = max(0.0, distance - reach), min(1.0, distance + reach)
     return Figure("kolmogorov_distance", distance, *ends, "DKW", len(logits), {"d_k": d_k})
 
 
 def _tail(d_k: int) -> float:
     """P(z > 4) of the scaled product over that of a normal, from the exact distribution."""
-    return math.exp(logit_distribution(d_k).log_above(FAR)) / (0.5 * math.erfc(FAR / math.sqrt(2.0)))
+    return math.exp(logit_distribution(d_k).log_above(FOUR_STDS)) / (0.5 * math.erfc(FOUR_STDS / math.sqrt(2.0)))
 
 
 def _plots(figures: Figures) -> tuple[Plot, Plot]:
@@ -57,8 +57,8 @@ def _plots(figures: Figures) -> tuple[Plot, Plot]:
         "$d_k$",
         "excess kurtosis",
         (
-            over("measured", figures.all("excess_kurtosis"), "d_k", style="points"),
-            curve("$6/d_k$", DIMS, (dot_product_moments(d).excess_kurtosis for d in DIMS), style="dashed"),
+            series_over("measured", figures.all("excess_kurtosis"), "d_k", style="points"),
+            curve_series("$6/d_k$", DIMS, (dot_product_moments(d).excess_kurtosis for d in DIMS), style="dashed"),
         ),
         x_axis="log",
         y_axis="log",
@@ -68,7 +68,7 @@ def _plots(figures: Figures) -> tuple[Plot, Plot]:
         WORDS("plot.tail"),
         "$d_k$",
         r"$P(z > 4)$ over the normal's",
-        (over("exact", figures.all("tail_beyond_4_over_normal"), "d_k"),),
+        (series_over("exact", figures.all("tail_beyond_4_over_normal"), "d_k"),),
         x_axis="log",
         y_axis="log",
         lines=(("normal", 1.0),),
@@ -84,9 +84,9 @@ def why(figures: Figures) -> Text:
     return WORDS("why", few=few, many=many, distance=distance, tail_few=tails[0], tail_many=tails[1])
 
 
-def _part(d_k: int) -> Part:
+def _part(d_k: int) -> ClaimPart:
     at = {"d_k": d_k}
-    return Part(
+    return ClaimPart(
         WORDS("part.normal", d_k=d_k),
         (Expect("kolmogorov_distance", high=0.02, at=at), Expect("excess_kurtosis", low=-0.2, high=0.2, at=at)),
     )

@@ -7,8 +7,8 @@ import math
 import torch
 
 from sqrtdk.lab._rows import products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, number
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, format_figure
 from sqrtdk.lab.intervals import exact, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -19,14 +19,14 @@ WORDS = words_of(__name__)
 ONE_HOT = 0.999
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The softmax and the exponentials of the logits, and how often random rows are as sharp."""
     logits = torch.tensor(run["logits"], dtype=torch.float64) * run["factor"]
     row = row_stats(logits[None])
     drawn = products(run.generator("rows"), draws=run["rows"], keys=len(logits), d_k=run["d_k"]) * run["factor"]
     sharp = int((row_stats(drawn).peak > ONE_HOT).sum())
     top, second = logits.sort(descending=True).values[:2].tolist()
-    return Measured(
+    return ExperimentResult(
         [
             exact("peak", float(row.peak)),
             exact("weight_off_peak", float(row.off_peak)),
@@ -40,7 +40,7 @@ def measure(run: Run) -> Measured:
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    off, gap = number(figures("weight_off_peak").value), number(figures("gap_of_the_two_largest").value)
+    off, gap = format_figure(figures("weight_off_peak").value), format_figure(figures("gap_of_the_two_largest").value)
     share = figures("random_rows_one_hot")
     needed, std = math.log(ONE_HOT / (1 - ONE_HOT)), float(share.at["d_k"]) ** 0.5
     more = needed > std
@@ -48,11 +48,11 @@ def why(figures: Figures) -> Text:
         "why",
         gap=gap,
         off=off,
-        needed=number(needed),
+        needed=format_figure(needed),
         one_hot=ONE_HOT,
         more=WORDS("more" if more else "less"),
         d_k=share.at["d_k"],
-        std=number(std),
+        std=format_figure(std),
         share=share,
     )
 
@@ -71,8 +71,8 @@ CLAIM = Claim(
     flipped={"factor": 0.125},
     measure=measure,
     parts=(
-        Part(WORDS("part.one_hot"), (Expect("peak", low=ONE_HOT),)),
-        Part(
+        ClaimPart(WORDS("part.one_hot"), (Expect("peak", low=ONE_HOT),)),
+        ClaimPart(
             WORDS("part.exponentials"),
             (
                 Expect("exp_of_largest", low=2.55e10, high=2.65e10),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sqrtdk.lab._rows import dot_products, standard_pairs
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -12,7 +12,7 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Mean and variance of q . k for components of several distributions."""
     figures = []
     for components in run["components"]:
@@ -23,7 +23,7 @@ def measure(run: Run) -> Measured:
                 mean("mean_over_root_d_k", product / d_k**0.5, **place),
                 mean("variance_over_d_k", (product - product.mean()) ** 2 / d_k, **place),
             ]
-    return Measured(figures, (_plot(Figures(figures), run["dims"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["dims"]),))
 
 
 def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
@@ -33,7 +33,7 @@ def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
         "components",
         r"variance of $q \cdot k$, over $d_k$",
         tuple(
-            over(f"$d_k = {d_k}$", figures.all("variance_over_d_k", d_k=d_k), "components", style="bars")
+            series_over(f"$d_k = {d_k}$", figures.all("variance_over_d_k", d_k=d_k), "components", style="bars")
             for d_k in dims
         ),
         lines=(("footnote", 1.0),),
@@ -68,8 +68,8 @@ CLAIM = Claim(
     flipped={"shared": 0.5},
     measure=measure,
     parts=(
-        Part(WORDS("part.mean"), (Expect("mean_over_root_d_k", low=-0.05, high=0.05),)),
-        Part(
+        ClaimPart(WORDS("part.mean"), (Expect("mean_over_root_d_k", low=-0.05, high=0.05),)),
+        ClaimPart(
             WORDS("part.variance"),
             (Expect("variance_over_d_k", low=0.95, high=1.05),),
         ),

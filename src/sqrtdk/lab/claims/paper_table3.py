@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, number, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -14,10 +14,10 @@ from sqrtdk.theory.parameters import multi_head_terms
 WORDS = words_of(__name__)
 
 D_MODEL, HEADS, D_V = 512, 8, 64
-ATTENTIONS = 18  # 6 in the encoder, 12 in the decoder
+ATTENTION_LAYERS = 18  # 6 in the encoder, 12 in the decoder
 
 
-class Row(NamedTuple):
+class HeadSizeRow(NamedTuple):
     """A row of Table 3 in which only d_k differs from the base model.
 
     Attributes:
@@ -39,17 +39,21 @@ class Row(NamedTuple):
 
 # arXiv:1706.03762, table 3. "Unlisted values are identical to those of the base model", and no row lists the scale.
 PAPER = (
-    Row("base", 64, True, 4.92, 25.8, 65),
-    Row("B", 32, True, 5.01, 25.4, 60),
-    Row("B", 16, True, 5.16, 25.1, 58),
+    HeadSizeRow("base", 64, True, 4.92, 25.8, 65),
+    HeadSizeRow("B", 32, True, 5.01, 25.4, 60),
+    HeadSizeRow("B", 16, True, 5.16, 25.1, 58),
 )
-INVENTED = (PAPER[0], Row("B", 32, False, 4.85, 26.1, 60), Row("B", 16, False, 5.16, 25.1, 58))  # for the control
+INVENTED = (
+    PAPER[0],
+    HeadSizeRow("B", 32, False, 4.85, 26.1, 60),
+    HeadSizeRow("B", 16, False, 5.16, 25.1, 58),
+)  # for the control
 FROM, TO = 64, 32
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Read the rows: BLEU by d_k, rows without the scale, and the parameters that the change of d_k explains."""
-    table = [Row(*row) for row in run["table"]]
+    table = [HeadSizeRow(*row) for row in run["table"]]
     rows = {row.d_k: row for row in table}
     first, second = rows[FROM], rows[TO]
     unscaled = [row for row in table if not row.scaled]
@@ -66,12 +70,12 @@ def measure(run: Run) -> Measured:
             exact("millions_of_parameters", row.millions, d_k=row.d_k),
             exact("millions_if_only_d_k_changes", table[0].millions - fewer, d_k=row.d_k),
         ]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _attention_millions(d_k: int) -> float:
     terms = multi_head_terms(D_MODEL, HEADS, head_dim=d_k, value_head_dim=D_V, in_bias=False, out_bias=False)
-    return ATTENTIONS * terms.total / 1e6
+    return ATTENTION_LAYERS * terms.total / 1e6
 
 
 def _plot(figures: Figures) -> Plot:
@@ -80,7 +84,7 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.bleu"),
         "$d_k$",
         "BLEU (newstest2013)",
-        (over("Table 3", figures.all("bleu"), "d_k"),),
+        (series_over("Table 3", figures.all("bleu"), "d_k"),),
     )
 
 
@@ -89,7 +93,7 @@ def why(figures: Figures) -> Text:
     base, half, quarter = (figures("bleu", d_k=d_k) for d_k in (64, 32, 16))
     printed = [figures("millions_of_parameters", d_k=d_k) for d_k in (32, 16)]
     formula = [figures("millions_if_only_d_k_changes", d_k=d_k) for d_k in (32, 16)]
-    unscaled = number(figures("rows_without_scale").value)
+    unscaled = format_figure(figures("rows_without_scale").value)
     worse = figures("bleu_change").value < 0
     return WORDS(
         "why",
@@ -118,11 +122,11 @@ CLAIM = Claim(
     flipped={"table": INVENTED},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.row"),
             (Expect("rows_without_scale", low=1.0),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.improves", before=FROM, after=TO),
             (Expect("bleu_change", low=0.1),),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
@@ -14,7 +14,7 @@ from sqrtdk.nn import MultiHeadAttention
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Parameters of real modules over 3 h d_model d_k + d_model^2, and over those of one full-width head."""
     figures = []
     for d_model, heads in run["sizes"]:
@@ -28,7 +28,7 @@ def measure(run: Run) -> Measured:
             exact("parameters_over_formula", count / formula, **place),
             exact("parameters_over_one_head", count / single, **place),
         ]
-    return Measured(figures)
+    return ExperimentResult(figures)
 
 
 def _module(d_model: int, heads: int, kv_heads: int) -> nn.Module:
@@ -55,11 +55,11 @@ CLAIM = Claim(
     flipped={"kv_share": 0.25},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.formula"),
             (Expect("parameters_over_formula", low=1.0, high=1.0),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.one_head"),
             (Expect("parameters_over_one_head", low=1.0, high=1.0),),
         ),

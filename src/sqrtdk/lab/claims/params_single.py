@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
@@ -16,7 +16,7 @@ WORDS = words_of(__name__)
 OUTPUT = "out_proj"
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Parameters of the projections of q, k and v in real modules, over 3 d_model d_k."""
     figures = []
     for d_model, d_k in run["sizes"]:
@@ -27,7 +27,7 @@ def measure(run: Run) -> Measured:
                 exact("parameters", count, module=module, **place),
                 exact("parameters_over_formula", count / formula, module=module, **place),
             ]
-    return Measured(figures)
+    return ExperimentResult(figures)
 
 
 def _counts(d_model: int, d_k: int, bias: bool) -> dict[str, int]:
@@ -60,7 +60,7 @@ CLAIM = Claim(
     flipped={"bias": True},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.formula"),
             (Expect("parameters_over_formula", low=1.0, high=1.0),),
         ),

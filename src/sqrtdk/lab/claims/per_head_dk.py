@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk import AuxRequest
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -15,29 +15,30 @@ from sqrtdk.nn import MultiHeadAttention
 
 WORDS = words_of(__name__)
 
-WIDTH = 768
+TOTAL_WIDTH = 768
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Standard deviation of the logits of real multi-head attention, with the root of one dimension or the other."""
     figures = [
         mean("logit_std", _logit_std(run, heads, run[case]), heads=heads, scale=case)
         for heads in run["heads"]
         for case in ("head", "model")
     ]
-    return Measured(figures, (_plot(Figures(figures), run["heads"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["heads"]),))
 
 
-def _logit_std(run: Run, heads: int, dimension: str) -> Tensor:
+def _logit_std(run: ExperimentRun, heads: int, dimension: str) -> Tensor:
     """Root mean square over rows and heads, one for each fresh layer with unit-variance q and k."""
     rng, found = run.generator("layers", heads), []
-    scale = {"head": None, "model": WIDTH**-0.5}[dimension]  # None: the library's own rule
-    layer = MultiHeadAttention(WIDTH, heads, bias=False, batch_first=True, scale=scale)
+    scale = {"head": None, "model": TOTAL_WIDTH**-0.5}[dimension]  # None: the library's own rule
+    layer = MultiHeadAttention(TOTAL_WIDTH, heads, bias=False, batch_first=True, scale=scale)
     assert layer.in_proj_weight is not None
     for _ in range(run["layers"]):
-        nn.init.normal_(layer.in_proj_weight, std=WIDTH**-0.5, generator=rng)
+        nn.init.normal_(layer.in_proj_weight, std=TOTAL_WIDTH**-0.5, generator=rng)
         query, key = (
-            nn.functional.layer_norm(torch.randn(1, run["tokens"], WIDTH, generator=rng), (WIDTH,)) for _ in range(2)
+            nn.functional.layer_norm(torch.randn(1, run["tokens"], TOTAL_WIDTH, generator=rng), (TOTAL_WIDTH,))
+            for _ in range(2)
         )
         wanted = AuxRequest(variance=True)
         with torch.no_grad():
@@ -50,13 +51,13 @@ def _logit_std(run: Run, heads: int, dimension: str) -> Tensor:
 def _plot(figures: Figures, heads: tuple[int, ...]) -> Plot:
     return Plot(
         "std",
-        WORDS("plot.std", width=WIDTH),
+        WORDS("plot.std", width=TOTAL_WIDTH),
         "heads $h$",
         "standard deviation of the logits",
         (
-            over(r"divided by $\sqrt{d_k}$", figures.all("logit_std", scale="head"), "heads"),
-            over(r"divided by $\sqrt{d_{model}}$", figures.all("logit_std", scale="model"), "heads"),
-            curve(r"$1/\sqrt{h}$", heads, (h**-0.5 for h in heads), style="dashed"),
+            series_over(r"divided by $\sqrt{d_k}$", figures.all("logit_std", scale="head"), "heads"),
+            series_over(r"divided by $\sqrt{d_{model}}$", figures.all("logit_std", scale="model"), "heads"),
+            curve_series(r"$1/\sqrt{h}$", heads, (h**-0.5 for h in heads), style="dashed"),
         ),
         x_axis="log",
         y_axis="log",
@@ -77,14 +78,14 @@ CLAIM = Claim(
     statement=WORDS("statement"),
     formula=r"\mathrm{std}\left[ \frac{q_h \cdot k_h}{\sqrt{d_k}} \right] = 1, \qquad "
     r"\mathrm{std}\left[ \frac{q_h \cdot k_h}{\sqrt{d_{\mathrm{model}}}} \right] = \frac{1}{\sqrt{h}}",
-    method=WORDS("method", width=WIDTH),
+    method=WORDS("method", width=TOTAL_WIDTH),
     control=WORDS("control"),
     parameters={"heads": (2, 4, 8, 12, 24, 48), "layers": 20, "tokens": 64, "head": "head", "model": "model"},
     quick={"heads": (4, 12), "layers": 6, "tokens": 32},
     flipped={"head": "model", "model": "head"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.head"),
             (
                 Expect("logit_std", low=0.85, high=1.15, at={"scale": "head"}),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve, number
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve_series, format_figure
 from sqrtdk.lab.intervals import exact, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -15,11 +15,11 @@ from sqrtdk.stats import row_stats
 
 WORDS = words_of(__name__)
 
-PRINTED = {"unscaled": (0.342, 0.891, 0.998), "scaled": (0.289, 0.276, 0.301)}
+PRINTED_PEAKS = {"unscaled": (0.342, 0.891, 0.998), "scaled": (0.289, 0.276, 0.301)}
 TAIL = 0.005  # of each side: a value outside the central 99% is not a plausible draw
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The share of draws below each printed value: for one row, for one row under both scales, and for a matrix."""
     figures, ranges = [exact("keys", run["keys"])], []
     for i, d_k in enumerate(run["dims"]):
@@ -48,10 +48,10 @@ def measure(run: Run) -> Measured:
         # the rows whose scaled peak is close to the printed one
         near = distance.argsort()[: round(run["near"] * draws)]
         figures.append(_below(single["unscaled"][near, 0], printed["unscaled"], reading="same row", d_k=d_k))
-    return Measured(figures, (_plot(ranges, run),))
+    return ExperimentResult(figures, (_plot(ranges, run),))
 
 
-def _peaks(product: Tensor, run: Run, d_k: int) -> dict[str, Tensor]:
+def _peaks(product: Tensor, run: ExperimentRun, d_k: int) -> dict[str, Tensor]:
     return {side: row_stats(product * factor(run[side], d_k)).peak for side in SIDES}
 
 
@@ -64,13 +64,13 @@ def _quantiles(peaks: Tensor) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def _plot(ranges: list[tuple[str, int, float, float, float]], run: Run) -> Plot:
+def _plot(ranges: list[tuple[str, int, float, float, float]], run: ExperimentRun) -> Plot:
     series = []
     for side, shift in zip(SIDES, (0.95, 1.05), strict=True):  # side by side, not on top of one another
         dims, low, middle, high = zip(*(entry[1:] for entry in ranges if entry[0] == side), strict=True)
         x = tuple(shift * d_k for d_k in dims)
         series.append(Series(f"{side}: median and 99% of rows", x, middle, low, high, "points"))
-        series.append(curve(f"{side}: printed", x, run["printed"][side], style="dashed"))
+        series.append(curve_series(f"{side}: printed", x, run["printed"][side], style="dashed"))
     return Plot(
         "largest-weight",
         WORDS("plot.largest-weight", keys=run["keys"]),
@@ -88,12 +88,12 @@ def _word(possible: bool) -> Text:
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     first = min(figure.at["d_k"] for figure in figures.all("peak"))
-    flat, given = (number(figures("printed", d_k=first, side=side).value) for side in SIDES)
+    flat, given = (format_figure(figures("printed", d_k=first, side=side).value) for side in SIDES)
     possible = {
         name: all(f.low > TAIL and f.high < 1 - TAIL for f in figures.all("share_below_the_printed", reading=name))
         for name in ("mean over the rows", "largest of the matrix")
     }
-    keys = number(figures("keys").value)
+    keys = format_figure(figures("keys").value)
     share = figures("share_below_the_printed", reading="one row", d_k=first, side="unscaled")
     typical = figures("peak", d_k=first, side="unscaled")
     last = max(figure.at["d_k"] for figure in figures.all("peak"))
@@ -118,9 +118,9 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _reading(name: str) -> Part:
+def _reading(name: str) -> ClaimPart:
     expect = Expect("share_below_the_printed", low=TAIL, high=1 - TAIL, at={"reading": name})
-    return Part(WORDS("part." + name.replace(" ", "_")), (expect,))
+    return ClaimPart(WORDS("part." + name.replace(" ", "_")), (expect,))
 
 
 CLAIM = Claim(
@@ -133,7 +133,7 @@ CLAIM = Claim(
     control=WORDS("control"),
     parameters={
         "dims": (16, 64, 256),
-        "printed": PRINTED,
+        "printed": PRINTED_PEAKS,
         "keys": 10,
         "numbers": 30_000_000,
         "matrices": 20_000,

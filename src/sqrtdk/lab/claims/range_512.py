@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from sqrtdk.lab._rows import factor, product_matrices
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Plot, curve, number, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Plot, curve_series, format_figure, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -15,11 +15,11 @@ from sqrtdk.theory import logit_distribution
 WORDS = words_of(__name__)
 
 D_K = 512
-FAR = 100.0
-NEAR = 3.0
+CLAIMED_BOUND = 100.0
+THREE_STDS = 3.0
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Largest logits of one row and of whole matrices, and the share of logits near 0, a draw of q and k at a time."""
     length = run["length"]
     without, scaled = (factor(run[name], D_K) for name in ("without", "scaled"))
@@ -28,8 +28,8 @@ def measure(run: Run) -> Measured:
     for product in product_matrices(run, run["draws"], length, D_K):
         size = product.abs()
         rows.append(float(size.amax(-1).mean()) * without)
-        beyond.append(float((size * without >= FAR).double().mean()))
-        within.append(float((size * scaled <= NEAR).double().mean()))
+        beyond.append(float((size * without >= CLAIMED_BOUND).double().mean()))
+        within.append(float((size * scaled <= THREE_STDS).double().mean()))
         for side in run["sides"]:
             largest.setdefault(side, []).append(float(size[:side, :side].max()) * without)
     figures = [
@@ -38,7 +38,7 @@ def measure(run: Run) -> Measured:
         mean("share_beyond_100", beyond),
         mean("share_within_3_scaled", within),
     ]
-    return Measured(figures, (_plot(Figures(figures), without),))
+    return ExperimentResult(figures, (_plot(Figures(figures), without),))
 
 
 def _plot(figures: Figures, scale: float) -> Plot:
@@ -52,16 +52,16 @@ def _plot(figures: Figures, scale: float) -> Plot:
         "number of logits",
         "largest magnitude",
         (
-            over("unscaled", matrices, "logits", style="points"),
-            curve("median in theory", numbers, medians, style="dashed"),
+            series_over("unscaled", matrices, "logits", style="points"),
+            curve_series("median in theory", numbers, medians, style="dashed"),
         ),
         x_axis="log",
-        lines=(("100", FAR),),
+        lines=(("100", CLAIMED_BOUND),),
     )
 
 
 def _side(largest: Figure) -> Text:
-    return WORDS("below" if largest.value < FAR else "beyond")
+    return WORDS("below" if largest.value < CLAIMED_BOUND else "beyond")
 
 
 def why(figures: Figures) -> Text:
@@ -69,12 +69,12 @@ def why(figures: Figures) -> Text:
     row, share = figures("largest_logit", of="row"), figures("share_beyond_100")
     matrix = max(figures.all("largest_logit", of="matrix"), key=lambda f: f.at["logits"])
     within = figures("share_within_3_scaled")
-    rule = math.erf(NEAR / math.sqrt(2.0))
+    rule = math.erf(THREE_STDS / math.sqrt(2.0))
     return WORDS(
         "why",
-        far=f"{FAR:g}",
-        deviations=number(FAR / D_K**0.5),
-        deviation=number(D_K**0.5),
+        far=f"{CLAIMED_BOUND:g}",
+        deviations=format_figure(CLAIMED_BOUND / D_K**0.5),
+        deviation=format_figure(D_K**0.5),
         keys=row.at["logits"],
         row=row,
         logits=matrix.at["logits"],
@@ -83,8 +83,8 @@ def why(figures: Figures) -> Text:
         row_side=_side(row),
         matrix_side=_side(matrix),
         within=within,
-        near=f"{NEAR:g}",
-        rule=number(rule),
+        near=f"{THREE_STDS:g}",
+        rule=format_figure(rule),
     )
 
 
@@ -108,15 +108,15 @@ CLAIM = Claim(
     flipped={"without": "sqrt_dk", "scaled": "none"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.row"),
-            (Expect("largest_logit", low=FAR, at={"of": "row"}),),
+            (Expect("largest_logit", low=CLAIMED_BOUND, at={"of": "row"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.matrix"),
-            (Expect("largest_logit", low=FAR, at={"of": "matrix", "logits": 1024 * 1024}),),
+            (Expect("largest_logit", low=CLAIMED_BOUND, at={"of": "matrix", "logits": 1024 * 1024}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.scaled"),
             (Expect("share_within_3_scaled", low=0.9965, high=0.9975),),
         ),

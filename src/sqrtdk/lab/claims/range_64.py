@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sqrtdk.lab._rows import product_matrices
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import bootstrap, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -14,21 +14,21 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 D_K = 64
-LIMIT = 24.0  # 3 once the product is divided by 8
+THREE_STDS_UNSCALED = 24.0  # 3 once the product is divided by 8
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Share of logits within the range, and of rows of growing length that lie in it as a whole."""
     within: list[float] = []
     whole: dict[int, list[float]] = {}
     for product in product_matrices(run, run["draws"], run["length"], D_K, run["component_std"]):
-        inside = product.abs() <= LIMIT
+        inside = product.abs() <= THREE_STDS_UNSCALED
         within.append(float(inside.double().mean()))
         for keys in run["row_keys"]:
             whole.setdefault(keys, []).append(float(inside[:, :keys].all(-1).double().mean()))
     figures = [mean("share_within", within)]
     figures += [bootstrap("rows_within", values, np.mean, seed=run.seed, keys=keys) for keys, values in whole.items()]
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _plot(figures: Figures) -> Plot:
@@ -37,7 +37,7 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.rows"),
         "keys",
         r"share of rows within $\pm 3\sigma$",
-        (over("measured", figures.all("rows_within"), "keys"),),
+        (series_over("measured", figures.all("rows_within"), "keys"),),
         x_axis="log",
     )
 
@@ -62,7 +62,7 @@ CLAIM = Claim(
     flipped={"component_std": 1.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.range"),
             (Expect("share_within", low=0.9965, high=0.9975),),
         ),

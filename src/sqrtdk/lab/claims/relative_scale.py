@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import sqrtdk
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -21,7 +21,7 @@ from sqrtdk.scales import disentangled
 WORDS = words_of(__name__)
 
 HEADS, HEAD_DIM = 4, 64
-WIDTH = HEADS * HEAD_DIM
+LAYER_WIDTH = HEADS * HEAD_DIM
 FRESH_STD = 0.02  # initial value in published code for these tables
 
 
@@ -30,7 +30,7 @@ def _deberta(length: int, std: float, rng: torch.Generator) -> Any:
     nn.init.normal_(term.embedding, std=std, generator=rng)
     for projection in (term.key_proj, term.query_proj):
         assert isinstance(projection, nn.Linear)
-        nn.init.normal_(projection.weight, std=WIDTH**-0.5, generator=rng)
+        nn.init.normal_(projection.weight, std=LAYER_WIDTH**-0.5, generator=rng)
     return term.double()
 
 
@@ -50,7 +50,7 @@ def _alibi(length: int, std: float, rng: torch.Generator) -> Any:
     return alibi(HEADS, symmetric=True)
 
 
-TERMS: dict[str, Callable[[int, float, torch.Generator], Any]] = {
+BIAS_BY_NAME: dict[str, Callable[[int, float, torch.Generator], Any]] = {
     "none": lambda length, std, rng: None,
     "DeBERTa": _deberta,
     "DeBERTa, fresh": lambda length, std, rng: _deberta(length, FRESH_STD * std, rng),
@@ -63,10 +63,10 @@ ROTATED = {"RoPE"}
 OWN_SCALES: dict[str, Any] = {"DeBERTa": disentangled(3), "T5": 1.0}  # scales of the papers that are not 1/sqrt(d_k)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Variance over the keys of a row of everything that the scale multiplies, over d_k, one number per new layer."""
     figures = []
-    for kind in TERMS:
+    for kind in BIAS_BY_NAME:
         layers = [_layer(run, kind, draw) for draw in range(run["draws"])]
         figures.append(
             mean("scaled_variance_over_d_k", [(one(1.0) - one(0.0)) / HEAD_DIM for one in layers], kind=kind)
@@ -74,17 +74,17 @@ def measure(run: Run) -> Measured:
         if kind in OWN_SCALES:
             stds = [math.sqrt(one(OWN_SCALES[kind])) for one in layers]
             figures.append(mean("logit_std_at_its_own_scale", stds, kind=kind))
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
-def _layer(run: Run, kind: str, draw: int) -> Callable[[Any], float]:
+def _layer(run: ExperimentRun, kind: str, draw: int) -> Callable[[Any], float]:
     """Build a new layer; return the variance of its logits over the keys of a row, as a function of the scale."""
     rng, length = run.generator(kind, draw), run["length"]
     query, key = (torch.randn(HEADS, length, HEAD_DIM, generator=rng, dtype=torch.float64) for _ in range(2))
     if kind in ROTATED:
         query, key = rope(query, key)
     with torch.no_grad():
-        term = TERMS[kind](length, run["table_std"], rng)
+        term = BIAS_BY_NAME[kind](length, run["table_std"], rng)
 
     def variance(scale: Any) -> float:
         return float(sqrtdk.measure(query, key, scale=scale, bias=term).variance.mean() * length / (length - 1))
@@ -98,7 +98,7 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.variance"),
         "position term",
         "variance / $d_k$",
-        (over("measured", figures.all("scaled_variance_over_d_k"), "kind", style="bars"),),
+        (series_over("measured", figures.all("scaled_variance_over_d_k"), "kind", style="bars"),),
         lines=(("product alone", 1.0), ("three terms", 3.0)),
     )
 
@@ -124,9 +124,9 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _changes(name: str, kind: str, low: float = 1.5, high: float = 4.0) -> Part:
+def _changes(name: str, kind: str, low: float = 1.5, high: float = 4.0) -> ClaimPart:
     expect = Expect("scaled_variance_over_d_k", low=low, high=high, at={"kind": kind})
-    return Part(WORDS(f"part.{name}"), (expect,))
+    return ClaimPart(WORDS(f"part.{name}"), (expect,))
 
 
 CLAIM = Claim(

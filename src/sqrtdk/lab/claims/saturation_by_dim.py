@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -16,7 +16,7 @@ from sqrtdk.theory import expected_peak
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The mean largest weight of independent rows at each dimension; both sides see the same queries and keys."""
     dims, off = run["dims"], {}
     for d_k in dims:
@@ -30,16 +30,16 @@ def measure(run: Run) -> Measured:
         figures.append(mean("peak_at_the_largest", 1 - off[side, dims[-1]], side=side))
         figures.append(mean("peak_change_over_all", off[side, dims[0]] - off[side, dims[-1]], side=side))
         figures.append(mean("off_peak_times_root_d_k", off[side, dims[-1]] * dims[-1] ** 0.5, d_k=dims[-1], side=side))
-    return Measured(figures, (_plot(Figures(figures), run),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run),))
 
 
-def _plot(figures: Figures, run: Run) -> Plot:
+def _plot(figures: Figures, run: ExperimentRun) -> Plot:
     dims, keys = run["dims"], run["keys"]
     series = []
     for side in SIDES:
         sigmas = [factor(run[side], d_k) * d_k**0.5 for d_k in dims]
-        series.append(over(side, figures.all("peak", side=side), "d_k", style="points"))
-        series.append(curve(f"{side}, theory", dims, expected_peak(keys, sigmas), style="dashed"))
+        series.append(series_over(side, figures.all("peak", side=side), "d_k", style="points"))
+        series.append(curve_series(f"{side}, theory", dims, expected_peak(keys, sigmas), style="dashed"))
     return Plot(
         "peak",
         WORDS("plot.peak", keys=keys),
@@ -78,14 +78,14 @@ CLAIM = Claim(
     flipped={"unscaled": "sqrt_dk", "scaled": "none"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.unscaled"),
             (
                 Expect("peak_rise", low=0.0, at={"side": "unscaled"}),
                 Expect("peak_at_the_largest", low=0.95, at={"side": "unscaled"}),
             ),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.scaled"),
             (Expect("peak_change_over_all", low=-0.04, high=0.04, at={"side": "scaled"}),),
         ),

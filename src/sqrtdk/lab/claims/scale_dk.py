@@ -6,8 +6,8 @@ import math
 
 import sqrtdk
 from sqrtdk.lab._rows import own_keys
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, number, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -17,13 +17,13 @@ from sqrtdk.theory import expected_effective_keys
 WORDS = words_of(__name__)
 
 GROWN = 4.0  # standard deviation of the components after growth
-LARGE = (64, 256)
+LARGE_DIMS = (64, 256)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Effective keys, entropy and peak of random rows, relative to uniform weights."""
     figures = []
-    cases = [(d_k, 1.0) for d_k in run["dims"]] + [(LARGE[0], GROWN)]
+    cases = [(d_k, 1.0) for d_k in run["dims"]] + [(LARGE_DIMS[0], GROWN)]
     for d_k, std in cases:
         query, key = own_keys(run.generator("rows", d_k, std), run["rows"], run["keys"], d_k, std=std)
         rows = sqrtdk.measure(query, key, scale=SCALES[run["scale"]]())
@@ -33,10 +33,10 @@ def measure(run: Run) -> Measured:
             mean("entropy_share", rows.entropy_nats.flatten() / math.log(run["keys"]), **at),
             mean("peak_over_uniform", rows.peak.flatten() * run["keys"], **at),
         ]
-    return Measured(figures, (_plot(Figures(figures), run),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run),))
 
 
-def _plot(figures: Figures, run: Run) -> Plot:
+def _plot(figures: Figures, run: ExperimentRun) -> Plot:
     keys = run["keys"]
     return Plot(
         "share",
@@ -44,9 +44,11 @@ def _plot(figures: Figures, run: Run) -> Plot:
         "$d_k$",
         "effective keys / keys",
         (
-            over(f"measured, scale {run['scale']}", figures.all("effective_key_share", component_std=1.0), "d_k"),
+            series_over(
+                f"measured, scale {run['scale']}", figures.all("effective_key_share", component_std=1.0), "d_k"
+            ),
             *(
-                curve(
+                curve_series(
                     label,
                     run["dims"],
                     (expected_effective_keys(keys, s(d)) / keys for d in run["dims"]),
@@ -66,7 +68,9 @@ def why(figures: Figures) -> Text:
         return str(figures("effective_key_share", d_k=d_k, component_std=std))
 
     peak = figures("peak_over_uniform", d_k=64, component_std=1.0)
-    return WORDS("why", at_64=share(64), peak=peak, at_4=share(4), grown=number(GROWN), at_64_grown=share(64, GROWN))
+    return WORDS(
+        "why", at_64=share(64), peak=peak, at_4=share(4), grown=format_figure(GROWN), at_64_grown=share(64, GROWN)
+    )
 
 
 CLAIM = Claim(
@@ -84,16 +88,16 @@ CLAIM = Claim(
     flipped={"scale": "sqrt_dk"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.start"),
-            tuple(Expect("effective_key_share", low=0.95, at={"d_k": d_k, "component_std": 1.0}) for d_k in LARGE),
+            tuple(Expect("effective_key_share", low=0.95, at={"d_k": d_k, "component_std": 1.0}) for d_k in LARGE_DIMS),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.small"),
             (Expect("effective_key_share", low=0.95, at={"d_k": 4}),),
         ),
-        Part(
-            WORDS("part.grown", grown=number(GROWN)),
+        ClaimPart(
+            WORDS("part.grown", grown=format_figure(GROWN)),
             (Expect("effective_key_share", low=0.95, at={"component_std": GROWN}),),
         ),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqrtdk
 from sqrtdk.lab._rows import factor, own_keys
 from sqrtdk.lab._teacher import TEACHER_STD, Fit, Start, fit
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series
 from sqrtdk.lab.intervals import geometric_mean, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -16,11 +16,11 @@ WORDS = words_of(__name__)
 
 KEYS = 64
 LEARNER_DIM = 32
-NOISE = 0.5  # standard deviation of the noise on the teacher's outputs
+LABEL_NOISE = 0.5  # standard deviation of the noise on the teacher's outputs
 WORSE = 1.1  # times the error with the usual scale
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Variance and effective keys of random rows, and the error of trained layers, against the usual scale."""
     figures = []
     for d_k in run["dims"]:
@@ -42,13 +42,13 @@ def measure(run: Run) -> Measured:
         WORDS("plot.error"),
         "step",
         "error",
-        tuple(curve(case, range(run["steps"]), found.curve) for case, found in fits.items()),
+        tuple(curve_series(case, range(run["steps"]), found.curve) for case, found in fits.items()),
         y_axis="log",
     )
-    return Measured(figures, (plot,))
+    return ExperimentResult(figures, (plot,))
 
 
-def _fits(run: Run) -> dict[str, Fit]:
+def _fits(run: ExperimentRun) -> dict[str, Fit]:
     """Train with the same W, teachers and rows for every scale."""
     rules = {"this scale": run["scale"], "the usual scale": "sqrt_dk", "no scale": "none"}
     start = LEARNER_DIM**-0.5
@@ -61,7 +61,7 @@ def _fits(run: Run) -> dict[str, Fit]:
         steps=run["steps"],
         rows=32,
         keys=8,
-        noise=NOISE,
+        noise=LABEL_NOISE,
     )
 
 
@@ -89,7 +89,7 @@ CLAIM = Claim(
     statement=WORDS("statement"),
     formula=r"\mathrm{Var}\left[ \frac{q \cdot k}{2 \sqrt{d_k}} \right] = \frac{1}{4}, \qquad "
     r"\frac{(2 W_q x)^\top W_k y}{2 \sqrt{d_k}} = \frac{(W_q x)^\top W_k y}{\sqrt{d_k}}",
-    method=WORDS("method", teacher_std=f"{TEACHER_STD:g}", noise=f"{NOISE:g}", worse=WORSE),
+    method=WORDS("method", teacher_std=f"{TEACHER_STD:g}", noise=f"{LABEL_NOISE:g}", worse=WORSE),
     control=WORDS("control"),
     parameters={
         "scale": "two_sqrt_dk",
@@ -103,15 +103,15 @@ CLAIM = Claim(
     flipped={"scale": "sqrt_dk"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.variance"),
             (Expect("logit_variance", low=0.225, high=0.275),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.flatter"),
             (Expect("effective_key_share_more_than_usual", low=0.2),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.worse", worse=WORSE),
             (Expect("error_over_usual", low=WORSE, at={"case": "this scale"}),),
         ),

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import factor, normal_pairs, weights
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run, stable_seed
-from sqrtdk.lab.figures import Figures, Plot, Series, curve, number
+from sqrtdk.lab._rows import attention_weights, factor, normal_pairs
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun, stable_seed
+from sqrtdk.lab.figures import Figures, Plot, Series, curve_series, format_figure
 from sqrtdk.lab.intervals import bootstrap, exact, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -17,10 +17,10 @@ WORDS = words_of(__name__)
 
 BATCH, D_K = 2, 512
 TOLERANCE = 0.05  # relative to the printed value that is claimed
-STEPS = 200  # points of the plot
+TRAINING_STEPS = 200  # points of the plot
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Sample standard deviation of all logits of a run, and its rows of weights, over many runs."""
     runs, length = run["runs"], run["length"]
     query, key = (
@@ -33,7 +33,7 @@ def measure(run: Run) -> Measured:
         one = factor(scale, D_K)
         printed[scale] = (one * product).flatten(1).std(-1).double()
         off = printed[scale] / (one * D_K**0.5) - 1.0
-        sums = weights(query, key, one).sum(-1)
+        sums = attention_weights(query, key, one).sum(-1)
         whole = ((sums - 1.0).abs() <= 1e-5).flatten(1).all(-1)
         seed = stable_seed(["scatter", run.seed, scale])
         figures += [
@@ -42,18 +42,18 @@ def measure(run: Run) -> Measured:
             proportion("runs_within_5_percent", int((off.abs() <= TOLERANCE).sum()), runs, scale=scale),
             proportion("runs_whose_rows_sum_to_1", int(whole.sum()), runs, scale=scale),
         ]
-    return Measured(figures, (_plot(printed["none"]),))
+    return ExperimentResult(figures, (_plot(printed["none"]),))
 
 
 def _plot(printed: Tensor) -> Plot:
-    shares = torch.linspace(0.0, 1.0, STEPS, dtype=torch.float64)
-    series: Series = curve("runs", torch.quantile(printed, shares).tolist(), shares.tolist())
+    shares = torch.linspace(0.0, 1.0, TRAINING_STEPS, dtype=torch.float64)
+    series: Series = curve_series("runs", torch.quantile(printed, shares).tolist(), shares.tolist())
     return Plot(
         "scatter",
         WORDS("plot.scatter"),
         "printed standard deviation",
         "share of runs",
-        (series, curve(r"$\sqrt{512}$", (D_K**0.5, D_K**0.5), (0.0, 1.0), style="dashed")),
+        (series, curve_series(r"$\sqrt{512}$", (D_K**0.5, D_K**0.5), (0.0, 1.0), style="dashed")),
     )
 
 
@@ -62,8 +62,8 @@ def why(figures: Figures) -> Text:
     none, scaled = (figures("printed_deviation", scale=scale) for scale in ("none", "sqrt_dk"))
     scatter = figures("scatter_of_printed_deviation", scale="none")
     near = figures("runs_within_5_percent", scale="none")
-    logits = number(figures("logits_of_a_run").value)
-    low, high = (number(round(D_K**0.5 * (1 + side * 2 * scatter.value))) for side in (-1, 1))
+    logits = format_figure(figures("logits_of_a_run").value)
+    low, high = (format_figure(round(D_K**0.5 * (1 + side * 2 * scatter.value))) for side in (-1, 1))
     return WORDS(
         "why",
         none=none,
@@ -72,7 +72,7 @@ def why(figures: Figures) -> Text:
         scatter=scatter,
         near=near,
         tolerance=f"{TOLERANCE:.0%}",
-        deviation=number(D_K**0.5),
+        deviation=format_figure(D_K**0.5),
         low=low,
         high=high,
     )
@@ -91,18 +91,18 @@ CLAIM = Claim(
     flipped={"length": 24},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.average"),
             (
                 Expect("printed_deviation", low=21.5, high=23.75, at={"scale": "none"}),
                 Expect("printed_deviation", low=0.95, high=1.05, at={"scale": "sqrt_dk"}),
             ),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.single"),
             (Expect("runs_within_5_percent", low=0.9),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.sums"),
             (Expect("runs_whose_rows_sum_to_1", low=0.99),),
         ),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqrtdk.lab._arms import FULL, QUICK, curve_plots, gap, train_arms
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Plot, over
+from sqrtdk.lab._arms import FULL_TRAINING, QUICK, curve_plots, loss_gap, train_arms
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
 from sqrtdk.lab.intervals import geometric_mean
-from sqrtdk.lab.training.train import CHANCE
+from sqrtdk.lab.training.train import CHANCE_LOSS
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 
 # nats per letter behind additive attention: less counts as "as well", more as "worse"
-BEHIND = round(CHANCE["encoder_decoder"] / 5, 2)
+BEHIND = round(CHANCE_LOSS["encoder_decoder"] / 5, 2)
 LEGEND = {
     "dot": "dot product",
     "additive": "additive",
@@ -24,7 +24,7 @@ LEGEND = {
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Held-out losses of the scores on the string task, each at its own best learning rate."""
     dims = run["dims"]
     kinds = {
@@ -46,11 +46,11 @@ def measure(run: Run) -> Measured:
         figures.append(geometric_mean("best_rate", arm.chosen, score=score, d_k=d_k))
     sizes = {run["least"]: "least", run["small"]: "small", max(dims): "large"}
     figures += [
-        gap("excess_over_additive_nats", arms["dot", d], arms["additive", d], d_k=d, size=sizes.get(d, "between"))
+        loss_gap("excess_over_additive_nats", arms["dot", d], arms["additive", d], d_k=d, size=sizes.get(d, "between"))
         for d in dims
     ]
     pair = {LEGEND[score]: arms[score, max(dims)] for score in ("dot", "additive")}
-    return Measured(figures, (_plot(Figures(figures), scores), curve_plots(pair, "strings", max(dims))[0]))
+    return ExperimentResult(figures, (_plot(Figures(figures), scores), curve_plots(pair, "strings", max(dims))[0]))
 
 
 def _plot(figures: Figures, scores: tuple[str, ...]) -> Plot:
@@ -59,9 +59,9 @@ def _plot(figures: Figures, scores: tuple[str, ...]) -> Plot:
         WORDS("plot.score"),
         "$d_k$",
         "held-out loss, nats a letter",
-        tuple(over(LEGEND[score], figures.all("held_out_loss_nats", score=score), "d_k") for score in scores),
+        tuple(series_over(LEGEND[score], figures.all("held_out_loss_nats", score=score), "d_k") for score in scores),
         x_axis="log",
-        lines=((r"guess, $\log 16$", CHANCE["encoder_decoder"]),),
+        lines=((r"guess, $\log 16$", CHANCE_LOSS["encoder_decoder"]),),
     )
 
 
@@ -81,11 +81,11 @@ def _stand(excess: Figure) -> Text:
     return WORDS("worse" if excess.low >= BEHIND else "undecided")
 
 
-def _part(size: str) -> Part:
+def _part(size: str) -> ClaimPart:
     def expect(at: str, **bar: Any) -> Expect:
         return Expect("excess_over_additive_nats", at={"size": at}, **bar)
 
-    return Part(WORDS(f"part.{size}"), (expect(size, high=BEHIND), expect("large", low=BEHIND)))
+    return ClaimPart(WORDS(f"part.{size}"), (expect(size, high=BEHIND), expect("large", low=BEHIND)))
 
 
 CLAIM = Claim(
@@ -98,7 +98,7 @@ CLAIM = Claim(
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={
-        **FULL,
+        **FULL_TRAINING,
         "seeds": 6,
         "dot_scale": "none",
         "others": ("cosine", "scaled"),

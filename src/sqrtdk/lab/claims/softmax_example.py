@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, Series, number
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, Series, format_figure
 from sqrtdk.lab.intervals import exact
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -15,13 +15,13 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 # five scaled logits printed by an explanation, with the weights that it gives them
-LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
+EXAMPLE_LOGITS = (-3.0, -1.0, 0.0, 1.0, 3.0)
 WEIGHTS = (0.012, 0.089, 0.243, 0.661, 0.995)
 
-TO_THREE_DIGITS = tuple(round(math.exp(z) / sum(map(math.exp, LOGITS)), 3) for z in LOGITS)
+TO_THREE_DIGITS = tuple(round(math.exp(z) / sum(map(math.exp, EXAMPLE_LOGITS)), 3) for z in EXAMPLE_LOGITS)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The softmax of all five logits, and of the first four alone."""
     logits = torch.tensor(run["logits"], dtype=torch.float64)
     printed = torch.tensor(run["printed"], dtype=torch.float64)
@@ -31,7 +31,7 @@ def measure(run: Run) -> Measured:
         figures += [exact("weight", weight, logit=logit), exact("printed_minus_weight", given - weight, logit=logit)]
     away = (printed[:-1] - first_four).abs().max()
     figures.append(exact("largest_error_against_first_four", float(away)))
-    return Measured(figures, (_plot(run["printed"], weights.tolist(), run["logits"]),))
+    return ExperimentResult(figures, (_plot(run["printed"], weights.tolist(), run["logits"]),))
 
 
 def _plot(printed: tuple[float, ...], weights: list[float], logits: tuple[float, ...]) -> Plot:
@@ -47,9 +47,9 @@ def _plot(printed: tuple[float, ...], weights: list[float], logits: tuple[float,
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    weights = ", ".join(number(figure.value) for figure in figures.all("weight"))
-    total = number(figures("sum_of_printed").value)
-    away = number(figures("largest_error_against_first_four").value)
+    weights = ", ".join(format_figure(figure.value) for figure in figures.all("weight"))
+    total = format_figure(figures("sum_of_printed").value)
+    away = format_figure(figures("largest_error_against_first_four").value)
     return WORDS("why", total=total, weights=weights, away=away)
 
 
@@ -61,16 +61,16 @@ CLAIM = Claim(
     formula=r"\mathrm{softmax}(z)_i = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad \sum_i \mathrm{softmax}(z)_i = 1",
     method=WORDS("method"),
     control=WORDS("control"),
-    parameters={"logits": LOGITS, "printed": WEIGHTS},
+    parameters={"logits": EXAMPLE_LOGITS, "printed": WEIGHTS},
     quick={},
     flipped={"printed": TO_THREE_DIGITS},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.digits"),
             (Expect("printed_minus_weight", low=-0.000501, high=0.000501),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.sum"),
             (Expect("sum_of_printed", low=0.997, high=1.003),),
         ),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._rows import factor, products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -30,28 +30,28 @@ def _less_maximum(logits: Tensor) -> Tensor:
     return _as_written(logits - logits.amax(-1, keepdim=True))
 
 
-SOFTMAX: dict[str, Callable[[Tensor], Tensor]] = {
+SOFTMAX_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "as written": _as_written,
     "less maximum": _less_maximum,
     "torch": lambda logits: torch.softmax(logits, -1),
 }
-NARROW = ("float16", "bfloat16", "float32")
+NARROW_DTYPES = ("float16", "bfloat16", "float32")
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Share of rows whose weights are not finite, and of weights that become 0, by softmax and dtype."""
     product = products(run.generator("rows"), draws=run["rows"], keys=KEYS, d_k=D_K)[:, 0]
     logits = (factor(run["scale"], D_K) * product).float()
     figures = [mean("largest_logit", logits.amax(-1))]
-    for dtype in NARROW:
+    for dtype in NARROW_DTYPES:
         stored = logits.to(RANGE_DTYPES[dtype])
-        for softmax, function in SOFTMAX.items():
+        for softmax, function in SOFTMAX_BY_NAME.items():
             weights, place = function(stored), {"softmax": softmax, "dtype": dtype}
             bad = int((~weights.isfinite()).any(-1).sum())
             figures.append(proportion("rows_not_finite", bad, run["rows"], **place))
             if softmax == "torch":
                 figures.append(mean("weights_that_become_0", (weights == 0).double().mean(-1), **place))
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _plot(figures: Figures) -> Plot:
@@ -60,14 +60,17 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.rows"),
         "dtype of logits and softmax",
         "share of rows not finite",
-        tuple(over(name, figures.all("rows_not_finite", softmax=name), "dtype", style="bars") for name in SOFTMAX),
+        tuple(
+            series_over(name, figures.all("rows_not_finite", softmax=name), "dtype", style="bars")
+            for name in SOFTMAX_BY_NAME
+        ),
     )
 
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     largest = figures("largest_logit")
-    ends = {name: f"{math.log(torch.finfo(RANGE_DTYPES[name]).max):.1f}" for name in NARROW}
+    ends = {name: f"{math.log(torch.finfo(RANGE_DTYPES[name]).max):.1f}" for name in NARROW_DTYPES}
     half, wide = (figures("rows_not_finite", softmax="as written", dtype=name) for name in ("float16", "float32"))
     safe = figures("rows_not_finite", softmax="torch", dtype="float16")
     lost, kept = (figures("weights_that_become_0", dtype=name, softmax="torch") for name in ("float16", "float32"))
@@ -85,8 +88,10 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _part(name: str, softmax: str, dtype: str) -> Part:
-    return Part(WORDS(f"part.{name}"), (Expect("rows_not_finite", low=0.01, at={"softmax": softmax, "dtype": dtype}),))
+def _part(name: str, softmax: str, dtype: str) -> ClaimPart:
+    return ClaimPart(
+        WORDS(f"part.{name}"), (Expect("rows_not_finite", low=0.01, at={"softmax": softmax, "dtype": dtype}),)
+    )
 
 
 CLAIM = Claim(

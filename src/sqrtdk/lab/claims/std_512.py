@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from sqrtdk.lab._rows import dot_products, factor, root_mean_square
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Standard deviation of scaled and unscaled products over independent pairs."""
     figures = []
     for d_k in run["dims"]:
@@ -20,12 +20,12 @@ def measure(run: Run) -> Measured:
             root_mean_square("standard_deviation", factor(scale, d_k) * product, d_k=d_k, scale=scale)
             for scale in ("none", "sqrt_dk")
         ]
-    return Measured(figures, (_plot(Figures(figures), run["dims"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["dims"]),))
 
 
 def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
     measured = [
-        over(label, figures.all("standard_deviation", scale=scale), "d_k", style="points")
+        series_over(label, figures.all("standard_deviation", scale=scale), "d_k", style="points")
         for label, scale in (("unscaled", "none"), (r"scaled by $1/\sqrt{d_k}$", "sqrt_dk"))
     ]
     return Plot(
@@ -33,7 +33,7 @@ def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
         WORDS("plot.deviation"),
         "$d_k$",
         "standard deviation of the logits",
-        (*measured, curve(r"$\sqrt{d_k}$", dims, (d**0.5 for d in dims), style="dashed")),
+        (*measured, curve_series(r"$\sqrt{d_k}$", dims, (d**0.5 for d in dims), style="dashed")),
         x_axis="log",
         y_axis="log",
         lines=(("1", 1.0),),
@@ -60,11 +60,11 @@ CLAIM = Claim(
     flipped={"component_std": 1.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.unscaled"),
             (Expect("standard_deviation", low=21.92, high=23.28, at={"d_k": 512, "scale": "none"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.scaled"),
             (Expect("standard_deviation", low=0.97, high=1.03, at={"d_k": 512, "scale": "sqrt_dk"}),),
         ),

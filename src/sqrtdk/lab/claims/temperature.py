@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import own_keys, weights
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, number, over
-from sqrtdk.lab.intervals import largest, mean, proportion
+from sqrtdk.lab._rows import attention_weights, own_keys
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure, series_over
+from sqrtdk.lab.intervals import largest_draw, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
@@ -20,7 +20,7 @@ from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Weights at each temperature by the formula, against attention with the equivalent scale."""
     d_k, keys, temperatures = run["d_k"], run["keys"], run["temperatures"]
     rng = run.generator("rows")
@@ -28,13 +28,13 @@ def measure(run: Run) -> Measured:
     textbook = query @ key.mT / math.sqrt(d_k)
     figures, entropies = [], []
     for t in temperatures:
-        by_scale = weights(query, key, 1 / (math.sqrt(d_k) * t))
+        by_scale = attention_weights(query, key, 1 / (math.sqrt(d_k) * t))
         logits = textbook * t ** run["power"]
         rows = row_stats(logits)
         entropies.append(rows.entropy_nats.flatten())
         difference = (by_scale - logits.softmax(-1)).abs().amax(-1).flatten()
         figures += [
-            largest("largest_difference_of_weights", difference, t=t),
+            largest_draw("largest_difference_of_weights", difference, t=t),
             mean("peak", rows.peak.flatten(), t=t),
             mean("entropy_nats", entropies[-1], t=t),
             mean("squared_jacobian_norm", rows.jacobian_norm.flatten() ** 2, t=t),
@@ -42,8 +42,8 @@ def measure(run: Run) -> Measured:
     for (low, high), (cold, warm) in zip(pairwise(temperatures), pairwise(entropies), strict=True):
         figures.append(proportion("rows_flatter_when_warmer", int((warm > cold).sum()), run["rows"], t=high, below=low))
     figures.append(mean("peak_at_the_lowest", row_stats(textbook * temperatures[0] ** run["power"]).peak.flatten()))
-    figures.append(largest("largest_entropy_slope_error", _slope_error(textbook)))
-    return Measured(figures, _plots(Figures(figures), run))
+    figures.append(largest_draw("largest_entropy_slope_error", _slope_error(textbook)))
+    return ExperimentResult(figures, _plots(Figures(figures), run))
 
 
 def _slope_error(logits: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _slope_error(logits: Tensor) -> Tensor:
     return (slope.flatten() - variance.flatten()).abs()
 
 
-def _plots(figures: Figures, run: Run) -> tuple[Plot, Plot]:
+def _plots(figures: Figures, run: ExperimentRun) -> tuple[Plot, Plot]:
     keys, temperatures = run["keys"], run["temperatures"]
     sigmas = [t ** run["power"] for t in temperatures]
     return (
@@ -67,8 +67,8 @@ def _plots(figures: Figures, run: Run) -> tuple[Plot, Plot]:
             "temperature",
             "entropy, nats",
             (
-                over("measured", figures.all("entropy_nats"), "t", style="points"),
-                curve("theory", temperatures, expected_entropy_nats(keys, sigmas), style="dashed"),
+                series_over("measured", figures.all("entropy_nats"), "t", style="points"),
+                curve_series("theory", temperatures, expected_entropy_nats(keys, sigmas), style="dashed"),
             ),
             x_axis="log",
             lines=(("uniform", math.log(keys)),),
@@ -79,8 +79,8 @@ def _plots(figures: Figures, run: Run) -> tuple[Plot, Plot]:
             "temperature",
             "squared norm of the Jacobian",
             (
-                over("measured", figures.all("squared_jacobian_norm"), "t", style="points"),
-                curve(
+                series_over("measured", figures.all("squared_jacobian_norm"), "t", style="points"),
+                curve_series(
                     "theory", temperatures, [norm**2 for norm in expected_jacobian_norm(keys, sigmas)], style="dashed"
                 ),
             ),
@@ -97,7 +97,7 @@ def why(figures: Figures) -> Text:
     slope = figures("largest_entropy_slope_error")
     return WORDS(
         "why",
-        away=number(away),
+        away=format_figure(away),
         slope=slope,
         coldest=peaks[0].at["t"],
         cold=cold,
@@ -126,15 +126,15 @@ CLAIM = Claim(
     flipped={"power": 1},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.same"),
             (Expect("largest_difference_of_weights", high=1e-12),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.flatter"),
             (Expect("rows_flatter_when_warmer", low=0.99),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.sharp"),
             (Expect("peak_at_the_lowest", low=0.9),),
         ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqrtdk.lab._arms import FULL, QUICK, Arm, curve_plots, differences, gap, listed, train_arms
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figure, Figures, Place, Plot, over
+from sqrtdk.lab._arms import FULL_TRAINING, QUICK, Arm, curve_plots, differences, list_figures, loss_gap, train_arms
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figure, Figures, Place, Plot, series_over
 from sqrtdk.lab.intervals import geometric_mean, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -18,7 +18,7 @@ Arms = Mapping[Name, Arm]
 SLOWER = 0.02  # nats per symbol; two equal arms differ by exactly 0
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Held-out losses with and without the scale, each at its own best learning rate."""
     bare, dims = run["bare"], run["dims"]
     names: list[Name] = []
@@ -43,7 +43,7 @@ def measure(run: Run) -> Measured:
         label: arms[first, max(dims), scale, "unit"]
         for label, scale in (("no scale", bare), (r"$1/\sqrt{d_k}$", "sqrt_dk"))
     }
-    return Measured(figures, (*_plots(Figures(figures), run), *curve_plots(pair, first, max(dims))))
+    return ExperimentResult(figures, (*_plots(Figures(figures), run), *curve_plots(pair, first, max(dims))))
 
 
 def _name(task: str, d_k: int, scale: str, start: str) -> Name:
@@ -51,14 +51,14 @@ def _name(task: str, d_k: int, scale: str, start: str) -> Name:
     return task, d_k, scale, "unit" if start == "folded" and scale != "none" else start
 
 
-def _gaps(arms: Arms, task: str, run: Run) -> list[Figure]:
+def _gaps(arms: Arms, task: str, run: ExperimentRun) -> list[Figure]:
     found, large = [], max(run["dims"])
     for d_k in run["dims"]:
         for start in ("unit", *run["starts"]) if d_k == large else ("unit",):
             pair = (arms[_name(task, d_k, scale, start)] for scale in (run["bare"], "sqrt_dk"))
             size = "large" if d_k == large else "smaller"
             name = "folded_gap_nats" if start == "folded" else "loss_gap_nats"
-            found.append(gap(name, *pair, task=task, d_k=d_k, start=start, size=size))
+            found.append(loss_gap(name, *pair, task=task, d_k=d_k, start=start, size=size))
     sides = (run["bare"], "sqrt_dk")
     least, most = (differences(*(arms[task, d, side, "unit"] for side in sides)) for d in (min(run["dims"]), large))
     return [*found, mean("gap_growth_nats", [b - a for a, b in zip(least, most, strict=True)], task=task)]
@@ -87,7 +87,7 @@ def _states(arms: Arms, task: str, bare: str, d_k: int) -> list[Figure]:
     return found
 
 
-def _plots(figures: Figures, run: Run) -> tuple[Plot, ...]:
+def _plots(figures: Figures, run: ExperimentRun) -> tuple[Plot, ...]:
     large, losses = max(run["dims"]), "held_out_loss_nats"
     return (
         Plot(
@@ -95,7 +95,9 @@ def _plots(figures: Figures, run: Run) -> tuple[Plot, ...]:
             WORDS("plot.gap"),
             "$d_k$",
             "loss gap, nats a symbol",
-            tuple(over(task, figures.all("loss_gap_nats", task=task, start="unit"), "d_k") for task in run["tasks"]),
+            tuple(
+                series_over(task, figures.all("loss_gap_nats", task=task, start="unit"), "d_k") for task in run["tasks"]
+            ),
             x_axis="log",
         ),
         Plot(
@@ -104,7 +106,7 @@ def _plots(figures: Figures, run: Run) -> tuple[Plot, ...]:
             "scale",
             "held-out loss, nats a symbol",
             tuple(
-                over(task, figures.all(losses, task=task, start="unit", d_k=large), "scale", style="bars")
+                series_over(task, figures.all(losses, task=task, start="unit", d_k=large), "scale", style="bars")
                 for task in run["tasks"]
             ),
         ),
@@ -118,10 +120,10 @@ def why(figures: Figures) -> Text:
     places = {"task": one.at["task"], "d_k": one.at["d_k"]}
     bare, scaled = (figures("largest_logit", arm=arm, **places) for arm in ("none", "sqrt_dk"))
     sharp, soft = (figures("entropy_share", arm=arm, when="start", **places) for arm in ("none", "sqrt_dk"))
-    in_large = listed(gaps)
+    in_large = list_figures(gaps)
     least = figures.all("loss_gap_nats", start="unit")[0].at["d_k"]
-    small = listed(figures.all("loss_gap_nats", d_k=least, start="unit"))
-    gradients = listed(figures.all("median_gradient_ratio"))
+    small = list_figures(figures.all("loss_gap_nats", d_k=least, start="unit"))
+    gradients = list_figures(figures.all("median_gradient_ratio"))
     lost = figures("seeds_that_diverged")
     text = WORDS(
         "why",
@@ -139,7 +141,7 @@ def why(figures: Figures) -> Text:
     folded = figures.all("folded_gap_nats")
     if not folded:
         return text
-    return WORDS("folded", text=text, folded=listed(folded))
+    return WORDS("folded", text=text, folded=list_figures(folded))
 
 
 CLAIM = Claim(
@@ -151,7 +153,7 @@ CLAIM = Claim(
     method=WORDS("method"),
     control=WORDS("control"),
     parameters={
-        **FULL,
+        **FULL_TRAINING,
         "bare": "none",
         "others": ("dk", "learned"),
         "tasks": ("text", "strings"),
@@ -162,11 +164,11 @@ CLAIM = Claim(
     flipped={"bare": "sqrt_dk"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.slower"),
             (Expect("loss_gap_nats", low=SLOWER, at={"size": "large"}),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.grows"),
             (Expect("gap_growth_nats", low=SLOWER),),
         ),

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
-from sqrtdk.lab.intervals import bootstrap, largest, mean, ratio_of_means
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
+from sqrtdk.lab.intervals import bootstrap, largest_draw, mean, ratio_of_means
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 WORDS = words_of(__name__)
 
-WANTED = AuxRequest(entropy=True, peak=True, jacobian_norm=True)
+ROW_STATISTICS = AuxRequest(entropy=True, peak=True, jacobian_norm=True)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """The same rows without any factor, and with 1/sqrt(d_k) on the values or on the logits."""
     figures = []
     for d_k in run["dims"]:
@@ -36,15 +36,15 @@ def measure(run: Run) -> Measured:
         for name in ("peak", "entropy", "jacobian_norm"):
             before, after = (getattr(rows, name).detach().flatten() for rows in (plain, changed))
             figures += [mean(name, before, d_k=d_k, factor="none"), mean(name, after, d_k=d_k, factor="1/sqrt(d_k)")]
-            figures.append(largest(f"largest_change_of_{name}", (after - before).abs(), d_k=d_k))
+            figures.append(largest_draw(f"largest_change_of_{name}", (after - before).abs(), d_k=d_k))
         pair = (gradient * d_k**0.5, plain_gradient)
         figures.append(bootstrap("gradient_of_q_ratio_times_root_d_k", pair, ratio_of_means, seed=run.seed, d_k=d_k))
-    return Measured(figures, (_plot(Figures(figures)),))
+    return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, upstream: Tensor, scale: float) -> tuple[AuxOutput, Tensor]:
     query = query.clone().requires_grad_()
-    out, rows = attention(query, key, value, scale=scale, return_aux=WANTED)
+    out, rows = attention(query, key, value, scale=scale, return_aux=ROW_STATISTICS)
     (gradient,) = torch.autograd.grad((out * upstream).sum(), query)
     return rows, gradient.norm(dim=-1).flatten()
 
@@ -56,7 +56,7 @@ def _plot(figures: Figures) -> Plot:
         WORDS("plot.peak"),
         "$d_k$",
         "largest weight",
-        tuple(over(labels[name], figures.all("peak", factor=name), "d_k") for name in labels),
+        tuple(series_over(labels[name], figures.all("peak", factor=name), "d_k") for name in labels),
         x_axis="log",
     )
 
@@ -84,7 +84,7 @@ CLAIM = Claim(
     flipped={"on": "logits"},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.unchanged"),
             (
                 Expect("largest_change_of_peak", high=1e-12),
@@ -92,7 +92,7 @@ CLAIM = Claim(
                 Expect("largest_change_of_jacobian_norm", high=1e-12),
             ),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.peak"),
             (Expect("peak", low=0.9, at={"d_k": 512, "factor": "1/sqrt(d_k)"}),),
         ),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab._rows import dot_products, standard_pairs
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -16,7 +16,7 @@ from sqrtdk.theory import dot_product_moments
 WORDS = words_of(__name__)
 
 # mean and variance of a component of q, then of k
-SETTINGS = {
+COMPONENT_SETTINGS = {
     "A": (0.0, 1.0, 0.0, 1.0),
     "B": (1.0, 1.0, 0.0, 1.0),
     "C": (0.0, 4.0, 0.0, 0.25),
@@ -25,20 +25,20 @@ SETTINGS = {
 }
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Variance of the product of independent components over the formula's, for each setting and distribution."""
     figures = []
-    for setting in SETTINGS:
+    for setting in COMPONENT_SETTINGS:
         for components in run["components"]:
             for d_k in run["dims"]:
                 place = {"setting": setting, "components": components, "d_k": d_k}
                 figures.append(mean("variance_over_formula", _ratios(run, setting, components, d_k), **place))
-    return Measured(figures, (_plot(Figures(figures), run["components"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["components"]),))
 
 
-def _ratios(run: Run, setting: str, components: str, d_k: int) -> Tensor:
+def _ratios(run: ExperimentRun, setting: str, components: str, d_k: int) -> Tensor:
     """Squared deviations of the products, over the variance that the formula gives."""
-    query_mean, query_variance, key_mean, key_variance = SETTINGS[setting]
+    query_mean, query_variance, key_mean, key_variance = COMPONENT_SETTINGS[setting]
     standard = standard_pairs(components, run["shared"])
 
     def draw(rng: torch.Generator, pairs: int, d_k: int) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def _plot(figures: Figures, distributions: tuple[str, ...]) -> Plot:
         "setting",
         "variance over the formula's",
         tuple(
-            over(name, figures.all("variance_over_formula", components=name, d_k=1), "setting", style="bars")
+            series_over(name, figures.all("variance_over_formula", components=name, d_k=1), "setting", style="bars")
             for name in distributions
         ),
         lines=(("formula", 1.0),),
@@ -69,7 +69,10 @@ def _plot(figures: Figures, distributions: tuple[str, ...]) -> Plot:
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     far = figures("variance_over_formula", setting="E", components="normal", d_k=1)
-    mean_part = SETTINGS["E"][0] ** 2 * SETTINGS["E"][3] + SETTINGS["E"][2] ** 2 * SETTINGS["E"][1]
+    mean_part = (
+        COMPONENT_SETTINGS["E"][0] ** 2 * COMPONENT_SETTINGS["E"][3]
+        + COMPONENT_SETTINGS["E"][2] ** 2 * COMPONENT_SETTINGS["E"][1]
+    )
     return WORDS("why", mean_part=f"{mean_part:g}", total=f"{mean_part + 1:g}", far=far)
 
 
@@ -86,7 +89,7 @@ CLAIM = Claim(
     flipped={"shared": 0.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.formula"),
             (Expect("variance_over_formula", low=0.95, high=1.05),),
         ),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sqrtdk.lab._rows import dot_products
-from sqrtdk.lab.claim import Claim, Expect, Measured, Part, Run
-from sqrtdk.lab.figures import Figures, Plot, curve, over
+from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -13,7 +13,7 @@ from sqrtdk.theory import dot_product_moments
 WORDS = words_of(__name__)
 
 
-def measure(run: Run) -> Measured:
+def measure(run: ExperimentRun) -> ExperimentResult:
     """Mean and variance of q . k over independent pairs."""
     figures = []
     for d_k in run["dims"]:
@@ -22,7 +22,7 @@ def measure(run: Run) -> Measured:
             mean("mean_over_root_d_k", product / d_k**0.5, d_k=d_k),
             mean("variance_over_d_k", product**2 / d_k, d_k=d_k),  # the mean is known to be 0
         ]
-    return Measured(figures, (_plot(Figures(figures), run["dims"]),))
+    return ExperimentResult(figures, (_plot(Figures(figures), run["dims"]),))
 
 
 def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
@@ -32,8 +32,8 @@ def _plot(figures: Figures, dims: tuple[int, ...]) -> Plot:
         "$d_k$",
         r"variance of $q \cdot k$, over $d_k$",
         (
-            over("measured", figures.all("variance_over_d_k"), "d_k", style="points"),
-            curve("theory", dims, (dot_product_moments(d).variance / d for d in dims), style="dashed"),
+            series_over("measured", figures.all("variance_over_d_k"), "d_k", style="points"),
+            curve_series("theory", dims, (dot_product_moments(d).variance / d for d in dims), style="dashed"),
         ),
         x_axis="log",
     )
@@ -58,11 +58,11 @@ CLAIM = Claim(
     flipped={"power": 0.5},
     measure=measure,
     parts=(
-        Part(
+        ClaimPart(
             WORDS("part.mean"),
             (Expect("mean_over_root_d_k", low=-0.05, high=0.05),),
         ),
-        Part(
+        ClaimPart(
             WORDS("part.variance"),
             (Expect("variance_over_d_k", low=0.95, high=1.05),),
         ),

@@ -1,6 +1,6 @@
 """Sweeps: the effect of a scale on logits and weights over a grid of sizes, rules and distributions, against theory."""
 
-from sqrtdk.lab.sweep._cell import FIGURES as FIGURES
+from sqrtdk.lab.sweep._cell import SWEEP_FIGURES as SWEEP_FIGURES
 from sqrtdk.lab.sweep._cell import measure as measure
 from sqrtdk.lab.sweep._grid import DISTRIBUTIONS as DISTRIBUTIONS
 from sqrtdk.lab.sweep._grid import Grid as Grid

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.lab.claim import Cell, stable_seed
-from sqrtdk.lab.sweep._grid import AXES, DISTRIBUTIONS, Distribution, rule
+from sqrtdk.lab.sweep._grid import DISTRIBUTIONS, GRID_AXES, Distribution, rule
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import (
     expected_effective_keys,
@@ -22,7 +22,7 @@ from sqrtdk.theory import (
     logit_distribution,
 )
 
-FIGURES = (  # each with its value, standard error over rows, and expectation
+SWEEP_FIGURES = (  # each with its value, standard error over rows, and expectation
     "logit_mean",
     "logit_std",
     "excess_kurtosis",
@@ -33,7 +33,7 @@ FIGURES = (  # each with its value, standard error over rows, and expectation
     "jacobian_norm",  # root mean square over rows of the Frobenius norm
 )
 MEASURED = ("peak_above_99",)  # with value and standard error only; the fraction of rows
-EXTREMES = ("scale_factor", "max_abs_logit")  # with the value only
+EXTREME_COLUMNS = ("scale_factor", "max_abs_logit")  # with the value only
 _AT_ONCE = 2**21  # components of keys in memory at once, 16 MiB
 
 
@@ -49,8 +49,8 @@ def measure(cell: Cell) -> dict[str, Any]:
 
     Returns:
         The cell without its rows, then float64 figures: NAME, NAME_se (standard error over rows) and NAME_expected for
-        `FIGURES`. The fraction of rows with a peak above 0.99 has no expectation; `max_abs_logit` is the largest over
-        all rows.
+        `SWEEP_FIGURES`. The fraction of rows with a peak above 0.99 has no expectation; `max_abs_logit` is the largest
+        over all rows.
 
     Example:
         >>> cell = {"d_k": 64, "keys": 16, "scale": "sqrt_dk", "distribution": "normal", "seed": 0, "rows": 256}
@@ -75,7 +75,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "effective_keys": expected_effective_keys(keys, sigma),
         "jacobian_norm": expected_jacobian_norm(keys, sigma),
     }
-    figures = {axis: cell[axis] for axis in AXES}
+    figures = {axis: cell[axis] for axis in GRID_AXES}
     figures["scale_factor"] = model.scale
     figures["max_abs_logit"] = float(logits.abs().amax())
     for name, (value, error) in _estimates(logits).items():

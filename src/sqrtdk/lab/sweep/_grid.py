@@ -20,8 +20,8 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.messages import Message, joined
 from sqrtdk.scales import SCALES, ScaleRule
 
-AXES = ("d_k", "keys", "scale", "distribution", "seed")
-NAMES = tuple(name for name in SCALES if name != "learned")  # an untrained learned scale equals sqrt_dk
+GRID_AXES = ("d_k", "keys", "scale", "distribution", "seed")
+SCALE_NAMES = tuple(name for name in SCALES if name != "learned")  # an untrained learned scale equals sqrt_dk
 
 
 def rule(text: str) -> ScaleRule:
@@ -35,7 +35,7 @@ def rule(text: str) -> ScaleRule:
         Temperature(t=2.0)
     """
     name, _, argument = text.partition("=")
-    checked_name(name, NAMES, "a scale")
+    checked_name(name, SCALE_NAMES, "a scale")
     numbers = list(inspect.signature(SCALES[name]).parameters.values())
     if "=" not in text:
         if any(number.default is inspect.Parameter.empty for number in numbers):
@@ -150,8 +150,8 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-MOST_CELLS = 10**7
-MOST_NUMBERS = 2**25  # of a row's keys, and of a cell's queries and logits: 256 MiB each, 1 GiB with temporaries
+MAX_SWEEP_CELLS = 10**7
+MAX_NUMBERS_AT_ONCE = 2**25  # of a row's keys, and of a cell's queries and logits: 256 MiB each, 1 GiB with temporaries
 _LARGEST_SEED = 2**63 - 1  # Parquet's int64
 
 
@@ -197,13 +197,13 @@ class Grid:
         object.__setattr__(self, "distribution", _axis(self.distribution, "distribution"))
         most = {"keys": max(self.keys), "d_k": max(self.d_k), "rows": self.rows}
         for one, other in (("keys", "d_k"), ("rows", "keys"), ("rows", "d_k")):
-            if most[one] * most[other] > MOST_NUMBERS:
+            if most[one] * most[other] > MAX_NUMBERS_AT_ONCE:
                 raise InvalidValueError(
                     Message(
                         "errors.options.cell_size",
                         one=one,
                         other=other,
-                        limit=f"{MOST_NUMBERS:,}",
+                        limit=f"{MAX_NUMBERS_AT_ONCE:,}",
                         first=f"{most[one]:,}",
                         second=f"{most[other]:,}",
                     ),
@@ -224,7 +224,7 @@ class Grid:
         for axis in reversed(self._axes):
             index, at = divmod(index, len(axis))
             values.append(axis[at])
-        return {**dict(zip(AXES, reversed(values), strict=True)), "rows": self.rows}
+        return {**dict(zip(GRID_AXES, reversed(values), strict=True)), "rows": self.rows}
 
     def places(self, cells: Iterable[tuple[Any, ...]]) -> Iterator[int]:
         """Yield the place of each cell, given by its axes in order.
@@ -246,9 +246,9 @@ class Grid:
 
 
 def _check_count(count: int, of: str) -> None:
-    if count > MOST_CELLS:
+    if count > MAX_SWEEP_CELLS:
         raise InvalidValueError(
-            Message("errors.options.cells", limit=f"{MOST_CELLS:,}", count=f"{count:,}", of=of),
+            Message("errors.options.cells", limit=f"{MAX_SWEEP_CELLS:,}", count=f"{count:,}", of=of),
             hint=Message("errors.hint.parts"),
         )
 

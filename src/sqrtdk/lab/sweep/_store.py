@@ -23,16 +23,16 @@ from sqrtdk import _extras, _json
 from sqrtdk._environment import numbers_from
 from sqrtdk._records import parse_json, record_from_json
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, kind_and_text
-from sqrtdk.lab.sweep._cell import EXTREMES, FIGURES, MEASURED
-from sqrtdk.lab.sweep._grid import AXES, Grid
+from sqrtdk.lab.sweep._cell import EXTREME_COLUMNS, MEASURED, SWEEP_FIGURES
+from sqrtdk.lab.sweep._grid import GRID_AXES, Grid
 from sqrtdk.store import disk
 from sqrtdk.store.lock import LOCK, locked
 
-_TEXTS = ("scale", "distribution")
-COLUMNS = (
-    *AXES,
-    *EXTREMES,
-    *(f"{name}{end}" for name in FIGURES for end in ("", "_se", "_expected")),
+_TEXT_AXES = ("scale", "distribution")
+SWEEP_COLUMNS = (
+    *GRID_AXES,
+    *EXTREME_COLUMNS,
+    *(f"{name}{end}" for name in SWEEP_FIGURES for end in ("", "_se", "_expected")),
     *(f"{name}{end}" for name in MEASURED for end in ("", "_se")),
 )
 
@@ -56,8 +56,8 @@ def pyarrow(name: str = "pyarrow") -> Any:
 
 def _schema() -> Any:
     pa = pyarrow()
-    kinds = {**dict.fromkeys(AXES, pa.int64()), **dict.fromkeys(_TEXTS, pa.string())}
-    return pa.schema([pa.field(name, kinds.get(name, pa.float64()), nullable=False) for name in COLUMNS])
+    kinds = {**dict.fromkeys(GRID_AXES, pa.int64()), **dict.fromkeys(_TEXT_AXES, pa.string())}
+    return pa.schema([pa.field(name, kinds.get(name, pa.float64()), nullable=False) for name in SWEEP_COLUMNS])
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -93,11 +93,11 @@ def read_table(path: Path, grid: Grid) -> tuple[Any, np.ndarray[Any, np.dtype[np
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedError(f"{path} is damaged: {kind_and_text(error)}", hint=_LOOK) from error
     if not table.schema.equals(_schema()):
-        other = sorted(set(COLUMNS) ^ set(names))
+        other = sorted(set(SWEEP_COLUMNS) ^ set(names))
         what = f"other columns than this version writes: {', '.join(other)}" if other else "columns in another order"
         raise OutputError(f"{path} has {what}", hint=_MOVE)
     try:
-        cells = zip(*(table.column(axis).to_pylist() for axis in AXES), strict=True)
+        cells = zip(*(table.column(axis).to_pylist() for axis in GRID_AXES), strict=True)
         places = np.fromiter(grid.places(cells), dtype=np.int64, count=table.num_rows)
     except KeyError as error:
         raise OutputError(f"{path} holds cells of another grid: {error} is not in this one", hint=_MOVE) from error
@@ -109,7 +109,7 @@ def is_whole(places: np.ndarray[Any, np.dtype[np.int64]], grid: Grid) -> bool:
     return np.array_equal(places, np.arange(len(grid)))
 
 
-def joined(parts: Sequence[tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]]) -> Any:
+def join_parts(parts: Sequence[tuple[Any, np.ndarray[Any, np.dtype[np.int64]]]]) -> Any:
     """Join all parts into one table, sorted by place, each place once."""
     table = pyarrow().concat_tables([table for table, _ in parts])
     _, first = np.unique(np.concatenate([places for _, places in parts]), return_index=True)
@@ -124,7 +124,7 @@ _DECIDE = ("sqrtdk", "code", "torch")  # versions that decide the numbers
 _MAX_MANIFEST = 2**22  # bytes
 
 
-class Store:
+class SweepStore:
     """The directory of a sweep, while only this process writes it; `opened` returns one."""
 
     def __init__(self, folder: Path, grid: Grid) -> None:
@@ -163,7 +163,7 @@ class Store:
         return [self.results, *found] if self.results.exists() else found
 
     @contextlib.contextmanager
-    def keeping(self) -> Iterator[Store]:
+    def keeping(self) -> Iterator[SweepStore]:
         """Write the added rows when the block ends, in whatever way it ends."""
         try:
             yield self
@@ -192,7 +192,7 @@ class Store:
         parts = sorted(self.folder.glob(PARTS))
         if not self._whole:
             found = [read_table(path, self.grid) for path in self.tables()]
-            table = joined(found) if found else found
+            table = join_parts(found) if found else found
             if len(table) != len(self.grid):
                 raise OutputError(
                     f"{self.folder} holds {len(table)} of {len(self.grid)} cells though all were computed",
@@ -219,7 +219,7 @@ def _set_aside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Store]:
+def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[SweepStore]:
     """Open the directory of a sweep, new or to be continued.
 
     Raises:
@@ -233,7 +233,7 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Stor
             for name in _OURS:
                 for path in folder.glob(name):
                     path.unlink()
-        store = Store(folder, grid)
+        store = SweepStore(folder, grid)
         begun = _manifest(folder, force)
         if begun is not None:
             _check_grid(folder, begun, grid)

@@ -13,8 +13,8 @@ from sqrtdk._progress import progress_counted
 from sqrtdk.engines import open_engine
 from sqrtdk.errors import OutputError
 from sqrtdk.lab.sweep._cell import measure
-from sqrtdk.lab.sweep._grid import AXES, Grid
-from sqrtdk.lab.sweep._store import COLUMNS, SCHEMA_VERSION, is_whole, opened, read_table
+from sqrtdk.lab.sweep._grid import GRID_AXES, Grid
+from sqrtdk.lab.sweep._store import SCHEMA_VERSION, SWEEP_COLUMNS, is_whole, opened, read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ def summary(swept: Swept) -> dict[str, Any]:
         )
     seeds = len(swept.grid.seeds)
     data: dict[str, Any] = {}
-    for name in COLUMNS:
+    for name in SWEEP_COLUMNS:
         by_seed = table.column(name).to_numpy().reshape(-1, seeds)  # rows are sorted by cell, the seed last
-        if name in AXES:
+        if name in GRID_AXES:
             data[name] = by_seed[:, 0]
         elif name.endswith("_se"):
             data[name] = np.sqrt((by_seed**2).sum(1)) / seeds

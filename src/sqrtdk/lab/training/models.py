@@ -11,14 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab.training.settings import BYTES, LETTERS, START, SYMBOLS, Settings, letters_in
+from sqrtdk.lab.training.settings import BYTES, LETTERS, START, SYMBOLS, TrainingSettings, letters_in
 from sqrtdk.nn import MultiHeadAttention
 from sqrtdk.positions import rope
 from sqrtdk.scales import ScaleRule, learned, sqrt_dk
 from sqrtdk.scores import FoldedScore, LearnedGain, PairScore, cosine, keras_additive
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
-WANTED = AuxRequest(max_scores=True, min_scores=True, entropy=True, count=True)
+TRAINING_STATISTICS = AuxRequest(max_scores=True, min_scores=True, entropy=True, count=True)
 AuxOutputs = list[AuxOutput]
 
 
@@ -42,13 +42,13 @@ class StoredProducts(nn.Module):
 
 
 # Plain numbers if possible, so that torch's kernel runs the call directly.
-SCALES: dict[str, Callable[[int, int], float | ScaleRule]] = {
+SCALE_BY_NAME: dict[str, Callable[[int, int], float | ScaleRule]] = {
     "none": lambda heads, dim: 1.0,
     "sqrt_dk": lambda heads, dim: dim**-0.5,
     "dk": lambda heads, dim: 1.0 / dim,
     "learned": lambda heads, dim: learned(heads),
 }
-SCORES: dict[str, Callable[[int, int], FoldedScore | PairScore | None]] = {
+SCORE_BY_NAME: dict[str, Callable[[int, int], FoldedScore | PairScore | None]] = {
     "dot": lambda heads, dim: None,
     "additive": lambda heads, dim: keras_additive(nn.Parameter(torch.empty(heads, dim))),
     "cosine": lambda heads, dim: cosine(gain=LearnedGain(heads)),
@@ -58,7 +58,7 @@ SCORES: dict[str, Callable[[int, int], FoldedScore | PairScore | None]] = {
 class Attention(nn.Module):
     """Pre-norm attention on a residual branch, over its own input or a memory."""
 
-    def __init__(self, settings: Settings, *, causal: bool = False, rotary: bool = False) -> None:
+    def __init__(self, settings: TrainingSettings, *, causal: bool = False, rotary: bool = False) -> None:
         super().__init__()
         heads, dim = settings.heads, settings.head_dim
         self.causal = causal
@@ -70,8 +70,8 @@ class Attention(nn.Module):
             batch_first=True,
             head_dim=dim,
             value_head_dim=settings.width // heads,
-            score=StoredProducts() if settings.logits == "stored" else SCORES[settings.score](heads, dim),
-            scale=SCALES[settings.scale](heads, dim),
+            score=StoredProducts() if settings.logits == "stored" else SCORE_BY_NAME[settings.score](heads, dim),
+            scale=SCALE_BY_NAME[settings.scale](heads, dim),
             position=rope if rotary else None,
         )
 
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         """Return hidden states (B, L, D); the statistics of the logits are appended to `record`."""
         inside = self.norm(x)
         memory = inside if memory is None else memory
-        wanted = None if record is None else WANTED
+        wanted = None if record is None else TRAINING_STATISTICS
         out, _, *aux = self.heads(inside, memory, memory, is_causal=self.causal, need_weights=False, return_aux=wanted)
         if record is not None:
             record.extend(aux)
@@ -103,7 +103,9 @@ class Network(nn.Module):
 class Layer(nn.Module):
     """Self-attention, optional cross attention, and a network."""
 
-    def __init__(self, settings: Settings, *, causal: bool = False, rotary: bool = False, cross: bool = False) -> None:
+    def __init__(
+        self, settings: TrainingSettings, *, causal: bool = False, rotary: bool = False, cross: bool = False
+    ) -> None:
         super().__init__()
         self.attention = Attention(settings, causal=causal, rotary=rotary)
         self.cross = Attention(settings) if cross else None
@@ -125,7 +127,7 @@ def weights_of(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def start(model: nn.Module, settings: Settings, generator: torch.Generator) -> None:
+def start(model: nn.Module, settings: TrainingSettings, generator: torch.Generator) -> None:
     """Draw new weights of standard deviation fan_in^-1/2, then apply `init` and `tied` to those of q and k."""
     for weight in model.parameters():
         if weight.ndim == 2:
@@ -164,12 +166,12 @@ class Decoder(nn.Module):
 
     Example:
         >>> import torch
-        >>> settings = Settings("decoder", head_dim=512, rate=1e-3, seed=0)
+        >>> settings = TrainingSettings("decoder", head_dim=512, rate=1e-3, seed=0)
         >>> Decoder(settings)(torch.zeros(1, 5, dtype=torch.long)).shape
         torch.Size([1, 5, 256])
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TrainingSettings) -> None:
         super().__init__()
         self.embed = nn.Embedding(BYTES, settings.width)
         self.layers = nn.ModuleList(Layer(settings, causal=True, rotary=True) for _ in range(settings.layers))
@@ -188,13 +190,13 @@ class EncoderDecoder(nn.Module):
 
     Example:
         >>> import torch
-        >>> settings = Settings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
+        >>> settings = TrainingSettings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
         >>> source, target = torch.zeros(2, 12, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
         >>> EncoderDecoder(settings)(source, target).shape
         torch.Size([2, 9, 16])
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TrainingSettings) -> None:
         super().__init__()
         width = settings.width
         self.embed = nn.Embedding(SYMBOLS, width)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sqrtdk.errors import InvalidValueError, LabError
 
-CHOICES: dict[str, tuple[str, ...]] = {
+SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "model": ("decoder", "encoder_decoder"),
     "score": ("dot", "additive", "cosine"),
     "scale": ("none", "sqrt_dk", "dk", "learned"),
@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """One training run.
 
     Attributes:
@@ -76,7 +76,7 @@ class Settings:
     points: int = 24
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
+        for name, allowed in SETTING_CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InvalidValueError(f"{name} is {getattr(self, name)!r}", hint=f"Use one of: {', '.join(allowed)}.")
         least = {"head_dim": 2, "heads": 1, "steps": 2, "rows": 1, "length": 4, "width": 2, "layers": 1, "points": 0}
@@ -96,7 +96,7 @@ class Settings:
             )
 
     @classmethod
-    def of(cls, cell: Mapping[str, Any]) -> Settings:
+    def of(cls, cell: Mapping[str, Any]) -> TrainingSettings:
         """Return the settings of a cell; see `cell`.
 
         Raises:
@@ -111,8 +111,8 @@ class Settings:
         """Return all settings as JSON data: equal runs are equal cells.
 
         Example:
-            >>> one = Settings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
-            >>> Settings.of(one.cell()) == one
+            >>> one = TrainingSettings("encoder_decoder", head_dim=16, rate=1e-3, seed=0)
+            >>> TrainingSettings.of(one.cell()) == one
             True
         """
         return asdict(self)

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import Attention, AuxOutputs, Decoder, EncoderDecoder, start, weights_of
-from sqrtdk.lab.training.settings import BYTES, LETTERS, Settings, batch, learning_rate, stdlib_text, strings
+from sqrtdk.lab.training.settings import BYTES, LETTERS, TrainingSettings, batch, learning_rate, stdlib_text, strings
 from sqrtdk.nn import MultiHeadAttention
 
 HELD_OUT_BATCHES, HELD_OUT_ROWS = 16, 32
 MODELS: dict[str, type[Decoder] | type[EncoderDecoder]] = {"decoder": Decoder, "encoder_decoder": EncoderDecoder}
-CHANCE = {"decoder": math.log(BYTES), "encoder_decoder": math.log(LETTERS)}  # nats a symbol
+CHANCE_LOSS = {"decoder": math.log(BYTES), "encoder_decoder": math.log(LETTERS)}  # nats a symbol
 _text = cache(stdlib_text)
 
 Data = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Train one model with AdamW, warm-up and cosine decay, gradients clipped at norm 1.
 
     Args:
-        cell: JSON data, see `Settings`.
+        cell: JSON data, see `TrainingSettings`.
 
     Returns:
         JSON data: `held_out`, the loss in nats a symbol on data that no run trains on, None if the run diverged;
@@ -50,12 +50,12 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         InvalidValueError: the cell has an unknown entry or a value out of range.
 
     Example:
-        >>> cell = Settings("encoder_decoder", head_dim=4, rate=1e-2, seed=0, steps=4, rows=2, width=8, points=2).cell()
-        >>> result = train(cell)
+        >>> run = TrainingSettings("encoder_decoder", head_dim=4, rate=1e-2, seed=0, steps=4, rows=2, width=8, points=2)
+        >>> result = train(run.cell())
         >>> result["curves"]["step"], result["diverged_at"]
         ([0, 3], None)
     """
-    settings = Settings.of(cell)
+    settings = TrainingSettings.of(cell)
     began = time.process_time()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the sum order of one thread, whatever the process uses
@@ -65,7 +65,7 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(threads)
 
 
-def _train(settings: Settings) -> dict[str, Any]:
+def _train(settings: TrainingSettings) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):  # modules draw weights when built, which ours replace
         model = MODELS[settings.model](settings)
     start(model, settings, _generator(settings, "weights"))
@@ -85,7 +85,7 @@ def _train(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _fit(model: nn.Module, settings: Settings, probe: Data) -> tuple[dict[str, list[float]], int | None]:
+def _fit(model: nn.Module, settings: TrainingSettings, probe: Data) -> tuple[dict[str, list[float]], int | None]:
     """Train; return curves at `points` steps, including the first and the last, and the step that was not finite."""
     data = _generator(settings, "data")
     parameters = list(model.parameters())
@@ -95,9 +95,11 @@ def _fit(model: nn.Module, settings: Settings, probe: Data) -> tuple[dict[str, l
     since: list[float] = []
     for step in range(settings.steps):
         for group in optimizer.param_groups:
+            # A twentieth of the steps is warm-up, so short and long runs have schedules of one shape.
             group["lr"] = learning_rate(step, settings.steps, settings.rate, warm_up=max(1, settings.steps // 20))
         loss = _loss(model, settings, _batch(settings, settings.rows, data))
         since.append(loss.item())
+        # Before the update: the weights are still those that gave the loss, and the curves end here.
         if not math.isfinite(since[-1]):
             return curves, step
         if step in observed:  # before the update, so that loss, gradients and logits belong to the same weights
@@ -116,49 +118,50 @@ def _fit(model: nn.Module, settings: Settings, probe: Data) -> tuple[dict[str, l
 
 
 def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    # Norms and biases are not decayed towards 0: a gain of 0 would switch its channel off.
     matrices = [p for p in parameters if p.ndim == 2]
     rest = [p for p in parameters if p.ndim != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), fused=True)
 
 
-def _generator(settings: Settings, what: str) -> torch.Generator:
+def _generator(settings: TrainingSettings, what: str) -> torch.Generator:
     """Runs that differ in score, scale or rate get the same data, and equal initial weights where shapes agree."""
     return torch.Generator().manual_seed(stable_seed([what, settings.model, settings.seed]))
 
 
-def _batch(settings: Settings, rows: int, generator: torch.Generator, held_out: bool = False) -> Data:
+def _batch(settings: TrainingSettings, rows: int, generator: torch.Generator, held_out: bool = False) -> Data:
     if settings.model == "decoder":
         return batch(_text()[held_out], rows, settings.length, generator)
     return strings(rows, settings.length, generator)
 
 
-def _held_out(settings: Settings) -> list[Data]:
+def _held_out(settings: TrainingSettings) -> list[Data]:
     generator = torch.Generator().manual_seed(stable_seed(["held out", settings.model]))
     return [_batch(settings, HELD_OUT_ROWS, generator, held_out=True) for _ in range(HELD_OUT_BATCHES)]
 
 
-def _autocast(settings: Settings) -> AbstractContextManager[Any]:
+def _autocast(settings: TrainingSettings) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bfloat16")
 
 
-def _forward(model: nn.Module, settings: Settings, data: Data, record: AuxOutputs | None = None) -> Tensor:
+def _forward(model: nn.Module, settings: TrainingSettings, data: Data, record: AuxOutputs | None = None) -> Tensor:
     inputs = data if settings.model == "encoder_decoder" else data[:1]
     with _autocast(settings):
         logits: Tensor = model(*inputs, record=record)
     return logits
 
 
-def _loss(model: nn.Module, settings: Settings, data: Data) -> Tensor:
+def _loss(model: nn.Module, settings: TrainingSettings, data: Data) -> Tensor:
     return nn.functional.cross_entropy(_forward(model, settings, data).float().flatten(0, 1), data[1].flatten())
 
 
 @torch.no_grad()
-def _held_out_loss(model: nn.Module, settings: Settings, batches: list[Data]) -> float:
+def _held_out_loss(model: nn.Module, settings: TrainingSettings, batches: list[Data]) -> float:
     return sum(_loss(model, settings, data).item() for data in batches) / len(batches)
 
 
-def _heads(model: nn.Module, settings: Settings, held_out: list[Data]) -> list[dict[str, Any]]:
+def _heads(model: nn.Module, settings: TrainingSettings, held_out: list[Data]) -> list[dict[str, Any]]:
     if settings.heads == 1 or not isinstance(model, Decoder):
         return []
     return head_figures(model, held_out[0][0])
@@ -185,6 +188,7 @@ def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
         assert rows.max_scores is not None
         assert rows.min_scores is not None
         assert rows.entropy is not None
+        # A row with one key has entropy 0 of at most log 1 = 0: no share.
         several = rows.count > 1  # type: ignore[operator]
         largest = max(largest, rows.max_scores.max().item())
         smallest = min(smallest, rows.min_scores.min().item())
@@ -199,6 +203,7 @@ def query_gradients(model: nn.Module) -> dict[str, float]:
         if isinstance(part, MultiHeadAttention):
             assert part.in_proj_weight is not None
             assert part.in_proj_weight.grad is not None
+            # q comes first in the fused projection, then k and v.
             rows = part.num_heads * part.head_dim
             parts.append(part.in_proj_weight.grad[:rows].abs().flatten())
     values = torch.cat(parts).sort().values
@@ -206,7 +211,7 @@ def query_gradients(model: nn.Module) -> dict[str, float]:
     return {f"gradient_p{round(100 * q)}": values[i].item() for q, i in zip(GRADIENT_QUANTILES, at, strict=True)}
 
 
-def divergence(first: Tensor, second: Tensor) -> Tensor:
+def attention_divergence(first: Tensor, second: Tensor) -> Tensor:
     """Jensen-Shannon divergence over log 2, from 0 to 1.
 
     Args:
@@ -218,8 +223,8 @@ def divergence(first: Tensor, second: Tensor) -> Tensor:
 
     Example:
         >>> one, other = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
-        >>> divergence(one, one).item(), divergence(one, 1 - one).item(), round(divergence(one, other).item(), 4)
-        (0.0, 1.0, 0.3113)
+        >>> [round(attention_divergence(one, second).item(), 4) for second in (one, 1 - one, other)]
+        [0.0, 1.0, 0.3113]
     """
     middle = (first + second) / 2
     share: Tensor = _entropy(middle) - (_entropy(first) + _entropy(second)) / 2
@@ -230,7 +235,7 @@ def _entropy(weights: Tensor) -> Tensor:
     return -torch.xlogy(weights, weights).sum(-1)
 
 
-def overlap(first: Tensor, second: Tensor) -> float:
+def subspace_overlap(first: Tensor, second: Tensor) -> float:
     """Mean squared cosine of the principal angles between the row spaces of two matrices, from 0 to 1.
 
     Args:
@@ -238,7 +243,7 @@ def overlap(first: Tensor, second: Tensor) -> float:
         second: (d, D).
 
     Example:
-        >>> round(overlap(torch.eye(4)[:2], 3 * torch.eye(4)[1:3]), 6)
+        >>> round(subspace_overlap(torch.eye(4)[:2], 3 * torch.eye(4)[1:3]), 6)
         0.5
     """
     one, other = (torch.linalg.qr(weight.double().mT)[0] for weight in (first, second))
@@ -272,9 +277,9 @@ def head_figures(model: nn.Module, text: Tensor) -> list[dict[str, float]]:
         query, key = (weight.view(heads.num_heads, -1, weight.shape[1]) for weight in weights_of(heads))
         for i, j in combinations(range(heads.num_heads), 2):
             values = {
-                "divergence": divergence(maps[:, i], maps[:, j]).mean().item(),
-                "query_overlap": overlap(query[i], query[j]),
-                "key_overlap": overlap(key[i], key[j]),
+                "divergence": attention_divergence(maps[:, i], maps[:, j]).mean().item(),
+                "query_overlap": subspace_overlap(query[i], query[j]),
+                "key_overlap": subspace_overlap(key[i], key[j]),
             }
             found.append({"layer": layer, "first": i, "second": j, **values})
     return found

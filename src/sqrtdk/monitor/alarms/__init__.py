@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit
-from sqrtdk.monitor.alarms.lost import ledger, lost, unmeasured
-from sqrtdk.monitor.alarms.nonfinite import nonfinite
-from sqrtdk.monitor.alarms.weights import collapsed, entropy, entropy_trend, saturation
+from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit_alarms
+from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
+from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
+from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, saturation_alarm
 from sqrtdk.monitor.samples import Alarm, StepSample
 
 Judge = Callable[[Sequence[StepSample], StepSample], Iterable[Alarm]]
 Key = tuple[object, ...]
-_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.:])")  # in a reason, not in a site or a rank: "0: 3 passes were left out"
+_NUMBER_IN_ALARM = re.compile(
+    r"(?<![\w.])\d+(?![\w.:])"
+)  # in a reason, not in a site or a rank: "0: 3 passes were left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +40,19 @@ class Rule:
     once: str
 
 
-ALARMS: Mapping[str, Rule] = {
-    "nonfinite": Rule(nonfinite, "model"),
+ALARM_RULES: Mapping[str, Rule] = {
+    "nonfinite": Rule(nonfinite_alarm, "model"),
     "lost": Rule(lost, "attention"),
     "fp16_range": Rule(fp16_range, "attention"),
-    "max_logit": Rule(max_logit, "attention"),
+    "max_logit": Rule(max_logit_alarms, "attention"),
     "growth": Rule(growth, "attention"),
-    "ledger": Rule(ledger, "attention"),
-    "entropy": Rule(entropy, "model"),
+    "ledger": Rule(ledger_alarms, "attention"),
+    "entropy": Rule(entropy_alarm, "model"),
     "entropy_trend": Rule(entropy_trend, "model"),
-    "saturation": Rule(saturation, "model"),
+    "saturation": Rule(saturation_alarm, "model"),
     "collapsed": Rule(collapsed, "head"),
     "bf16_offset": Rule(bf16_offset, "attention"),
-    "unmeasured": Rule(unmeasured, "reason"),
+    "unmeasured": Rule(unmeasured_alarms, "reason"),
 }
 
 
@@ -61,13 +63,13 @@ def holding(before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
         before: earlier samples of the run, oldest first.
         now: the newest sample.
     """
-    return [alarm for name in ALARMS for alarm in _judged(name, before, now)]
+    return [alarm for name in ALARM_RULES for alarm in _judged(name, before, now)]
 
 
 def _judged(name: str, before: Sequence[StepSample], now: StepSample) -> list[Alarm]:
     """Return the alarms of one rule. A rule that raises becomes an alarm itself, and the other rules go on."""
     try:
-        return list(ALARMS[name].judge(before, now))
+        return list(ALARM_RULES[name].judge(before, now))
     except Exception as error:  # an observer never stops the run
         text = Message("alarms.failed.alarm", name=name, step=now.step, error=kind_and_text(error))
         return [Alarm(name, "warn", now.step, text, Message("alarms.source.watch"))]
@@ -124,9 +126,9 @@ def _level(alarm: Alarm) -> int:
 
 
 def _key(alarm: Alarm) -> Key:
-    rule = ALARMS.get(alarm.name)
+    rule = ALARM_RULES.get(alarm.name)
     once = "head" if rule is None else rule.once
     if once == "model":
         return (alarm.name,)
-    last = {"head": (alarm.head,), "reason": (_NUMBER.sub("#", alarm.text),)}
+    last = {"head": (alarm.head,), "reason": (_NUMBER_IN_ALARM.sub("#", alarm.text),)}
     return (alarm.name, alarm.site, alarm.index, *last.get(once, ()))

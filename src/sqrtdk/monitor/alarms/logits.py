@@ -24,15 +24,15 @@ from collections.abc import Iterator, Sequence
 from sqrtdk.audit.rules.numbers import BF16_OFFSET, BF16_SOURCE, FP16_MAX, FP16_SOURCE
 from sqrtdk.audit.rules.statistics import MAX_LOGIT_BARS
 from sqrtdk.messages import Message
-from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
+from sqrtdk.monitor.alarms.trend import WINDOW, largest_of_column, passing, same_place
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 from sqrtdk.theory import spacing
 
 
-def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def max_logit_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for each attention above a bar, at its worst head."""
     for call in now.calls:
-        value, head = largest(call, "max_logit")
+        value, head = largest_of_column(call, "max_logit")
         level = next((level for level in MAX_LOGIT_BARS if value > level[1]), None)
         if level is None:
             continue
@@ -42,18 +42,20 @@ def max_logit(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         yield Alarm("max_logit", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
-BARS = MAX_LOGIT_BARS[::-1]  # ascending
+BARS_ASCENDING = MAX_LOGIT_BARS[::-1]  # ascending
 
 
 def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for each attention that is about to pass its next bar."""
     for call in now.calls:
-        value, head = largest(call, "max_logit")
-        place = next((i for i, (_, bar, _) in enumerate(BARS) if value < bar), None)
-        if place is None or value <= (BARS[place - 1][1] if place else BARS[0][1] / 2):
+        value, head = largest_of_column(call, "max_logit")
+        place = next((i for i, (_, bar, _) in enumerate(BARS_ASCENDING) if value < bar), None)
+        if place is None or value <= (BARS_ASCENDING[place - 1][1] if place else BARS_ASCENDING[0][1] / 2):
             continue
-        severity, bar, source = BARS[place]
-        points = [(step, largest(one, "max_logit")[0]) for step, one in same_place(before[1 - WINDOW :], call)]
+        severity, bar, source = BARS_ASCENDING[place]
+        points = [
+            (step, largest_of_column(one, "max_logit")[0]) for step, one in same_place(before[1 - WINDOW :], call)
+        ]
         points = [(step, size) for step, size in (*points, (now.step, value)) if 0 < size < math.inf]
         found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(bar))
         if found is not None:
@@ -65,14 +67,14 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 LAST_BINADE = 32768.0
-NEAR = FP16_MAX / 16
+FP16_HEADROOM = FP16_MAX / 16
 
 
 def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield at most one alarm for each attention."""
     for call in now.calls:
         value, half = _product(call), call.logits_dtype == "float16"
-        if not value > (NEAR if half else FP16_MAX):
+        if not value > (FP16_HEADROOM if half else FP16_MAX):
             continue
         severity, bar = "warn", FP16_MAX
         said: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
@@ -102,7 +104,7 @@ def _product(call: CallSample) -> float:
 def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield at most one alarm for each attention, at its worst head."""
     for call in now.calls:
-        value, head = largest(call, "row_offset")
+        value, head = largest_of_column(call, "row_offset")
         if not call.stored or value <= BF16_OFFSET:
             continue
         half = call.logits_dtype == "bfloat16"

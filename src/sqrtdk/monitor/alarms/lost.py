@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, is_close
 from sqrtdk.messages import Message, joined
 from sqrtdk.monitor.alarms.trend import first_of
-from sqrtdk.monitor.samples import UNMEASURED, Alarm, StepSample, reason_of, with_place
+from sqrtdk.monitor.samples import STEP_UNMEASURED, Alarm, StepSample, reason_unmeasured, with_place
 
-SOURCE = "alarms.source.unmeasured"
+UNMEASURED_ALARM_SOURCE = "alarms.source.unmeasured"
 
 
 def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for the model, or one for each lost site and attention."""
     if not now.calls:
         text = Message("alarms.lost.all", step=now.step, reasons=joined((now.how, *now.not_measured[:3])))
-        yield Alarm("lost", "warn", now.step, text, Message(SOURCE))
+        yield Alarm("lost", "warn", now.step, text, Message(UNMEASURED_ALARM_SOURCE))
         return
     start = next((sample for sample in before if sample.calls), None)
     if start is not None and len(before) > 1:
@@ -34,27 +34,29 @@ def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
         for site in dict.fromkeys(call.site for call in start.calls if call.site not in sites):
             place = site or Message("alarms.place.model")
             text = Message("alarms.lost.site", site=place, step=now.step, before=start.step)
-            yield Alarm("lost", "warn", now.step, text, Message(SOURCE), site)
+            yield Alarm("lost", "warn", now.step, text, Message(UNMEASURED_ALARM_SOURCE), site)
     for call in now.calls:
         first = first_of(before, call)
         if call.reason is not None and first is not None and first.reason is None:
             text = Message("alarms.lost.statistics", call=call.name, step=now.step, reason=call.reason)
-            yield Alarm("lost", "warn", now.step, text, Message(SOURCE), call.site, call.index)
+            yield Alarm("lost", "warn", now.step, text, Message(UNMEASURED_ALARM_SOURCE), call.site, call.index)
 
 
-def unmeasured(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def unmeasured_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for each attention without statistics, and for each other entry of `not_measured`."""
     for call in now.calls:
         if call.reason is not None:
             text = with_place(call.name, call.reason)
-            yield Alarm(UNMEASURED, "note", now.step, text, Message(SOURCE), call.site, call.index)
-    whole = reason_of(now.how)
+            yield Alarm(
+                STEP_UNMEASURED, "note", now.step, text, Message(UNMEASURED_ALARM_SOURCE), call.site, call.index
+            )
+    whole = reason_unmeasured(now.how)
     besides = now.not_measured if whole is None or whole in now.not_measured else (whole, *now.not_measured)
     for text in besides:
-        yield Alarm(UNMEASURED, "note", now.step, text, Message(SOURCE))
+        yield Alarm(STEP_UNMEASURED, "note", now.step, text, Message(UNMEASURED_ALARM_SOURCE))
 
 
-def ledger(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def ledger_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield at most one alarm for each attention."""
     for call in now.calls:
         first = first_of(before, call)

@@ -17,32 +17,32 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.monitor import samples
 from sqrtdk.monitor.samples import Alarm, CallSample, FirstNonfinite, StepSample
 
-_CAUSES = {
-    samples.WEIGHT: "alarms.nonfinite.first.weight",
-    samples.AROUND: "alarms.nonfinite.first.weight_around",
-    samples.INPUTS: "alarms.nonfinite.first.inputs",
-    samples.BETWEEN: "alarms.nonfinite.first.between",
-    samples.WITHIN: "alarms.nonfinite.first.within",
+_CAUSE_MESSAGES = {
+    samples.CAUSE_WEIGHT: "alarms.nonfinite.first.weight",
+    samples.CAUSE_WEIGHT_AROUND: "alarms.nonfinite.first.weight_around",
+    samples.CAUSE_INPUTS: "alarms.nonfinite.first.inputs",
+    samples.CAUSE_BETWEEN: "alarms.nonfinite.first.between",
+    samples.CAUSE_WITHIN: "alarms.nonfinite.first.within",
     samples.FROM_MINUS: "alarms.nonfinite.first.from_minus",
     samples.FROM_FINITE: "alarms.nonfinite.first.from_finite",
-    samples.UNKNOWN: "alarms.nonfinite.first.unknown",
+    samples.CAUSE_UNKNOWN: "alarms.nonfinite.first.unknown",
 }
-_OUTPUTS = {  # by whether a tensor within the output is named, and a rank
+_OUTPUT_MESSAGES = {  # by whether a tensor within the output is named, and a rank
     (False, False): "alarms.nonfinite.first.output",
     (False, True): "alarms.nonfinite.first.output_on_rank",
     (True, False): "alarms.nonfinite.first.tensor",
     (True, True): "alarms.nonfinite.first.tensor_on_rank",
 }
-_FORWARD = {  # what is finite, by whether there is a loss, and whether a scaler searches for its scale
+_FORWARD_MESSAGES = {  # what is finite, by whether there is a loss, and whether a scaler searches for its scale
     (False, False): "alarms.nonfinite.gradient.forward",
     (False, True): "alarms.nonfinite.gradient.forward_scaled",
     (True, False): "alarms.nonfinite.gradient.forward_and_loss",
     (True, True): "alarms.nonfinite.gradient.forward_and_loss_scaled",
 }
-GRADIENTS = ("query_grad_nonfinite", "key_grad_nonfinite")
+GRADIENT_COLUMNS = ("query_grad_nonfinite", "key_grad_nonfinite")
 
 
-def nonfinite(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def nonfinite_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield at most one alarm."""
     found = _forward(now) or _loss(now) or _backward(now)
     if found is not None:
@@ -124,40 +124,45 @@ def _begins(first: FirstNonfinite) -> str:
     if first.rank is not None:
         values["rank"] = first.rank
     passed = [] if first.returned else [Message("alarms.nonfinite.first.returned_finite")]
-    return joined([Message(_OUTPUTS[bool(first.tensor), first.rank is not None], **values), _cause(first), *passed])
+    return joined(
+        [Message(_OUTPUT_MESSAGES[bool(first.tensor), first.rank is not None], **values), _cause(first), *passed]
+    )
 
 
 def _cause(first: FirstNonfinite) -> str:
-    if first.cause in (samples.WEIGHT, samples.AROUND):  # "parameter bias" or "buffer h.0.running_var"
+    if first.cause in (
+        samples.CAUSE_WEIGHT,
+        samples.CAUSE_WEIGHT_AROUND,
+    ):  # "parameter bias" or "buffer h.0.running_var"
         kind, _, name = first.detail.partition(" ")
         weight = "alarms.nonfinite.first.parameter" if kind == "parameter" else "alarms.nonfinite.first.buffer"
-        return Message(_CAUSES[first.cause], weight=Message(weight, name=name))
-    if first.cause == samples.BETWEEN and not first.detail:
+        return Message(_CAUSE_MESSAGES[first.cause], weight=Message(weight, name=name))
+    if first.cause == samples.CAUSE_BETWEEN and not first.detail:
         return Message("alarms.nonfinite.first.at_once")
-    if first.cause in (samples.BETWEEN, samples.WITHIN):
-        return Message(_CAUSES[first.cause], module=first.detail)
-    return Message(_CAUSES[first.cause])
+    if first.cause in (samples.CAUSE_BETWEEN, samples.CAUSE_WITHIN):
+        return Message(_CAUSE_MESSAGES[first.cause], module=first.detail)
+    return Message(_CAUSE_MESSAGES[first.cause])
 
 
 def _backward(now: StepSample) -> Alarm | None:
     """Return the alarm of the last attention with gradients that are not finite, which the backward pass reaches
     first."""
     for call in reversed(now.calls):
-        every = {name: [value for value in _column(call, name) if value > 0] for name in GRADIENTS}
+        every = {name: [value for value in _column(call, name) if value > 0] for name in GRADIENT_COLUMNS}
         # query heads that share a key head would count its keys several times: take the head with most
         counts = {name: max(some, default=0.0) if name.startswith("key") else sum(some) for name, some in every.items()}
         if not any(counts.values()):
             continue
-        name = next(name for name in GRADIENTS if counts[name])
+        name = next(name for name in GRADIENT_COLUMNS if counts[name])
         head = next(head for head, value in enumerate(_column(call, name)) if value > 0)
         searching = now.scaled or call.dtype == "float16"
         text = Message(
             "alarms.nonfinite.gradients",
             call=call.name,
-            which=_gradients(*(f"{counts[name]:.0f}" if counts[name] else "" for name in GRADIENTS)),
+            which=_gradients(*(f"{counts[name]:.0f}" if counts[name] else "" for name in GRADIENT_COLUMNS)),
             step=now.step,
             head=head,
-            forward=Message(_FORWARD[now.loss is not None, searching]),
+            forward=Message(_FORWARD_MESSAGES[now.loss is not None, searching]),
         )
         severity = "note" if searching else "critical"
         return Alarm(

@@ -20,11 +20,11 @@ from sqrtdk.messages import Message
 from sqrtdk.monitor.samples import CallSample, StepSample
 
 WINDOW = 24  # newest samples that a line is fitted to
-LEAST = 8  # with fewer, the lower end of the slope's interval at this level is the smallest slope itself
-LEVEL = 0.99  # confidence of the interval
+LEAST_POINTS = 8  # with fewer, the lower end of the slope's interval at this level is the smallest slope itself
+SLOPE_CONFIDENCE = 0.99  # confidence of the interval
 HORIZON = 1.0  # the latest passing lies within this many sampled spans from now
 _DEVIATION = 1.4826  # standard deviations in a median absolute residual of Gaussian scatter
-_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+_Z = NormalDist().inv_cdf((1 + SLOPE_CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def passing(steps: Sequence[int], values: Sequence[float], bar: float) -> Passin
     """
     steps, values = list(steps)[-WINDOW:], list(values)[-WINDOW:]
     count = len(steps)
-    if count < LEAST or values[-1] >= bar:
+    if count < LEAST_POINTS or values[-1] >= bar:
         return None
     slopes = _slopes(steps, values)
     reach = _Z * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
@@ -89,10 +89,10 @@ def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
     return sorted((late[1] - early[1]) / (late[0] - early[0]) for early, late in points)
 
 
-def largest(call: CallSample, column: str) -> tuple[float, int]:
+def largest_of_column(call: CallSample, column: str) -> tuple[float, int]:
     """Return the largest finite number of a column and its head; minus infinity if no number is finite.
 
-    >>> largest(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
+    >>> largest_of_column(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
     (0.3, 2)
     """
     finite = [(value, head) for head, value in enumerate(call.columns.get(column, ())) if math.isfinite(value)]

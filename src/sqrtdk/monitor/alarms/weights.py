@@ -32,22 +32,22 @@ from sqrtdk.audit.rules.statistics import (
     bar_nats,
 )
 from sqrtdk.messages import Message
-from sqrtdk.monitor.alarms.trend import WINDOW, largest, passing, same_place
+from sqrtdk.monitor.alarms.trend import WINDOW, largest_of_column, passing, same_place
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 from sqrtdk.stats.heads import SATURATED
 
 COLUMN = "saturated"
 
 
-def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def saturation_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield at most one alarm for the model, at the worst head."""
     # NaN: no row has two keys
     fractions = [value for call in now.calls for value in call.columns.get(COLUMN, ()) if value >= 0]
     many = sum(value > SATURATED_ROWS for value in fractions)
     if not many:
         return
-    call = max(now.calls, key=lambda call: largest(call, COLUMN))
-    value, head = largest(call, COLUMN)
+    call = max(now.calls, key=lambda call: largest_of_column(call, COLUMN))
+    value, head = largest_of_column(call, COLUMN)
     text = Message(
         "alarms.saturation.one_key",
         count=many,
@@ -63,7 +63,7 @@ def saturation(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
     )
 
 
-def entropy(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+def entropy_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield at most one alarm for the model, at the head with the lowest entropy."""
     heads = [(entropy / bar, entropy, bar, call, head) for call, head, entropy, bar in _heads(now)]
     low = [one for one in heads if one[0] < 1.0]
@@ -113,12 +113,14 @@ def _heads(sample: StepSample) -> Iterator[tuple[CallSample, int, float, float]]
 
 
 CLEARLY = 10.0  # a head counts as healthy before if it was this many times as far from 1
-LOOKED_AT = 64  # earlier samples that are compared, evenly spread: a long run is not searched whole at every sample
+EARLIER_SAMPLES_COMPARED = (
+    64  # earlier samples that are compared, evenly spread: a long run is not searched whole at every sample
+)
 
 
 def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield a note for each collapsed head, and a warning if they are most of the model's heads."""
-    looked_at = before[:: 1 + len(before) // LOOKED_AT]
+    looked_at = before[:: 1 + len(before) // EARLIER_SAMPLES_COMPARED]
     notes: list[Alarm] = []
     for call in now.calls:
         suspects = [(head, kind) for head in range(call.heads) if (kind := _kind(call, head)) is not None]

@@ -18,13 +18,13 @@ from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import read_json
 from sqrtdk.monitor.folder import CHECKPOINTS
-from sqrtdk.monitor.names import PARTS
+from sqrtdk.monitor.names import PARTS_FOLDER
 from sqrtdk.store.lock import LOCK
 from sqrtdk.store.manifest import MAX_STEP, RUN
 
-_TAKEN = {CHECKPOINTS, PARTS, LOCK, RUN}  # names that the folder of the records uses itself
-_DIGITS = len(str(MAX_STEP))
-_NUMBER = re.compile(r"\d+\Z", re.ASCII)
+_NAMES_OF_RECORDS = {CHECKPOINTS, PARTS_FOLDER, LOCK, RUN}  # names that the folder of the records uses itself
+_DIGITS_OF_STEP = len(str(MAX_STEP))
+_STEP_AT_END = re.compile(r"\d+\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ class Checkpoint:
         return self.path.parent
 
 
-def find(patterns: Sequence[str | Path], output: Path | None = None) -> tuple[tuple[Checkpoint, ...], tuple[Path, ...]]:
+def find_checkpoints(
+    patterns: Sequence[str | Path], output: Path | None = None
+) -> tuple[tuple[Checkpoint, ...], tuple[Path, ...]]:
     """Find checkpoints.
 
     Args:
@@ -63,7 +65,7 @@ def find(patterns: Sequence[str | Path], output: Path | None = None) -> tuple[tu
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("checkpoint-1000", "checkpoint-200"):
         ...         Path(folder, name).mkdir()
-        ...     [one.step for one in find([f"{folder}/checkpoint-*"])[0]]
+        ...     [one.step for one in find_checkpoints([f"{folder}/checkpoint-*"])[0]]
         [200, 1000]
     """
     if not patterns:
@@ -95,7 +97,8 @@ def _named_once(directories: Sequence[Path]) -> Iterator[Path]:
     for path in dict.fromkeys(directories):
         by_place.setdefault(os.path.realpath(path), []).append(path)
     for paths in by_place.values():
-        yield min(paths, key=lambda path: (_NUMBER.search(path.name) is None, str(path)))
+        # False sorts before True: `checkpoint-500` before `best`, a link to it.
+        yield min(paths, key=lambda path: (_STEP_AT_END.search(path.name) is None, str(path)))
 
 
 def _in_order(directories: Iterator[Path]) -> tuple[Checkpoint, ...]:
@@ -112,13 +115,14 @@ def _in_order(directories: Iterator[Path]) -> tuple[Checkpoint, ...]:
 
 
 def _step(path: Path) -> int:
+    # "runs/a" instead of "runs/a/checkpoint-*" is the usual slip, so the hint gives the pattern.
     if not (path / CONFIG).exists() and next(path.glob(f"checkpoint-*/{CONFIG}"), None) is not None:
         raise InvalidValueError(
             f"{str(path)!r} is no checkpoint, and holds checkpoints", hint=f"Give {str(path / 'checkpoint-*')!r}."
         )
-    number = _NUMBER.search(path.name)
-    step = global_step(path) if number is None else int(number[0][-_DIGITS:])
-    if step is None or not 0 <= step <= MAX_STEP or (number is not None and len(number[0]) > _DIGITS):
+    number = _STEP_AT_END.search(path.name)
+    step = global_step(path) if number is None else int(number[0][-_DIGITS_OF_STEP:])
+    if step is None or not 0 <= step <= MAX_STEP or (number is not None and len(number[0]) > _DIGITS_OF_STEP):
         raise InvalidValueError(
             f"the checkpoint {str(path)!r} has no step: its name does not end with one, nor is there a readable"
             " trainer_state.json with a global_step",
@@ -143,13 +147,13 @@ def names(runs: Sequence[Path]) -> dict[Path, str]:
     for count in range(1, deepest + 1):
         tails = {run: "-".join(part for part in run.parts[-count:] if part != run.anchor) or "root" for run in runs}
         folded = {name.casefold() for name in tails.values()}  # some file systems ignore case
-        if len(folded) == len(runs) and not folded & _TAKEN:
+        if len(folded) == len(runs) and not folded & _NAMES_OF_RECORDS:
             return tails
     return {run: f"{number}-{run.name}" for number, run in enumerate(runs, 1)}
 
 
 TRAINER_STATE = "trainer_state.json"
-MAX_STATE_BYTES = 100 * 2**20
+MAX_STATE_BYTES = 100 * 2**20  # trainer_state.json has one entry for each logged step
 
 
 def global_step(directory: Path) -> int | None:
@@ -185,6 +189,7 @@ def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
 
 def _is_loss(entry: Any) -> bool:
     return (
+        # The trainer also logs evaluations, {"eval_loss": 2.1, "step": 500}: they have no `loss`.
         isinstance(entry, dict)
         and type(entry.get("step")) is int
         and (type(entry.get("loss")) is float or (type(entry.get("loss")) is int and abs(entry["loss"]) < 2**53))

@@ -28,7 +28,7 @@ from sqrtdk.engines import Cell
 from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
 from sqrtdk.messages import Message, said_again, table_of
 from sqrtdk.models.checkpoint import CONFIG, weight_files
-from sqrtdk.models.load import resolve
+from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call
@@ -77,7 +77,7 @@ def _plain(value: Any) -> Any:
 def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> dict[str, Any]:
     if (Path(path) / CONFIG).exists() and not weight_files(Path(path)):
         raise ModelError("there are no weights, and random ones say nothing of a run", hint="Save the checkpoint anew.")
-    loaded = resolve(path, options)
+    loaded = resolve_model(path, options)
     sample = _sample(loaded, step, options.seed, rows)
     compare = "auto" if options.attn is None else "never"
     run = run_model(loaded, options.attn or "own", seed=options.seed, compare=compare)
@@ -171,7 +171,7 @@ def files_of(directory: Path) -> Files:
     return Files(disk.hash_of(told), newest / 1e9)
 
 
-def key_of(one: Checkpoint, files: Files, measured_with: Any) -> str:
+def result_key(one: Checkpoint, files: Files, measured_with: Any) -> str:
     """Return the key of a result: equal keys mean equal numbers."""
     versions = dict(numbers_from()), transformers_version()
     return disk.hash_of([str(one.path), one.step, files.digest, measured_with, *versions])

@@ -17,22 +17,22 @@ from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.errors import OutputError
 from sqrtdk.messages import Message
 from sqrtdk.models.build import lacks_weights
-from sqrtdk.monitor.alarms import ALARMS, fresh, holding
+from sqrtdk.monitor.alarms import ALARM_RULES, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import Result
 from sqrtdk.monitor.folder import RunWriter, refuse_strange
 from sqrtdk.monitor.journal import head_table
-from sqrtdk.monitor.names import PARTS, Part
+from sqrtdk.monitor.names import PARTS_FOLDER, PartName
 from sqrtdk.monitor.reading import OF_CHECKPOINTS, of_checkpoints, read_run
 from sqrtdk.monitor.rows import alarm_row, how_row
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
-from sqrtdk.monitor.tables import Table, Tables, from_rows, stacked
+from sqrtdk.monitor.tables import Table, Tables, stacked, tables_from_rows
 from sqrtdk.store import disk
 from sqrtdk.store.manifest import RUN, plain_json, read_manifest
 
-NAME = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
-_SOURCE = "alarms.source.unmeasured"
-_PART_ROWS = 2**16  # heads in one part file; a single checkpoint may have more
+CHECKPOINT_ALARM = "checkpoint"  # name of the alarms that belong to no rule of a watch or of the audit
+_UNMEASURED_SOURCE = "alarms.source.unmeasured"
+_HEADS_A_PART = 2**16  # heads in one part file; a single checkpoint may have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Series:
     newest: Point | None = None  # the last one that was measured
 
 
-def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
+def step_rows(points: Sequence[Point]) -> Iterator[StepRows]:
     """Yield the rows of each step of a run.
 
     Args:
@@ -87,7 +87,7 @@ def rows_of(points: Sequence[Point]) -> Iterator[StepRows]:
         yield StepRows(step, heads, [alarm_row(alarm) for alarm in alarms])
 
 
-def model_of(points: Sequence[Point]) -> Any:
+def model_of_run(points: Sequence[Point]) -> Any:
     """Return the model of a run, taken from its first checkpoint that could be measured."""
     return next((point.result.model for point in points if point.result.sample is not None), {"class": "unknown"})
 
@@ -104,17 +104,23 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     name = point.checkpoint.path.name
     if result.state:
         text = Message("alarms.checkpoint.losses", name=name, why=result.state)
-        yield Alarm(NAME, "note", step, text, Message(_SOURCE))
+        yield Alarm(CHECKPOINT_ALARM, "note", step, text, Message(_UNMEASURED_SOURCE))
     if result.sample is None:
         why = result.reason or Message("alarms.checkpoint.no_reason")
-        yield Alarm(NAME, "fail", step, Message("alarms.checkpoint.failed", name=name, why=why), Message(_SOURCE))
+        yield Alarm(
+            CHECKPOINT_ALARM,
+            "fail",
+            step,
+            Message("alarms.checkpoint.failed", name=name, why=why),
+            Message(_UNMEASURED_SOURCE),
+        )
         return
     for note in result.notes:
         if lacks_weights(note):
             text = Message("alarms.checkpoint.absent", name=name, note=note)
-            yield Alarm(NAME, "warn", step, text, Message(_SOURCE))
+            yield Alarm(CHECKPOINT_ALARM, "warn", step, text, Message(_UNMEASURED_SOURCE))
     if series.newest is not None and (other := _difference(series.newest, point)):
-        yield Alarm(NAME, "warn", step, other, Message("alarms.source.comparable"))
+        yield Alarm(CHECKPOINT_ALARM, "warn", step, other, Message("alarms.source.comparable"))
     holds = holding(series.samples, result.sample)
     found = fresh(holds, series.told)
     series.samples.append(result.sample)
@@ -127,7 +133,9 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     for finding in result.findings:
         kind = finding.rule, finding.site, finding.fix
         level = SEVERITIES.index(finding.severity)
-        twice = finding.rule in ALARMS and worst[finding.rule] >= level  # the watch has this rule too, and reported it
+        twice = (
+            finding.rule in ALARM_RULES and worst[finding.rule] >= level
+        )  # the watch has this rule too, and reported it
         if not twice and level > series.findings.get(kind, -1):
             series.findings[kind] = level
             yield _alarm(finding, step)
@@ -182,7 +190,7 @@ def refuse_other(folder: Path) -> None:
         )
 
 
-def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> None:
+def write_run(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> None:
     """Bring the folder of a run up to date; existing rows that are still right stay as they are.
 
     Args:
@@ -194,7 +202,7 @@ def write(folder: Path, points: Sequence[Point], settings: dict[str, Any]) -> No
         OutputError: It can't be written, or see `refuse_other`.
     """
     refuse_other(folder)
-    model, rows = model_of(points), list(rows_of(points))
+    model, rows = model_of_run(points), list(step_rows(points))
     first = None
     if os.path.lexists(folder / RUN):
         if read_manifest(folder).model != plain_json(model, "the model"):
@@ -226,8 +234,8 @@ def forget_renamed(output: Path, folders: Mapping[Path, Path]) -> None:
 
 def _forget(folder: Path) -> None:
     """Remove the records of a run, but not the results of its checkpoints."""
-    for path in (folder / PARTS).glob("*.parquet"):
-        if Part.of(path.name):
+    for path in (folder / PARTS_FOLDER).glob("*.parquet"):
+        if PartName.of(path.name):
             disk.remove(path)
     (folder / RUN).unlink(missing_ok=True)  # last, as parts without run.json would look like a foreign folder
 
@@ -238,7 +246,7 @@ def _tables(folder: Path) -> Tables:
 
 
 def _from(rows: Sequence[StepRows]) -> Tables:
-    return from_rows(stacked("heads", [one.heads for one in rows]), [one.step for one in rows], _alarms(rows))
+    return tables_from_rows(stacked("heads", [one.heads for one in rows]), [one.step for one in rows], _alarms(rows))
 
 
 def _alarms(rows: Sequence[StepRows]) -> list[dict[str, Any]]:
@@ -276,7 +284,7 @@ def _parts(rows: Sequence[StepRows]) -> Iterator[list[StepRows]]:
     part: list[StepRows] = []
     size = 0
     for one in rows:
-        if part and size + len(one.heads) > _PART_ROWS:
+        if part and size + len(one.heads) > _HEADS_A_PART:
             yield part
             part, size = [], 0
         part.append(one)

@@ -17,17 +17,17 @@ from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.limits import check_seed, check_sizes, read_bytes
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.tokens import read_text
-from sqrtdk.monitor.checkpoints._find import Checkpoint, find, names
+from sqrtdk.monitor.checkpoints._find import Checkpoint, find_checkpoints, names
 from sqrtdk.monitor.checkpoints._measure import (
     Result,
     files_of,
-    key_of,
     measure,
     read_result,
+    result_key,
     result_name,
     transformers_version,
 )
-from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, notes_of, refuse_other, write
+from sqrtdk.monitor.checkpoints._records import Point, forget_renamed, notes_of, refuse_other, write_run
 from sqrtdk.monitor.folder import CHECKPOINTS
 from sqrtdk.monitor.tables import arrow
 from sqrtdk.store.disk import digest
@@ -35,15 +35,15 @@ from sqrtdk.store.lock import locked
 from sqrtdk.store.manifest import RUN
 from sqrtdk.store.results import Results
 
-MAX_INPUT_BYTES = 2**31
-_DEFAULTS = LoadOptions()
+MAX_HASHED_INPUT_BYTES = 2**31
+_LOAD_DEFAULTS = LoadOptions()
 # make no sense for a directory that is measured with its weights
 _LEFT_OUT = ("static", "revision", "device_map", "offload_folder")
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class CheckpointSeries:
     """The outcome for a set of checkpoints.
 
     Attributes:
@@ -66,15 +66,15 @@ class Series:
 def measure_checkpoints(
     patterns: Sequence[str | Path],
     output: str | Path,
-    options: LoadOptions = _DEFAULTS,
+    options: LoadOptions = _LOAD_DEFAULTS,
     *,
     rows: int | None = None,
     engine: str = "local",
     workers: int | None = None,
     ray_address: str | None = None,
-    progress: Told | None = None,
+    progress: OnProgress | None = None,
     anew: bool = False,
-) -> Series:
+) -> CheckpointSeries:
     """Measure and audit checkpoints of training runs, all on the same inputs, and write the records of a watch.
 
     Each checkpoint is loaded, measured in one forward pass in evaluation mode without gradients, and audited as by
@@ -84,7 +84,7 @@ def measure_checkpoints(
     that changed or failed. The records are the same on every engine.
 
     Args:
-        patterns: directories of checkpoints, or patterns of directories; see `find`.
+        patterns: directories of checkpoints, or patterns of directories; see `find_checkpoints`.
         output: folder of the records. Checkpoints in several directories belong to several runs, each with its own
             folder in it. Results are kept in its `checkpoints/`.
         options: of loading, and of the inputs.
@@ -97,7 +97,7 @@ def measure_checkpoints(
         anew: measure all checkpoints again.
 
     Raises:
-        InvalidValueError: An option is out of its range, the engine is unknown, or see `find`.
+        InvalidValueError: An option is out of its range, the engine is unknown, or see `find_checkpoints`.
         ModelError: The dtype does not exist, or the file of the text or the inputs can't be read.
         OutputError: `output` can't be written, is in use by another process, or holds something else.
         LabError: No Ray is at the address, or its workers have other versions; the results so far are kept.
@@ -118,7 +118,7 @@ def measure_checkpoints(
     arrow()
     opening = open_engine(engine, workers, ray_address)
     cells, settings = _checked(options, rows)
-    checkpoints, left_out = find(patterns, Path(output))
+    checkpoints, left_out = find_checkpoints(patterns, Path(output))
     if transformers_version() is None:
         raise MissingExtraError("transformers is not installed", hint="Install it: pip install 'sqrtdk[hf]'")
     output = Path(output)
@@ -128,7 +128,7 @@ def measure_checkpoints(
     kept = Results(output / CHECKPOINTS)
     with locked(output / CHECKPOINTS, "*"), progress_counted("checkpoints", progress) as count:
         state = {one: files_of(one.path) for one in checkpoints}
-        keys = {one: key_of(one, state[one], settings) for one in checkpoints}
+        keys = {one: result_key(one, state[one], settings) for one in checkpoints}
         results = {} if anew else _there(kept, keys)
         reused = len(results)
         missing = [one for one in checkpoints if one not in results]
@@ -145,9 +145,11 @@ def measure_checkpoints(
         for run, folder in folders.items():
             points = [Point(one, results[one], state[one].time) for one in checkpoints if one.run == run]
             notes += (told := notes_of(points))
-            write(folder, points, {"run": str(run), **settings, "notes": told})
+            write_run(folder, points, {"run": str(run), **settings, "notes": told})
     failed = tuple((one, results[one].reason or "") for one in missing if results[one].sample is None)
-    return Series(tuple(folders.values()), len(missing), reused, failed, left_out, tuple(dict.fromkeys(notes)))
+    return CheckpointSeries(
+        tuple(folders.values()), len(missing), reused, failed, left_out, tuple(dict.fromkeys(notes))
+    )
 
 
 def _there(kept: Results, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
@@ -228,6 +230,6 @@ def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], di
 
 def _hash_of(path: Path) -> str:
     try:
-        return digest(read_bytes(path, str(path), MAX_INPUT_BYTES))
+        return digest(read_bytes(path, str(path), MAX_HASHED_INPUT_BYTES))
     except OSError as error:
         raise ModelError(f"can't read {str(path)!r}: {error.strerror}", hint="Check the path.") from error

@@ -18,7 +18,7 @@ from sqrtdk.messages import Message
 from sqrtdk.monitor.metrics import metrics_of
 from sqrtdk.monitor.samples import Alarm, StepSample
 
-TEXT = 400  # shown characters of a logger's error
+ERROR_CHARACTERS = 400  # shown characters of a logger's error
 
 
 @runtime_checkable
@@ -151,7 +151,7 @@ class Sinks:
             except Exception as error:  # a logger is no reason to end a training run
                 if number not in self._told:
                     self._told.add(number)
-                    name, why = type(sink).__name__, kind_and_text(error, TEXT)
+                    name, why = type(sink).__name__, kind_and_text(error, ERROR_CHARACTERS)
                     text = Message("alarms.failed.sink", sink=name, step=step, error=why)
                     failed.append(Alarm("sink", "warn", step, text, Message("alarms.source.logger")))
         return failed

@@ -22,7 +22,7 @@ from sqrtdk.errors import OutputError
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
 
-_BEGINS = b'{"step": '
+_STEP_LINE_START = b'{"step": '
 
 
 class JsonLines:
@@ -76,12 +76,12 @@ class JsonLines:
             file.seek(0)
             kept, cut = 0, False
             for line in file.readlines():
-                if not line.startswith(_BEGINS[: len(line)]):
+                if not line.startswith(_STEP_LINE_START[: len(line)]):
                     raise OutputError(
                         f"{self.path} holds something else, from byte {kept} on", hint="Choose another file."
                     )
                 whole = line.endswith(b"\n")
-                if cut or not whole or int(line[len(_BEGINS) :].partition(b",")[0]) >= step:
+                if cut or not whole or int(line[len(_STEP_LINE_START) :].partition(b",")[0]) >= step:
                     cut = True
                 kept += 0 if cut else len(line)
             file.truncate(kept)

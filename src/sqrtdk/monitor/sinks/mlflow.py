@@ -12,9 +12,9 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor.samples import Alarm
 
 TAG = "sqrtdk.run"  # by which an existing run is found again
-LAST = "attention/calls"  # the metric that every sample has
-_MOST = 1000  # metrics that MLflow takes at once
-_TEXT = 5000  # characters that MLflow takes in a tag
+MARKER_METRIC = "attention/calls"  # the metric that every sample has
+_METRICS_A_CALL = 1000  # metrics that MLflow takes at once
+_TAG_CHARACTERS = 5000  # characters that MLflow takes in a tag
 
 
 class MLflow:
@@ -52,14 +52,14 @@ class MLflow:
             return
         entities, now = load_extra("mlflow.entities", "mlflow"), int(time.time() * 1000)
         rows = [entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        rows.sort(key=lambda row: row.key == LAST)  # last, so that a step with this metric is complete
-        for at in range(0, len(rows), _MOST):
-            client.log_batch(self._run, metrics=rows[at : at + _MOST])
+        rows.sort(key=lambda row: row.key == MARKER_METRIC)  # last, so that a step with this metric is complete
+        for at in range(0, len(rows), _METRICS_A_CALL):
+            client.log_batch(self._run, metrics=rows[at : at + _METRICS_A_CALL])
 
     def alarm(self, alarm: Alarm) -> None:
         """Set a tag, `attention.alarm.<step>.<name>`."""
         self._open().set_tag(
-            self._run, f"attention.alarm.{alarm.step}.{alarm.name}", f"{alarm.severity}: {alarm.text}"[:_TEXT]
+            self._run, f"attention.alarm.{alarm.step}.{alarm.name}", f"{alarm.severity}: {alarm.text}"[:_TAG_CHARACTERS]
         )
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class MLflow:
             if runs:
                 self._run = runs[0].info.run_id
                 client.update_run(self._run, status="RUNNING")
-                steps = [metric.step for metric in client.get_metric_history(self._run, LAST)]
+                steps = [metric.step for metric in client.get_metric_history(self._run, MARKER_METRIC)]
                 self._last = max(steps, default=-math.inf)
             else:
                 tags = {} if self._name is None else {TAG: self._name.replace("'", "")}

@@ -8,7 +8,7 @@ from typing import Any
 from sqrtdk._extras import load_extra
 from sqrtdk.monitor.samples import Alarm
 
-_LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
+_TRACKIO_LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
 
 
 class Trackio:
@@ -42,7 +42,7 @@ class Trackio:
 
     def alarm(self, alarm: Alarm) -> None:
         """Send an alert."""
-        level = load_extra("trackio", "trackio").AlertLevel[_LEVELS[alarm.severity]]
+        level = load_extra("trackio", "trackio").AlertLevel[_TRACKIO_LEVELS[alarm.severity]]
         self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=level)
 
     def close(self) -> None:

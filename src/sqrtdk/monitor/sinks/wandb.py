@@ -10,7 +10,7 @@ from typing import Any
 from sqrtdk._extras import load_extra
 from sqrtdk.monitor.samples import Alarm
 
-_LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
+_WANDB_LEVELS = {"note": "INFO", "warn": "WARN", "fail": "ERROR", "critical": "ERROR"}
 
 
 class WeightsAndBiases:
@@ -47,7 +47,7 @@ class WeightsAndBiases:
     def alarm(self, alarm: Alarm) -> None:
         """Send an alert for a warning or worse."""
         if alarm.severity != "note":
-            self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=_LEVELS[alarm.severity])
+            self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=_WANDB_LEVELS[alarm.severity])
 
     def close(self) -> None:
         """Finish the run."""
