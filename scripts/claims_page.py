@@ -44,8 +44,8 @@ WORDS = {
     "title": Text("Claims", "说法"),
     "lead": Text(
         "Popular explanations say a good deal about the scale of attention, $1/\\sqrt{{d_k}}$. This page lists {count} "
-        "statements, each in our words, with a verdict. Each is an experiment of [the lab](lab.md), with confidence "
-        "intervals and a control: the same experiment with its premise turned round, which must come to another "
+        "statements, each in our words, with a verdict. Each is tested by an experiment of [the lab](lab.md), with "
+        "confidence intervals and a control: the same experiment with its premise reversed, which must come to another "
         "verdict. If you want to learn the subject from the start, read [Why sqrt(d_k)](why-sqrt-dk.md) first.",
         "关于注意力的缩放因子 $1/\\sqrt{{d_k}}$，常见的讲解有许多说法。本页列出其中 {count} 条，用我们自己的话转述，"
         "每条附有判定。每条说法都是[实验室](lab.md)中的一个实验，带有置信区间与一个对照：把前提反过来的同一个实验，"
@@ -64,8 +64,8 @@ WORDS = {
     "claims": Text("Claims", "说法"),
     "kinds": Text("Five kinds of statement", "五类说法"),
     "kinds_lead": Text(
-        "The statements come from five widely read explanations, of which each has a subject of its own. Some "
-        "statements stand in several. A few are those of a paper.",
+        "The statements come from five widely read explanations, each with its own subject. Some statements are in "
+        "several of them. A few come from a paper.",
         "这些说法来自五篇流传甚广的讲解，每篇各有侧重；有的说法见于多篇，少数出自论文。",
     ),
     "kind": Text("Kind", "类别"),
@@ -74,8 +74,8 @@ WORDS = {
     "condition": Text("Condition", "条件"),
     "run": Text("Run it", "运行"),
     "figures": Text(
-        "Each claim is followed by the parts of it that hold and those that do not, and by the reason with its "
-        "figures, most of them with a {level} confidence interval in brackets. The figures are those of a later run "
+        "After each claim come the parts of it that hold, the parts that do not, and the reason with its figures, "
+        "most of them with a {level} confidence interval in brackets. The figures are those of a later run "
         "on the same kind of machine ([lab-figures.json](../../benchmarks/results/lab-figures.json)), which comes to "
         "the same verdicts; those of {quick} are from a quick run.",
         "每条说法之后列出其中成立与不成立的部分，以及附有数值的原因；数值后面的方括号中大多是 {level} 置信区间。"
