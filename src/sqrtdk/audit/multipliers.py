@@ -154,7 +154,12 @@ LENGTH_FACTORS: dict[str, Callable[[RopeBlock], float]] = {
 
 
 def _on_logits(block: RopeBlock, *, states: bool) -> float:
-    """Return the square of the factor on cos and sin; `states` lets a stated factor count for every rope type."""
+    """Return the factor of a RoPE block on the logits: the square of its factor on cos and sin.
+
+    Args:
+        block: of the config.
+        states: whether a factor that the config gives applies even to a rope type that has none by definition.
+    """
     reader = LENGTH_FACTORS.get(block.rope_type) if isinstance(block.rope_type, str) else None
     if block.attention_factor is not None and (states or reader is not None):
         return block.attention_factor**2

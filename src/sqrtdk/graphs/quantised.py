@@ -143,7 +143,10 @@ def _dequantize(to: Rewriting, node: GraphNode) -> None:
 
 
 def _integer_product(to: Rewriting, node: GraphNode) -> None:
-    """Replaces `MatMulInteger` and `ConvInteger`, whose scales multiply the product in later nodes."""
+    """Replaces `MatMulInteger` by `MatMul` and `ConvInteger` by `Conv`, on floating tensors.
+
+    Later nodes multiply the integer product by the scales of both operands.
+    """
     names, zeros = node.inputs[:2], (node.input(2), node.input(3))
     # The product is later multiplied by x_scale * w_scale, of which only the scales of constants are needed.
     own = {to.carried[name] for name in names if name in to.carried}

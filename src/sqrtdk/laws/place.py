@@ -209,7 +209,7 @@ def _judged_split(before: CallTensors, after: CallTensors, entrance: _Entrance) 
 
 
 def _own_heads(values: Tensor) -> list[int]:
-    """Return the heads that differ from the head before: of grouped keys, which are repeated, one for each group."""
+    """Return the heads that differ from the head before. Grouped keys are repeated, so this keeps one a group."""
     heads = range(values.shape[1])
     return [head for head in heads if not head or not torch.equal(values[:, head], values[:, head - 1])]
 

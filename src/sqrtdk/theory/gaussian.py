@@ -143,7 +143,9 @@ def expected_peak(n: _Numbers, sigma: float | _Numbers) -> list[float]: ...
 @overload
 def expected_peak(n: float, sigma: _Numbers) -> list[float]: ...
 def expected_peak(n: float | _Numbers, sigma: float | _Numbers) -> float | list[float]:
-    """Expected largest weight of softmax(z), z of n iid N(0, sigma^2) logits; without unit, 1 / n to 1.
+    """Return the expected largest weight of softmax(z), where z is n independent logits of N(0, sigma^2).
+
+    The weight has no unit and lies between 1 / n and 1:
 
         E[max_i p_i] = n int dx N(x) int du e^w exp(-e^w) phi_x(u)^(n - 1),    w = u + sigma x
 

@@ -149,7 +149,7 @@ def _with_norms_of(old: VectorPath, other: VectorPath, have: int) -> VectorPath:
 
 
 def compare_norm_order(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares the order of norm and rotation, if it differs and the two don't commute."""
+    """Compares where the norm stands: before the rotation on one side and after it on the other, if this matters."""
     early, wanted, own = norms_before_rotation(both.a), norms_before_rotation(both.b), norms_of(both.a)
     if early is None or wanted is None or early == wanted or len(own) != len(norms_of(both.b)):
         return None

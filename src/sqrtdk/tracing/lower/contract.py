@@ -164,7 +164,7 @@ def _name_apart(weighing: Weighing, value: Node) -> None:
 
 
 def _is_tangent(scene: Scene, site: str) -> bool:
-    """Whether forward-mode derivatives run at the site of an attention that is already read."""
+    """Whether forward-mode AD runs here and the site's attention is already read: this product is its derivative."""
     return forward_ad._current_level >= 0 and any(e.attention and e.site == site for e in scene.entries)
 
 
