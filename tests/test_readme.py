@@ -18,6 +18,7 @@ import sqrtdk
 from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.integrations import trainer, watch_transformers
 from sqrtdk.integrations.transformers import ATTENTION_NAME
+from sqrtdk.tracing import steps
 from tests.cli.commands import COMMANDS, PROGRAM
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +103,17 @@ def test_what_is_reachable_is_listed_and_costs_nothing_before(name: str) -> None
 def test_classes_are_ours_or_pythons() -> None:
     classes = {name for name in QUOTED if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", name)}
     assert {"AuxRequest", "ValueError"} <= classes
-    ours = (sqrtdk, sqrtdk.errors, sqrtdk.nn, sqrtdk.scores, sqrtdk.stats, sqrtdk.tracing, trainer, watch_transformers)
+    ours = (
+        sqrtdk,
+        sqrtdk.errors,
+        sqrtdk.nn,
+        sqrtdk.scores,
+        sqrtdk.stats,
+        sqrtdk.tracing,
+        steps,
+        trainer,
+        watch_transformers,
+    )
     assert [name for name in sorted(classes) if not any(hasattr(home, name) for home in (*ours, builtins))] == []
 
 

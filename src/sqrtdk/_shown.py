@@ -49,4 +49,4 @@ class Saved:
         _files.write_text(path, self._document(path.suffix.lower()), force)
 
     def _document(self, ending: str) -> str:
-        return cast(str, import_module("sqrtdk.report.files").document(self, ending))
+        return cast(str, import_module("sqrtdk.report.files").report_document(self, ending))

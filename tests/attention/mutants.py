@@ -8,7 +8,7 @@ ATTEND, LOGITS, SOFTMAX, ROW_STATS = (
     f"impl/rows.py:{name}" for name in ("attend_rows", "row_logits", "_softmax", "traceable_row_stats")
 )
 SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:repeat_heads"
-RESOLVE, MASKS = "_resolve.py:resolve", "_resolve.py:_masks"
+RESOLVE, MASKS = "_resolve.py:resolve_arguments", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
 FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"

@@ -22,7 +22,7 @@ HAN = re.compile("[一-鿿]")
 ENGLISH = re.compile(r"\b[A-Za-z][a-z']+ [a-z][a-z']+ [a-z]+")  # three words: a command is shorter
 COMMAND = re.compile(r"`[^`]*`|'[^']*'|(?:sqrtdk|pip|python|hf|make)(?: [\w\-./:*'\[\]{}=,]+)+")
 TITLE = re.compile("^(?:Arguments:|Options:|参数：|选项：)", re.MULTILINE)
-TELLS = ("tell", "working", "counting")
+TELLS = ("tell_reader", "report_progress", "working", "counting")
 
 
 def english(text: str) -> list[str]:

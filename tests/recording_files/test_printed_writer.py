@@ -136,9 +136,11 @@ def test_the_page_says_what_the_code_takes(tmp_path: Path, monkeypatch: pytest.M
     for dtype in FLOAT_DTYPES:
         assert str(dtype).removeprefix("torch.") in PAGE
     table = PAGE[PAGE.index("## Limits") :]
-    small = ("MAX_NAME", "MAX_STEPS", "MAX_DEPTH", "MAX_DIMENSIONS")
+    small = ("MAX_NAME_CHARACTERS", "MAX_STEPS", "MAX_RECORD_DEPTH", "MAX_DIMENSIONS")
     large = [
-        getattr(limits, name) for name in dir(limits) if name.startswith("MAX_") and name not in (*small, "MAX_TEXT")
+        getattr(limits, name)
+        for name in dir(limits)
+        if name.startswith("MAX_") and name not in (*small, "MAX_TEXT_CHARACTERS")
     ]
     assert len(large) == 9
     for limit in large:

@@ -28,8 +28,8 @@ def to_file(ledger: Ledger) -> str:
     """Return the content of a baseline file: JSON, sorted by site, with one line for each attention.
 
     Example:
-        >>> from sqrtdk.audit.baseline import Line
-        >>> line = Line("h.0", 0, "softmax(q.k)", 8.0, "unexplained", "missing", ("fail scale_ledger",))
+        >>> from sqrtdk.audit.baseline import LedgerLine
+        >>> line = LedgerLine("h.0", 0, "softmax(q.k)", 8.0, "unexplained", "missing", ("fail scale_ledger",))
         >>> print(to_file(Ledger("m", "static", (line,))).split("\\n")[5][:60])
             {"site": "h.0", "index": 0, "formula": "softmax(q.k)", "
     """
