@@ -4,7 +4,7 @@
                                          done in several places
     python scripts/house.py OLD/src src  the same of two checkouts side by side
     python scripts/house.py --names      every name with several meanings, and where it stands
-    python scripts/house.py --check      ends with 1 if there are more such names than `MOST`
+    python scripts/house.py --check      ends with 1 if there are more such names than `MOST`, or circles
 
 A reader who meets `Part` in two files takes it for one thing. So a class or function without a leading underscore has
 one definition in the package, and a constant, with or without one, has one value. Functions of one folder with one
@@ -175,7 +175,11 @@ def main(arguments: list[str]) -> int:
             print(f"{len(names)} {kind} with several meanings, {MOST[kind]} allowed:")
             for name, those in names.items():
                 print(f"  {name}: {', '.join(str(one.file.relative_to(sources[0])) for one in those)}")
-    return int(option == "--check" and any(len(names) > MOST[kind] for kind, names in found.items()))
+    round_trips = circles(sources[0]) if option == "--check" else 0
+    if round_trips:
+        print(f"{round_trips} circles of imports, late and type-only ones included")
+    too_many = any(len(names) > MOST[kind] for kind, names in found.items())
+    return int(option == "--check" and (too_many or round_trips > 0))
 
 
 if __name__ == "__main__":

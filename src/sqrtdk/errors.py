@@ -90,6 +90,16 @@ def short_text(error: BaseException, limit: int = 400) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def said_by(error: SqrtdkError) -> str:
+    """Return what an error of ours says: its sentence of the catalogue as it is, a plain text shortened.
+
+    Example:
+        >>> said_by(ModelError("no such model"))
+        'no such model'
+    """
+    return short_text(error) if type(error.message) is str else error.message
+
+
 def kind_and_text(error: BaseException, limit: int = 400) -> str:
     """Return an error's class and its short text.
 

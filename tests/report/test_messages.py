@@ -106,6 +106,7 @@ HOSTILE = {
     "no values": ("joins.same", None),
     "other values": ("joins.brackets", {"first": "a"}),
     "a list": ("joins.brackets", {"first": ["a"], "second": "b"}),
+    "a long value": ("joins.brackets", {"first": "a" * 2001, "second": "b"}),
     "no sentence": ("joins.brackets", {"first": {"message": 3}, "second": "b"}),
 }
 
@@ -114,6 +115,16 @@ HOSTILE = {
 def test_a_record_that_does_not_fit_stays_the_text_that_it_holds(why: str) -> None:
     text = recorded("as it was said", *HOSTILE[why])
     assert (type(text), said(text, "zh")) == (str, "as it was said")
+
+
+def test_a_small_record_does_not_become_a_long_text() -> None:
+    id = max(every_id(), key=lambda id: catalogue_text(id).zh.count("{"))
+    names = placeholders(catalogue_text(id).en)
+    most = max(names, key=catalogue_text(id).zh.count)
+    inner: dict[str, object] = {"message": "x", "message_id": id, "values": dict.fromkeys(names, "b" * 300)}
+    for _ in range(12):
+        inner = {"message": "x", "message_id": id, "values": dict.fromkeys(names, "b") | {most: inner}}
+    assert len(said(recorded("x", inner["message_id"], inner["values"]), "zh")) <= 2000
 
 
 def test_values_are_never_read_as_templates() -> None:

@@ -137,7 +137,8 @@ def _switch(model: Any, name: str) -> None:
             model.set_attn_implementation(choice)
     except (ValueError, ImportError) as error:
         raise UnsupportedError(
-            f"{type(model).__name__} does not support {name} attention", hint="Leave attn out."
+            Message("errors.options.attn_not_supported", model=type(model).__name__, attn=name),
+            hint=Message("errors.options.attn_left_out"),
         ) from error
 
 
@@ -149,4 +150,4 @@ def refusal(model: nn.Module, name: str) -> str | None:
         with implementation(model, name):
             return None
     except UnsupportedError as error:
-        return str(error)
+        return error.message

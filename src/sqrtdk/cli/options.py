@@ -83,14 +83,18 @@ class LoadingFields:
     """Says which fields of `LoadOptions` are options of a verb, where it annotates the verb's parameter.
 
     Attributes:
-        only: The fields; none stands for all.
-        without: LoadingFields that are left out.
+        only: The fields, all of them by default.
+        without: Fields that are left out.
         instead: Options of this verb's own, in place of those in `LOADING`.
     """
 
     only: Sequence[str] = tuple(LOADING)
     without: Sequence[str] = ()
     instead: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A misspelt name would leave the common option in place, or offer one that the verb ignores.
+        assert {*self.only, *self.without, *self.instead} <= LOADING.keys()
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return a keyword parameter for each field."""

@@ -264,9 +264,18 @@ def _declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[s
 
     An attribute of a module doesn't count as a declaration: it may be the mistake itself.
     """
-    judged = [one for one in judge_all(calls, model) if one.verdict == "declared" and one.declared_by is not None]
-    said = {name_of(one.call): (one.declared_by or "").partition(" (")[0] for one in judged}
-    return {name: by for name, by in said.items() if by.startswith(("config.", "family "))}
+    judged = [one for one in judge_all(calls, model) if one.verdict == "declared"]
+    declarations = {name_of(one.call): _without_source(one.declared_by or "") for one in judged}
+    return {name: declaration for name, declaration in declarations.items() if declaration is not None}
+
+
+def _without_source(declared_by: str) -> str | None:
+    """Returns a declaration by a config or family without its source; None for an attribute's or a norm's."""
+    if isinstance(declared_by, Message) and declared_by.id == "sources.declared.family":
+        of, rule = declared_by.values["type"], declared_by.values["rule"]
+        return Message("sources.declared.family_alone", type=of, rule=rule)
+    text = declared_by.partition(" (")[0]
+    return text if text.startswith(("config.", "family ")) else None
 
 
 def _traced(

@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from sqrtdk.errors import INTERRUPTS, InvalidValueError, LabError, kind_and_text
+from sqrtdk.errors import INTERRUPTS, InvalidValueError, LabError, SqrtdkError, kind_and_text, said_by
+from sqrtdk.messages import Message
 
 Cell = Mapping[str, Any]
 Result = TypeVar("Result")
@@ -63,14 +64,16 @@ def compute(function: Callable[[Cell], Result], cell: Cell) -> Result | Failure:
 
 def failure(error: BaseException, trace: str = "") -> Failure:
     """Return an exception as text."""
+    if isinstance(error, SqrtdkError):
+        return Failure(said_by(error), error.hint, trace)
     return Failure(kind_and_text(error), str(getattr(error, "hint", "")), trace)
 
 
 def failed(cell: Cell, failure: Failure) -> LabError:
     """Return the error that names the cell, with the worker's traceback as a note."""
     error = LabError(
-        f"the cell {cell_label(cell)} failed: {failure.message}",
-        hint=failure.hint or "The traceback shows where; engine 'local' computes the cell in this process.",
+        Message("errors.engine.failed", cell=cell_label(cell), why=failure.message),
+        hint=failure.hint or Message("errors.engine.traceback"),
     )
     if failure.trace:
         error.add_note(failure.trace.rstrip())

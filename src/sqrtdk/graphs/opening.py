@@ -60,5 +60,5 @@ def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
     except MissingExtraError:
         config, notes = clean_config_dict(raw)[0], ()
     except ModelError as error:
-        config, notes = clean_config_dict(raw)[0], (Message("graphs.by_fields", name=CONFIG, what=str(error)),)
+        config, notes = clean_config_dict(raw)[0], (Message("graphs.by_fields", name=CONFIG, what=error.message),)
     return config, tuple(notes)

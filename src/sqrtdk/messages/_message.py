@@ -12,7 +12,7 @@ from sqrtdk._language import Language
 from sqrtdk.messages._catalogue import Text, catalogue_text, placeholders, topic
 
 Value = str | int | float
-_MAX_NESTED_SENTENCES = 20  # sentences inside sentences; ours have 4 at most, so a deeper record is untrusted text
+_MAX_NESTED_SENTENCES = 20  # sentences inside sentences: a long list, each item joined to those before it
 _MAX_SENTENCE_CHARACTERS = 2000  # characters; none of our sentences is longer
 
 
@@ -202,10 +202,14 @@ def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
             if not isinstance(inner, str):
                 return sentence
             value = _recorded(inner, value.get("message_id"), value.get("values"), depth + 1)
-        if not isinstance(value, (str, int, float)):
+        if not isinstance(value, (str, int, float)) or len(str(value)) > _MAX_SENTENCE_CHARACTERS:
             return sentence
         read[name] = value
-    return Message._made(id, read, sentence) if set(read) == names else sentence
+    if set(read) != names:
+        return sentence
+    made = Message._made(id, read, sentence)
+    # An entry may have a value several times: nested, a small record would become a text of gigabytes.
+    return made if len(made.text.zh) <= _MAX_SENTENCE_CHARACTERS else sentence
 
 
 def table_of(value: Any) -> dict[str, dict[str, Any]]:

@@ -288,7 +288,8 @@ def raise_if_attn_refused(error: BaseException, attn: str | None) -> None:
     text = text_of(error)
     if attn is not None and ("scaled_dot_product_attention" in text or "attn_implementation" in text):
         raise AttnRefusedError(
-            f"the model does not support {attn} attention: {short_text(error, 120)}", hint="Leave --attn out."
+            Message("errors.options.attn_refused", attn=attn, why=short_text(error, 120)),
+            hint=Message("errors.options.attn_option_left_out"),
         ) from error
 
 

@@ -150,7 +150,7 @@ def iter_attn(
             refused += 1
             if refused == len(ATTN):
                 raise
-            yield AttnBuild(attn, None, str(error))
+            yield AttnBuild(attn, None, error.message)
             continue
         if loaded.attn is None:
             notes = tuple(note for note in loaded.notes if id_of(note) != _ATTN_IGNORED)  # the user did not ask

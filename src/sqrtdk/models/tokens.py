@@ -87,7 +87,7 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
     try:
         tokens = tokenize(directory, text, most=batch * length)
     except TokenizerError as error:
-        return None, Message("premises.tokenizer.unusable", why=str(error))
+        return None, Message("premises.tokenizer.unusable", why=error.message)
     if not tokens.body:
         return None, Message("premises.tokenizer.no_tokens")
     if tokens.largest >= vocab:

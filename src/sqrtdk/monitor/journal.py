@@ -174,7 +174,7 @@ class Journal:
                 self._write_first()
         except Exception as error:
             if not self._failing:
-                self._warn(step, str(error) if isinstance(error, OutputError) else kind_and_text(error))
+                self._warn(step, error.message if isinstance(error, OutputError) else kind_and_text(error))
             self._failing = True
             self._bound(step)
             return error
@@ -302,4 +302,4 @@ def numbers(losses: Sequence[Loss]) -> list[float | None]:
 def _text_of(error: Exception) -> str:
     """Return why something could not be written. An error of the writer names the steps, its cause does not."""
     cause = error.__cause__ if isinstance(error.__cause__, OutputError) else error
-    return str(cause) if isinstance(cause, OutputError) else kind_and_text(cause)
+    return cause.message if isinstance(cause, OutputError) else kind_and_text(cause)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqrtdk._records import quote
 from sqrtdk.errors import RunFolderError
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, id_of
 from sqrtdk.monitor.names import PARTS_FOLDER, Listing, PartName, UnrecordedSteps, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_PART_FILE_BYTES, Table, Tables, arrow, concatenate, decode_part
 from sqrtdk.store import disk
@@ -219,7 +219,7 @@ def _look(
         replaces_from=min(begun, default=None),
     )
     seen = replace(seen, told=seen.told.union(new))
-    unfinished = {damage.name for damage in odd if damage.reason == Message(UNFINISHED)}
+    unfinished = {damage.name for damage in odd if id_of(damage.reason) == UNFINISHED}
     while parts and parts[-1].name in unfinished:  # the missing row of their step may still come
         parts.pop()
     if parts:
@@ -305,8 +305,7 @@ def _load(folder: Path, parts: list[PartName], held: dict[PartName, Tables | Dam
                 return False
             held[part] = Damage(part.name, Message("alarms.part.gone"), part.first_step, part.last_step)
         except RunFolderError as error:
-            # not str(error), which is a plain text
-            held[part] = Damage(part.name, error.args[0], part.first_step, part.last_step)
+            held[part] = Damage(part.name, error.message, part.first_step, part.last_step)
         if rows > MAX_RUN_ROWS:
             raise RunFolderError(
                 f"{quote(folder)} has more than {MAX_RUN_ROWS} rows", hint="Read some of it: first_step, last_step."

@@ -18,7 +18,7 @@ from sqrtdk._files import check_writable
 from sqrtdk.audit.context import tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, text_of
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.messages import Message
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
@@ -235,7 +235,7 @@ def _written(call: CallTensors, projections: bool) -> CallTensors:
         check_limits(call, projections=projections)
     except SqrtdkError as error:
         nothing = Vector(torch.zeros(0))
-        reason = Message("recording.not_written", error=text_of(error))
+        reason = Message("recording.not_written", error=error.message)
         return replace(
             call, query=nothing, key=nothing, value=nothing, output=nothing.values, terms=None, lse=None, kept=None,
             missing=reason, site=call.site[:MAX_NAME_CHARACTERS],

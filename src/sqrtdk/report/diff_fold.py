@@ -105,7 +105,7 @@ def change(cause: Cause, language: Language = "en") -> str:
 
 
 def cause_name(name: str, language: Language) -> str:
-    """Return a cause's title, followed by its name in JSON and in the documentation if that differs."""
+    """Return a cause's name; in Chinese its title, followed by the name that JSON and the documentation have."""
     if language == "en" or not has_words(name):
         return name
     return f"{said(Message(f'causes.{name}.title'), language)}（{name}）"

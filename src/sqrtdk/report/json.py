@@ -74,11 +74,12 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
         "health": judged.health,
         "mistake": judged.mistake,
         "declared_by": judged.declared_by,
+        "declared_by_message": fields(judged.declared_by),
         "declared_at": judged.declared_at,
         "expected": judged.expected,
         "reason": judged.reason,
     }
-    return record | verdict | {"stats": stats}
+    return record | verdict | fields(judged.reason) | {"stats": stats}
 
 
 def _law(answer: LawAnswer) -> dict[str, Any]:

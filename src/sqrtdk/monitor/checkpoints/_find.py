@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqrtdk.errors import InvalidValueError, ModelError, short_text
+from sqrtdk.errors import InvalidValueError, ModelError, said_by, short_text
 from sqrtdk.messages import Message
 from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import read_json
@@ -180,7 +180,7 @@ def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ModelError) as error:
-        return None, short_text(error, 200)
+        return None, said_by(error) if isinstance(error, ModelError) else short_text(error, 200)
     if not isinstance(history, list):
         return None, Message("alarms.checkpoint.no_history", file=TRAINER_STATE)
     losses = [(entry["step"], float(entry["loss"])) for entry in history if _is_loss(entry) and entry["step"] <= step]

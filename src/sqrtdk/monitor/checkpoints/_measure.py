@@ -25,7 +25,7 @@ from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import run_model
 from sqrtdk.audit.records import SEVERITIES, Finding
 from sqrtdk.engines import Cell
-from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, short_text
+from sqrtdk.errors import INTERRUPTS, ModelError, RunFolderError, SqrtdkError, kind_and_text, said_by
 from sqrtdk.messages import Message, said_again, table_of
 from sqrtdk.models.checkpoint import CONFIG, weight_files
 from sqrtdk.models.load import resolve_model
@@ -58,8 +58,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     except INTERRUPTS:
         raise
     except BaseException as error:  # untrusted files, or a model's own code, may raise anything
-        text = short_text if isinstance(error, SqrtdkError) else kind_and_text
-        told["reason"] = text(error)
+        told["reason"] = said_by(error) if isinstance(error, SqrtdkError) else kind_and_text(error)
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
     return {**_plain(told), "messages": table_of(told)}

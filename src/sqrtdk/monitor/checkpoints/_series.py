@@ -11,7 +11,7 @@ from typing import Any
 
 from sqrtdk._progress import progress_counted
 from sqrtdk.engines import Cell, Engine, open_engine
-from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, RunFolderError, short_text
+from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError, ModelError, RunFolderError, said_by
 from sqrtdk.models.build import parse_dtype
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.limits import check_seed, check_sizes, read_bytes
@@ -175,7 +175,7 @@ def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) ->
                 (_, document), *_ = engine.results(measure, [cell])
             except LabError as error:
                 document = {"loss": None, "state": "", "transformers": transformers_version()}
-                document["reason"] = short_text(error)
+                document["reason"] = said_by(error)
             yield index, _same_version(document)
 
 

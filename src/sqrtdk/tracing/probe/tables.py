@@ -18,7 +18,7 @@ from torch import Tensor
 SAMPLE = 128  # steps among which the commonest is searched
 MOST_RUNS = 256  # runs of consecutive rows; a table with more has no positions
 FARTHEST_POSITION = 2**17  # largest position that is searched for
-MOST_LOST = 32  # runs that are searched for up to FAR; a table with more has no positions
+MOST_LOST = 32  # runs that are searched for up to FARTHEST_POSITION; a table with more has no positions
 POSITION_TOLERANCE = 2e-3  # distance from an integer within which a position is rounded to it
 ANGLE_TOLERANCE = 0.1  # error in radians that nine tenths of a table must stay within
 LEAST_IN_RUNS = 0.25  # least share of rows in runs; with fewer there is no commonest step, so no frequency

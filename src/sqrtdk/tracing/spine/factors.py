@@ -143,7 +143,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSid
     other = node.args[position]
     if isinstance(other, Node) and (other.act or decided_by(other, main)):
         return side.lost(where, node.op)
-    # q * gate(x): `set_beside` has made the gate a constant of its own kind, with one number per vector.
+    # q * gate(x): `without_tables_and_gates` has made the gate a constant of its own kind, with one number per vector.
     if isinstance(other, Node) and other.op == "gate":
         gate = Factor(None, where, FROM_DATA)
         return side.times(gate, Stage(where, "scale", gate.text()))
