@@ -154,7 +154,8 @@ def test_what_json_says_python_says_by_the_same_path(name: str) -> None:
 def _unlike(value: Any, record: Any, path: str) -> Any:
     """Paths whose value in JSON is not the one in Python; numbers and words are compared, containers walked."""
     if isinstance(value, dict) and not isinstance(record, dict):
-        for key in value.keys() - {"message_id", "values", "declared_by_message"}:  # in Python the sentence itself has them
+        # in Python the sentence itself has its id and values
+        for key in value.keys() - {"message_id", "values", "declared_by_message"}:
             inner = value[key]
             owner = record.call if isinstance(record, JudgedCall) and not hasattr(record, key) else record
             if hasattr(owner, key):
