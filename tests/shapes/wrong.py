@@ -70,7 +70,7 @@ PLANTS = [
         "sqrtdk.impl.rows.row_logits",
         "return",
         'Float[Tensor, "*B H S L"] | Float[Tensor, "S L"]',
-        lambda module: module.attend(call(heads(), heads(length=6), heads(length=6)), 0, 5),
+        lambda module: module.attend_rows(call(heads(), heads(length=6), heads(length=6)), 0, 5),
     ),
     Plant(
         "sqrtdk.stats.tiles.product_source",
