@@ -14,6 +14,7 @@ from sqrtdk.messages._catalogue import Text, catalogue_text, placeholders, topic
 Value = str | int | float
 _MAX_NESTED_SENTENCES = 20  # sentences inside sentences: a long list, each item joined to those before it
 _MAX_SENTENCE_CHARACTERS = 2000  # characters; none of our sentences is longer
+_MAX_FILLED_CHARACTERS = 20_000  # a sentence may quote a long error of foreign code
 
 
 class Message(str):
@@ -202,14 +203,14 @@ def _recorded(sentence: str, id: object, values: object, depth: int) -> str:
             if not isinstance(inner, str):
                 return sentence
             value = _recorded(inner, value.get("message_id"), value.get("values"), depth + 1)
-        if not isinstance(value, (str, int, float)) or len(str(value)) > _MAX_SENTENCE_CHARACTERS:
+        if not isinstance(value, (str, int, float)) or len(str(value)) > _MAX_FILLED_CHARACTERS:
             return sentence
         read[name] = value
     if set(read) != names:
         return sentence
     made = Message._made(id, read, sentence)
     # An entry may have a value several times: nested, a small record would become a text of gigabytes.
-    return made if len(made.text.zh) <= _MAX_SENTENCE_CHARACTERS else sentence
+    return made if len(made.text.zh) <= _MAX_FILLED_CHARACTERS else sentence
 
 
 def table_of(value: Any) -> dict[str, dict[str, Any]]:
