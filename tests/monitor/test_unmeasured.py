@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from sqrtdk import cli
+from sqrtdk.audit.records import FAIL_ON
 from sqrtdk.messages import said
 from sqrtdk.monitor import journal
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.reading import Run, read_run
 from sqrtdk.monitor.watch import AttentionWarning, Watch
 from sqrtdk.report.watch_json import to_json
-from sqrtdk.report.watch_summary import WATCH_FAIL_ON, summarise
+from sqrtdk.report.watch_summary import summarise
 from sqrtdk.report.watch_terminal import to_text
 from tests.monitor.watched_models import Attend
 
@@ -97,7 +98,7 @@ def test_they_are_shown_and_fail_on_request(mixed: Run) -> None:
     assert "unmeasured" not in {alarm.name for alarm in summary.alarms}
     document = json.loads(to_json(summary))
     assert any(WRONG_AXIS in entry["reason"] for entry in document["missing"])
-    assert [summary.exit_code(bar) for bar in WATCH_FAIL_ON] == [1, 0, 1, 0, 0, 0]
+    assert [summary.exit_code(bar) for bar in FAIL_ON] == [1, 0, 1, 0, 0, 0]
     show = ["watch", "show", str(mixed.folder)]
     strict = CliRunner().invoke(cli._app, [*show, "--fail-on", "unmeasured"], prog_name="sqrtdk")
     assert strict.exit_code == 1

@@ -18,6 +18,7 @@ import pytest
 from sqrtdk.audit.records import FAIL_ON as AUDIT_FAIL_ON
 from sqrtdk.audit.records import SEVERITIES as AUDIT_SEVERITIES
 from sqrtdk.audit.rules import RULES
+from sqrtdk.cli.options import Severity
 from sqrtdk.messages import said
 from sqrtdk.messages._catalogue import topic
 from sqrtdk.monitor.alarms import ALARM_RULES
@@ -28,7 +29,7 @@ from sqrtdk.report import watch_payload
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
 from sqrtdk.report.watch_json import comparison_json, to_json
 from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import MISSING, SEVERITY_ORDER, WATCH_FAIL_ON, Summary, summarise
+from sqrtdk.report.watch_summary import MISSING, SEVERITY_ORDER, Summary, summarise
 from sqrtdk.report.watch_terminal import sparkline
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
@@ -47,7 +48,7 @@ def test_words_and_columns_belong_together() -> None:
     named = {key.removeprefix("alarm.") for key in topic("watch") if key.startswith("alarm.")}
     assert rules | {"idle", "sink", "records", "schedule", "checkpoint"} | set(RULES) == named
     assert SEVERITY_ORDER == AUDIT_SEVERITIES
-    assert WATCH_FAIL_ON == AUDIT_FAIL_ON
+    assert Severity.__args__ == AUDIT_FAIL_ON  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["healthy", "unscaled", "sick"])
@@ -110,7 +111,7 @@ def test_all_that_is_missing_is_named_and_counted(told: dict[str, Summary]) -> N
 
 
 def test_exit_codes_follow_the_worst_alarm(told: dict[str, Summary]) -> None:
-    assert [told["sick"].exit_code(bar) for bar in WATCH_FAIL_ON] == [1, 1, 1, 1, 1, 0]
+    assert [told["sick"].exit_code(bar) for bar in AUDIT_FAIL_ON] == [1, 1, 1, 1, 1, 0]
     assert told["healthy"].exit_code("unmeasured") == 0
 
 

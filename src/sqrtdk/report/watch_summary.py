@@ -21,8 +21,8 @@ from sqrtdk.monitor.rows import alarm_of, how_of
 from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm, place_and_reason, reason_unmeasured
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 
-SEVERITY_ORDER = ("note", "warn", "fail", "critical")  # ascending
-WATCH_FAIL_ON = ("note", "warn", "unmeasured", "fail", "critical", "never")
+# Ascending, and equal to the audit's, which would import torch: a run is read without it.
+SEVERITY_ORDER = ("note", "warn", "fail", "critical")
 MOST_NAMED = 5  # sites that are named for one reason; the rest is counted
 MISSING = (
     *("damaged", "gap", "nothing", "steps", "calls", STEP_UNMEASURED, "absent"),
