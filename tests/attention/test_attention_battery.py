@@ -24,7 +24,7 @@ def expected_of(case: Case) -> Expected:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case in CORE else pytest.mark.sampled(8), id=case.id) for case in CASES],
+    [pytest.param(case, marks=() if case in CORE else pytest.mark.sampled(6), id=case.id) for case in CASES],
 )
 def test_case_agrees_with_the_oracle(case: Case) -> None:
     expected = expected_of(case)
@@ -42,7 +42,7 @@ def test_case_agrees_with_the_oracle(case: Case) -> None:
 
 
 @pytest.mark.skipif("cpu" not in IMPLEMENTATIONS, reason=f"no compiled kernel: {unable()}")
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.id)
 def test_compiled_kernel_agrees_with_the_oracle_over_many_tiles(case: Case) -> None:
     wrong = judge(case, "cpu", expect(case))

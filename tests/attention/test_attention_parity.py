@@ -155,7 +155,7 @@ def compare(setup: Setup, ours: list[Tensor], theirs: list[Tensor], *, exactly: 
     return wrong
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_auto_is_sdpa(chunk: int) -> None:
     wrong = []
@@ -170,7 +170,7 @@ def test_auto_is_sdpa(chunk: int) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("impl", ["dense", "fused", "tiled"])
 @pytest.mark.parametrize("chunk", range(0, CHUNKS, 4))
 def test_named_implementations_are_sdpa_within_rounding(chunk: int, impl: str) -> None:

@@ -91,7 +91,7 @@ def test_export(name: str) -> None:
     close(program.module()(*given), of(name)(*given))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @over_calls
 @pytest.mark.parametrize("kind", ["meta", "fake"])
 def test_tensors_without_data(name: str, kind: str) -> None:

@@ -29,7 +29,7 @@ def audit(attend: Attend, scale: float = ROOT, *, static: bool = False) -> Check
     return check(Heads(attend, scale), torch.randn(B, L, D), static=static)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", STYLES)
 @over_scales
 def test_the_scale_is_judged_through_what_happens_to_the_heads(name: str, scale: str, static: bool) -> None:
@@ -42,7 +42,7 @@ def test_the_scale_is_judged_through_what_happens_to_the_heads(name: str, scale:
     assert report.exit_code == (1 if mistake else 0)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LAID)
 @over_scales
 def test_the_scale_is_judged_in_every_layout(name: str, scale: str, static: bool) -> None:

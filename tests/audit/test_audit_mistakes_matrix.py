@@ -10,7 +10,7 @@ from tests.attentions.planted import PLANTED, STYLES, planted
 CASES = [(style, mistake) for style in STYLES for mistake in PLANTED]
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("style", "mistake"), CASES)
 def test_planted_mistake_is_named(style: str, mistake: str) -> None:
     module, inputs = planted(style, mistake)

@@ -30,7 +30,7 @@ NO_KERNEL = unable()
 NO_ONNX = find_spec("onnxruntime") is None or find_spec("onnx") is None
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("training", [False, True])

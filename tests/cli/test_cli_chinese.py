@@ -35,7 +35,7 @@ def names(text: str) -> list[str]:
     return re.findall(r"^  (-\S.*?|[A-Z]+(?:\.\.\.)?)(?:  |$)", text[TITLE.search(text).start() :], re.MULTILINE)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("path", ["", *COMMANDS])
 def test_help_in_chinese_lists_the_same_and_has_no_english_sentence(path: str) -> None:
     in_english, in_chinese = (called(*path.split(), "--help", LANG=lang, LC_ALL="") for lang in ("C", "zh_CN.UTF-8"))
@@ -57,7 +57,7 @@ def test_the_language_of_the_program_is_that_of_its_verbs() -> None:
     assert not HAN.search(called("--lang", "zh-CN", "lab", "show", "grad-norm", "--lang", "en").stdout)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("command", REFUSED)
 def test_an_error_in_chinese(command: str, tmp_path: Path) -> None:
     done = called(*shlex.split(command), cwd=tmp_path, LC_ALL="zh_CN.UTF-8")

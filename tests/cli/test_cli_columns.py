@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", VERBS)
 def test_a_verb_fits_80_columns_and_cuts_no_word(command: str, folder: Path) -> None:
     done = called(*command.split(), cwd=folder, COLUMNS="80")

@@ -36,7 +36,7 @@ VERBS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", VERBS)
 def test_a_full_stdout_is_an_error(sqrtdk: Warm, name: str) -> None:
     verb, *arguments = VERBS[name]

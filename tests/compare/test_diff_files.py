@@ -86,7 +86,7 @@ def judged(report: DiffReport, case: Case, hidden: dict[str, str]) -> tuple[str,
     return "wrong", f"{case.name}: {report.same}, {sorted(found)}"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_a_cause_in_a_file_is_named(case: Case, tmp_path: Path) -> None:
     a, b, given = case.sides()

@@ -61,7 +61,7 @@ def _left(vectors: list[Tensor], output: Tensor, formula: Formula) -> float:
     return float((compute_output(*vectors, formula)[0] - output).abs().max())  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(len(KNOWABLE)))
 def test_a_formula_is_found_and_has_the_cause(number: int) -> None:
     case = KNOWABLE[number]
@@ -146,7 +146,7 @@ def _scaled_query(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -
     return _eager(q * scale, k, v, 1.0, mask)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("attention", [_eager, _kernel, _scaled_query])
 @pytest.mark.parametrize(

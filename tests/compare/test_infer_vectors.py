@@ -45,7 +45,7 @@ def inferred(a: Program, b: Program, dtype: torch.dtype) -> Program:
     return result
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "style", "dtype"), INFERRED)
 def test_the_cause_is_named_from_inferred_steps(name: str, style: str, dtype: torch.dtype) -> None:
     plant, a = planted(name), replace(program(style_of(style)), dtype=dtype)
@@ -56,7 +56,7 @@ def test_the_cause_is_named_from_inferred_steps(name: str, style: str, dtype: to
     assert names == {plant.cause} or (unseen and not names)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("style", STYLES)
 def test_equal_sides_are_inferred_as_equal(style: str, dtype: torch.dtype) -> None:
@@ -65,7 +65,7 @@ def test_equal_sides_are_inferred_as_equal(style: str, dtype: torch.dtype) -> No
     assert [s.name for suspect in CAUSES.values() for s in suspect(sides(a, b))] == []
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("style", [name for name in STYLES if name != "cohere"])
 @pytest.mark.parametrize("part", QK)
@@ -93,7 +93,7 @@ def _half(values: Tensor) -> Tensor:
     return values * 0.5
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("style", STYLES)
 def test_heads_factor_and_bias_beside_the_steps(style: str, dtype: torch.dtype) -> None:
@@ -182,7 +182,7 @@ USED = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", USED)
 def test_the_cause_is_named_from_used_values_alone(name: str, dtype: torch.dtype) -> None:

@@ -83,7 +83,7 @@ def named(every: Iterable[tuple[str, Planting, str]]) -> list[Any]:
     return [pytest.param(*case, id=case_name(*case)) for case in every]
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("cause", "planting", "base"), named(cross_section()))
 def test_what_is_planted_is_as_described_and_moves_the_output(cause: str, planting: Planting, base: str) -> None:
     as_described(cause, planting, base)
@@ -95,7 +95,7 @@ def test_every_planting_is_as_described_and_moves_the_output(cause: str, plantin
     as_described(cause, planting, base)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("cause", "planting", "base"), named(("harmless", one, base) for one in HARMLESS for base in one.bases)
 )

@@ -319,7 +319,7 @@ def test_by_name_it_runs_or_raises() -> None:
 
 
 @needs_interpreter
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("which", [None, "spread", "named"])
 @pytest.mark.parametrize("name", ["statistics", "softcap", "scale a head", "log n", "window", "lower right", "alibi"])
 def test_measure(name: str, which: str | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

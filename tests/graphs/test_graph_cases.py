@@ -39,7 +39,7 @@ def walked(graph: Graph, given: dict[str, Any], names: list[str]) -> Walk:
     return walk
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(14)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", MODULES)
 def test_the_cases_of_an_operator(module: str) -> None:

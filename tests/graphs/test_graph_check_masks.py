@@ -103,7 +103,7 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Tensor, ...], str | None, str]] = 
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [".pt2", ".onnx"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_mask_of_an_exported_graph(case: str, kind: str, tmp_path: Path) -> None:

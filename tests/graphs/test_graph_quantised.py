@@ -122,7 +122,7 @@ OPERATORS: dict[str, tuple[list[Any], dict[str, Array], float]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", OPERATORS)
 def test_integers_as_the_numbers_that_they_stand_for(case: str) -> None:
     """The result of integers, up to its own rounding and that of the sums."""
@@ -235,7 +235,7 @@ FORMS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("scale", "mistake"), [(E**-0.5, None), (1.0, "missing"), (1 / E, "twice")])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_the_quantiser_writes(form: str, scale: float, mistake: str | None, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ CASES = {
 CASES |= PADS
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_convolution(case: str, group: int) -> None:
@@ -87,7 +87,7 @@ def test_a_convolution(case: str, group: int) -> None:
     same([make("Conv", ["x", "w", "b"], ["y"], group=group, **attributes)], {"x": x}, {"w": w, "b": normal(6)})
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rounding", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_the_largest_of_a_window(case: str, rounding: int) -> None:
@@ -95,7 +95,7 @@ def test_the_largest_of_a_window(case: str, rounding: int) -> None:
     same([make("MaxPool", ["x"], ["y"], ceil_mode=rounding, **attributes)], {"x": normal(2, 3, *shape)})
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("rounding", [0, 1])
 @pytest.mark.parametrize("case", CASES)
@@ -118,7 +118,7 @@ SPREAD = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", SPREAD)
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_transposed_convolution(case: str, group: int) -> None:
@@ -198,7 +198,7 @@ ONE: dict[str, tuple[Any, dict[str, Array], dict[str, Array]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", ONE)
 def test_an_operator_of_onnxruntime(case: str) -> None:
     node, given, constants = ONE[case]
@@ -269,7 +269,7 @@ PLAIN: dict[str, tuple[Any, dict[str, Array], dict[str, Array]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", PLAIN)
 def test_an_operator_with_its_attributes(case: str) -> None:
     """None of an operator's numbers is left out in silence."""
@@ -287,7 +287,7 @@ NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 FACTORS = {"larger": [1, 1, 2, 3], "not whole": [1, 1, 0.5, 0.7], "whole": [1, 1, 0.5, 2]}
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize("rounding", NEAREST)
 @pytest.mark.parametrize("place", PLACES[:-1])
@@ -298,7 +298,7 @@ def test_the_nearest_of_a_resize(place: str, rounding: str, factors: str) -> Non
     same([node], {"x": normal(2, 3, 4, 5)}, {"r": np.float32(FACTORS[factors])})
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize("mode", ["linear", "cubic", "strange"])
 @pytest.mark.parametrize("place", PLACES)

@@ -58,7 +58,7 @@ def apart(model: nn.Module, calls: tuple[CallTensors, ...], name: str) -> float:
     return worst
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_forecast_is_what_a_quantised_cache_does(family: str, name: str) -> None:

@@ -257,7 +257,7 @@ def test_broken_numbers_are_told() -> None:
     assert "NaN" in forecast.not_measured[0].reason
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_attention_of_every_family_is_forecast_or_keeps_no_cache(family: str) -> None:
     torch.manual_seed(0)

@@ -38,7 +38,7 @@ def test_the_tables_name_the_same_families() -> None:
     assert len(FAMILIES) == 29
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(("directory", "name"), [(n, n) for n in FAMILIES], indirect=["directory"], ids=list(FAMILIES))
 def test_builds_and_runs_with_every_attention_it_has(directory: str, name: str, static: bool) -> None:

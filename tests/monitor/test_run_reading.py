@@ -90,7 +90,7 @@ def _much_text(part: Path) -> None:
     assert part.stat().st_size < 2**20
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -78,7 +78,7 @@ def results(
     return named, dict(zip(leaves, gradients, strict=True))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", SIZES)
@@ -138,7 +138,7 @@ def _each(expected: nn.Module, theirs: nn.Module, ours: nn.Module, dtype: torch.
     return [(expected, torch.float64), (theirs, dtype), (ours, dtype)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("bias_kv", [False, True])
 @pytest.mark.parametrize("bias", BIASES)
@@ -158,7 +158,7 @@ def test_state_dicts_fit_both_ways(kind: str, bias: bool, bias_kv: bool) -> None
         assert torch.equal(ours.state_dict()[name], value)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("bias", BIASES)

@@ -61,7 +61,7 @@ def between(values: Tensor) -> float:
 MANY_TOKENS = {"many tokens, gains": WithGain, "many tokens, latent": Latent}  # more than a sketch has
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*LAYOUTS, *MANY_TOKENS])
 def test_the_maxima_of_the_next_step_are_the_predicted_ones(name: str) -> None:
     """From the first step on, whose sample alone has told which rows are a head's."""

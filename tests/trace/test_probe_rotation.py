@@ -48,7 +48,7 @@ def table(angle: Tensor, layout: str = "half") -> Rotation:
     return Rotation(torch.polar(torch.ones_like(angle), angle), layout)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
     return call
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", READ)
 def test_what_moves_and_multiplies_is_read(name: str) -> None:
     middle, scale = READ[name]

@@ -40,7 +40,7 @@ def difference(one: Any, other: Any, place: str = "") -> str | None:
     return None if one == other else f"{place}: {one!r} and not {other!r}"
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("group", "name"), CASES)
 def test_the_record_is_the_golden_one(group: str, name: str) -> None:
     assert difference(record(group, name), stored(group)[name]) is None

@@ -40,7 +40,7 @@ def kept(model: nn.Module, *inputs: Any, **options: Any) -> Trace:
     return run
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_every_style(name: str) -> None:
     made = CASES[name]()
@@ -56,7 +56,7 @@ def test_every_style(name: str) -> None:
             assert known(call)["key"] == IN_PARTS.get(name, "projection")
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*LAID])
 def test_every_layout(name: str) -> None:
     attend, read, batch, heads, (rows, keys) = LAID[name]

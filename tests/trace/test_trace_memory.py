@@ -78,7 +78,7 @@ def test_layers_are_let_go_as_the_model_goes_on(how: str) -> None:
     assert max(held) - max(plain) <= one_layer
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_held_after_the_block(name: str) -> None:
     """The finished trace holds records and no tensor; what the model made is gone with the last reference."""

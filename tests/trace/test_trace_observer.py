@@ -108,7 +108,7 @@ def same(plain: tuple[list[Tensor], Tensor], observed: tuple[list[Tensor], Tenso
     assert torch.equal(plain[1], observed[1])
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_gradients_and_state_are_bit_equal(name: str) -> None:
     made = CASES[name]()

@@ -26,7 +26,7 @@ def sharpened(name: str, factor: float = 30.0) -> Case:
     return made
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SHARP)
 def test_statistics_of_sharp_logits(name: str) -> None:
     made = sharpened(name)

@@ -143,7 +143,7 @@ def test_number_of_styles(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(CASES) >= 140
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_what_the_oracle_knows(name: str) -> None:
     made, _ = traced(name)

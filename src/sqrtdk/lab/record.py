@@ -149,6 +149,11 @@ def read_record(path: Path) -> Record:
     return record
 
 
+def figure_of(data: Mapping[str, Any]) -> Figure:
+    """Decode a figure from a record's JSON."""
+    return record_from_json(Figure, data, "a figure", InvalidValueError, "", others=True)
+
+
 def _impossible(record: Record) -> Iterator[str]:
     """Yield what no record has, though its types allow it."""
     if not 0 < record.level < 1:

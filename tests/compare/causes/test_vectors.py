@@ -31,7 +31,7 @@ def suspected(a: Program, b: Program) -> list[Suspicion]:
 # -- one ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("name", "style"), cases())
 def test_the_planted_cause_is_the_only_one_and_explains_all(name: str, style: str) -> None:
     plant, a, entered = planted(name), program(style_of(style)), entering()
@@ -178,7 +178,7 @@ def names(plant: Plant, style: str, dtype: torch.dtype) -> set[str]:
     return found - {EPS} | ({EPS} & {plant.cause})
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "style", "dtype"), FITTED)
 def test_the_cause_of_fitted_programs(name: str, style: str, dtype: torch.dtype) -> None:
     plant = planted(name)
