@@ -27,16 +27,16 @@ WORDS = {
     "title": Text("Sources", "出处"),
     "lead": Text(
         "What [the lesson](why-sqrt-dk.md) takes from papers and from the code of others. For each source the page has "
-        "the place and what it says there, in our words. Of the {count} sources {read} were read at that place, most of "
-        "them in a public copy of the text. The other {unread} are marked, with how their content is known.",
+        "the place and what it says there, in our words. Of the {count} sources {read} were read at that place, most "
+        "of them in a public copy of the text. The other {unread} are marked, with how their content is known.",
         "[这一课](why-sqrt-dk.md)取自论文与他人代码的内容：每个出处都注明具体位置，并用我们自己的话转述那里说了什么。"
         "{count} 个出处中，有 {read} 个读过原处，多数读的是公开的抄本；"
         "其余 {unread} 个作了标记，并说明内容从何得知。",
     ),
     "growth": Text("How large logits became", "logit 曾有多大"),
     "growth_lead": Text(
-        "The largest logit that was reported, after the scale and before the softmax. The numbers are of several kinds. "
-        "Some grew in a training that diverged, some in one that went well; some were forced from outside; some are "
+        "The largest logit that is reported, after the scale and before the softmax. The numbers are of several kinds: "
+        "some grew in a training that diverged, some in one that went well; some were forced from outside; some are "
         "bounds that the model keeps by design.",
         "文献中报告的最大 logit，在缩放之后、softmax 之前。这些数有好几类：有的出现在发散的训练中，"
         "有的出现在正常的训练中，有的是从外部强行设定的，有的是模型在设计上的上限。",
@@ -60,16 +60,20 @@ WORDS = {
     "model": Text("Model", "模型"),
     "does": Text("What it does to the logits", "对 logit 做什么"),
     "formula": Text("Formula", "公式"),
+    "its_text": Text("text", "文献"),
+    "its_code": Text("code", "代码"),
     "colon": Text(": ", "："),
     "by": Text(" ({known})", "（{known}）"),
     "comma": Text(", ", "，"),
     "legend": Text(
-        "In the formulas $z$ is the usual logit $q \\cdot k / \\sqrt{d_k}$; a formula that is $z$ alone leaves it as it "
-        "is. $\\hat q$ and $\\hat k$ have a root mean square of 1, times gains where there are any. $m$ is the position "
-        "of the query, and $n = m + 1$ the number of keys that it sees. In Gemma 3, $s$ is a number of the configuration.",
+        "In the formulas $z$ is the usual logit $q \\cdot k / \\sqrt{d_k}$; a formula that is $z$ alone leaves it as "
+        "it is. $\\hat q$ and $\\hat k$ have a root mean square of 1, times gains where there are any. $m$ is the "
+        "position of the query, and $n = m + 1$ the number of keys that it sees. In Gemma 3, $s$ is a number of the "
+        "configuration. Of two sources the second is that of the formula.",
         "公式中 $z$ 是通常的 logit，即 $q \\cdot k / \\sqrt{d_k}$；公式只有 $z$ 时，表示它保持不变。"
         "$\\hat q$ 与 $\\hat k$ 的均方根为 1，有增益时再乘增益。$m$ 是查询的位置，"
-        "$n = m + 1$ 是它看得到的键的个数。Gemma 3 中的 $s$ 是配置中的一个数。",
+        "$n = m + 1$ 是它看得到的键的个数。Gemma 3 中的 $s$ 是配置中的一个数。"
+        "有两个出处时，第二个是公式的出处。",
     ),
 }
 
@@ -94,9 +98,9 @@ def word(key: str, language: str) -> str:
     return text
 
 
-def link(source: str, page: str = "") -> str:
+def link(source: str) -> str:
     """To the source's section."""
-    return f"[{source}]({page}#{source})"
+    return f"[{source}](#{source})"
 
 
 def is_code(source: Mapping[str, Any]) -> bool:
@@ -126,12 +130,11 @@ def models_table(language: str) -> str:
     rows = []
     for model in large_models()["model"]:
         does, formula = model["does"], model["formula"]
-        found = [link(does["source"], "sources.md")]
-        if formula["source"] != does["source"]:
-            named = word("formula", language).lower()
-            found.append(f"{named}{word('colon', language)}{link(formula['source'], 'sources.md')}")
+        found = dict.fromkeys((does["source"], formula["source"]))
+        kinds = {name: word("its_code" if is_code(sources()[name]) else "its_text", language) for name in found}
+        links = word("comma", language).join(f"[{kind}](sources.md#{name})" for name, kind in kinds.items())
         means = f"**{model['means'][language]}**{word('colon', language)}{does[language]}"
-        rows.append((model["name"], model["year"], means, f"${formula['tex']}$", word("comma", language).join(found)))
+        rows.append((model["name"], model["year"], means, f"${formula['tex']}$", links))
     heads = [word(key, language) for key in ("model", "year", "does", "formula", "source")]
     return f"{table(heads, rows)}\n\n{wrapped(word('legend', language))}"
 
@@ -141,7 +144,7 @@ def growth_table(language: str) -> str:
     rows = [
         (
             row["year"],
-            f"{row['sign']} {row['value']}".strip(),
+            f"{row['sign']}\u00a0{row['value']}".strip(),
             word(row["kind"], language),
             row[language],
             link(row["source"]),

@@ -96,7 +96,7 @@ def test_every_source_that_the_tables_name_as_unread_is_told_of_as_such() -> Non
 def disagreements(model: dict[str, Any], calls: list[dict[str, Any]]) -> set[str]:
     """Where a row of the table says something else than what `sqrtdk check` read off a run of this family."""
     tex = model["formula"]["tex"]
-    cap = re.search(r"(\d+) \\tanh", tex)
+    cap = re.search(r"(\d+)\\, \\tanh", tex)
     wrong = set()
     if (r"\hat q" in tex) != any(call["norm"] for call in calls) and r"\hat q" in tex:
         wrong.add("norm")
