@@ -22,12 +22,12 @@ from typing import Any
 from made import ROOT, settle_texts
 from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, Claim
 from sqrtdk.lab.figures import CONFIDENCE, Figures
-from sqrtdk.lab.judge import ClaimVerdict, judge_claim
+from sqrtdk.lab.judge import ClaimVerdict, PartAnswer, judge_claim
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Text
 from sqrtdk.messages import word as ours
-from sqrtdk.report.lab_page import ANSWERS, MET
+from sqrtdk.report.lab_page import ANSWERS, PART_STATES
 
 RESULTS = ROOT / "benchmarks" / "results"
 VERDICTS, FIGURES = RESULTS / "lab.json", RESULTS / "lab-figures.json"
@@ -162,6 +162,15 @@ def named(source: str, language: str) -> str:
     return f"{name} (`{source}`)" if language == "en" else f"{name}（`{source}`）"
 
 
+def _part(part: PartAnswer, language: str) -> str:
+    """A part in words, with the reason where it is not measurable."""
+    text = said(part.text, language).rstrip(".。")
+    if part.reason is None:
+        return text
+    reason = said(part.reason, language).rstrip(".。")
+    return f"{text} ({reason})" if language == "en" else f"{text}（{reason}）"
+
+
 def section(claim: Claim, language: str) -> str:
     """One claim."""
 
@@ -174,9 +183,9 @@ def section(claim: Claim, language: str) -> str:
     if verdict.answer == "depends":
         assert claim.condition is not None, claim.id
         entries.append(f"{word('condition')}{word('colon')}{said(claim.condition, language)}")
-    for met, key in MET.items():
-        if parts := [said(part.text, language).rstrip(".。") for part in verdict.findings if part.met is met]:
-            entries.append(f"{ours(f'lab.parts.{key}', language)}{word('colon')}{word('semicolon').join(parts)}")
+    for state in PART_STATES:
+        if parts := [_part(part, language) for part in verdict.findings if part.state == state]:
+            entries.append(f"{ours(f'lab.parts.{state}', language)}{word('colon')}{word('semicolon').join(parts)}")
     entries.append(f"{ours('lab.why', language)}{word('colon')}{said(why, language)}")
     entries.append(f"{word('from')}{word('colon')}{origins(claim, language)}")
     entries.append(f"{word('run')}{word('colon')}`sqrtdk lab run {claim.id}`")

@@ -14,7 +14,7 @@ import claims_page
 from sqrtdk.lab.claim import EXPLANATION_IDS
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import word
-from sqrtdk.report.lab_page import MET
+from sqrtdk.report.lab_page import PART_STATES
 from tests.docs.pages import DOCS, READER, ROOT
 
 TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")
@@ -66,10 +66,10 @@ def test_every_claim_has_its_parts_by_their_answers_and_says_why(language: str) 
     for name, section in sections(language).items():
         verdict, why = claims_page.judged(CLAIMS[name])
         found = entries(section)
-        titles = {met: squeezed(word(f"lab.parts.{key}", language)) for met, key in MET.items()}
+        titles = {state: squeezed(word(f"lab.parts.{state}", language)) for state in PART_STATES}
         for part in verdict.findings:
-            assert squeezed(getattr(part.text, language)) in found[titles[part.met]], name
-        assert found.keys() & titles.values() == {titles[part.met] for part in verdict.findings}, name
+            assert squeezed(getattr(part.text, language)) in found[titles[part.state]], name
+        assert found.keys() & titles.values() == {titles[part.state] for part in verdict.findings}, name
         assert found[word("lab.why", language)] == squeezed(getattr(why, language)), name
 
 

@@ -128,3 +128,13 @@ def test_of_nothing_nothing_follows(parts: list[ClaimPart]) -> None:
     verdict = judge_claim(Figures([INTERVAL]), parts)
     assert verdict.answer == "undecided"
     assert True not in [finding.met for finding in verdict.findings if not finding.checks]
+
+
+def test_a_part_that_is_not_measurable_takes_no_part_in_the_verdict() -> None:
+    peak = Figure("peak", 0.5, 0.4, 0.6, "t", 9)
+    reason = Text("nobody says what counts", "没有说明以什么为准")
+    parts = [ClaimPart(TEXT, (Expect("peak", low=0.3),)), ClaimPart(TEXT, reason=reason)]
+    verdict = judge_claim(Figures([peak]), parts)
+    assert verdict.answer == "holds"
+    assert [(part.state, part.reason) for part in verdict.findings] == [("met", None), ("not_measurable", reason)]
+    assert judge_claim(Figures([peak]), parts[1:]).answer == "undecided"

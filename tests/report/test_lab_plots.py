@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab.figures import Series, Style, curve_series
+from sqrtdk.lab.figures import HeatMap, Series, Style, curve_series
 from sqrtdk.report.axes import SERIES_COLOURS, SIZE_INCHES, draw, matplotlib_label
 from sqrtdk.report.plots import to_png, to_svg, write_plots
 from tests.report.sample_lab import STYLES, plot, records, series
@@ -294,3 +294,16 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtraError, match="matplotlib") as caught:
         to_svg(plot(curve_series("a", [1], [1])))
     assert "pip install 'sqrtdk[lab]'" in caught.value.hint
+
+
+def test_a_map_has_a_cell_for_each_number_and_an_empty_one_for_none() -> None:
+    drawn = HeatMap("ratio", (1.0, 2.0), (1.0, 4.0), ((0.5, math.nan), (1.0, 2.0)), "log", 1.0)
+    base = plot(series("line"))
+    part, whole = (
+        to_svg(dataclasses.replace(base, series=(), map=one))
+        for one in (drawn, dataclasses.replace(drawn, values=((0.5, 4.0), (1.0, 2.0))))
+    )
+    assert {"0.5", "1", "2"} <= set(_texts(part))
+    assert "4" in _texts(whole)
+    assert "nan" not in _texts(part)
+    assert "<image" not in whole  # the page takes no bitmap

@@ -17,7 +17,7 @@ from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Message, in_language, said, word
 from sqrtdk.report import markup
-from sqrtdk.report.lab_page import MET, format_measured
+from sqrtdk.report.lab_page import format_measured
 
 _STATEMENT = 76  # longest statement in the list, in Latin characters
 ANSWER_TONES = {"holds": "good", "fails": "bad"}
@@ -68,7 +68,7 @@ def record_html(record: Record, language: Language) -> Markup:
     verdict = record.outcome.verdict
     tone = ANSWER_TONES.get(verdict.answer, "doubtful")
     rows: list[tuple[Cell, ...]] = [
-        (in_language(part.text, language), word(f"lab.part.{MET[part.met]}", language)) for part in verdict.findings
+        (in_language(part.text, language), word(f"lab.part.{part.state}", language)) for part in verdict.findings
     ]
     head = [word(f"app.column.{name}", language) for name in ("part", "answer")]
     how = word("app.claim.run", language, seed=record.seed, seconds=format_measured(round(record.duration_s, 1)))

@@ -101,11 +101,14 @@ class ClaimPart:
 
     Attributes:
         text: the part in words.
-        expects: its bars.
+        expects: its bars; none if the part is not measurable.
+        reason: why no experiment can decide the part; None if its bars do. Such a part is named beside the verdict and
+            takes no part in it.
     """
 
     text: Text
-    expects: tuple[Expect, ...]
+    expects: tuple[Expect, ...] = ()
+    reason: Text | None = None
 
     @property
     def question(self) -> Question:
@@ -163,7 +166,10 @@ class Claim:
         for changed in (self.quick, self.flipped):
             unknown = set(changed) - set(self.parameters)
             assert not unknown, f"{self.id}: {unknown} are not among its parameters"
-        twice = len({part.question for part in self.parts}) < len(self.parts)
+        measured = [part for part in self.parts if part.reason is None]
+        assert measured, f"{self.id}: no part is measurable"
+        assert all(part.expects for part in measured), f"{self.id}: a part has neither bars nor a reason"
+        twice = len({part.question for part in measured}) < len(measured)
         assert twice == (self.condition is not None), f"{self.id}: a condition is for parts that ask the same"
 
     def settings(self, *, quick: bool = False, flipped: bool = False) -> dict[str, Any]:

@@ -149,6 +149,51 @@ def curve_series(label: str, x: Iterable[float], y: Iterable[float], *, style: S
 
 
 @dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A quantity over two others, drawn as coloured cells; a small map writes its numbers into them.
+
+    Attributes:
+        label: of the colours, with the unit.
+        x: of the columns, ascending.
+        y: of the rows, ascending.
+        values: one row for each y, one number for each x.
+        colours: linear or log.
+        centre: the number with a neutral colour, such as a ratio of 1; None: from the least to the largest value.
+    """
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    values: tuple[tuple[float, ...], ...]
+    colours: Axis = "linear"
+    centre: float | None = None
+
+
+def map_over(
+    label: str, figures: Sequence[Figure], x: str, y: str, *, colours: Axis = "linear", centre: float | None = None
+) -> HeatMap:
+    """Make a map of figures over two entries of their place; each pair has one figure.
+
+    Args:
+        label: of the colours.
+        figures: of one name.
+        x: name of the entry of the columns, e.g. "d_k".
+        y: name of the entry of the rows.
+        colours: linear or log.
+        centre: see `HeatMap`.
+
+    Example:
+        >>> peaks = [Figure("peak", 1 / n, 0, 1, "t", 9, {"d_k": d, "keys": n}) for d in (64, 16) for n in (4, 8)]
+        >>> map_over("peak", peaks, "d_k", "keys").values
+        ((0.25, 0.25), (0.125, 0.125))
+    """
+    places = {(float(figure.at[x]), float(figure.at[y])): figure.value for figure in figures}
+    columns, rows = (tuple(sorted(set(ends))) for ends in zip(*places, strict=True))
+    values = tuple(tuple(places[column, row] for column in columns) for row in rows)
+    return HeatMap(label, columns, rows, values, colours, centre)
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
     """One plot of an experiment.
 
@@ -157,10 +202,11 @@ class Plot:
         caption: text under the plot.
         x_label: with the unit; English or symbols ($...$ for mathematics), as in the whole drawing.
         y_label: the same.
-        series: drawn in this order.
+        series: drawn in this order, over the map if there is one.
         x_axis: linear or log.
         y_axis: linear or log.
         lines: horizontal reference lines, as (label, y).
+        map: coloured cells under the series; None in most plots.
     """
 
     name: str
@@ -171,3 +217,4 @@ class Plot:
     x_axis: Axis = "linear"
     y_axis: Axis = "linear"
     lines: tuple[tuple[str, float], ...] = ()
+    map: HeatMap | None = None

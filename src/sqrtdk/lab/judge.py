@@ -12,6 +12,7 @@ from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.messages import Text
 
 Answer = Literal["holds", "fails", "partly", "depends", "undecided"]
+PartState = Literal["met", "missed", "undecided", "not_measurable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,26 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class PartAnswer:
-    """The answer to one part: False if a bar is missed, None if a bar is undecided or there is none, else True."""
+    """The answer to one part.
+
+    Attributes:
+        text: the part in words.
+        checks: its bars on the figures.
+        met: False if a bar is missed, None if a bar is undecided or there is none, else True.
+        reason: why the part is not measurable; None if it is.
+    """
 
     text: Text
     checks: tuple[Check, ...]
     met: bool | None
+    reason: Text | None = None
+
+    @property
+    def state(self) -> PartState:
+        """The answer in one word."""
+        if self.reason is not None:
+            return "not_measurable"
+        return "undecided" if self.met is None else "met" if self.met else "missed"
 
     @property
     def question(self) -> Question:
@@ -72,7 +88,8 @@ def judge_claim(figures: Figures, parts: Sequence[ClaimPart]) -> ClaimVerdict:
         >>> [judge_claim(Figures([one]), [part]).answer for part in parts]
         ['holds', 'fails', 'undecided']
     """
-    findings = tuple(PartAnswer(part.text, checks := _checks(figures, part), _all(checks)) for part in parts)
+    checked = ((part, _checks(figures, part)) for part in parts)
+    findings = tuple(PartAnswer(part.text, checks, _all(checks), part.reason) for part, checks in checked)
     return ClaimVerdict(answer_from_parts(findings), findings)
 
 
@@ -82,7 +99,7 @@ def answer_from_parts(findings: Sequence[PartAnswer]) -> Answer:
     `holds` if every part does, `fails` if none does. If some hold and some do not, it is `depends` if the same part is
     met under one condition and missed under another: the same bars on the same figures at different places. It is
     `partly` if only different parts differ. `undecided` if deciding the undecided parts one way or the other would
-    change the answer, or if there are no parts.
+    change the answer, or if there are no parts. Parts that are not measurable don't count.
 
     Args:
         findings: the parts.
@@ -95,6 +112,7 @@ def answer_from_parts(findings: Sequence[PartAnswer]) -> Answer:
         >>> answer_from_parts([PartAnswer(text, peak, True), PartAnswer(text, peak, False)])
         'depends'
     """
+    findings = [finding for finding in findings if finding.reason is None]
     questions = [finding.question for finding in findings]
     ends = [(True, False) if finding.met is None else (finding.met,) for finding in findings]
     answers = {_decided(questions, met) for met in itertools.product(*ends)} if findings else set()

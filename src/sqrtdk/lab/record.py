@@ -102,9 +102,9 @@ class Record(Saved, Shown):
 
     @property
     def decided(self) -> bool:
-        """Whether every part of experiment and control has an answer, and there is at least one part."""
+        """Whether every measurable part of experiment and control has an answer, and there is at least one part."""
         parts = [one.verdict.findings for one in (self.outcome, self.control)]
-        return all(parts) and all(part.met is not None for findings in parts for part in findings)
+        return all(parts) and all(part.state != "undecided" for findings in parts for part in findings)
 
 
 def to_json(record: Record) -> str:
@@ -114,8 +114,8 @@ def to_json(record: Record) -> str:
 
 
 def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a record, of a text without those that it lacks: `Text.one` is of few."""
-    return {name: value for name, value in fields if (name, value) != ("one", None)}
+    """Return the fields of a record without those that few have, where they are None."""
+    return {name: value for name, value in fields if value is not None or name not in ("one", "reason", "map")}
 
 
 def read_record(path: Path) -> Record:
@@ -162,11 +162,15 @@ def _impossible(record: Record) -> Iterator[str]:
         yield f"the seed {quote(record.seed)}, which is 0 or more"
     for one in (record.outcome, record.control):
         findings = one.verdict.findings
-        if one.verdict.answer != "undecided" and not (findings and all(finding.checks for finding in findings)):
+        measured = [finding for finding in findings if finding.reason is None]
+        if one.verdict.answer != "undecided" and not (measured and all(finding.checks for finding in measured)):
             yield f"the verdict {one.verdict.answer!r}, which rests on no figure"
         for figure in (*one.figures, *(check.figure for finding in findings for check in finding.checks)):
             if figure.samples < 1:
                 yield f"a figure of {quote(figure.samples)} samples; it is of 1 or more"
+    for drawn in (plot.map for plot in record.plots if plot.map is not None):
+        if {len(row) for row in drawn.values} != {len(drawn.x)} or len(drawn.values) != len(drawn.y):
+            yield f"a map of {len(drawn.x)} x and {len(drawn.y)} y whose rows are not as long, or not as many"
     for series in (series for plot in record.plots for series in plot.series):
         x, y, low, high = map(len, (series.x, series.y, series.low, series.high))
         if y != x or {low, high} not in ({0}, {x}):

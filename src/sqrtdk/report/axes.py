@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqrtdk import _extras
-from sqrtdk.lab.figures import Plot, Series
+from sqrtdk.lab.figures import HeatMap, Plot, Series
 from sqrtdk.report.plain import plain
 
 # Distinct under every kind of colour blindness and dark enough on white; the page has a lighter set for dark mode.
@@ -25,6 +26,8 @@ _TICK_CHARACTERS = 58  # characters that fit on one line below the axes
 _LEGEND_INCHES = 0.35  # height of a legend of one line
 _LEVEL_SPREAD = 1e-6  # relative spread of a constant that was computed in float32
 _LARGEST_DRAWN = 1e100  # matplotlib's own arithmetic overflows on larger values
+_ON_CELLS = ("#101010", "#f4f4f4")  # on light and on dark cells; the page's own ink would turn light in dark mode
+_MOST_WRITTEN = 64  # a map of more cells shows its numbers by colour alone
 _MOST_BRACES = 20  # mathtext's parser recurses about a dozen calls deep for each brace
 _WRITTEN_OUT = 2**16  # ticks up to 2^16 read "65536"; larger ones read "2^17"
 
@@ -58,6 +61,8 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
     axes.set_yscale(plot.y_axis)
     if not names and plot.x_axis == "log":
         axes.set_xscale("log", base=2 if _powers_of_two(plot) else 10)
+    if plot.map is not None:
+        _map(figure, axes, plot.map, plot)
     bars = [series for series in plot.series if series.style == "bars"]
     handles, shown = [], []
     for series, colour, marker in _looks(plot.series):
@@ -72,9 +77,10 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
         else:
             handle = _series(axes, points, series.style, colour, marker)
         handles.append((handle, matplotlib_label(series.label)))
-    if not any(points.x for points in shown):
+    if plot.map is None and not any(points.x for points in shown):
         axes.text(0.5, 0.5, "no value that can be shown", transform=axes.transAxes, ha="center", color=SOFT)
-    _level(axes, plot, shown)
+    if plot.map is None:
+        _level(axes, plot, shown)
     _ticks(axes, plot, names)
     # widths in characters: about the lengths of the two axes
     axes.set_xlabel(matplotlib_label(plot.x_label, 72))
@@ -95,7 +101,7 @@ def shows_nothing(plot: Plot) -> bool:
         True
     """
     names = _names(plot)
-    return not any(_points(series, plot, names).x for series in plot.series)
+    return plot.map is None and not any(_points(series, plot, names).x for series in plot.series)
 
 
 def matplotlib_label(text: str, width: int = 60) -> str:
@@ -234,6 +240,46 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
     return handle
 
 
+def _map(figure: Any, axes: Any, drawn: HeatMap, plot: Plot) -> None:
+    """Draw the cells of a map, their colour bar, and in a small map their numbers. A cell without a number is empty."""
+    colors = _extras.load_extra("matplotlib.colors")
+    log = drawn.colours == "log"
+    rows = [[value if _fits(value, log) else math.nan for value in row] for row in drawn.values]
+    found = [value for row in rows for value in row if math.isfinite(value)] or [1.0]
+    low, high = min(found), max(found)
+    if drawn.centre is not None and _fits(drawn.centre, log):  # as far to either side, so that no side looks stronger
+        centre = drawn.centre
+        far = max(high / centre, centre / low) if log else max(high - centre, centre - low)
+        low, high = (centre / far, centre * far) if log else (centre - far, centre + far)
+    norm = (colors.LogNorm if log else colors.Normalize)(low, high)
+    cells = axes.pcolormesh(
+        _cell_edges(drawn.x, plot.x_axis == "log"),
+        _cell_edges(drawn.y, plot.y_axis == "log"),
+        rows,
+        norm=norm,
+        cmap=_extras.load_extra("matplotlib").colormaps["viridis" if drawn.centre is None else "PuOr_r"].resampled(49),
+    )
+    axes.grid(False)
+    bar = figure.colorbar(cells, ax=axes, label=matplotlib_label(drawn.label, 38))
+    bar.solids.set_rasterized(False)  # the page takes no bitmap
+    if len(found) > _MOST_WRITTEN:
+        return
+    for y, row in zip(drawn.y, rows, strict=True):
+        for x, value in zip(drawn.x, row, strict=True):
+            if math.isfinite(value):
+                dark = sum(cells.cmap(norm(value))[:3]) < 1.5
+                axes.text(x, y, f"{value:.2g}", ha="center", va="center", fontsize=9, color=_ON_CELLS[bool(dark)])
+
+
+def _cell_edges(centres: Sequence[float], log: bool) -> list[float]:
+    """Return the edges of cells around their centres, halfway between neighbours on the axis."""
+    places = [math.log(centre) if log else centre for centre in centres]
+    steps = [b - a for a, b in itertools.pairwise(places)] or [1.0]
+    inner = [(a + b) / 2 for a, b in itertools.pairwise(places)]
+    edges = [places[0] - steps[0] / 2, *inner, places[-1] + steps[-1] / 2]
+    return [math.exp(edge) for edge in edges] if log else edges
+
+
 def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) -> Any:
     x = [value + offset for value in points.x]
     handle = axes.bar(x, points.y, width * 0.92, color=colour)  # leaves a gap between neighbours
@@ -270,6 +316,7 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
 def _powers_of_two(plot: Plot) -> bool:
     marked = [series for series in plot.series if series.style in ("line", "points")]
     values = [float(x) for series in marked for x in series.x if _fits(float(x), True)]
+    values += plot.map.x if plot.map is not None else ()
     # frexp(8.0) == (0.5, 4): only powers of two have the mantissa 0.5
     return bool(values) and all(math.frexp(value)[0] == 0.5 for value in values)
 

@@ -126,7 +126,10 @@ def verdicts_json(done: Sequence[Done]) -> str:
             "sound": one.record.sound,
             "decided": one.record.decided,
             "condition": None if one.record.condition is None else one.record.condition.en,
-            "parts": [{"text": part.text.en, "met": part.met} for part in one.record.outcome.verdict.findings],
+            "parts": [
+                {"text": part.text.en, "met": part.met, "state": part.state}
+                for part in one.record.outcome.verdict.findings
+            ],
             "quick": one.record.quick,
             "seed": one.record.seed,
             "duration_s": one.record.duration_s,
@@ -172,12 +175,12 @@ def _on(record: Record, language: Language) -> str:
     verdict = record.outcome.verdict
     if verdict.answer in ("holds", "fails"):
         return ""
-    of_part = {True: "holds", False: "fails", None: "undecided"}
+    of_part = {"met": "holds", "missed": "fails", "undecided": "undecided", "not_measurable": "not_measurable"}
     answers = [
         word(
             "lab.terminal.finding",
             language,
-            met=Message(f"lab.answer.{of_part[part.met]}"),
+            met=Message(f"lab.answer.{of_part[part.state]}"),
             part=plain(in_language(part.text, language)),
         )
         for part in verdict.findings

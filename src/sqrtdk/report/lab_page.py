@@ -20,7 +20,7 @@ from sqrtdk._language import Choice
 from sqrtdk.lab import figures
 from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, spelled
 from sqrtdk.lab.figures import Figure
-from sqrtdk.lab.judge import Answer, Check, PartAnswer
+from sqrtdk.lab.judge import Answer, Check, PartAnswer, PartState
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.runner import Done
 from sqrtdk.messages import Message, Text, named, word
@@ -30,7 +30,8 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import to_svg
 
 ANSWERS = get_args(Answer)
-MET = {True: "met", False: "missed", None: "undecided"}  # answer to a part of a claim -> key of lab.part and lab.parts
+PART_STATES = get_args(PartState)
+MET = {True: "met", False: "missed", None: "undecided"}  # answer to a bar -> key of lab.part
 _OWN_IDS = ("register", "sources", "run", "claims", "zh", "en")  # anchors of the page itself; claims must use others
 
 
@@ -288,13 +289,12 @@ def strip(check: Check) -> Markup:
 
 
 def _part_sets(findings: Sequence[PartAnswer]) -> list[tuple[Markup, str, list[PartAnswer]]]:
-    """Return the parts in up to three sets: those that hold, fail, or are undecided. Empty sets are left out."""
-    tones = {True: "good", False: "bad", None: "open"}
+    """Return the parts by their state, without empty sets: title, tone, parts."""
+    tones = {"met": "good", "missed": "bad"}
     sets = [
-        (both_with_indices(Message(f"lab.parts.{MET[met]}")), tone, [part for part in findings if part.met is met])
-        for met, tone in tones.items()
+        (state, tones.get(state, "open"), [part for part in findings if part.state == state]) for state in PART_STATES
     ]
-    return [(title, tone, parts) for title, tone, parts in sets if parts]
+    return [(both_with_indices(Message(f"lab.parts.{state}")), tone, parts) for state, tone, parts in sets if parts]
 
 
 def _parameters(record: Record) -> list[tuple[str, str, str, bool]]:
