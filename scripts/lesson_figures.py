@@ -13,11 +13,13 @@ import hashlib
 import io
 import logging
 import math
+import re
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -38,6 +40,7 @@ FONTS = ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "
 SETTINGS = {**plots._MATPLOTLIB_SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
 
 FEW_AND_MANY_KEYS = (32, 1024)
+ONE_RATE = "0.003"  # learning rate that all head dimensions share
 REPORTED = "reported"  # name of the plot whose points have labels
 SIDES = {"unscaled": BARE, "scaled": SCALED}
 
@@ -135,6 +138,26 @@ def entropy(record: Record) -> Plot:
     return _plot("number of keys n", "entropy, nats", (uniform, *lines), "log")
 
 
+def best(interval: Record, exponent: Record) -> tuple[Plot, ...]:
+    """The standard deviation of the logits with the largest Jacobian, and the one that training starts from best."""
+    at_start, trained = (Figures(list(record.outcome.figures)) for record in (interval, exponent))
+    largest = series_over("largest Jacobian", at_start.all("sigma_of_largest_jacobian"), "keys")
+    lowest = [
+        series_over(label, trained.all("best_sigma", rate=rate), "d_k")
+        for label, rate in (("smallest loss, own rates", "own"), ("smallest loss, rate 0.003", ONE_RATE))
+    ]
+    left, right = largest.x, lowest[0].x
+    panels = []
+    for title, x_label, found, x, bare in (
+        ("before training", "number of keys n", [largest], left, [8.0] * len(left)),
+        ("after training", "head dimension dₖ", lowest, right, [float(d) ** 0.5 for d in right]),
+    ):
+        rules = curve_series(BARE, x, bare, style="dashed"), curve_series(SCALED, x, [1.0] * len(x), style="dashed")
+        plot = _plot(x_label, "σ of the logits at the start", (*rules, *found), "log", "log")
+        panels.append(replace(plot, caption=Text(title, "")))
+    return tuple(panels)
+
+
 def precision(record: Record) -> Plot:
     """Calls in float16 whose output is not finite, by the place of the scale."""
     places = {
@@ -212,14 +235,15 @@ def growth() -> Plot:
     return replace(plot, name=REPORTED, lines=bars)
 
 
-# File name: the claim whose record it shows, and how; None: it shows what is computed.
-FIGURES: dict[str, tuple[str, Callable[[Record], Plot | tuple[Plot, ...]]]] = {
+# File name: the claims whose records it shows, and how.
+FIGURES: dict[str, tuple[Any, ...]] = {
     "why-variance": ("var-linear", variance),
     "why-saturation": ("saturation-by-dim", saturation),
     "why-gradient-map": ("grad-norm", gradient_map),
     "why-gradient": ("grad-norm", gradients),
     "why-training": ("train-instability", training),
     "why-entropy": ("entropy-table", entropy),
+    "why-best": ("optimal-interval", "best-exponent", best),
     "why-precision": ("fp16-overflow", precision),
     "why-norm": ("layernorm-role", norms),
 }
@@ -242,7 +266,7 @@ def translated(plot: Plot, words: Mapping[str, str]) -> Plot:
     """The plot with each of its words replaced; a word that is not there is an error."""
     series = tuple(
         replace(
-            one, label=_each(one.label, words), x=tuple(words[str(x)] for x in one.x) if one.style == "bars" else one.x
+            one, label=_label(one.label, words), x=tuple(words[str(x)] for x in one.x) if one.style == "bars" else one.x
         )
         for one in plot.series
     )
@@ -257,18 +281,17 @@ def translated(plot: Plot, words: Mapping[str, str]) -> Plot:
     )
 
 
-def _each(label: str, words: Mapping[str, str]) -> str:
-    """A label in other words; of one that has several lines with a number in front, each line."""
-    if "\n" not in label and label in words:
-        return words[label]
-    numbered = [line.rsplit(": ", 1) for line in label.split("\n")]
-    return "\n".join(f"{number}：{words[line]}" for number, line in numbered)
+def _label(label: str, words: Mapping[str, str]) -> str:
+    """A label in other words; a report is a line for each, with its size in front."""
+    numbered = re.findall(r"^([<>≈≤ \d]+): (.*)$", label, re.MULTILINE)
+    return "\n".join(f"{size}：{words[line]}" for size, line in numbered) if numbered else words[label]
 
 
 def figures() -> dict[Path, tuple[Plot, ...]]:
     """The panels of each file; most have one."""
     drawn = {name: build() for name, build in COMPUTED.items()}
-    drawn |= {name: build(read_record(RECORDS / f"{claim}.json")) for name, (claim, build) in FIGURES.items()}
+    for name, (*claims, build) in FIGURES.items():
+        drawn[name] = build(*(read_record(RECORDS / f"{claim}.json") for claim in claims))
     shown = {}
     for name, one in drawn.items():
         panels = one if isinstance(one, tuple) else (one,)

@@ -40,14 +40,13 @@ def draw_panels(canvas: Canvas, panels: Sequence[Plot], colours: Mapping[str, st
         bar = canvas.colorbar(cells, ax=areas, label=maps[0].label)
         bar.solids.set_rasterized(False)  # no bitmap in the document
         return
+    handles = {}
     for area, plot in zip(areas, panels, strict=True):
-        handles = []
         for series, _, marker in axes._looks(plot.series):
             points = axes._points(series, plot, [])
-            handles.append(axes._series(area, points, series.style, colours[series.label], marker))
+            handles[series.label] = axes._series(area, points, series.style, colours[series.label], marker)
         axes._ticks(area, plot, [])
-    labels = [series.label for series in panels[0].series]
-    canvas.legend(handles, labels, loc="outside upper left", ncols=2)
+    canvas.legend(handles.values(), handles, loc="outside upper left", ncols=2 if len(handles) < 5 else 3)
 
 
 def draw_reports(canvas: Canvas, plot: Plot, colours: Mapping[str, str]) -> None:

@@ -48,6 +48,12 @@ CHINESE = {
     "factor": "放大倍数",
     "standard deviation of the logits": "logit 的标准差",
     "loss on new strings, nats a symbol": "新字符串上的损失，nat/符号",
+    "before training": "训练之前",
+    "after training": "训练之后",
+    "largest Jacobian": "雅可比矩阵最大",
+    "smallest loss, own rates": "损失最小，各取最佳学习率",
+    "smallest loss, rate 0.003": "损失最小，学习率 0.003",
+    "σ of the logits at the start": "初始时 logit 的 σ",
     "random vectors, no scale": "随机向量，不缩放",
     "random vectors, with the scale": "随机向量，缩放",
     "ViT 8B, diverged": "ViT 8B，发散",
@@ -101,6 +107,9 @@ COLOURS = {
     "normal logits, theory": axes.INK,
     "with the scale: r = 1": BLUE,
     "no scale: r = 8": ORANGE,
+    "largest Jacobian": axes.SERIES_COLOURS[2],
+    "smallest loss, own rates": axes.SERIES_COLOURS[3],
+    "smallest loss, rate 0.003": axes.SERIES_COLOURS[4],
     "other mistakes": axes.SERIES_COLOURS[2],
 }
 COLOURS |= {CHINESE[label]: colour for label, colour in COLOURS.items()}
