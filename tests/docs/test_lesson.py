@@ -195,6 +195,13 @@ def test_the_records_say_what_the_full_run_of_the_lab_said() -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+def test_the_command_at_the_end_makes_the_records(language: str) -> None:
+    page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\$ sqrtdk lab run ((?:[^\\\n]|\\\n)+)$", page, re.MULTILINE)
+    assert sorted(command.replace("\\", "").split()) == sorted(path.stem for path in RECORDS.glob("*.json"))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_every_step_has_its_parts(language: str) -> None:
     page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (?=Step|第)", page, flags=re.MULTILINE)[1:]
