@@ -138,7 +138,7 @@ def report_records(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_dir")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="cli.options.force_page")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.lab.force_page")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
