@@ -62,7 +62,9 @@ def main() -> None:
     options = parser.parse_args()
     runs = {name: {record.id: record for record in records(getattr(options, name))} for name in ("quick", "full")}
     missing = [f"{claim} ({name})" for name, found in runs.items() for claim in CLAIMS if claim not in found]
-    wrong = [f"{one.id} in {name}" for name, found in runs.items() for one in found.values() if SIZES[one.quick] != name]
+    wrong = [
+        f"{one.id} in {name}" for name, found in runs.items() for one in found.values() if SIZES[one.quick] != name
+    ]
     others: dict[str, list[Record]] = {claim: [] for claim in CLAIMS}
     for folder in options.seeds:
         for record in records(folder):

@@ -105,7 +105,7 @@ def one_head(rng: torch.Generator) -> Numbers:
 
 
 def exponentials(_: torch.Generator) -> Numbers:
-    """e to four powers."""
+    """E to four powers."""
     return [math.exp(power) for power in (3, -3, 24, -24)]
 
 

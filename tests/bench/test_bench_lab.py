@@ -79,9 +79,7 @@ def test_missing_seeds_and_runs_of_the_other_size_are_refused(
     assert call(lab, quick, quick)[1] == "of the other size: onehot-64 in full"
 
 
-def test_figures_are_of_full_runs(
-    record: Record, call: Callable[..., tuple[object, object]], tmp_path: Path
-) -> None:
+def test_figures_are_of_full_runs(record: Record, call: Callable[..., tuple[object, object]], tmp_path: Path) -> None:
     quick, full = put(tmp_path / "quick", record), put(tmp_path / "full", replace(record, quick=False))
     assert call(lab_figures, quick)[1] == "no sound and decided record of a full run of onehot-64"
     assert call(lab_figures, full)[1] == 0

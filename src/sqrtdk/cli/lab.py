@@ -146,7 +146,6 @@ def report_records(
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import say_written, tell_reader, working
-
         from sqrtdk.lab.register import CLAIMS
 
         target = output or folder / REPORT
