@@ -114,8 +114,8 @@ EXAMPLES = (
         "seed-code-shapes",
         "S0",
         Text(
-            "standard deviation of the logits of batch 2, length 3, 512 dimensions, without and with the scale; sum of a "
-            "row of weights",
+            "standard deviation of the logits of batch 2, length 3, 512 dimensions, without and with the scale; sum of "
+            "a row of weights",
             "批量 2、长度 3、512 维时 logit 的标准差，不缩放与缩放；一行权重之和",
         ),
         Text("22.6; 1.0; 1", "22.6；1.0；1"),

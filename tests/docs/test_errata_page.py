@@ -1,4 +1,4 @@
-"""The page of errata: each wrong sentence has a right one in both languages, and each claim that does not hold is there."""
+"""The page of errata: each sentence has the right one in both languages, and no claim that does not hold is missing."""
 
 from __future__ import annotations
 

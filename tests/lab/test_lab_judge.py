@@ -141,7 +141,7 @@ def test_a_part_that_is_not_measurable_takes_no_part_in_the_verdict() -> None:
 
 
 def _deciding(*parts: tuple[str, tuple[float, ...]]) -> list[tuple[str, float]]:
-    """The figures that decide, as (name, value): each part asks of its figures, of width 2, whether they are above 0."""
+    """The figures that decide, as (name, value). Each part asks whether its figures, of width 2, are above 0."""
     figures = [Figure(name, v, v - 1, v + 1, "t", 9, {"v": v}) for name, values in parts for v in values]
     asked = [
         ClaimPart(TEXT, tuple(Expect(name, low=0.0, at={"v": v}) for v in values)) for name, values in parts if values

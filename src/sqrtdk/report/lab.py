@@ -153,14 +153,16 @@ def _detailed(console: Console, one: Done, language: Language) -> None:
         rows.append((_label("lab.terminal.control", language), _doubt(record, language)))
     if record.condition is not None:
         rows.append((_label("lab.terminal.condition", language), plain(in_language(record.condition, language))))
-    if verdict.answer not in ("holds", "fails"):
-        rows += [(_label("lab.terminal.part", language), _part(part, language)) for part in verdict.findings]
+    # Where all parts agree, the statement says what they say: only those that were not measured are news.
+    alike = verdict.answer in ("holds", "fails")
+    parts = [part for part in verdict.findings if not alike or part.state == "not_measurable"]
+    rows += [(_label("lab.terminal.part", language), _part(part, language)) for part in parts]
     deciding = deciding_checks(verdict)
     for check in deciding:
         told = _decided_by(check, language)
         if len(deciding) > 1:
-            answer = Message(f"lab.answer.{'holds' if check.met else 'fails'}")
-            told = word("lab.terminal.finding", language, met=answer, part=told)
+            side = Message(f"lab.answer.{'holds' if check.met else 'fails'}")
+            told = word("lab.terminal.finding", language, met=side, part=told)
         rows.append((_label("lab.terminal.decided", language), told))
     if record.condition is None:
         why = first_sentence(in_language(record.why, language))
@@ -190,8 +192,10 @@ def _doubt(record: Record, language: Language) -> Line:
 
 def _part(part: PartAnswer, language: Language) -> str:
     of_part = {"met": "holds", "missed": "fails", "undecided": "undecided", "not_measurable": "not_measurable"}
-    answer = Message(f"lab.answer.{of_part[part.state]}")
-    return word("lab.terminal.finding", language, met=answer, part=plain(in_language(part.text, language)))
+    text = plain(in_language(part.text, language))
+    if part.reason is not None:
+        text = word("lab.terminal.because", language, part=text, reason=plain(in_language(part.reason, language)))
+    return word("lab.terminal.finding", language, met=Message(f"lab.answer.{of_part[part.state]}"), part=text)
 
 
 def _decided_by(check: Check, language: Language) -> str:
