@@ -26,6 +26,7 @@ from sqrtdk.messages import Message, in_language, said, word
 from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
+from sqrtdk.report.plots import plot_files
 
 ANSWER_COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 _MOST_IN_DETAIL = 3  # claims of a run that are shown in detail; more would not fit on a screen
@@ -229,12 +230,10 @@ def first_sentence(text: str) -> str:
 
 
 def _plots(one: Done) -> list[Path]:
-    """Return the files of the plots, which `sqrtdk.report.plots.write_plots` names."""
+    """Return the files of the plots: SVG and PNG of each."""
     if one.path is None:
         return []
-    return [
-        one.path.parent / f"{one.record.id}-{plot.name}.{kind}" for plot in one.record.plots for kind in ("svg", "png")
-    ]
+    return [path for plot in one.record.plots for path in plot_files(one.record, plot, one.path.parent)]
 
 
 def verdicts_json(done: Sequence[Done], report: Path) -> str:
