@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from claims_page import LANGUAGES, WORDS, figures, link, named, said, wrapped
+from claims_page import LANGUAGES, WORDS, figures, link, said, wrapped
 from made import ROOT, settle_texts
 from source_examples import EXAMPLES, SEEDS, SHARES, SourceExample, ranges, run_once
 from sqrtdk import theory
@@ -29,6 +29,7 @@ from sqrtdk.lab.figures import Figures
 from sqrtdk.lab.record import figure_of
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Text
+from sqrtdk.messages import word as ours
 
 SENTENCES = ROOT / "docs" / "errata.toml"
 FIVE = torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0], dtype=torch.float64).softmax(-1)  # softmax-example
@@ -177,7 +178,13 @@ def page(language: str) -> str:
     head = ("says", "right", "claim")
     lines = [f"# {word('title')}", "", wrapped(word("lead", count=len(sentences()))), "", f"## {word('sentences')}"]
     for source in EXPLANATION_IDS:
-        lines += ["", f"### {named(source, language)}", "", row(*map(word, head)), "|---|---|---|"]
+        lines += [
+            "",
+            f"### `{source}` {ours(f'lab.explanation.{source}.name', language)}",
+            "",
+            row(*map(word, head)),
+            "|---|---|---|",
+        ]
         for sentence in sentences():
             if source in sentence["sources"]:
                 texts = (sentence["says"][language], right(sentence, language))
