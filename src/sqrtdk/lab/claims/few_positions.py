@@ -46,7 +46,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     ends = {"random keys": random["an end"] - random["an end, scaled"], "model": model["an end"] - twin["an end"]}
     figures += [mean("more_there_than_with_the_scale", more, of=of) for of, more in ends.items()]
     return ExperimentResult(
-        figures, _plots(random["behind"], {"model": model["behind"], "scaled twin": twin["behind"]})
+        figures, _plots(random["behind"], {"trained unscaled": model["behind"], "scaled twin": twin["behind"]})
     )
 
 

@@ -18,7 +18,7 @@ from sqrtdk.theory import dot_product_moments, logit_distribution
 WORDS = words_of(__name__)
 
 DIMS = (4, 16, 64, 256)
-OUTSIDE = (1.0, 2.0, 3.0, 4.0)  # standard deviations
+LIMITS_IN_DEVIATIONS = (1.0, 2.0, 3.0, 4.0)
 # The explanations say that 99.7% lie within 3 deviations, so 0.25% to 0.35% may lie outside; a normal variable has
 # 0.27%. The bars on a probability over the normal's are these two ends over that, wherever it is asked.
 BEYOND_3 = math.erfc(3.0 / math.sqrt(2.0))
@@ -34,7 +34,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         # normal's tail over queries counts the rare logits without waiting for them.
         lengths = run.generator("queries", d_k)
         spread = one * torch.randn(run["queries"], d_k, generator=lengths).double().norm(dim=-1)
-        for outside in OUTSIDE:
+        for outside in LIMITS_IN_DEVIATIONS:
             tail = torch.special.erfc(outside / (spread * math.sqrt(2.0)))
             place = {"d_k": d_k, "outside": outside}
             figures.append(mean("tail_over_normal", tail / math.erfc(outside / math.sqrt(2.0)), **place))
@@ -44,7 +44,9 @@ def measure(run: ExperimentRun) -> ExperimentResult:
             _distance(one * product, d_k),
             # the variance is known to be 1, which reduces the noise
             mean("excess_kurtosis", unit**4 - 6.0 * unit**2 + 3.0, d_k=d_k),
-            proportion("counted_beyond_4", int((one * product.abs() > OUTSIDE[-1]).sum()), len(product), d_k=d_k),
+            proportion(
+                "counted_beyond_4", int((one * product.abs() > LIMITS_IN_DEVIATIONS[-1]).sum()), len(product), d_k=d_k
+            ),
         ]
     return ExperimentResult(figures, _plots(Figures(figures)))
 
@@ -67,7 +69,7 @@ def _theory(d_k: int, outside: float) -> float:
 
 def _plots(figures: Figures) -> tuple[Plot, Plot]:
     tails = []
-    for outside in OUTSIDE:
+    for outside in LIMITS_IN_DEVIATIONS:
         found = figures.all("tail_over_normal", outside=outside)
         tails.append(series_over(f"beyond {outside:g}", found, "d_k", style="points"))
         theory = (_theory(d_k, outside) for d_k in DIMS)
@@ -110,7 +112,7 @@ def why(figures: Figures) -> Text:
         four=figures("tail_over_normal", d_k=64, outside=4.0),
         four_large=figures("tail_over_normal", d_k=256, outside=4.0),
         counted=counted,
-        normal=format_figure(math.erfc(OUTSIDE[-1] / math.sqrt(2.0))),
+        normal=format_figure(math.erfc(LIMITS_IN_DEVIATIONS[-1] / math.sqrt(2.0))),
     )
 
 
