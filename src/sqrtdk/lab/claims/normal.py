@@ -127,7 +127,7 @@ CLAIM = Claim(
     group="statistics",
     sources=("S1", "S3"),
     statement=WORDS("statement"),
-    formula=r"z = \frac{q \cdot k}{\sqrt{d_k}}, \qquad z \mid q \sim N\left(0, \frac{|q|^2}{d_k}\right), "
+    formula=r"z = \frac{q \cdot k}{\sqrt{d_k}}, \qquad z \sim N\left(0, \frac{|q|^2}{d_k}\right) \text{ given } q, "
     r"\qquad \frac{\mathrm{E}[z^4]}{\mathrm{E}[z^2]^2} - 3 = \frac{6}{d_k}",
     method=WORDS("method", least=format_figure(LEAST), most=format_figure(MOST)),
     control=WORDS("control"),
