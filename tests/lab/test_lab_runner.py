@@ -204,7 +204,7 @@ def test_a_record_of_another_schema_version_is_named(tmp_path: Path) -> None:
     ("name", "guess"),
     [
         ("entropy-tabel", "Did you mean entropy-table? "),
-        ("range", "Did you mean range-64 or range-512? "),
+        ("range", "Did you mean range-64 or range-512 or mean-range? "),
         ("nope", ""),
         ("xyzzy", ""),
     ],
