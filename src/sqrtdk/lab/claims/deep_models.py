@@ -79,8 +79,8 @@ CLAIM = Claim(
     quick={
         "rates": (4e-3,),
         "widened": 0,
-        "text": {"steps": 120, "rows": 8, "length": 32, "width": 32, "points": 2},
-        "models": ((1, 64), (3, 64)),
+        "text": {"steps": 100, "rows": 16, "length": 64, "points": 2},
+        "models": ((1, 64), (2, 64)),
     },
     flipped={"models": ((1, 4), (1, 64))},
     measure=measure,

@@ -40,7 +40,7 @@ class Upstream:
 
     Attributes:
         value_dim: width of the values; None: d_k.
-        loss: of output and g, both (rows, 1, d_v); g has N(0, 1) components.
+        loss: of g and the output, both (rows, 1, d_v); g has N(0, 1) components.
     """
 
     value_dim: int | None
@@ -48,9 +48,9 @@ class Upstream:
 
 
 UPSTREAM = {
-    "unit": Upstream(VALUE_DIM, lambda out, g: (out * torch.nn.functional.normalize(g, dim=-1)).sum()),
-    "sum": Upstream(None, lambda out, g: (out * g).sum()),
-    "average": Upstream(None, lambda out, g: (out - g).square().mean(-1).sum()),
+    "unit": Upstream(VALUE_DIM, lambda g, out: (out * torch.nn.functional.normalize(g, dim=-1)).sum()),
+    "sum": Upstream(None, lambda g, out: (out * g).sum()),
+    "average": Upstream(None, lambda g, out: (out - g).square().mean(-1).sum()),
 }
 
 
@@ -108,7 +108,7 @@ def _norms(run: ExperimentRun, keys: int, rows: int, d_k: int, upstream: str) ->
         query, key, value, g = (torch.randn(count, *shape, generator=rng) for shape in shapes)
         queries = dict.fromkeys(SIDES, query) | {REFERENCE: query.roll(1, 0)}
         found.append(
-            [_row_norms(q, key, value, partial(of.loss, g=g), factor(run[case], d_k)) for case, q in queries.items()]
+            [_row_norms(q, key, value, partial(of.loss, g), factor(run[case], d_k)) for case, q in queries.items()]
         )
     return {
         case: Norms(torch.cat([one.gradient for one in blocks]), torch.cat([one.jacobian for one in blocks]))
