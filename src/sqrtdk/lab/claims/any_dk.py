@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab._arms import FULL_TRAINING, QUICK, TASK_TEXTS, Arm, differences, list_figures, train_arms
+from sqrtdk.lab._arms import FULL_TRAINING, QUICK, SCALE_LEGEND, TASK_TEXTS, Arm, differences, list_figures, train_arms
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figure, Figures, Place, Plot, series_over
 from sqrtdk.lab.intervals import geometric_mean, mean
@@ -15,13 +15,12 @@ WORDS = words_of(__name__)
 SAME = 0.02  # nats a symbol: what counts as slower in train-instability
 # What counts as worse in small-dk: a fifth of the log 16 nats a letter of a guess.
 ROUGHLY = round(CHANCE_LOSS["encoder_decoder"] / 5, 2)
-SIDES = {"no scale": "none", r"$1/\sqrt{d_k}$": "sqrt_dk"}
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
     """Held-out losses over d_k, each at its own best learning rate, and their change from the smallest d_k."""
     dims = run["dims"]
-    names = [(task, d_k, scale) for task in run["tasks"] for d_k in dims for scale in SIDES.values()]
+    names = [(task, d_k, scale) for task in run["tasks"] for d_k in dims for scale in SCALE_LEGEND.values()]
     arms: dict[tuple[str, int, str], Arm] = train_arms(
         run, {name: dict(zip(("task", "head_dim", "scale"), name, strict=True)) for name in names}
     )
@@ -51,7 +50,7 @@ def _plot(figures: Figures, tasks: tuple[str, ...]) -> Plot:
                 f"{TASK_TEXTS[task].en}, {label}", figures.all("held_out_loss_nats", task=task, scale=scale), "d_k"
             )
             for task in tasks
-            for label, scale in SIDES.items()
+            for label, scale in SCALE_LEGEND.items()
         ),
         x_axis="log",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab._arms import FULL_TRAINING, Arm, differences, train_arms
+from sqrtdk.lab._arms import FULL_TRAINING, SCALE_LEGEND, Arm, differences, train_arms
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figure, Figures, Place, Plot, series_over
 from sqrtdk.lab.intervals import geometric_mean, mean
@@ -12,13 +12,12 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 HALF = 0.5  # matters more: a gap larger by half, since gaps of one arm differ by a fifth from seed to seed
-SIDES = {"no scale": "none", r"$1/\sqrt{d_k}$": "sqrt_dk"}
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
     """Held-out losses of decoders of several depths, with and without the scale, each at its own best rate."""
     models = [tuple(model) for model in run["models"]]  # (layers, d_k), the shallowest first
-    names = [(layers, d_k, scale) for layers, d_k in models for scale in SIDES.values()]
+    names = [(layers, d_k, scale) for layers, d_k in models for scale in SCALE_LEGEND.values()]
     arms: dict[tuple[int, int, str], Arm] = train_arms(
         run, {name: {"task": "text", "layers": name[0], "head_dim": name[1], "scale": name[2]} for name in names}
     )
@@ -41,7 +40,8 @@ def measure(run: ExperimentRun) -> ExperimentResult:
 
 def _plots(figures: Figures) -> tuple[Plot, ...]:
     losses = tuple(
-        series_over(label, figures.all("held_out_loss_nats", scale=scale), "layers") for label, scale in SIDES.items()
+        series_over(label, figures.all("held_out_loss_nats", scale=scale), "layers")
+        for label, scale in SCALE_LEGEND.items()
     )
     gap = series_over(r"no scale minus $1/\sqrt{d_k}$", figures.all("loss_gap_nats"), "layers")
     return (

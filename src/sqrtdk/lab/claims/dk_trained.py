@@ -12,7 +12,7 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 NEARLY_UNIFORM = 0.95  # of the entropy of uniform weights
-WORSE = 0.1  # nats a symbol; untrained models of two scales already differ by up to 0.1 from seed to seed
+WORSE_NATS = 0.1  # nats a symbol; untrained models of two scales already differ by up to 0.1 from seed to seed
 LEGEND = {"none": "no scale", "sqrt_dk": r"$1/\sqrt{d_k}$", "dk": "$1/d_k$"}
 
 
@@ -86,7 +86,7 @@ CLAIM = Claim(
     sources=("S3",),
     statement=WORDS("statement"),
     formula=r"z = \frac{q \cdot k}{d_k}, \qquad \mathrm{sd}(z) = d_k^{-1/2} \; \text{at the start}",
-    method=WORDS("method", nearly=NEARLY_UNIFORM, worse=WORSE),
+    method=WORDS("method", nearly=NEARLY_UNIFORM, worse=WORSE_NATS),
     control=WORDS("control"),
     parameters={**FULL_TRAINING, "tasks": ("text", "strings"), "d_k": 512},
     quick={**QUICK, "tasks": ("strings",), "d_k": 64},
@@ -103,7 +103,7 @@ CLAIM = Claim(
             WORDS("part.uniform"),
             (Expect("entropy_share", low=NEARLY_UNIFORM, at={"scale": "dk", "when": "end"}),),
         ),
-        ClaimPart(WORDS("part.worse"), (Expect("loss_gap_nats", low=WORSE),)),
+        ClaimPart(WORDS("part.worse"), (Expect("loss_gap_nats", low=WORSE_NATS),)),
     ),
     why=why,
 )

@@ -22,13 +22,13 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 VALUE_DIM = 64
-CONSTANT = 0.1  # exponents closer to 0 count as constant: a factor of 1.4 from d_k = 16 to 512
+FLAT = 0.1  # exponents closer to 0 count as constant: a factor of 1.4 from d_k = 16 to 512
 LESS = 0.5  # less than half counts as less: medians of some hundred rows scatter by a tenth
 # What ratios are taken over: the scale, for other queries to the same keys. The control gives the unscaled case the
 # scale too, and still compares two draws.
 REFERENCE = "reference"
 NUMBERS_AT_ONCE = 2**21
-STATISTICS: dict[str, Callable[..., np.ndarray]] = {
+ROW_STATISTICS: dict[str, Callable[..., np.ndarray]] = {
     "rms": lambda norms, axis: np.sqrt(np.square(norms).mean(axis)),
     "median": lambda norms, axis: np.median(norms, axis),
 }
@@ -133,7 +133,7 @@ def _cell(run: ExperimentRun, sides: dict[str, Norms], **at: Place) -> list[Figu
         found.append(bootstrap("median_gradient_norm", gradient, np.median, seed=run.seed, **here))
         found.append(root_mean_square("rms_jacobian_norm", sides[case].jacobian, case=case, **at))
     pair = (sides["unscaled"].gradient, sides[REFERENCE].gradient)
-    for name, statistic in STATISTICS.items():
+    for name, statistic in ROW_STATISTICS.items():
         ratio = partial(_ratio, statistic)
         found.append(bootstrap(f"{name}_gradient_ratio", pair, ratio, seed=run.seed, **at))
     return found
@@ -149,7 +149,9 @@ def _slope(name: str, norms: dict[int, Tensor], statistic: str, seed: int, **at:
     x = (x - x.mean()) / np.square(x - x.mean()).sum()
 
     def slope(*rows: np.ndarray, axis: int) -> Any:
-        return sum(weight * np.log(STATISTICS[statistic](one, axis=axis)) for weight, one in zip(x, rows, strict=True))
+        return sum(
+            weight * np.log(ROW_STATISTICS[statistic](one, axis=axis)) for weight, one in zip(x, rows, strict=True)
+        )
 
     return bootstrap(name, tuple(norms.values()), slope, seed=seed, **at)
 
@@ -168,7 +170,7 @@ def _plots(figures: Figures, lengths: Sequence[int]) -> tuple[Plot, ...]:
                 "unscaled over scaled", figures.all(f"{name}_gradient_ratio"), "d_k", "keys", colours="log", centre=1.0
             ),
         )
-        for name in STATISTICS
+        for name in ROW_STATISTICS
     ]
     curves = [
         Plot(
@@ -189,7 +191,7 @@ def _plots(figures: Figures, lengths: Sequence[int]) -> tuple[Plot, ...]:
             x_axis="log",
             y_axis="log",
         )
-        for name in STATISTICS
+        for name in ROW_STATISTICS
     ]
     upstream = Plot(
         "upstream",
@@ -221,7 +223,7 @@ def why(figures: Figures) -> Text:
     dims = [figure.at["d_k"] for figure in figures.all("median_gradient_ratio", keys=few.at["keys"])]
     ratios = {
         f"{name}_{length}": figures(f"{name}_gradient_ratio", d_k=dims[-1], keys=keys)
-        for name in STATISTICS
+        for name in ROW_STATISTICS
         for length, keys in (("few", few.at["keys"]), ("many", many.at["keys"]))
     }
     slopes = {
@@ -246,7 +248,7 @@ def _constant(upstream: str) -> ClaimPart:
     at = {"case": "scaled", "length": "few", "upstream": upstream}
     return ClaimPart(
         WORDS(f"part.scaled_{upstream}"),
-        (Expect("slope_of_rms_gradient_norm", low=-CONSTANT, high=CONSTANT, at=at),),
+        (Expect("slope_of_rms_gradient_norm", low=-FLAT, high=FLAT, at=at),),
     )
 
 

@@ -20,7 +20,7 @@ WIDTH, HEADS = 768, 12
 HEAD_DIM = WIDTH // HEADS
 # Rows of the matrix that is drawn, where it is not that of all heads: q, k and v in one, as in
 # torch.nn.MultiheadAttention; or the matrix of one head alone, as formulas write it.
-ROWS = {"Xavier packed": 3 * WIDTH, "Xavier, one head": HEAD_DIM}
+MATRIX_ROWS = {"Xavier packed": 3 * WIDTH, "Xavier, one head": HEAD_DIM}
 PACKED_START = "Xavier packed"
 
 INITS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
@@ -49,7 +49,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
 def _product_std(run: ExperimentRun, name: str) -> Tensor:
     """Root mean square of q . k in the first head, one number for each freshly initialised layer."""
     rng, found = run.generator("layers", name), []
-    rows = ROWS.get(name, WIDTH)
+    rows = MATRIX_ROWS.get(name, WIDTH)
     for _ in range(run["layers"]):
         x = nn.functional.layer_norm(torch.randn(run["tokens"], WIDTH, generator=rng), (WIDTH,))
         packed = INITS[name](torch.empty(rows, WIDTH), rng)
