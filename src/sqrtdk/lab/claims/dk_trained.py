@@ -13,12 +13,12 @@ WORDS = words_of(__name__)
 
 NEARLY_UNIFORM = 0.95  # of the entropy of uniform weights
 WORSE_NATS = 0.1  # nats a symbol; untrained models of two scales already differ by up to 0.1 from seed to seed
-LEGEND = {"none": "no scale", "sqrt_dk": r"$1/\sqrt{d_k}$", "dk": "$1/d_k$"}
+COMPARED_SCALES = {"none": "no scale", "sqrt_dk": r"$1/\sqrt{d_k}$", "dk": "$1/d_k$"}
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
     """Entropy of the weights before and after training, and held-out losses, each at its own best learning rate."""
-    names = [(task, scale) for task in run["tasks"] for scale in LEGEND]
+    names = [(task, scale) for task in run["tasks"] for scale in COMPARED_SCALES]
     arms: dict[tuple[str, str], Arm] = train_arms(
         run, {(task, scale): {"task": task, "head_dim": run["d_k"], "scale": scale} for task, scale in names}
     )
@@ -35,7 +35,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         for task in run["tasks"]
     ]
     first = run["tasks"][0]
-    pair = {label: arms[first, scale] for scale, label in LEGEND.items()}
+    pair = {label: arms[first, scale] for scale, label in COMPARED_SCALES.items()}
     curves = [plot for plot in curve_plots(pair, first, run["d_k"]) if plot.name in ("loss", "entropy")]
     return ExperimentResult(figures, (_plot(Figures(figures), run["tasks"]), *curves))
 

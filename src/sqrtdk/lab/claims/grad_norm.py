@@ -28,7 +28,7 @@ LESS = 0.5  # less than half counts as less: medians of some hundred rows scatte
 # scale too, and still compares two draws.
 REFERENCE = "reference"
 NUMBERS_AT_ONCE = 2**21
-ROW_STATISTICS: dict[str, Callable[..., np.ndarray]] = {
+NORM_STATISTICS: dict[str, Callable[..., np.ndarray]] = {
     "rms": lambda norms, axis: np.sqrt(np.square(norms).mean(axis)),
     "median": lambda norms, axis: np.median(norms, axis),
 }
@@ -133,7 +133,7 @@ def _cell(run: ExperimentRun, sides: dict[str, Norms], **at: Place) -> list[Figu
         found.append(bootstrap("median_gradient_norm", gradient, np.median, seed=run.seed, **here))
         found.append(root_mean_square("rms_jacobian_norm", sides[case].jacobian, case=case, **at))
     pair = (sides["unscaled"].gradient, sides[REFERENCE].gradient)
-    for name, statistic in ROW_STATISTICS.items():
+    for name, statistic in NORM_STATISTICS.items():
         ratio = partial(_ratio, statistic)
         found.append(bootstrap(f"{name}_gradient_ratio", pair, ratio, seed=run.seed, **at))
     return found
@@ -150,7 +150,7 @@ def _slope(name: str, norms: dict[int, Tensor], statistic: str, seed: int, **at:
 
     def slope(*rows: np.ndarray, axis: int) -> Any:
         return sum(
-            weight * np.log(ROW_STATISTICS[statistic](one, axis=axis)) for weight, one in zip(x, rows, strict=True)
+            weight * np.log(NORM_STATISTICS[statistic](one, axis=axis)) for weight, one in zip(x, rows, strict=True)
         )
 
     return bootstrap(name, tuple(norms.values()), slope, seed=seed, **at)
@@ -170,7 +170,7 @@ def _plots(figures: Figures, lengths: Sequence[int]) -> tuple[Plot, ...]:
                 "unscaled over scaled", figures.all(f"{name}_gradient_ratio"), "d_k", "keys", colours="log", centre=1.0
             ),
         )
-        for name in ROW_STATISTICS
+        for name in NORM_STATISTICS
     ]
     curves = [
         Plot(
@@ -191,7 +191,7 @@ def _plots(figures: Figures, lengths: Sequence[int]) -> tuple[Plot, ...]:
             x_axis="log",
             y_axis="log",
         )
-        for name in ROW_STATISTICS
+        for name in NORM_STATISTICS
     ]
     upstream = Plot(
         "upstream",
@@ -200,7 +200,7 @@ def _plots(figures: Figures, lengths: Sequence[int]) -> tuple[Plot, ...]:
         r"rms of $\Vert \partial L / \partial q \Vert$",
         tuple(
             series_over(
-                f"{case}, {LEGEND[name]}",
+                f"{case}, {UPSTREAM_LEGEND[name]}",
                 figures.all("rms_gradient_norm", case=case, keys=lengths[0], upstream=name),
                 "d_k",
                 style="line" if case == "unscaled" else "dashed",
@@ -214,7 +214,7 @@ def _plots(figures: Figures, lengths: Sequence[int]) -> tuple[Plot, ...]:
     return (*maps, *curves, upstream)
 
 
-LEGEND = {"unit": "length 1", "sum": "$d_v = d_k$, sum", "average": "$d_v = d_k$, average"}
+UPSTREAM_LEGEND = {"unit": "length 1", "sum": "$d_v = d_k$, sum", "average": "$d_v = d_k$, average"}
 
 
 def why(figures: Figures) -> Text:
@@ -223,7 +223,7 @@ def why(figures: Figures) -> Text:
     dims = [figure.at["d_k"] for figure in figures.all("median_gradient_ratio", keys=few.at["keys"])]
     ratios = {
         f"{name}_{length}": figures(f"{name}_gradient_ratio", d_k=dims[-1], keys=keys)
-        for name in ROW_STATISTICS
+        for name in NORM_STATISTICS
         for length, keys in (("few", few.at["keys"]), ("many", many.at["keys"]))
     }
     slopes = {

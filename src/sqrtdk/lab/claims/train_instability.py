@@ -16,6 +16,7 @@ WORDS = words_of(__name__)
 Name = tuple[str, int, str, str]  # task, d_k, scale, start of the weights of q and k
 Arms = Mapping[Name, Arm]
 SLOWER = 0.02  # nats per symbol
+COSTLIER = 0.05  # nats per symbol; the growth is a difference of two gaps, and scatters more than one
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -171,7 +172,7 @@ CLAIM = Claim(
         ),
         ClaimPart(
             WORDS("part.grows"),
-            (Expect("gap_growth_nats", low=SLOWER),),
+            (Expect("gap_growth_nats", low=COSTLIER),),
         ),
         ClaimPart(WORDS("part.unstable"), reason=WORDS("reason.unstable")),
     ),
