@@ -253,7 +253,7 @@ def test_what_a_verdict_depends_on_is_said_first(folder: Path, tmp_path: Path, l
     assert 0 < said.index(words) < said.index("".join(part["text"][language].split()))
     assert json.loads(_lab(*run, "--json").stdout)["claims"][0]["condition"] == condition["en"]
     assert json.loads(_lab("show", claim.id, "--json").stdout)["condition"] == condition
-    assert json.loads(_lab("show", "grad-norm", "--json").stdout)["condition"] is None
+    assert json.loads(_lab("show", "var-linear", "--json").stdout)["condition"] is None
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def differences(worse: Arm, better: Arm) -> list[float]:
 
 
 SMALLEST = 1e-10  # lower end of a logarithmic axis; quantiles of gradients may be 0
+SCALE_LEGEND = {"no scale": "none", r"$1/\sqrt{d_k}$": "sqrt_dk"}  # words of a legend, and the scale that they name
 TASK_TEXTS = {"text": Text("text", "文本"), "strings": Text("strings", "字符串")}
 Entries = Mapping[str, tuple[str, Style]]  # curves of a run: their words in the legend, and their style
 GRADIENT_SERIES: Entries = {

@@ -44,7 +44,8 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         `diverged_at`, the updates before the first loss that is not finite, or None; `curves`, lists of equal length
         over `step`: `loss` (mean training loss since the last entry), `max_logit`, `min_logit`, `entropy_share`,
         `gradient_p10`, `gradient_p50`, `gradient_p90`; `heads`, see `head_figures`, for decoders of several heads, at
-        the start and the end; `parameters`; `cpu_s`, the one entry that differs from run to run.
+        the start and the end; `noise_costs`, see `noise_costs`, None if the run diverged; `parameters`; `cpu_s`, the
+        one entry that differs from run to run.
 
     Raises:
         InvalidValueError: the cell has an unknown entry or a value out of range.
@@ -81,6 +82,7 @@ def _train(settings: TrainingSettings) -> dict[str, Any]:
         "diverged_at": diverged_at,
         "curves": curves,
         "heads": heads if heads["end"] else {},
+        "noise_costs": noise_costs(model, settings, held_out) if diverged_at is None else None,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -159,6 +161,40 @@ def _loss(model: nn.Module, settings: TrainingSettings, data: Data) -> Tensor:
 @torch.no_grad()
 def _held_out_loss(model: nn.Module, settings: TrainingSettings, batches: list[Data]) -> float:
     return sum(_loss(model, settings, data).item() for data in batches) / len(batches)
+
+
+NOISE_ON_INPUTS, NOISE_ON_WEIGHTS = 0.5, 0.2  # standard deviation, over that of what it is added to
+NOISY_BATCHES = 4
+
+
+@torch.no_grad()
+def noise_costs(model: nn.Module, settings: TrainingSettings, batches: list[Data]) -> dict[str, float]:
+    """Return what Gaussian noise adds to the held-out loss, in nats a symbol.
+
+    Args:
+        model: trained; the noise stays in its weights.
+        settings: of its run.
+        batches: held out; the first four are used, with and without noise.
+
+    Returns:
+        `inputs`: noise on every embedded symbol; `weights`: noise on every matrix.
+    """
+    generator, batches = _generator(settings, "noise"), batches[:NOISY_BATCHES]
+    clean = _held_out_loss(model, settings, batches)
+
+    def noise(values: Tensor, share: float) -> Tensor:
+        return share * values.std() * torch.randn(values.shape, generator=generator)
+
+    embed = model.get_submodule("embed")
+    hook = embed.register_forward_hook(lambda _m, _a, out: out + noise(out, NOISE_ON_INPUTS))
+    try:
+        inputs = _held_out_loss(model, settings, batches)
+    finally:
+        hook.remove()
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight.add_(noise(weight, NOISE_ON_WEIGHTS))
+    return {"inputs": inputs - clean, "weights": _held_out_loss(model, settings, batches) - clean}
 
 
 def _heads(model: nn.Module, settings: TrainingSettings, held_out: list[Data]) -> list[dict[str, Any]]:
