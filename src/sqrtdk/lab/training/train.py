@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -55,17 +55,24 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         >>> result["curves"]["step"], result["diverged_at"]
         ([0, 3], None)
     """
-    settings = TrainingSettings.of(cell)
-    began = time.process_time()
+    with one_thread():
+        return trained(TrainingSettings.of(cell))[1]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with the sum order of one thread, whatever the process uses."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the sum order of one thread, whatever the process uses
+    torch.set_num_threads(1)
     try:
-        return _train(settings) | {"cpu_s": round(time.process_time() - began, 3)}
+        yield
     finally:
         torch.set_num_threads(threads)
 
 
-def _train(settings: TrainingSettings) -> dict[str, Any]:
+def trained(settings: TrainingSettings) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a trained model and what `train` returns."""
+    began = time.process_time()
     with torch.random.fork_rng(devices=[]):  # modules draw weights when built, which ours replace
         model = MODELS[settings.model](settings)
     start(model, settings, _generator(settings, "weights"))
@@ -76,12 +83,13 @@ def _train(settings: TrainingSettings) -> dict[str, Any]:
     loss = _held_out_loss(model, settings, held_out) if diverged_at is None else math.inf
     if diverged_at is None and not math.isfinite(loss):
         diverged_at = settings.steps  # by the last update
-    return {
+    return model, {
         "held_out": loss if diverged_at is None else None,
         "diverged_at": diverged_at,
         "curves": curves,
         "heads": heads if heads["end"] else {},
         "parameters": sum(p.numel() for p in model.parameters()),
+        "cpu_s": round(time.process_time() - began, 3),
     }
 
 
@@ -132,7 +140,13 @@ def _generator(settings: TrainingSettings, what: str) -> torch.Generator:
 
 def _batch(settings: TrainingSettings, rows: int, generator: torch.Generator, held_out: bool = False) -> Data:
     if settings.model == "decoder":
-        return batch(_text()[held_out], rows, settings.length, generator)
+        text = _text()[held_out]
+        return batch(
+            text[: settings.text_bytes] if settings.text_bytes and not held_out else text,
+            rows,
+            settings.length,
+            generator,
+        )
     return strings(rows, settings.length, generator)
 
 
@@ -251,6 +265,29 @@ def subspace_overlap(first: Tensor, second: Tensor) -> float:
 
 
 @torch.no_grad()
+def attention_maps(model: nn.Module, text: Tensor) -> list[tuple[MultiHeadAttention, Tensor]]:
+    """Return every attention of a decoder with its weights (B, H, L - 1, L) in float64, without the first row.
+
+    Args:
+        model: a `Decoder`.
+        text: bytes (B, L).
+    """
+    inputs: list[Tensor] = []
+    parts = [part.heads for part in model.modules() if isinstance(part, Attention)]
+    hooks = [heads.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for heads in parts]
+    try:
+        model(text)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # The first row sees one key.
+    return [
+        (heads, heads(x, x, x, is_causal=True, average_attn_weights=False)[1][:, :, 1:].double())
+        for heads, x in zip(parts, inputs, strict=True)
+    ]
+
+
+@torch.no_grad()
 def head_figures(model: nn.Module, text: Tensor) -> list[dict[str, float]]:
     """Return the differences of every pair of heads of every attention of a decoder.
 
@@ -262,18 +299,8 @@ def head_figures(model: nn.Module, text: Tensor) -> list[dict[str, float]]:
         One entry per layer and pair: `layer`, `first`, `second`; `divergence`, the mean over all rows that see more
         than one key; `query_overlap` and `key_overlap` of the two projections.
     """
-    inputs: list[Tensor] = []
-    attentions = [part for part in model.modules() if isinstance(part, Attention)]
-    hooks = [part.heads.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for part in attentions]
-    try:
-        model(text)
-    finally:
-        for hook in hooks:
-            hook.remove()
     found: list[dict[str, float]] = []
-    for layer, (part, inside) in enumerate(zip(attentions, inputs, strict=True)):
-        heads = part.heads
-        maps = heads(inside, inside, inside, is_causal=True, average_attn_weights=False)[1][:, :, 1:].double()
+    for layer, (heads, maps) in enumerate(attention_maps(model, text)):
         query, key = (weight.view(heads.num_heads, -1, weight.shape[1]) for weight in weights_of(heads))
         for i, j in combinations(range(heads.num_heads), 2):
             values = {
