@@ -35,7 +35,7 @@ def _matrices(d_model: int, d_k: int) -> dict[str, dict[str, int]]:
     layers = {name: nn.Linear(d_model, d_k, bias=False, device="meta").weight for name in ("W_Q", "W_K", "W_V")}
     head = MultiHeadAttention(d_model, 1, bias=False, head_dim=d_k, device="meta")
     assert head.in_proj_weight is not None
-    rows = dict(zip(layers, head.in_proj_weight.split(d_k), strict=True))
+    rows = dict(zip(layers, head.in_proj_weight.view(3, d_k, d_model), strict=True))
     modules = {"torch Linear": layers, "sqrtdk MultiHeadAttention": rows}
     return {module: {name: weight.numel() for name, weight in found.items()} for module, found in modules.items()}
 

@@ -1,9 +1,8 @@
-"""Trains a decoder as `train` does, and then asks what its heads are worth: `train_heads(cell)`.
+"""Trains a decoder as `train` does, and then disturbs it: `train_heads(cell)`.
 
-Where they look: the mean distance from a row to the keys that it weighs, over that of equal weights. What happens when
-a part fails: the loss with a share of the value channels of an attention set to 0, which is one head of several or the
-same number of channels of a single head; and with Gaussian noise on the embedded text. How far it overfits: the loss on
-the text that it was trained on.
+What happens when a part fails: the loss with a share of the value channels of an attention set to 0, which is one head
+of several or the same number of channels of a single head; and with Gaussian noise on the embedded text. How far the
+model overfits: the loss on the text that it was trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import Decoder
 from sqrtdk.lab.training.settings import TrainingSettings, batch, stdlib_text
-from sqrtdk.lab.training.train import attention_maps, one_thread, trained
+from sqrtdk.lab.training.train import one_thread, trained
 from sqrtdk.nn import MultiHeadAttention
 
 SHARES = 4  # parts of the value channels that are removed one at a time
@@ -38,14 +37,12 @@ def train_heads(cell: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         JSON data: the entries of `train`, and `probed`, None if the run diverged: `held_out`, `training`, `noisy` and
         `removed`, losses in nats a byte of the whole model on held-out text and on the text of the training, with noise
-        on the input, and the mean over all shares of channels that are removed; `distances`, one list per layer with
-        one number per head.
+        on the input, and the mean over all shares of channels that are removed.
 
     Example:
         >>> small = TrainingSettings("decoder", head_dim=4, rate=1e-2, seed=0, heads=2, steps=2, rows=2, width=8)
-        >>> result = train_heads(small.cell())
-        >>> sorted(result["probed"]), [len(layer) for layer in result["probed"]["distances"]]
-        (['distances', 'held_out', 'noisy', 'removed', 'training'], [2])
+        >>> sorted(train_heads(small.cell())["probed"])
+        ['held_out', 'noisy', 'removed', 'training']
     """
     settings = TrainingSettings.of(cell)
     assert SHARES % settings.heads == 0, "a share is a head or a part of one"
@@ -65,7 +62,6 @@ def _probe(model: Decoder, settings: TrainingSettings) -> dict[str, Any]:
         "training": _loss(model, _batches(seen, settings)),
         "noisy": _with_noise(model, held_out),
         "removed": _without_a_share(model, held_out),
-        "distances": _distances(model, held_out[0][0]),
     }
 
 
@@ -105,11 +101,3 @@ def _without_a_share(model: Decoder, batches: Sequence[Data]) -> float:
             losses.append(_loss(model, batches))
             weight.copy_(kept)
     return sum(losses) / len(losses)
-
-
-def _distances(model: Decoder, text: Tensor) -> list[list[float]]:
-    """Mean distance from a row to its keys, over that of equal weights, for every layer and head."""
-    rows, keys = torch.arange(1, text.shape[1], dtype=torch.float64), torch.arange(text.shape[1], dtype=torch.float64)
-    apart = (rows[:, None] - keys).clamp(min=0.0)
-    equal = rows / 2  # mean of 0, 1, ..., i
-    return [((maps * apart).sum(-1) / equal).mean((0, 2)).tolist() for _, maps in attention_maps(model, text)]

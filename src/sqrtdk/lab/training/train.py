@@ -265,29 +265,6 @@ def subspace_overlap(first: Tensor, second: Tensor) -> float:
 
 
 @torch.no_grad()
-def attention_maps(model: nn.Module, text: Tensor) -> list[tuple[MultiHeadAttention, Tensor]]:
-    """Return every attention of a decoder with its weights (B, H, L - 1, L) in float64, without the first row.
-
-    Args:
-        model: a `Decoder`.
-        text: bytes (B, L).
-    """
-    inputs: list[Tensor] = []
-    parts = [part.heads for part in model.modules() if isinstance(part, Attention)]
-    hooks = [heads.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for heads in parts]
-    try:
-        model(text)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    # The first row sees one key.
-    return [
-        (heads, heads(x, x, x, is_causal=True, average_attn_weights=False)[1][:, :, 1:].double())
-        for heads, x in zip(parts, inputs, strict=True)
-    ]
-
-
-@torch.no_grad()
 def head_figures(model: nn.Module, text: Tensor) -> list[dict[str, float]]:
     """Return the differences of every pair of heads of every attention of a decoder.
 
@@ -299,8 +276,18 @@ def head_figures(model: nn.Module, text: Tensor) -> list[dict[str, float]]:
         One entry per layer and pair: `layer`, `first`, `second`; `divergence`, the mean over all rows that see more
         than one key; `query_overlap` and `key_overlap` of the two projections.
     """
+    inputs: list[Tensor] = []
+    attentions = [part for part in model.modules() if isinstance(part, Attention)]
+    hooks = [part.heads.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for part in attentions]
+    try:
+        model(text)
+    finally:
+        for hook in hooks:
+            hook.remove()
     found: list[dict[str, float]] = []
-    for layer, (heads, maps) in enumerate(attention_maps(model, text)):
+    for layer, (part, inside) in enumerate(zip(attentions, inputs, strict=True)):
+        heads = part.heads
+        maps = heads(inside, inside, inside, is_causal=True, average_attn_weights=False)[1][:, :, 1:].double()
         query, key = (weight.view(heads.num_heads, -1, weight.shape[1]) for weight in weights_of(heads))
         for i, j in combinations(range(heads.num_heads), 2):
             values = {
