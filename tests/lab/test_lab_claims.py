@@ -88,7 +88,7 @@ NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASC
 
 
 # Trainings of a minute and more, five where a CPU has no products of bfloat16; heads-differ trains in every run.
-LONG = {"small-dk", "train-instability", "amp-scaling"}
+LONG = {"small-dk", "train-instability", "amp-scaling", "heads-claims"}
 TINY = {"steps": 2, "rows": 2, "length": 8, "points": 2}
 TRAINED = {"seeds": 2, "rates": (1e-3,), "text": TINY, "strings": TINY}
 # Claims whose quick run takes half a second of CPU or more, and sizes at which all of their code runs in a moment.
@@ -99,7 +99,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "entropy-table": {"numbers": 100_000, "longest": 64, "least_rows": 20},
     "few-positions": {"rows": 300, "windows": 2},
     "grad-norm": {"blocks": 4, "rows": 16},
-    "heads-claims": {**TRAINED, "short_rates": (1e-3,), "windows": 4, "text": {**TINY, "points": 0}},
+    "heads-claims": {**TRAINED, "short_rates": (1e-3,), "short": TINY, "windows": 4},
     "heads-differ": {"seeds": 2, "text": {**TINY, "points": 0}},
     "init-variance": {"layers": 3, "tokens": 16},
     "minmax-by-dim": {"rows": 600},
