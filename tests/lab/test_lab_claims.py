@@ -99,7 +99,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "entropy-table": {"numbers": 100_000, "longest": 64, "least_rows": 20},
     "few-positions": {"rows": 300, "windows": 2},
     "grad-norm": {"blocks": 4, "rows": 16},
-    "heads-claims": {**TRAINED, "short_rates": (1e-3,), "short": TINY, "windows": 4},
+    "heads-claims": {"seeds": 2, "text": {**TINY, "points": 0}, "short": {"steps": 2, "rows": 2}, "windows": 4},
     "heads-differ": {"seeds": 2, "text": {**TINY, "points": 0}},
     "init-variance": {"layers": 3, "tokens": 16},
     "minmax-by-dim": {"rows": 600},

@@ -21,7 +21,7 @@ WORDS = words_of(__name__)
 
 MATCH_DIM = 64
 RANDOM_KEYS = 64
-FEW = 2  # the fewest keys with a choice
+FEWEST_KEYS = 2  # the fewest keys with a choice
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -43,7 +43,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     figures.append(bootstrap("logit_std_at_largest_over_smallest_d_k", ends, ratio_of_means, seed=run.seed))
     for keys in run["keys"]:
         figures.append(mean("weight_on_match", _match(run, keys, _gain(run, MATCH_DIM)), keys=keys))
-        if keys > FEW:
+        if keys > FEWEST_KEYS:
             half = _gain_for_half(keys)
             figures.append(exact("gain_for_half", half, keys=keys))
             figures.append(mean("weight_at_gain_for_half", _match(run, keys, half), keys=keys))
@@ -94,8 +94,8 @@ def why(figures: Figures) -> Text:
         small_dim=small.at["d_k"],
         large=large,
         large_dim=large.at["d_k"],
-        few=figures("weight_on_match", keys=FEW),
-        few_keys=FEW,
+        few=figures("weight_on_match", keys=FEWEST_KEYS),
+        few_keys=FEWEST_KEYS,
         bare=bare,
         bare_keys=bare.at["keys"],
         entropy=entropy,
@@ -127,7 +127,7 @@ CLAIM = Claim(
         "dims": (16, 64, 256, 1024),
         "rows": 500,
         "matches": 60,
-        "keys": (FEW, 64, 1024),
+        "keys": (FEWEST_KEYS, 64, 1024),
         "gain": 1.0,
         "gain_power": 0.0,
         "gains": (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0),
@@ -140,7 +140,7 @@ CLAIM = Claim(
             WORDS("part.bounded"),
             (Expect("largest_logit_over_gain", high=1.0),),
         ),
-        _finds_match("few", FEW),
+        _finds_match("few", FEWEST_KEYS),
         _finds_match("many", 64, 1024),
     ),
     why=why,

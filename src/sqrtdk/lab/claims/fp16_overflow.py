@@ -22,7 +22,7 @@ WORDS = words_of(__name__)
 LENGTH, D_V = 64, 64
 # Our addition: a channel of this size in q and in k, so that products leave fp16 and scaled ones do not. Channels of
 # trained models can be that much larger than the rest; the sources' components are N(0, 1).
-OUTLIER = ("outlier", 64, 300.0)
+OUTLIER_INPUTS = ("outlier", 64, 300.0)
 NORMAL = "N(0,1)"
 SAVES = 0.1  # share of the calls; fewer than one in ten would go unseen in a run of this size
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -50,7 +50,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     """Share of calls whose output is not finite, with and without the scale, at three places."""
     dtype = RANGE_DTYPES[run["dtype"]]
     figures = []
-    for inputs, d_k, outlier in (OUTLIER, *((NORMAL, d_k, 0.0) for d_k in run["dims"])):
+    for inputs, d_k, outlier in (OUTLIER_INPUTS, *((NORMAL, d_k, 0.0) for d_k in run["dims"])):
         query, key, value = _inputs(run, dtype, d_k, outlier)
         largest = (query.double() @ key.double().mT).abs().flatten(1).amax(-1)
         scaled = factor("sqrt_dk", d_k) * largest
@@ -92,7 +92,9 @@ def _plot(figures: Figures) -> Plot:
         "place of the scale",
         "share of calls not finite",
         tuple(
-            series_over(label, figures.all("calls_not_finite", inputs=OUTLIER[0], scale=scale), "place", style="bars")
+            series_over(
+                label, figures.all("calls_not_finite", inputs=OUTLIER_INPUTS[0], scale=scale), "place", style="bars"
+            )
             for label, scale in (("unscaled", "none"), ("scaled", "sqrt_dk"))
         ),
     )
@@ -100,7 +102,7 @@ def _plot(figures: Figures) -> Plot:
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    name = OUTLIER[0]
+    name = OUTLIER_INPUTS[0]
     product, scaled = (figures("largest_product", inputs=name, scale=scale) for scale in ("none", "sqrt_dk"))
     shares = {
         place: [
@@ -122,7 +124,7 @@ def why(figures: Figures) -> Text:
         product_scaled=f"{shares['product'][1]:.0%}",
         kernel_bare=f"{shares['kernel'][0]:.0%}",
         step=step,
-        outlier=f"{OUTLIER[2]:g}",
+        outlier=f"{OUTLIER_INPUTS[2]:g}",
         small_dim=normal[0].at["d_k"],
         small=normal[0],
         large_dim=normal[-1].at["d_k"],
@@ -131,7 +133,7 @@ def why(figures: Figures) -> Text:
     )
 
 
-def _part(name: str, place: str, inputs: str = OUTLIER[0]) -> ClaimPart:
+def _part(name: str, place: str, inputs: str = OUTLIER_INPUTS[0]) -> ClaimPart:
     """Calls that fail without the scale and not with it."""
     return ClaimPart(WORDS(f"part.{name}"), (Expect("calls_saved", low=SAVES, at={"place": place, "inputs": inputs}),))
 
@@ -143,7 +145,7 @@ CLAIM = Claim(
     statement=WORDS("statement"),
     formula=r"\left|\sum_i (s\,q_i)\,k_i\right| \le 65504, \qquad s \cdot \left|\sum_i q_i k_i\right|, "
     r"\; \left|\sum_i q_i k_i\right| > 65504",
-    method=WORDS("method", outlier=f"{OUTLIER[2]:g}", saves=f"{SAVES:.0%}"),
+    method=WORDS("method", outlier=f"{OUTLIER_INPUTS[2]:g}", saves=f"{SAVES:.0%}"),
     control=WORDS("control"),
     parameters={"calls": 200, "dims": (256, 4096), "dtype": "float16"},
     quick={"calls": 80, "dims": (256, 1024)},

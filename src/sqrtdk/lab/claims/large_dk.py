@@ -15,7 +15,7 @@ from sqrtdk.messages import Text
 
 WORDS = words_of(__name__)
 
-LARGE_MODEL = 1e9  # parameters
+LARGE_FAMILY = 1e9  # parameters
 VERY_LARGE = 512  # the largest dimension of S2's own example of saturation, which starts at 32
 USUAL = (64, 256)
 
@@ -45,8 +45,8 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     """Median and share of very large dimensions, for small and large models."""
     table = _table()
     sizes = {
-        "small": [family for family in table if family.parameters < LARGE_MODEL],
-        "large": [family for family in table if family.parameters >= LARGE_MODEL],
+        "small": [family for family in table if family.parameters < LARGE_FAMILY],
+        "large": [family for family in table if family.parameters >= LARGE_FAMILY],
     }
     figures = []
     for size, families in sizes.items():

@@ -16,7 +16,7 @@ WORDS = words_of(__name__)
 
 BATCH, LENGTH, D_MODEL = 2, 10, 512
 NEAR_ONE = (0.8, 1.25)  # variance; the two starts are a factor of 9 apart
-STARTS = ("torch", "kept")
+WEIGHT_STARTS = ("torch", "kept")
 
 
 class OneHead(nn.Module):
@@ -50,7 +50,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     """Shapes, sums of rows, and variance of the logits of fresh modules, for both starts of the weights."""
     figures = []
     for d_k in run["dims"]:
-        for start in STARTS:
+        for start in WEIGHT_STARTS:
             rng = run.generator("module", d_k, start)
             variances, sums, shapes = [], [], []
             scale = factor(run["scale"], d_k)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.lab._costs import one_thread
 from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import Decoder
 from sqrtdk.lab.training.settings import TrainingSettings, batch, stdlib_text
-from sqrtdk.lab.training.train import one_thread, trained
+from sqrtdk.lab.training.train import trained
 from sqrtdk.nn import MultiHeadAttention
 
 SHARES = 4  # parts of the value channels that are removed one at a time

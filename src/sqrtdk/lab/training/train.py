@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.lab._costs import one_thread
 from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import Attention, AuxOutputs, Decoder, EncoderDecoder, start, weights_of
 from sqrtdk.lab.training.settings import BYTES, LETTERS, TrainingSettings, batch, learning_rate, stdlib_text, strings
@@ -55,19 +56,8 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         >>> result["curves"]["step"], result["diverged_at"]
         ([0, 3], None)
     """
-    with one_thread():
+    with one_thread():  # the sum order of one thread, whatever the process uses
         return trained(TrainingSettings.of(cell))[1]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with the sum order of one thread, whatever the process uses."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def trained(settings: TrainingSettings) -> tuple[nn.Module, dict[str, Any]]:
