@@ -57,8 +57,7 @@ VERDICTS = {
     "scale-dk": "depends",
     "scale-two-sqrt": "partly",
     "additive-bounded": "depends",
-    "cosine-unscaled": "partly",
-    "bilinear-unscaled": "depends",
+    "cosine-unscaled": "depends",
     "relative-scale": "depends",
     "per-head-dk": "holds",
     "cross-modal": "depends",
@@ -67,9 +66,13 @@ VERDICTS = {
     "amp-scaling": "depends",
     "free": "depends",
     "dot-faster": "holds",
-    "params-single": "holds",
+    "params-single": "fails",
     "params-multi": "holds",
+    "params-table": "depends",
+    "large-dk": "fails",
+    "seed-module": "depends",
     "heads-differ": "holds",
+    "heads-claims": "partly",
     "paper-footnote": "holds",
     "paper-table3": "fails",
 }
@@ -82,13 +85,16 @@ CONTROLS = {
     "cross-modal": "holds",
     "deep-models": "holds",
     "derivative-floor": "holds",
-    "dynamic": "holds",
     "dk-trained": "partly",
+    "dynamic": "holds",
     "entropy-table": "holds",
+    "large-dk": "holds",
     "mean-range": "holds",
     "paper-table3": "holds",
+    "params-single": "holds",
     "printed-maxima": "holds",
     "seed-code-shapes": "holds",
+    "seed-module": "partly",
     "seed-prints": "holds",
     "softmax-example": "holds",
     "var-linear": "partly",
@@ -100,7 +106,17 @@ NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASC
 
 
 # Trainings of a minute and more, five where a CPU has no products of bfloat16; heads-differ trains in every run.
-LONG = {"amp-scaling", "any-dk", "deep-models", "dk-trained", "init-equivalent", "robust", "small-dk", "train-instability"}
+LONG = {
+    "amp-scaling",
+    "any-dk",
+    "deep-models",
+    "dk-trained",
+    "heads-claims",
+    "init-equivalent",
+    "robust",
+    "small-dk",
+    "train-instability",
+}
 TINY = {"steps": 2, "rows": 2, "length": 8, "points": 2}
 TRAINED = {"seeds": 2, "rates": (1e-3,), "text": TINY, "strings": TINY}
 # Claims whose quick run takes half a second of CPU or more, and sizes at which all of their code runs in a moment.
@@ -115,6 +131,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "entropy-table": {"numbers": 100_000, "longest": 64, "least_rows": 20},
     "few-positions": {"rows": 300, "windows": 2},
     "grad-norm": {"keys_and_rows": ((32, 60), (64, 20))},
+    "heads-claims": {"seeds": 2, "text": {**TINY, "points": 0}, "short": {"steps": 2, "rows": 2}, "windows": 4},
     "heads-differ": {"seeds": 2, "text": {**TINY, "points": 0}},
     "init-equivalent": {**TRAINED, "drawn_rates": (1e-3,), "trained_dim": 8, "pairs": 1000, "layers": 2},
     "init-variance": {"layers": 3, "tokens": 16},
@@ -128,6 +145,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "saturation-by-dim": {"rows": 300},
     "scale-two-sqrt": {"rows": 50, "learners": 2, "rates": (0.02,), "steps": 4},
     "seed-code-shapes": {"runs": 20},
+    "seed-module": {"modules": 20, "dims": (16,)},
     "small-dk": {**TRAINED, "additive_rates": (4e-3,), "dims": (4, 16, 64)},
     "softmax-overflow": {"rows": 100},
     "std-512": {"pairs": 4000},
@@ -181,7 +199,7 @@ def _check_languages(text: Text) -> None:
 
 
 def test_the_register_is_whole() -> None:
-    assert len(CLAIMS) == COUNT
+    assert len(CLAIMS) == 60
     assert set(CLAIMS) == set(VERDICTS)
     assert {claim.group for claim in CLAIMS.values()} == set(GROUPS)
 
@@ -207,8 +225,7 @@ def test_a_costly_claim_has_its_figures_and_words_at_smaller_sizes(name: str) ->
     claim = CLAIMS[name]
     record = run_claim(replace(claim, quick={**claim.quick, **SMALLER[name]}), quick=True)
     for outcome in (record.outcome, record.control):
-        for part in outcome.verdict.findings:
-            assert part.checks or part.reason is not None
+        assert all((part.reason is None) == (len(part.checks) > 0) for part in outcome.verdict.findings)
     if not {"seeds", "learners"} & set(claim.parameters):
         assert record.outcome.verdict.answer in (VERDICTS[name], "undecided"), _judged(record)
         assert record.control.verdict.answer in (CONTROLS.get(name, "fails"), "undecided"), _judged(record)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.lab._costs import one_thread
 from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import Attention, AuxOutputs, Decoder, EncoderDecoder, start, weights_of
 from sqrtdk.lab.training.settings import BYTES, LETTERS, TrainingSettings, batch, learning_rate, stdlib_text, strings
@@ -56,17 +57,13 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         >>> result["curves"]["step"], result["diverged_at"]
         ([0, 3], None)
     """
-    settings = TrainingSettings.of(cell)
+    with one_thread():  # the sum order of one thread, whatever the process uses
+        return trained(TrainingSettings.of(cell))[1]
+
+
+def trained(settings: TrainingSettings) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a trained model and what `train` returns."""
     began = time.process_time()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the sum order of one thread, whatever the process uses
-    try:
-        return _train(settings) | {"cpu_s": round(time.process_time() - began, 3)}
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _train(settings: TrainingSettings) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):  # modules draw weights when built, which ours replace
         model = MODELS[settings.model](settings)
     start(model, settings, _generator(settings, "weights"))
@@ -77,13 +74,14 @@ def _train(settings: TrainingSettings) -> dict[str, Any]:
     loss = _held_out_loss(model, settings, held_out) if diverged_at is None else math.inf
     if diverged_at is None and not math.isfinite(loss):
         diverged_at = settings.steps  # by the last update
-    return {
+    return model, {
         "held_out": loss if diverged_at is None else None,
         "diverged_at": diverged_at,
         "curves": curves,
         "heads": heads if heads["end"] else {},
         "noise_costs": noise_costs(model, settings, held_out) if diverged_at is None else None,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "cpu_s": round(time.process_time() - began, 3),
     }
 
 
@@ -134,7 +132,13 @@ def _generator(settings: TrainingSettings, what: str) -> torch.Generator:
 
 def _batch(settings: TrainingSettings, rows: int, generator: torch.Generator, held_out: bool = False) -> Data:
     if settings.model == "decoder":
-        return batch(_text()[held_out], rows, settings.length, generator)
+        text = _text()[held_out]
+        return batch(
+            text[: settings.text_bytes] if settings.text_bytes and not held_out else text,
+            rows,
+            settings.length,
+            generator,
+        )
     return strings(rows, settings.length, generator)
 
 
