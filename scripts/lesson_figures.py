@@ -168,12 +168,12 @@ def precision(record: Record) -> Plot:
     shares = Figures(list(record.outcome.figures))
     lines = tuple(
         replace(
-            series_over(label, shares.all("calls_not_finite", scale=scale), "place", style="bars"),
+            series_over(label, shares.all("calls_not_finite", inputs="outlier", scale=scale), "place", style="bars"),
             x=tuple(places.values()),
         )
         for label, scale in ((BARE, "none"), (SCALED, "sqrt_dk"))
     )
-    assert [f.at["place"] for f in shares.all("calls_not_finite", scale="none")] == list(places)
+    assert [f.at["place"] for f in shares.all("calls_not_finite", inputs="outlier", scale="none")] == list(places)
     return _plot("where the scale is applied", "share of calls with inf or NaN", lines)
 
 
@@ -213,6 +213,8 @@ def training(record: Record) -> Plot:
         series_over(label, losses.all("held_out_loss_nats", task="strings", scale=scale, start="unit"), "d_k")
         for label, scale in ((BARE, "none"), (SCALED, "sqrt_dk"))
     )
+    smaller = losses.all("held_out_loss_nats", task="strings", scale="none", start="folded")
+    lines += (series_over("no scale, W_q starts smaller", smaller, "d_k", style="points"),)
     return _plot("head dimension dₖ", "loss on new strings, nats a symbol", lines, "log")
 
 
