@@ -22,6 +22,7 @@ from tests.docs.pages import DOCS, ROOT
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"
 LANGUAGES = ("en", "zh")
 EXERCISES = {"en": "**Exercises.**", "zh": "**练习。**"}
+CAPTION = re.compile(r"^\*\*(?:Figure |图 )(\d+)[.：]\*\*", re.MULTILINE)
 BEFORE = {"en": "**Before you run it.**", "zh": "**运行之前。**"}
 
 
@@ -77,11 +78,12 @@ def measured() -> dict[int, list[str]]:
     figures = record("best-exponent").outcome.figures
     starts = [one.value for one in figures if one.name == "exponent" and one.at["when"] == "start"]
     step = value("best-exponent", "exponent", when="step", keys=32)
-    rates_and_exponents = {one.at["rate"]: one.value for one in figures if one.name.startswith("exponent_at_")}
+    least, most = (ends(record("best-exponent").outcome.parameters["dims"]) for ends in (min, max))
     sigmas = [value("optimal-interval", "sigma_of_largest_jacobian", keys=keys) for keys in (8, 32, 256)]
     for name in ("best_sigma", "cost_of_sigma_1_nats"):
-        sigmas += [value("best-exponent", name, rate="own", d_k=d_k) for d_k in (16, 256)]
-    sigmas += [value("optimal-interval", "sigma_after_training", d_k=d_k) for d_k in (16, 256)]
+        sigmas += [value("best-exponent", name, rate="own", d_k=d_k) for d_k in (least, most)]
+    sigmas += [value("optimal-interval", "sigma_after_training", d_k=d_k) for d_k in (least, most)]
+    laws = [value("best-exponent", "cost_with_best_factor_nats", rate="own", exponent=a) for a in (0.0, 0.5, 1.0)]
     return {
         1: [f"{value('var-linear', 'variance_over_d_k', d_k=1024):.3f}"],
         2: [f"{peak:.3f}" for peak in peaks],
@@ -96,7 +98,7 @@ def measured() -> dict[int, list[str]]:
         6: [
             *(f"{exponent:.2f}" for exponent in (min(starts), max(starts), step)),
             *(f"{sigma:.2f}" for sigma in sigmas),
-            *(f"{rates_and_exponents[rate]:.2f}" for rate in ("0.003", "0.01", "own")),
+            *(str(least), str(most), *(f"{cost:.2f}" for cost in laws)),
         ],
         7: [f"{product:.0f}" for product in products],
         8: [three(ratio) for ratio in growth],
@@ -129,7 +131,7 @@ SET = {
         f"{math.log(2):.2f}",
         three(math.sqrt(2 * math.log(2))),
     ],
-    6: ["0.003", "0.01", f"{1 / math.sqrt(3):.2f}"],
+    6: ["0.01", f"{1 / math.sqrt(3):.2f}"],
     7: [
         *("65504", f"{1 / (1 + math.exp(-8)):.4f}", f"{1 / (1 + math.exp(8)):.4f}"),
         *(str(64 * 40 * 40), "12800", str(128 * 20 * 20), str(128 * 30 * 30), f"{128 * 30 * 30 / math.sqrt(128):.0f}"),
@@ -209,12 +211,13 @@ def test_every_step_has_its_parts(language: str) -> None:
     page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (?=Step|第)", page, flags=re.MULTILINE)[1:]
     assert len(parts) == STEPS
+    assert [int(number) for number in CAPTION.findall(page)] == list(range(1, page.count("](figures/") + 1))
     for step, part in enumerate(parts, 1):
         part = part.split("\n## ")[0]
         assert part.count("$$") == 2, f"step {step}: one formula"
         pictures = len(re.findall(r"^!\[[^\]]+\]\(figures/why-[\w-]+\.svg\)$", part, re.MULTILINE))
         assert 1 <= pictures <= 2, f"step {step}: one picture, or two that belong together"
-        assert len(re.findall(r"^\*\*(?:Figure|图) ?\d+[.。]?\*\*", part, re.MULTILINE)) == pictures
+        assert len(CAPTION.findall(part)) == pictures
         assert part.count(BEFORE[language]) == 1, f"step {step}: a question before the code"
         assert ">>> " in part.split(BEFORE[language])[1], f"step {step}: something to try after the question"
         assert len(re.findall(r"^> .*\(claims\.md#[\w-]+\)$", part, re.MULTILINE)) == 1, f"step {step}: a statement"
