@@ -36,6 +36,7 @@ VERDICTS = {
     "few-positions": "depends",
     "v-scaling": "holds",
     "temperature": "holds",
+    "optimal-interval": "depends",
     "jacobian-vanishes": "holds",
     "grad-norm": "partly",
     "train-instability": "holds",
@@ -45,6 +46,7 @@ VERDICTS = {
     "batchnorm-analogy": "depends",
     "scale-dk": "depends",
     "scale-two-sqrt": "partly",
+    "best-exponent": "depends",
     "additive-bounded": "depends",
     "cosine-unscaled": "partly",
     "bilinear-unscaled": "depends",
@@ -65,6 +67,7 @@ VERDICTS = {
 # What their controls answer where it is not "fails".
 CONTROLS = {
     "batchnorm-analogy": "holds",
+    "best-exponent": "partly",
     "bilinear-unscaled": "holds",
     "cosine-unscaled": "holds",
     "cross-modal": "holds",
@@ -82,13 +85,14 @@ NARROW = re.compile("(?<=[\u4e00-\u9fff])[,:;]|[,:;](?=[\u4e00-\u9fff])")  # ASC
 
 
 # Trainings of a minute and more, five where a CPU has no products of bfloat16; heads-differ trains in every run.
-LONG = {"small-dk", "train-instability", "amp-scaling"}
+LONG = {"small-dk", "train-instability", "amp-scaling", "best-exponent", "optimal-interval"}
 TINY = {"steps": 2, "rows": 2, "length": 8, "points": 2}
 TRAINED = {"seeds": 2, "rates": (1e-3,), "text": TINY, "strings": TINY}
 # Claims whose quick run takes half a second of CPU or more, and sizes at which all of their code runs in a moment.
 SMALLER: dict[str, dict[str, Any]] = {
     "amp-scaling": {**TRAINED, "mixed_rates": (1e-3,), "draws": 20, "keys": 8},
     "batchnorm-analogy": {"pairs": 1000},
+    "best-exponent": {**TRAINED, "rates": (1e-2,), "dims": (4, 8), "start_dims": (4, 8), "draws": 2},
     "bilinear-unscaled": {"dims_and_steps": ((8, 4), (16, 4)), "learners": 2},
     "entropy-table": {"numbers": 100_000, "longest": 64, "least_rows": 20},
     "few-positions": {"rows": 300, "windows": 2},
@@ -97,6 +101,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "init-variance": {"layers": 3, "tokens": 16},
     "minmax-by-dim": {"rows": 600},
     "normal": {"pairs": 5000},
+    "optimal-interval": {**TRAINED, "dims": (4, 8), "rates": (1e-2,), "keys": (8, 32), "blocks": 2, "lengths": (8,)},
     "paper-footnote": {"pairs": 6000},
     "printed-maxima": {"numbers": 200_000, "matrices": 50},
     "range-512": {"draws": 2},
@@ -155,7 +160,7 @@ def _check_languages(text: Text) -> None:
 
 
 def test_the_register_is_whole() -> None:
-    assert len(CLAIMS) == 43
+    assert len(CLAIMS) == 45
     assert set(CLAIMS) == set(VERDICTS)
     assert {claim.group for claim in CLAIMS.values()} == set(GROUPS)
 
