@@ -146,7 +146,7 @@ def _plots(run: ExperimentRun, figures: Figures, losses: dict[str, Losses]) -> t
 
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    start = [figure for figure in figures.all("exponent", when="start") if figure.at["of"] != "median_gradient_q"]
+    start = figures.all("exponent", when="start")
     steps = figures.all("exponent", when="step")
     trained = {figure.at["rate"]: figure for figure in figures.all("exponent_of_best_scale")}
     own = trained.pop(OWN)
