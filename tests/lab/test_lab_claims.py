@@ -92,7 +92,7 @@ TRAINED = {"seeds": 2, "rates": (1e-3,), "text": TINY, "strings": TINY}
 SMALLER: dict[str, dict[str, Any]] = {
     "amp-scaling": {**TRAINED, "mixed_rates": (1e-3,), "draws": 20, "keys": 8},
     "batchnorm-analogy": {"pairs": 1000},
-    "best-exponent": {**TRAINED, "rates": (1e-2,), "dims": (4, 8), "start_dims": (4, 8), "draws": 2},
+    "best-exponent": {"seeds": 2, "text": TINY, "dims": (4, 8), "start_dims": (4, 8), "draws": 2},
     "bilinear-unscaled": {"dims_and_steps": ((8, 4), (16, 4)), "learners": 2},
     "entropy-table": {"numbers": 100_000, "longest": 64, "least_rows": 20},
     "few-positions": {"rows": 300, "windows": 2},
@@ -101,7 +101,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "init-variance": {"layers": 3, "tokens": 16},
     "minmax-by-dim": {"rows": 600},
     "normal": {"pairs": 5000},
-    "optimal-interval": {**TRAINED, "dims": (4, 8), "rates": (1e-2,), "keys": (8, 32), "blocks": 2, "lengths": (8,)},
+    "optimal-interval": {"seeds": 2, "text": TINY, "dims": (4, 8), "keys": (8, 32), "blocks": 2, "lengths": (8,)},
     "paper-footnote": {"pairs": 6000},
     "printed-maxima": {"numbers": 200_000, "matrices": 50},
     "range-512": {"draws": 2},

@@ -134,12 +134,13 @@ def law_costs(losses: Losses, power: float) -> list[float]:
     # the factors for which the whole law lies within the grid
     factors = np.linspace(grid[0] - min(shifts.values()), grid[-1] - max(shifts.values()), 97)
     seeds = range(len(losses[dims[0], sigmas[0]]))
-    totals = np.zeros((len(seeds), len(factors)))
+    totals: np.ndarray = np.zeros((len(seeds), len(factors)))
     for d in dims:
         curves = np.array([losses[d, sigma] for sigma in sigmas])
         best = curves[int(curves.mean(1).argmin())]
         totals += [np.interp(factors + shifts[d], grid, curves[:, seed]) - best[seed] for seed in seeds]
-    return list(totals[:, int(totals.mean(0).argmin())] / len(dims))
+    costs: list[float] = (totals[:, int(totals.mean(0).argmin())] / len(dims)).tolist()
+    return costs
 
 
 def grid_of(losses: Losses) -> tuple[tuple[int, ...], tuple[float, ...]]:
