@@ -18,7 +18,7 @@ from sqrtdk.lab.figures import Figure, HeatMap, Plot, series_over
 from sqrtdk.messages import Text
 
 # Two losses this close are one result: the register's bar for a training that is slower.
-TOLERANCE = 0.02  # nats a symbol
+LOSS_TOLERANCE = 0.02  # nats a symbol
 Losses = Mapping[tuple[int, float], Sequence[float]]  # by d_k (or length) and sigma, one a seed
 START_EXPONENT = {"unit": 0.5, "folded": 0.0}  # a in sigma = scale * d_k^a before the first update
 
@@ -82,15 +82,15 @@ def _design(run: ExperimentRun) -> dict[str, Any]:
 def best_sigma(sigmas: Sequence[float], losses: Sequence[float]) -> float:
     """Return the middle of the scales that are about as good as the best, on a logarithmic axis.
 
-    A scale counts by exp(-(loss - smallest loss) / TOLERANCE): where neighbours differ by less than their scatter, the
-    place of the smallest loss says little.
+    A scale counts by exp(-(loss - smallest loss) / LOSS_TOLERANCE): where neighbours differ by less than their scatter,
+    the place of the smallest loss says little.
 
     Example:
         >>> round(best_sigma([0.25, 1.0, 4.0], [2.0, 2.0, 3.0]), 3)
         0.5
     """
     excess = np.asarray(losses) - min(losses)
-    return math.exp(float(np.average(np.log(sigmas), weights=np.exp(-excess / TOLERANCE))))
+    return math.exp(float(np.average(np.log(sigmas), weights=np.exp(-excess / LOSS_TOLERANCE))))
 
 
 def best_sigmas(losses: Losses) -> dict[int, list[float]]:

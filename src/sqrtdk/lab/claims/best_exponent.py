@@ -11,9 +11,9 @@ import numpy as np
 from sqrtdk.lab._first_step import FIRST_STEP_QUANTITIES, first_step
 from sqrtdk.lab._scale_grid import (
     FULL_GRID,
+    LOSS_TOLERANCE,
     QUICK_GRID,
     START_EXPONENT,
-    TOLERANCE,
     Losses,
     best_sigmas,
     costs_of,
@@ -34,8 +34,8 @@ SHARED = "0.01"  # the rate with the smallest losses in trials
 OWN = "own"  # rate of what is measured at the best rate of each d_k and scale
 # Between d_k 16 and 512 an exponent that is off by 0.2 makes the scale wrong by a factor of 32^0.2 = 2, which S3 calls
 # harmful. A best exponent within 0.2 of 1/2 is the square root.
-ROOM = 0.2
-LOW, HIGH = 0.5 - ROOM, 0.5 + ROOM
+EXPONENT_ROOM = 0.2
+LOW, HIGH = 0.5 - EXPONENT_ROOM, 0.5 + EXPONENT_ROOM
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -184,7 +184,7 @@ CLAIM = Claim(
     sources=("S1", "S3"),
     statement=WORDS("statement"),
     formula=r"s = c\, d_k^{-a}, \qquad a = \frac{1}{2}\,?",
-    method=WORDS("method", room=ROOM),
+    method=WORDS("method", room=EXPONENT_ROOM),
     control=WORDS("control"),
     parameters={
         **FULL_GRID,
@@ -205,9 +205,9 @@ CLAIM = Claim(
     parts=(
         ClaimPart(WORDS("part.start"), (Expect("exponent", LOW, HIGH, {"when": "start"}),)),
         ClaimPart(WORDS("part.step"), (Expect("exponent", LOW, HIGH, {"when": "step"}),)),
-        ClaimPart(WORDS("part.keys"), (Expect("change_with_keys", -ROOM, ROOM),)),
-        ClaimPart(WORDS("part.shared"), (Expect("cost_of_sigma_1_nats", high=TOLERANCE, at={"rate": SHARED}),)),
-        ClaimPart(WORDS("part.own"), (Expect("cost_of_sigma_1_nats", high=TOLERANCE, at={"rate": OWN}),)),
+        ClaimPart(WORDS("part.keys"), (Expect("change_with_keys", -EXPONENT_ROOM, EXPONENT_ROOM),)),
+        ClaimPart(WORDS("part.shared"), (Expect("cost_of_sigma_1_nats", high=LOSS_TOLERANCE, at={"rate": SHARED}),)),
+        ClaimPart(WORDS("part.own"), (Expect("cost_of_sigma_1_nats", high=LOSS_TOLERANCE, at={"rate": OWN}),)),
     ),
     why=why,
     condition=WORDS("condition"),

@@ -29,11 +29,11 @@ from sqrtdk.theory import expected_jacobian_norm
 
 WORDS = words_of(__name__)
 
-FEW = 8  # keys for which variance 1 is near the best
+KEYS_NEAR_BEST = 8  # keys for which variance 1 is near the best
 D_K = 64
 RATE = 1e-2  # the best of the rates for most sizes in trials
 # Half of the factor of 2 that S3 calls harmful, on a logarithmic axis.
-ROOM = math.sqrt(2.0)
+SIGMA_ROOM = math.sqrt(2.0)
 STEPS = tuple(2.0 ** (i / 4) for i in range(-8, 17))  # sigmas of the rows: 1/4 to 16
 GRADIENT_SIGMAS = (0.25, 1.0, 4.0)
 
@@ -47,7 +47,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         rows = products(run.generator("rows", keys), draws=draws, keys=keys, d_k=D_K)
         rows = rows.reshape(run["blocks"], -1, keys) * D_K**-0.5
         best, share = zip(*(_largest_jacobian(block) for block in rows), strict=True)
-        few = "few" if keys <= FEW else "many"
+        few = "few" if keys <= KEYS_NEAR_BEST else "many"
         figures += [
             geometric_mean("sigma_of_largest_jacobian", best, keys=keys),
             geometric_mean("best_over_judged", np.array(best) / judged, by="jacobian", number=few, keys=keys),
@@ -202,15 +202,15 @@ CLAIM = Claim(
     measure=measure,
     parts=(
         ClaimPart(
-            WORDS("part.few", keys=FEW),
-            (Expect("best_over_judged", 1 / ROOM, ROOM, {"by": "jacobian", "number": "few"}),),
+            WORDS("part.few", keys=KEYS_NEAR_BEST),
+            (Expect("best_over_judged", 1 / SIGMA_ROOM, SIGMA_ROOM, {"by": "jacobian", "number": "few"}),),
         ),
         ClaimPart(
             WORDS("part.many"),
-            (Expect("best_over_judged", 1 / ROOM, ROOM, {"by": "jacobian", "number": "many"}),),
+            (Expect("best_over_judged", 1 / SIGMA_ROOM, SIGMA_ROOM, {"by": "jacobian", "number": "many"}),),
         ),
-        ClaimPart(WORDS("part.loss"), (Expect("best_over_judged", 1 / ROOM, ROOM, {"by": "loss"}),)),
-        ClaimPart(WORDS("part.trained"), (Expect("best_over_judged", 1 / ROOM, ROOM, {"by": "trained"}),)),
+        ClaimPart(WORDS("part.loss"), (Expect("best_over_judged", 1 / SIGMA_ROOM, SIGMA_ROOM, {"by": "loss"}),)),
+        ClaimPart(WORDS("part.trained"), (Expect("best_over_judged", 1 / SIGMA_ROOM, SIGMA_ROOM, {"by": "trained"}),)),
     ),
     why=why,
     condition=WORDS("condition"),
