@@ -148,8 +148,6 @@ def why(figures: Figures) -> Text:
     """The paragraph of the report."""
     start = figures.all("exponent", when="start")
     steps = figures.all("exponent", when="step")
-    trained = {figure.at["rate"]: figure for figure in figures.all("exponent_of_best_scale")}
-    own = trained.pop(OWN)
     costs = [figure.value for figure in figures.all("cost_of_sigma_1_nats", rate=OWN)]
     none, root, d_k = figures.all("cost_with_best_factor_nats", rate=OWN)
     best = figures.all("best_sigma", rate=OWN)
@@ -161,11 +159,9 @@ def why(figures: Figures) -> Text:
         step_keys=steps[0].at["keys"],
         last_step=steps[-1],
         last_step_keys=steps[-1].at["keys"],
-        by_rate=Text(
-            ", ".join(f"{figure} at {rate}" for rate, figure in trained.items()),
-            "、".join(f"{figure}（学习率 {rate}）" for rate, figure in trained.items()),
-        ),
-        own=own,
+        shared=figures("exponent_of_best_scale", rate=SHARED),
+        rate=SHARED,
+        own=figures("exponent_of_best_scale", rate=OWN),
         none=none,
         root=root,
         d_k=d_k,

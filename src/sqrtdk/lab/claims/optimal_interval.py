@@ -153,31 +153,31 @@ def why(figures: Figures) -> Text:
     best, ends = figures.all("best_sigma"), figures.all("sigma_after_training")
     costs = figures.all("cost_of_sigma_1_nats")
     lengths = figures.all("best_sigma_by_length")
-    values = {
-        "few": largest[0],
-        "few_keys": largest[0].at["keys"],
-        "some": largest[1],
-        "some_keys": largest[1].at["keys"],
-        "many": largest[-1],
-        "many_keys": largest[-1].at["keys"],
-        "share": shares[-1],
-        "smaller": smaller,
-        "larger": larger,
-        "gradient_keys": larger.at["keys"],
-        "first_dim": best[0].at["d_k"],
-        "last_dim": best[-1].at["d_k"],
-        "first_best": best[0],
-        "last_best": best[-1],
-        "least_cost": format_figure(min(cost.value for cost in costs)),
-        "most_cost": format_figure(max(cost.value for cost in costs)),
-        "short": lengths[0],
-        "short_length": lengths[0].at["length"],
-        "long": lengths[-1],
-        "long_length": lengths[-1].at["length"],
-        "first_end": ends[0],
-        "last_end": ends[-1],
-    }
-    return WORDS("why", **values)
+    return WORDS(
+        "why",
+        few=largest[0],
+        few_keys=largest[0].at["keys"],
+        some=largest[1],
+        some_keys=largest[1].at["keys"],
+        many=largest[-1],
+        many_keys=largest[-1].at["keys"],
+        share=shares[-1],
+        smaller=smaller,
+        larger=larger,
+        gradient_keys=larger.at["keys"],
+        first_dim=best[0].at["d_k"],
+        last_dim=best[-1].at["d_k"],
+        first_best=best[0],
+        last_best=best[-1],
+        least_cost=format_figure(min(cost.value for cost in costs)),
+        most_cost=format_figure(max(cost.value for cost in costs)),
+        short=lengths[0],
+        short_length=lengths[0].at["length"],
+        long=lengths[-1],
+        long_length=lengths[-1].at["length"],
+        first_end=ends[0],
+        last_end=ends[-1],
+    )
 
 
 CLAIM = Claim(
