@@ -40,7 +40,7 @@ FONTS = ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "
 SETTINGS = {**plots._MATPLOTLIB_SETTINGS, "svg.fonttype": "none", "font.family": FONTS}
 
 FEW_AND_MANY_KEYS = (32, 1024)
-ONE_RATE = "0.01"  # learning rate that all head dimensions share
+ONE_RATE = "0.003"  # learning rate that all head dimensions share
 REPORTED = "reported"  # name of the plot whose points have labels
 SIDES = {"unscaled": BARE, "scaled": SCALED}
 
@@ -144,7 +144,7 @@ def best(interval: Record, exponent: Record) -> tuple[Plot, ...]:
     largest = series_over("largest Jacobian", at_start.all("sigma_of_largest_jacobian"), "keys")
     lowest = [
         series_over(label, trained.all("best_sigma", rate=rate), "d_k")
-        for label, rate in (("smallest loss, own rates", "own"), ("smallest loss, rate 0.01", ONE_RATE))
+        for label, rate in (("smallest loss, own rates", "own"), ("smallest loss, rate 0.003", ONE_RATE))
     ]
     left, right = largest.x, lowest[0].x
     panels = []

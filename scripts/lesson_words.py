@@ -53,7 +53,7 @@ CHINESE = {
     "after training": "训练之后",
     "largest Jacobian": "雅可比矩阵最大",
     "smallest loss, own rates": "损失最小，各取最佳学习率",
-    "smallest loss, rate 0.01": "损失最小，学习率 0.01",
+    "smallest loss, rate 0.003": "损失最小，学习率 0.003",
     "σ of the logits at the start": "初始时 logit 的 σ",
     "random vectors, no scale": "随机向量，不缩放",
     "random vectors, with the scale": "随机向量，缩放",
@@ -111,7 +111,7 @@ COLOURS = {
     "no scale: r = 8": ORANGE,
     "largest Jacobian": axes.SERIES_COLOURS[2],
     "smallest loss, own rates": axes.SERIES_COLOURS[3],
-    "smallest loss, rate 0.01": axes.SERIES_COLOURS[4],
+    "smallest loss, rate 0.003": axes.SERIES_COLOURS[4],
     "other mistakes": axes.SERIES_COLOURS[2],
 }
 COLOURS |= {CHINESE[label]: colour for label, colour in COLOURS.items()}
