@@ -1,9 +1,10 @@
-"""Figures of runs of the lab: what the page of claims is judged by, and puts into its words.
+"""Figures of full runs of the lab: what the pages of claims and errata are judged by, and put into their words.
 
-    sqrtdk lab run train-instability small-dk amp-scaling --quick --output QUICK && sqrtdk lab run ... --output FULL
-    python benchmarks/lab_figures.py FULL QUICK --json benchmarks/results/lab-figures.json
+    sqrtdk lab run all --output FULL
+    python benchmarks/lab_figures.py FULL --json benchmarks/results/lab-figures.json
 
-A claim is taken from the first directory that has it. Exit code 1 where one has no sound and decided record.
+A claim is taken from the first directory that has it. Exit code 1 where one has no sound and decided record of a full
+run.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ def line(content: object) -> str:
     return json.dumps(json.loads(_json.json_document(content)), separators=(",", ":"))
 
 
+def answers(record: Record | None) -> bool:
+    """Whether the record decides its claim: of a full run, with a sound control, and nothing undecided."""
+    return record is not None and not record.quick and record.sound and record.decided
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", help="directories of `sqrtdk lab run`")
     parser.add_argument("--json", required=True)
     options = parser.parse_args()
     found = {record.id: record for folder in reversed(options.folders) for record in records(folder)}
-    open_claims = [claim for claim in CLAIMS if claim not in found or not (found[claim].sound and found[claim].decided)]
-    if open_claims:
-        sys.exit(f"no sound and decided record of {', '.join(open_claims)}")
+    if unanswered := [claim for claim in CLAIMS if not answers(found.get(claim))]:
+        sys.exit(f"no sound and decided record of a full run of {', '.join(unanswered)}")
     runs = [found[claim] for claim in CLAIMS]
     about = {"date": max(record.started for record in runs)[:10], "environment": runs[0].environment}
     rows = ",\n".join(line(row(record)) for record in runs)

@@ -73,15 +73,20 @@ WORDS = {
     "from": Text("From", "出处"),
     "condition": Text("Condition", "条件"),
     "run": Text("Run it", "运行"),
+    "seeds": Text(
+        "The verdicts do not hang on the seed: the quick runs of all claims come to the same with each of the seeds "
+        "{quick}, and so do the full runs of the {count} claims that train no model.",
+        "判定与随机种子无关：种子取 {quick} 中的任何一个，所有说法的快速运行都得出相同的判定；"
+        "不训练模型的 {count} 条说法，其完整运行也是如此。",
+    ),
     "figures": Text(
         "After each claim come the parts of it that hold, the parts that do not, and the reason with its figures, "
-        "most of them with a {level} confidence interval in brackets. The figures are those of a later run "
-        "on the same kind of machine ([lab-figures.json](../../benchmarks/results/lab-figures.json)), which comes to "
-        "the same verdicts; those of {quick} are from a quick run.",
+        "most of them with a {level} confidence interval in brackets. The figures are those of the full run "
+        "([lab-figures.json](../../benchmarks/results/lab-figures.json)). Sentences of the explanations that are wrong "
+        "or imprecise stand in [Errata](errata.md), each with the right one.",
         "每条说法之后列出其中成立与不成立的部分，以及附有数值的原因；数值后面的方括号中大多是 {level} 置信区间。"
-        "这些数值取自后来在同类机器上的一次运行"
-        "（[lab-figures.json](../../benchmarks/results/lab-figures.json)），判定相同；"
-        "其中 {quick} 的数值取自快速运行。",
+        "这些数值取自完整运行（[lab-figures.json](../../benchmarks/results/lab-figures.json)）。"
+        "各篇讲解中错误或不准确的句子见[勘误](errata.md)，每句都附有正确的说法。",
     ),
     "comma": Text(", ", "、"),
     "colon": Text(": ", "："),
@@ -120,6 +125,16 @@ def judged(claim: Claim) -> tuple[ClaimVerdict, Text]:
     verdict = judge_claim(measured, claim.parts)
     assert verdict.answer == verdicts()["claims"][claim.id], f"{claim.id}: its figures say {verdict.answer}"
     return verdict, claim.why(measured)
+
+
+def seeds_told() -> dict[str, str]:
+    """The seeds whose quick runs the record has for every claim, and the number of claims with their full runs."""
+    runs = [row["seeds"] for row in json.loads(VERDICTS.read_text(encoding="utf-8"))["claims"] if "seeds" in row]
+    if not runs:
+        return {}
+    every = set.intersection(*(set(run["quick"]) for run in runs))
+    seeds = sorted(every, key=int)
+    return {"quick": ", ".join(seeds), "count": str(sum(every <= set(run["full"]) for run in runs))}
 
 
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
@@ -204,10 +219,6 @@ def page(language: str) -> str:
     record = verdicts()
     counts = Counter(record["claims"].values())
     environment, minutes = record["environment"], record["minutes"]
-    run = {
-        "level": f"{CONFIDENCE:.0%}",
-        "quick": word("comma").join(link(row["id"]) for row in figures()["claims"].values() if row["quick"]),
-    }
     made = {
         "torch": environment["torch"].split("+")[0],
         "cpu": environment["cpu"],
@@ -216,7 +227,9 @@ def page(language: str) -> str:
         "quick": f"{minutes['quick']:.0f}",
     }
     lines = [f"# {word('title')}", "", wrapped(word("lead", count=len(CLAIMS))), "", wrapped(word("made", **made)), ""]
-    lines += [wrapped(word("figures", **run)), ""]
+    if seeds := seeds_told():
+        lines[-2] += f"\n{wrapped(word('seeds', **seeds))}"
+    lines += [wrapped(word("figures", level=f"{CONFIDENCE:.0%}")), ""]
     lines += [
         f"## {word('verdicts')}",
         "",

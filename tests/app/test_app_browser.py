@@ -24,6 +24,7 @@ MOVED = {  # a value for each control, and a figure that it moves
     "query_variance": ("4", "entropy"),
     "key_variance": ("0.5", "peak"),  # not 0.25: times 4 that is the variance before both
     "rule": ("1 / (2 √d_k)", "jacobian"),
+    "overlay": ("nothing", "peak"),
     "temperature": ("0.7", "gradient"),  # and not 0.5, which gives back the scale before the rule
     "softcap": ("5", "logits"),
     "dtype": ("bfloat16", "weights"),

@@ -126,6 +126,7 @@ CHANGED = {
     "query_variance": ("4", set(EXPLORER_FIGURES)),
     "key_variance": ("0.25", set(EXPLORER_FIGURES)),
     "rule": ("none", set(EXPLORER_FIGURES)),
+    "overlay": ("off", set(EXPLORER_FIGURES) - {"range", "step"}),
     "temperature": ("0.5", set(EXPLORER_FIGURES)),
     "softcap": ("5", set(EXPLORER_FIGURES) - {"range", "step"}),
     "dtype": ("bfloat16", set(EXPLORER_FIGURES) - {"range", "step"}),
@@ -144,6 +145,25 @@ def test_a_control_moves_the_figures_that_it_should(name: str) -> None:
     value, moved = CHANGED[name]
     after = parse_settings({name: value})
     assert {figure for figure, make in EXPLORER_FIGURES.items() if before()[figure] != make(after)} == moved
+
+
+def test_the_page_opens_with_both_scales_and_they_differ() -> None:
+    """Where d_k and keys are as they are at first; the ranges have the product before and after the scale anyway."""
+    for name in set(EXPLORER_FIGURES) - {"range", "step"}:
+        figure = EXPLORER_FIGURES[name](parse_settings({}))
+        keys = [key for _, _, key in figure.legend]
+        assert "app.legend.over_none" in keys, name
+        alone = EXPLORER_FIGURES[name](parse_settings({"overlay": "off"}))
+        assert not [key for _, _, key in alone.legend if "over" in key]
+        assert len(figure.plot.series) > len(alone.plot.series)
+        assert {series.y for series in alone.plot.series} < {series.y for series in figure.plot.series}
+    scaled, unscaled = (sample.at_dim(side, 64).entropy.mean[0] for side in parse_settings({}).sides())
+    assert scaled > 5 * unscaled
+
+
+@pytest.mark.parametrize("typed", [{"rule": "none"}, {"overlay": "sqrt_dk"}, {"overlay": "off"}])
+def test_a_scale_is_not_drawn_over_itself(typed: dict[str, str]) -> None:
+    assert len(parse_settings(typed).sides()) == 1
 
 
 def test_the_parameter_moves_all() -> None:

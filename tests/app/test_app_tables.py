@@ -87,7 +87,7 @@ def test_zero_has_no_sign_and_infinity_is_a_sign() -> None:
 @pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_a_figure_without_a_value_says_so(language: Language) -> None:
     """No text in English is drawn into it: the page says it."""
-    settings = parse_settings(ZERO)
+    settings = parse_settings({**ZERO, "overlay": "off"})
     drawn = {
         name: str(figures.to_html(name, figures.EXPLORER_FIGURES[name](settings), language))
         for name in figures.EXPLORER_FIGURES

@@ -34,6 +34,7 @@ def test_all_that_can_be_chosen_has_a_name() -> None:
     assert {f"offered_rule.{name}" for name in CONTROL_BY_RULE} <= TEXTS.keys()
     assert {f"parameter.{name}" for name, control in CONTROL_BY_RULE.items() if control is not None} <= TEXTS.keys()
     assert {f"{table}.{name}" for table in ("figure", "caption") for name in EXPLORER_FIGURES} <= TEXTS.keys()
+    assert {f"offered_overlay.{name}" for name in CONTROLS["overlay"].offered} <= TEXTS.keys()
     assert {f"offered_components.{name}" for name in CONTROLS["components"].offered} <= TEXTS.keys()
 
 

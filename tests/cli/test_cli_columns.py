@@ -24,6 +24,8 @@ VERBS = {  # with what stands in its tables, and would be cut where a column is 
     "lab list --lang zh-CN": "seed-code-shapes softmax S4",
     "lab show grad-norm": "grad-norm saturates Control",
     "lab show grad-norm --lang zh-CN": "grad-norm softmax",
+    "lab run init-scaling --quick": "depends Decided numpy Report",
+    "lab run init-scaling --quick --lang zh-CN": "视条件而定 判定依据 报告",
     "watch show a": "max_logit alarms critical",
     "watch compare a b": "alarms critical",
 }

@@ -13,6 +13,8 @@ import pytest
 from sqrtdk.lab.claim import EXPLANATION_IDS
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import word as word_of
+from tests.cli.test_cli_chinese import english
+from tests.report.terminal_text import check_fits
 from tests.support.program import called
 
 LANG = {"en": "en", "zh": "zh-CN"}  # of --lang, by the language of a text
@@ -81,9 +83,12 @@ def test_show_has_the_formula_as_text_and_json_as_latex() -> None:
 def test_a_run_prints_verdicts_and_writes_records_and_plots(folder: Path) -> None:
     again = _lab("run", *CHEAP, "--quick", "--output", folder)
     lines = again.stdout.splitlines()
-    assert lines[0].split()[:2] == ["onehot-64", "holds"]
-    assert all("kept" in line for line in lines[: len(CHEAP)])
-    assert str(folder) in lines[-1]
+    assert [line for line in lines if line.endswith("  kept")] == [
+        "onehot-64  holds  kept",
+        "softmax-example  fails  kept",
+        "var-linear  holds  kept",
+    ]
+    assert lines[-1].split() == ["Report", str(folder / "report.html")]
     for name in CHEAP:
         record = json.loads((folder / f"{name}.json").read_text())
         assert record["quick"] is True
@@ -91,6 +96,47 @@ def test_a_run_prints_verdicts_and_writes_records_and_plots(folder: Path) -> Non
             assert (folder / f"{name}-{plot['name']}.svg").read_text().lstrip().startswith("<?xml")
             assert (folder / f"{name}-{plot['name']}.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.glob("var-linear-*.svg"))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_run_says_what_came_out(folder: Path, language: str) -> None:
+    """The statement, the figure with its interval and its bar, why, and the files."""
+    said = " ".join(_lab("run", "var-linear", "--quick", "--output", folder, "--lang", LANG[language]).stdout.split())
+    record = json.loads((folder / "var-linear.json").read_text())
+    figures = [
+        check["figure"] for part in record["outcome"]["verdict"]["findings"] for check in part["checks"] if check["met"]
+    ]
+    name = {"en": "{name} at d_k = {d_k}: ", "zh": "{name}，d_k = {d_k}："}[language]
+    bar = {"en": "; bar 0.95 to 1.05", "zh": "；判据 0.95 至 1.05"}[language]
+    wanted = [
+        f"{name.format(name=one['name'], d_k=one['at']['d_k'])}{one['value']:.4g} [{one['low']:.4g}, {one['high']:.4g}]"
+        for one in figures
+        if one["name"] == "variance_over_d_k"
+    ]
+    assert sum(f"{one}{bar}" in said for one in wanted) == 1
+    assert "".join(record["statement"][language].split()) in "".join(said.split())
+    first = {"en": "terms q_i k_i. ", "zh": "。"}[language]
+    assert "".join(record["why"][language].partition(first)[0].split()) in "".join(said.split())
+    assert str(folder / "var-linear-variance.png") in said
+
+
+def test_the_page_of_the_lab_shows_what_a_run_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "en" / "lab.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```console\n\$ sqrtdk (lab run .*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    done = called(*shown[0].split(), COLUMNS="100")
+    seconds = re.compile(r"[\d.]+ s$", re.MULTILINE)
+    assert seconds.sub("", done.stdout) == seconds.sub("", shown[1])
+
+
+def test_of_many_claims_each_has_two_lines(tmp_path: Path) -> None:
+    many = ["onehot-64", "softmax-example", "derivative-floor", "params-multi"]
+    done = called("lab", "run", *many, "--quick", "--output", tmp_path, COLUMNS="80")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[: 2 * len(many) : 2]] == many
+    assert [line.strip().split(":")[0] for line in lines[1 : 2 * len(many) : 2]][1] == "sum_of_printed"
+    assert all(re.search(r": .*; bar ", line) for line in lines[1 : 2 * len(many) : 2])
+    check_fits(done.stdout, 80)
 
 
 def test_plots_that_a_kill_prevented_are_drawn_by_the_next_run(folder: Path) -> None:
@@ -103,9 +149,22 @@ def test_plots_that_a_kill_prevented_are_drawn_by_the_next_run(folder: Path) -> 
 
 def test_one_json_document_on_stdout(folder: Path) -> None:
     done = _lab("run", *CHEAP, "--quick", "--output", folder, "--json")
-    claims = json.loads(done.stdout)["claims"]
+    document = json.loads(done.stdout)
+    claims = document["claims"]
     assert [claim["id"] for claim in claims] == CHEAP
     assert all(claim["sound"] and claim["reused"] and Path(claim["record"]).is_file() for claim in claims)
+    assert claims[-1]["plots"]
+    assert all(Path(plot).is_file() for claim in claims for plot in claim["plots"])
+    assert [[check["met"] for check in claim["decided_by"]] for claim in claims] == [[True], [False], [True]]
+    assert all(claim["why"] for claim in claims)
+    assert Path(document["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_page_of_a_run_has_every_record_of_its_directory_and_is_replaced(folder: Path) -> None:
+    page = folder / "report.html"
+    page.write_text("old")
+    assert _lab("run", "onehot-64", "--quick", "--output", folder).returncode == 0
+    assert all(f'id="{name}"' in page.read_text(encoding="utf-8") for name in CHEAP)
 
 
 def test_records_go_to_a_directory_of_their_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +253,7 @@ def test_what_a_verdict_depends_on_is_said_first(folder: Path, tmp_path: Path, l
     assert 0 < said.index(words) < said.index("".join(part["text"][language].split()))
     assert json.loads(_lab(*run, "--json").stdout)["claims"][0]["condition"] == condition["en"]
     assert json.loads(_lab("show", claim.id, "--json").stdout)["condition"] == condition
-    assert json.loads(_lab("show", "grad-norm", "--json").stdout)["condition"] is None
+    assert json.loads(_lab("show", "var-linear", "--json").stdout)["condition"] is None
 
 
 @pytest.mark.parametrize(
@@ -221,7 +280,7 @@ def test_the_language_is_the_one_asked_for_or_the_environments(
 def test_one_language_at_a_time(folder: Path, tmp_path: Path) -> None:
     _changed(folder, tmp_path, None, {"answer": "undecided"})
     said = _lab("run", "onehot-64", "--quick", "--output", tmp_path, "--lang", "zh-CN").stdout
-    assert set(re.findall(r"[A-Za-z]\w+", said.replace(str(tmp_path), ""))) == {"onehot"}
+    assert english(said.replace(str(tmp_path), "")) == []
 
 
 def test_texts_of_a_record_and_paths_are_escaped(folder: Path, tmp_path: Path) -> None:

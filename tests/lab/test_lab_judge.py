@@ -9,7 +9,7 @@ import pytest
 
 from sqrtdk.lab.claim import ClaimPart, Expect
 from sqrtdk.lab.figures import Figure, Figures
-from sqrtdk.lab.judge import judge_claim
+from sqrtdk.lab.judge import deciding_checks, judge_claim
 from sqrtdk.messages import Text
 
 TEXT = Text("part", "部分")
@@ -138,3 +138,38 @@ def test_a_part_that_is_not_measurable_takes_no_part_in_the_verdict() -> None:
     assert verdict.answer == "holds"
     assert [(part.state, part.reason) for part in verdict.findings] == [("met", None), ("not_measurable", reason)]
     assert judge_claim(Figures([peak]), parts[1:]).answer == "undecided"
+
+
+def _deciding(*parts: tuple[str, tuple[float, ...]]) -> list[tuple[str, float]]:
+    """The figures that decide, as (name, value). Each part asks whether its figures, of width 2, are above 0."""
+    figures = [Figure(name, v, v - 1, v + 1, "t", 9, {"v": v}) for name, values in parts for v in values]
+    asked = [
+        ClaimPart(TEXT, tuple(Expect(name, low=0.0, at={"v": v}) for v in values)) for name, values in parts if values
+    ]
+    return [(check.figure.name, check.figure.value) for check in deciding_checks(judge_claim(Figures(figures), asked))]
+
+
+def test_a_verdict_hangs_on_what_would_turn_first() -> None:
+    assert _deciding(("x", (5.0, 3.0, 9.0)), ("y", (4.0,))) == [("x", 3.0)]
+    # of a part that is missed the farthest miss decides: the others could turn and change nothing
+    assert _deciding(("x", (-5.0, -9.0, 2.0)), ("y", (-7.0,))) == [("y", -7.0)]
+    assert _deciding(("x", (5.0, 2.0)), ("y", (-3.0,)), ("z", (-4.0,))) == [("x", 2.0), ("y", -3.0)]
+
+
+def test_a_condition_hangs_on_two_answers_to_one_question() -> None:
+    assert _deciding(("x", (5.0,)), ("x", (-6.0,)), ("x", (-4.0,)), ("y", (-2.0,))) == [("x", 5.0), ("x", -4.0)]
+
+
+def test_an_undecided_verdict_hangs_on_what_is_undecided() -> None:
+    assert _deciding(("x", (5.0, 0.5)), ("y", (3.0,))) == [("x", 0.5)]
+
+
+def test_an_exact_figure_decides_only_where_no_other_could_turn() -> None:
+    exact, sampled = Figure("x", 3.0, 3.0, 3.0, "exact", 1), Figure("y", 90.0, 80.0, 99.0, "t", 9)
+    parts = [ClaimPart(TEXT, (Expect("x", low=2.9),)), ClaimPart(TEXT, (Expect("y", low=2.0),))]
+    assert [check.figure for check in deciding_checks(judge_claim(Figures([exact, sampled]), parts))] == [sampled]
+    assert [check.figure for check in deciding_checks(judge_claim(Figures([exact]), parts[:1]))] == [exact]
+
+
+def test_of_nothing_nothing_decides() -> None:
+    assert deciding_checks(judge_claim(Figures([INTERVAL]), [])) == ()

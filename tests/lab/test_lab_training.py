@@ -291,6 +291,16 @@ def test_a_run_that_diverges_by_its_last_update_says_so():
     assert result["curves"]["step"] == [0, 1]
 
 
+@pytest.mark.parametrize("settings", [TINY, TINY_TEXT])
+def test_noise_costs_are_those_of_the_noise(settings, monkeypatch):
+    costs = train(settings.cell())["noise_costs"]
+    assert set(costs) == {"inputs", "weights"}
+    assert all(abs(cost) > 1e-4 for cost in costs.values())
+    for name in ("NOISE_ON_INPUTS", "NOISE_ON_WEIGHTS"):
+        monkeypatch.setattr(f"sqrtdk.lab.training.train.{name}", 0.0)
+    assert set(train(settings.cell())["noise_costs"].values()) == {0.0}
+
+
 def test_training_leaves_the_number_of_threads_as_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

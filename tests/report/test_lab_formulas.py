@@ -14,7 +14,7 @@ SHOWN = {
     "init-scaling": "Var[q . k] = d v^2 = 1  <=>  v = 1/sqrt(d),  sqrt(v) = d^(-1/4)",
     "seed-code-shapes": "s = sqrt(1/17 sum_(i=1)^18 (z_i - mean(z))^2),  sum_j p_ij = 1",
     "onehot-64": "softmax(z)_i = e^(z_i)/(sum_j e^(z_j)),  1 - p_max ~= e^(-(z_(1) - z_(2)))",
-    "printed-maxima": "p_max = 1/(1 + sum_(j != *) e^(-(z_* - z_j)))",
+    "printed-maxima": "max_(i,j) softmax(s Q K^T)_ij,  s = 1, 1/sqrt(d_k)",
     "few-positions": "n_eff = 1/(sum_j p_j^2),  P[arg max_j z_j = i] = 1/n for exchangeable keys",
     "jacobian-vanishes": "J = diag(p) - p p^T,  || J ||_F^2 = sum_i p_i^2 - 2 sum_i p_i^3 + (sum_i p_i^2)^2",
     "additive-bounded": "|v^T tanh(W_q q + W_k k)| <= || v ||_1,  Var ~ A Var[v]",

@@ -3,6 +3,7 @@ import html
 import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from sqrtdk.messages import Message, Text, word
 from sqrtdk.report import markup
 from sqrtdk.report.lab_page import bar_as_formula, both_with_indices, format_measured, strip, to_html
 from sqrtdk.report.plain import plain
+from sqrtdk.report.plots import plot_files, write_plots
 from tests.report.html_page import HtmlPage
 from tests.report.sample_lab import hostile, records, undecided, unsound
 from tests.report.sample_report import EVIL
@@ -302,3 +304,22 @@ def test_the_whole_register_fits() -> None:
     begin = time.process_time()
     assert len(to_html(many).encode()) < 8_000_000
     assert time.process_time() - begin < 60
+
+
+SCRIPT = '<svg viewBox="0 0 1 1"><script>1</script></svg>'
+
+
+@pytest.mark.parametrize("content", [None, "", "<svg/>", "no drawing", "\x00", SCRIPT])
+def test_plots_come_from_their_files_or_are_drawn_anew(tmp_path: Path, content: str | None) -> None:
+    record = next(one for one in records() if one.plots)
+    anew = to_html([record])
+    write_plots(record, tmp_path)
+    assert to_html([record], drawn_in=tmp_path) == anew
+    svg, _ = plot_files(record, record.plots[0], tmp_path)
+    if content is None:
+        svg.unlink()
+    else:
+        svg.write_text(content)
+    page = to_html([record], drawn_in=tmp_path)
+    assert "<script>1" not in page
+    assert (page == anew) == (content != SCRIPT)  # of which an empty drawing is left

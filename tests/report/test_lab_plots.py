@@ -43,6 +43,14 @@ def test_every_style_is_drawn_in_its_colour(style: Style) -> None:
     assert {"measured", "other", "$d_k$", "size of it"} <= set(_texts(svg))
 
 
+def test_dashed_series_without_labels_go_with_the_first_lines() -> None:
+    every = [
+        series(style, "", 1.0 + i) for i, style in enumerate(("line", "line", "curve", "points", "dashed", "dashed"))
+    ]
+    drawn = re.findall(r"stroke-dasharray: [^;]*; stroke-dashoffset: 0; stroke: (#\w{6})", to_svg(plot(*every)))
+    assert drawn == [SERIES_COLOURS[0], SERIES_COLOURS[1]]
+
+
 def test_dashed_series_have_the_colour_of_what_they_stand_next_to() -> None:
     def colours(*labels: str) -> list[str]:
         """Of the dashed ones, which start with '-'."""

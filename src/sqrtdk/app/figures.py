@@ -14,7 +14,7 @@ from markupsafe import Markup
 from sqrtdk._language import Language
 from sqrtdk.app import sample
 from sqrtdk.app.settings import CONTROLS, ExplorerSettings
-from sqrtdk.lab.figures import Axis, Plot, Series, curve_series
+from sqrtdk.lab.figures import Axis, Plot, Series, Style, curve_series
 from sqrtdk.messages import Text, word
 from sqrtdk.report import markup
 from sqrtdk.report.axes import shows_nothing
@@ -50,113 +50,133 @@ def _plot(
     return Plot(name, _NO_CAPTION, x, y, series, *axes, lines)
 
 
+def _same(settings: ExplorerSettings) -> str:
+    """Return the id of the legend's text for what is drawn again with the overlaid scale."""
+    return f"app.legend.over_{settings.overlay}"
+
+
 def draw_logits(settings: ExplorerSettings) -> ExplorerFigure:
-    """Draw the histogram of the logits and the exact density for Gaussian components."""
-    histogram = sample.logit_statistics(settings).logit_histogram[0]
-    bins = len(histogram.counts)
-    width = (histogram.high - histogram.low) / bins
-    edges = [histogram.low + width * index for index in range(bins + 1)]
-    ends = list(itertools.pairwise(edges))
-    theory, total = sample.distribution(settings), sum(histogram.counts)
-    middles = [(low + high) / 2 for low, high in ends]
-    # equal logits have a histogram without width, and no density
-    measured = [count / total / width for count in histogram.counts] if width else []
-    expected = [theory.probability_within(low, high) / width for low, high in ends] if width else []
-    series = (
-        curve_series("", middles[: len(measured)], measured, style="points"),
-        curve_series("", middles[: len(expected)], expected),
-    )
-    plot = _plot("logits", "$z$", "$p(z)$", series, ("linear", "linear"), ())
-    return ExplorerFigure(plot, (("dots", 0, "app.legend.measured"), ("line", 1, _theory(settings))))
+    """Draw the histogram of the logits and the exact density for Gaussian components, for each scale."""
+    series: list[Series] = []
+    legend: list[tuple[Mark, int, str]] = [("dots", 0, "app.legend.measured")]
+    for side in settings.sides():
+        histogram = sample.logit_statistics(side).logit_histogram[0]
+        bins = len(histogram.counts)
+        width = (histogram.high - histogram.low) / bins
+        edges = [histogram.low + width * index for index in range(bins + 1)]
+        ends = list(itertools.pairwise(edges))
+        theory, total = sample.distribution(side), sum(histogram.counts)
+        middles = [(low + high) / 2 for low, high in ends]
+        # equal logits have a histogram without width, and no density
+        measured = [count / total / width for count in histogram.counts] if width else []
+        expected = [theory.probability_within(low, high) / width for low, high in ends] if width else []
+        series += [
+            curve_series("", middles[: len(measured)], measured, style="points"),
+            curve_series("", middles[: len(expected)], expected, style="dashed"),
+        ]
+    if len(series) > 2:
+        legend.append(("dots", 1, _same(settings)))
+    legend.append(("dashes", _GREY, _theory(settings)))
+    plot = _plot("logits", "$z$", "$p(z)$", tuple(series), ("linear", "linear"), ())
+    return ExplorerFigure(plot, tuple(legend))
 
 
 def draw_weights(settings: ExplorerSettings) -> ExplorerFigure:
-    """Draw the weights of three rows, each sorted from the largest to the smallest."""
-    rows = sample.sorted_weights(settings)
+    """Draw the weights of three rows, each sorted from the largest to the smallest; dashed with the overlaid scale."""
     ranks = range(1, settings.keys + 1)
-    series = tuple(curve_series("", ranks, row, style="line") for row in rows)
+    drawn = [sample.sorted_weights(side) for side in settings.sides()]
+    styles: tuple[Style, Style] = ("line", "dashed")
+    series = tuple(
+        curve_series("", ranks, row, style=style) for rows, style in zip(drawn, styles, strict=False) for row in rows
+    )
     lines = (("$1/n$", 1.0 / settings.keys),)
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
+    legend: tuple[tuple[Mark, int, str], ...] = (("line", 0, "app.legend.rows"),)
+    if len(drawn) > 1:
+        legend += (("dashes", 0, _same(settings)),)
     # on a log axis zeros are left out, so the note has to say that one key has all the weight
-    alone = all(row[0] == 1 and not any(row[1:]) for row in rows)
-    return ExplorerFigure(plot, (("line", 0, "app.legend.rows"),), "app.note.one_key" if alone else "")
+    alone = all(row[0] == 1 and not any(row[1:]) for row in drawn[0])
+    return ExplorerFigure(plot, legend, "app.note.one_key" if alone else "")
 
 
 def _over_dims(
-    name: str,
-    y: str,
-    settings: ExplorerSettings,
-    of: Callable[[sample.AtDim], RowSummary],
-    expected: int | None,
-    axis: Axis,
+    name: str, y: str, settings: ExplorerSettings, of: Callable[[sample.AtDim], RowSummary], expected: int
 ) -> ExplorerFigure:
     """Draw a statistic over d_k: its mean, its 5% to 95% range over rows, and the theory for Gaussian logits."""
-    found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
-    x = tuple(float(one.d_k) for one in found)
-    rows = [of(one) for one in found]
-    low, high = (tuple(one.quantiles[share][0] for one in rows) for share in (0.05, 0.95))
-    middle = tuple(one.mean[0] for one in rows)
-    series = [Series("", x, middle, low, high, "line")]
+    series: list[Series] = []
+    theory: list[Series] = []
+    for side in settings.sides():
+        found = [sample.at_dim(side, d_k) for d_k in sample.dims(side)]
+        x = tuple(float(one.d_k) for one in found)
+        rows = [of(one) for one in found]
+        low, high = (tuple(one.quantiles[share][0] for one in rows) for share in (0.05, 0.95))
+        series.append(Series("", x, tuple(one.mean[0] for one in rows), low, high, "line"))
+        theory.append(curve_series("", x, [one.expected[expected] for one in found], style="dashed"))
     legend: list[tuple[Mark, int, str]] = [("line", 0, "app.legend.mean")]
-    if expected is not None:
-        series.append(curve_series("", x, [one.expected[expected] for one in found], style="dashed"))
-        legend.append(("dashes", _GREY, _theory(settings)))
-    here = found[x.index(float(settings.d_k))]
-    series.append(curve_series("", [here.d_k], [of(here).mean[0]], style="points"))
-    legend.append(("dots", 1, "app.legend.here"))
-    return ExplorerFigure(_plot(name, "$d_k$", y, tuple(series), ("log", axis), ()), tuple(legend))
+    if len(series) > 1:
+        legend.append(("line", 1, _same(settings)))
+    legend += [("dashes", _GREY, _theory(settings)), ("dots", len(series), "app.legend.here")]
+    here = series[0].y[x.index(float(settings.d_k))]
+    points = curve_series("", [settings.d_k], [here], style="points")
+    plot = _plot(name, "$d_k$", y, (*series, *theory, points), ("log", "linear"), ())
+    return ExplorerFigure(plot, tuple(legend))
 
 
 def draw_entropy(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the entropy (nats) over d_k."""
-    return _over_dims("entropy", "$H$ / nat", settings, lambda one: one.entropy, 0, "linear")
+    return _over_dims("entropy", "$H$ / nat", settings, lambda one: one.entropy, 0)
 
 
 def draw_peak(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the largest weight over d_k."""
-    return _over_dims("peak", r"$\max_i\, p_i$", settings, lambda one: one.peak, 1, "linear")
+    return _over_dims("peak", r"$\max_i\, p_i$", settings, lambda one: one.peak, 1)
 
 
 def draw_jacobian(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the norm of the softmax Jacobian over d_k: root mean square and median over rows."""
-    found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
-    x = [one.d_k for one in found]
-    here = found[x.index(settings.d_k)]
-    series = (
-        curve_series("", x, [one.jacobian.mean[0] ** 0.5 for one in found], style="line"),
-        curve_series("", x, [one.jacobian.quantiles[0.5][0] ** 0.5 for one in found], style="line"),
-        curve_series("", [here.d_k], [here.jacobian.mean[0] ** 0.5], style="points"),
-        curve_series("", x, [one.expected[2] for one in found], style="dashed"),
-    )
+    roots, medians, theory = [], [], []
+    for side in settings.sides():
+        found = [sample.at_dim(side, d_k) for d_k in sample.dims(side)]
+        x = [one.d_k for one in found]
+        roots.append(curve_series("", x, [one.jacobian.mean[0] ** 0.5 for one in found], style="line"))
+        middle = [one.jacobian.quantiles[0.5][0] ** 0.5 for one in found]
+        medians.append(curve_series("", x, middle))
+        theory.append(curve_series("", x, [one.expected[2] for one in found], style="dashed"))
+    here = curve_series("", [settings.d_k], [roots[0].y[x.index(settings.d_k)]], style="points")
+    series = (*roots, *medians, here, *theory)
     plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "linear"), ())
-    legend: tuple[tuple[Mark, int, str], ...] = (
-        ("line", 0, "app.legend.rms"),
-        ("line", 1, "app.legend.median"),
-        ("dashes", _GREY, _theory(settings)),
-        ("dots", 2, "app.legend.here"),
-    )
-    return ExplorerFigure(plot, legend)
+    legend: list[tuple[Mark, int, str]] = [("line", 0, "app.legend.rms")]
+    if len(roots) > 1:
+        legend.append(("line", 1, _same(settings)))
+    legend.append(("line", len(roots), "app.legend.median"))
+    if len(roots) > 1:
+        legend.append(("line", 3, _same(settings)))
+    legend += [("dashes", _GREY, _theory(settings)), ("dots", 2 * len(roots), "app.legend.here")]
+    return ExplorerFigure(plot, tuple(legend))
 
 
 def gradient(settings: ExplorerSettings) -> ExplorerFigure:
-    """Draw the norm of dL/dq over d_k, as quantiles over rows."""
-    found = [sample.at_dim(settings, d_k) for d_k in sample.dims(settings)]
-    x = [one.d_k for one in found]
+    """Draw the norm of dL/dq over d_k, as quantiles over rows; dashed with the overlaid scale."""
     shares = (0.95, 0.5, 0.05)
-    series = tuple(
-        curve_series("", x, [one.gradient.quantiles[share][0] for one in found], style="line") for share in shares
-    )
+    styles: tuple[Style, Style] = ("line", "dashed")
+    series: list[Series] = []
+    for side, style in zip(settings.sides(), styles, strict=False):
+        found = [sample.at_dim(side, d_k) for d_k in sample.dims(side)]
+        x = [one.d_k for one in found]
+        series += [
+            curve_series("", x, [one.gradient.quantiles[share][0] for one in found], style=style) for share in shares
+        ]
     y = r"$\Vert \partial L / \partial q \Vert$"
     names = ("app.legend.high", "app.legend.median", "app.legend.low")
-    return ExplorerFigure(
-        _plot("gradient", "$d_k$", y, series, ("log", "log"), ()),
-        tuple(("line", index, name) for index, name in enumerate(names)),
-    )
+    legend: list[tuple[Mark, int, str]] = [("line", index, name) for index, name in enumerate(names)]
+    if len(series) > len(shares):
+        legend.append(("dashes", _GREY, _same(settings)))
+    return ExplorerFigure(_plot("gradient", "$d_k$", y, tuple(series), ("log", "log"), ()), tuple(legend))
 
 
 def of_range(settings: ExplorerSettings) -> ExplorerSettings:
     """Return the settings with defaults for everything that a range forecast ignores, so that its cache hits more."""
-    plain = {"components": "normal", "softcap": None, "dtype": CONTROLS["dtype"].default, "seed": 0}
+    plain = {"components": "normal", "softcap": None, "dtype": CONTROLS["dtype"].default, "seed": 0, "overlay": "off"}
     return replace(settings, **plain)  # type: ignore[arg-type]
 
 

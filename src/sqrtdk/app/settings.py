@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from urllib.parse import urlencode
 
 from sqrtdk.errors import InvalidValueError
@@ -55,6 +55,7 @@ CONTROLS: Mapping[str, Control] = {
     "key_variance": Control("1", _VARIANCES, 1e-6, 1e6),
     "rule": Control("sqrt_dk", tuple(CONTROL_BY_RULE)),
     "parameter": Control("none", ("none",), -1e4, 1e4, none=True),
+    "overlay": Control("none", ("none", "sqrt_dk", "off")),
     "temperature": Control("1", ("0.1", "0.25", "0.5", "1", "2", "4", "10"), 1e-3, 1e3),
     "softcap": Control("none", ("none", "5", "10", "20", "30", "50"), 0.1, 1e4, none=True),
     "dtype": Control("float32", ("float64", "float32", "bfloat16", "float16")),
@@ -73,6 +74,7 @@ class ExplorerSettings:
     key_variance: float
     rule: str
     parameter: float | None
+    overlay: str
     temperature: float
     softcap: float | None
     dtype: str
@@ -81,6 +83,22 @@ class ExplorerSettings:
     def scale_rule(self) -> ScaleRule:
         """Return the scale rule with its parameter."""
         return SCALES[self.rule]() if self.parameter is None else SCALES[self.rule](self.parameter)
+
+    def sides(self) -> list[ExplorerSettings]:
+        """Return the settings of each scale that the figures draw: the chosen one, then the overlaid one if it differs.
+
+        Example:
+            >>> [one.rule for one in parse_settings({}).sides()]
+            ['sqrt_dk', 'none']
+            >>> [one.rule for one in parse_settings({"rule": "none"}).sides()]
+            ['none']
+        """
+        chosen = replace(self, overlay="off")  # one key for caches, whatever is overlaid
+        return (
+            [chosen]
+            if self.overlay in ("off", self.rule)
+            else [chosen, replace(chosen, rule=self.overlay, parameter=None)]
+        )
 
 
 class RefusedValueError(InvalidValueError):

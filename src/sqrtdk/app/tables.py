@@ -67,6 +67,7 @@ def lead(text: Cell) -> Markup:
 
 def at_a_glance(settings: ExplorerSettings, language: Language) -> Markup:
     """Return the numbers at the chosen d_k: measured, expected for these settings, expected for the textbook scale."""
+    (settings, *_) = settings.sides()  # the figures drew it already
     logit, heads, textbook = sample.distribution(settings), sample.logit_statistics(settings), sample.textbook(settings)
     one = sample.at_dim(settings, settings.d_k)
     capped = settings.softcap is not None  # the theory covers no softcap

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
@@ -56,6 +57,7 @@ def show_claim(
         print_text(text)
 
 
+REPORT = "report.html"  # name of the page of the records in their directory
 Engine = Literal["local", "pool", "ray"]
 
 
@@ -75,7 +77,7 @@ def run(
     json_: options.Json = False,
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Run the experiments of claims, and print the verdicts."""
+    """Run the experiments of claims, print what came out, and make the page of the directory's records."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width, working
         from sqrtdk.lab.register import find_claims
@@ -84,13 +86,13 @@ def run(
         find_claims(claims)  # an unknown id is refused before anything runs
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working(Message("progress.starting")) as progress:
-            from sqrtdk import _extras
+            from sqrtdk import _extras, _files
             from sqrtdk.lab.runner import run as run_claims
             from sqrtdk.report.plots import write_plots
 
-            _extras.load_extra(
-                "matplotlib.figure"
-            )  # fail on a missing matplotlib now, not after an hour of experiments
+            # What draws the plots and the page fails now if it is missing, not after an hour of experiments.
+            for module in ("matplotlib.figure", "latex2mathml.converter"):
+                _extras.load_extra(module)
             running = run_claims(
                 claims,
                 quick=quick,
@@ -105,12 +107,14 @@ def run(
                 draw=write_plots,
             )
             finished = list(running)
+            report = folder / REPORT
+            progress(Message("progress.writing", path=str(report)))
+            _files.write_text(report, _page(folder, lang, drawn_in=folder)[0], force=True)
         if json_:
-            print_text(lab.verdicts_json(finished))
+            print_text(lab.verdicts_json(finished, report))
         else:
-            print_text(
-                lab.verdicts_text(finished, folder, options.language_of_choice(lang), width=width(), color=colors())
-            )
+            language = options.language_of_choice(lang)
+            print_text(lab.verdicts_text(finished, folder, report, language, width=width(), color=colors()))
         answered = (
             done.record.sound and done.record.decided and done.record.outcome.verdict.answer != "undecided"
             for done in finished
@@ -119,12 +123,22 @@ def run(
     raise typer.Exit(code)
 
 
+def _page(folder: Path, lang: Choice, drawn_in: Path | None = None) -> tuple[str, list[str]]:
+    """Return the page of a directory's records, and the claims that have none; see `to_html` for `drawn_in`."""
+    from sqrtdk.lab.runner import claims_without_record, records
+    from sqrtdk.report.lab_page import to_html
+
+    recorded = records(folder)
+    missing = claims_without_record(recorded)
+    return to_html(recorded, missing, lang, drawn_in), missing
+
+
 def report_records(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="cli.lab.folder")],
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_dir")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="cli.options.force_page")] = False,
+    force: Annotated[bool, typer.Option("--force", help="cli.lab.force_page")] = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
@@ -132,21 +146,17 @@ def report_records(
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import say_written, tell_reader, working
+        from sqrtdk.lab.register import CLAIMS
 
-        target = output or folder / "report.html"
-        from sqrtdk.lab.runner import claims_without_record, records
-
+        target = output or folder / REPORT
+        replace = force or output is None  # `lab run` wrote the page of the directory, and would write it again
         with working(Message("progress.reading", run=str(folder))):
-            recorded = records(folder)
-            missing = claims_without_record(recorded)
-            _files.check_writable(target, force)
-            from sqrtdk.report.lab_page import to_html
-
-            page = to_html(recorded, missing, lang)
-        _files.write_text(target, page, force)
+            _files.check_writable(target, replace)
+            page, missing = _page(folder, lang)
+        _files.write_text(target, page, replace)
         if missing:
-            total, names = len(missing) + len(recorded), joined(missing, "comma")
-            tell_reader(Message("progress.not_run", count=len(missing), all=total, claims=names))
+            names = joined(missing, "comma")
+            tell_reader(Message("progress.not_run", count=len(missing), all=len(CLAIMS), claims=names))
         say_written("HTML", target)
 
 

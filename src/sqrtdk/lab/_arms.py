@@ -11,12 +11,12 @@ Plots show the arms over their steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
 
-from sqrtdk.lab.claim import ExperimentRun
+from sqrtdk.lab.claim import Cell, ExperimentRun
 from sqrtdk.lab.figures import Axis, Figure, Place, Plot, Series, Style, curve_series
 from sqrtdk.lab.intervals import mean
 from sqrtdk.lab.training.settings import TrainingSettings
@@ -105,7 +105,10 @@ def best_for_others(losses: Mapping[float, Sequence[float]]) -> list[float]:
 
 
 def train_arms(
-    run: ExperimentRun, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]] | None = None
+    run: ExperimentRun,
+    arms: Mapping[Name, Mapping[str, Any]],
+    rates: Mapping[Name, Sequence[float]] | None = None,
+    function: Callable[[Cell], dict[str, Any]] = train,
 ) -> dict[Name, Arm]:
     """Train all arms; equal runs are trained once, even across claims.
 
@@ -113,6 +116,7 @@ def train_arms(
         run: with the parameters of `FULL_TRAINING`; `widened` is the number of rates that may be added to an arm.
         arms: by any name: `task` ("text" or "strings"), and what differs from the defaults of `TrainingSettings`.
         rates: by name, instead of `run["rates"]`; ascending.
+        function: trains one cell; its results are those of `train`, perhaps with more entries.
 
     Returns:
         The arms by name, each with ascending rates.
@@ -121,7 +125,7 @@ def train_arms(
     found: dict[Name, dict[float, tuple[Mapping[str, Any], ...]]] = {name: {} for name in arms}
     trained: dict[Name, Arm] = {}
     for _ in range(run["widened"] + 1):
-        for name, rate, results in _results(run, arms, missing):
+        for name, rate, results in _results(run, arms, missing, function):
             found[name][rate] = results
         trained = {name: Arm(dict(sorted(found[name].items())), TASKS[arm["task"]]) for name, arm in arms.items()}
         missing = {name: [more] for name, arm in trained.items() if (more := beyond(arm)) is not None}
@@ -131,7 +135,10 @@ def train_arms(
 
 
 def _results(
-    run: ExperimentRun, arms: Mapping[Name, Mapping[str, Any]], rates: Mapping[Name, Sequence[float]]
+    run: ExperimentRun,
+    arms: Mapping[Name, Mapping[str, Any]],
+    rates: Mapping[Name, Sequence[float]],
+    function: Callable[[Cell], dict[str, Any]],
 ) -> Iterator[tuple[Name, float, tuple[Mapping[str, Any], ...]]]:
     """Yield name, rate, and one result per seed."""
     seeds = [run.seed * SEEDS_APART + i for i in range(run["seeds"])]
@@ -143,7 +150,7 @@ def _results(
             wanted.append((name, rate, TrainingSettings.of(cell)))
     # longest first, so that no worker is left with a long run at the end
     order = sorted(range(len(wanted)), key=lambda i: -_cost(wanted[i][2]))
-    results = dict(zip(order, run.map(train, [wanted[i][2].cell() for i in order]), strict=True))
+    results = dict(zip(order, run.map(function, [wanted[i][2].cell() for i in order]), strict=True))
     for first in range(0, len(wanted), len(seeds)):
         name, rate, _ = wanted[first]
         yield name, rate, tuple(results[first + i] for i in range(len(seeds)))
@@ -181,6 +188,7 @@ def differences(worse: Arm, better: Arm) -> list[float]:
 
 
 SMALLEST = 1e-10  # lower end of a logarithmic axis; quantiles of gradients may be 0
+SCALE_LEGEND = {"no scale": "none", r"$1/\sqrt{d_k}$": "sqrt_dk"}  # words of a legend, and the scale that they name
 TASK_TEXTS = {"text": Text("text", "文本"), "strings": Text("strings", "字符串")}
 Entries = Mapping[str, tuple[str, Style]]  # curves of a run: their words in the legend, and their style
 GRADIENT_SERIES: Entries = {

@@ -67,6 +67,7 @@ def fit(
     rows: int,
     keys: int,
     noise: float = 0.0,
+    keep_size: bool = False,
 ) -> dict[str, Fit]:
     """Train with Adam on the squared error of the outputs, with new random rows at every step and rates falling to 0.
 
@@ -84,6 +85,7 @@ def fit(
         rows: per step.
         keys: per row.
         noise: standard deviation of the noise on the training outputs; errors are measured without it.
+        keep_size: whether each W keeps the Frobenius norm of its start.
 
     Returns:
         The results of each start, by name.
@@ -115,6 +117,9 @@ def fit(
         adam.zero_grad()
         _square(found - given[:, None, None]).sum().backward()  # type: ignore[no-untyped-call]
         adam.step()
+        if keep_size:
+            for weight in weights:
+                resize(weight, like=first)
         falling.step()
         errors.append(_square(found.detach() - wanted[:, None, None]) / _square(wanted))
     curves = torch.stack(errors)  # (steps, rates, starts, learners)
@@ -123,6 +128,12 @@ def fit(
         name: _fit(curves[:, :, i], rates, *(start.scale * _norms(w) for w in (first[i], last[:, i])))
         for i, (name, start) in enumerate(starts.items())
     }
+
+
+@torch.no_grad()
+def resize(weight: Tensor, like: Tensor) -> None:
+    """Give every matrix the Frobenius norm of another, in place."""
+    weight.mul_((_norms(like) / _norms(weight))[..., None, None])
 
 
 def _square(difference: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -123,6 +124,66 @@ def _decided(questions: Sequence[Question], met: Sequence[bool]) -> Answer:
     if len(set(met)) == 1:
         return "holds" if met[0] else "fails"
     return "partly" if len(set(zip(questions, met, strict=True))) == len(set(questions)) else "depends"
+
+
+def deciding_checks(verdict: ClaimVerdict) -> tuple[Check, ...]:
+    """Return the checks that a verdict hangs on: those that would turn first if the figures moved.
+
+    A part that is met hangs on the check nearest to its bar. A part that is missed hangs on the check that misses by
+    most, because its other checks don't matter. Of several parts with the same answer, the one whose check is nearest
+    to its bar counts. `holds`, `fails` and `undecided` hang on one check. `partly` and `depends` hang on two, one met
+    and one missed; those of `depends` ask the same question.
+
+    Args:
+        verdict: the verdict on a claim.
+
+    Returns:
+        The check that is met, then the one that is missed; of an undecided claim a check that is undecided. Empty if
+        no part has a check.
+
+    Example:
+        >>> sure, near = (Figure("peak", 0.5, low, 0.6, "t", 9) for low in (0.5, 0.4))
+        >>> checks = tuple(Check(figure, 0.3, math.inf, True) for figure in (sure, near))
+        >>> part = PartAnswer(Text("weights are sharp", "权重集中"), checks, True)
+        >>> [check.figure.low for check in deciding_checks(ClaimVerdict("holds", (part,)))]
+        [0.4]
+    """
+    findings = [finding for finding in verdict.findings if finding.checks]
+    if verdict.answer == "depends":
+        states: dict[Question, set[bool | None]] = {}
+        for finding in findings:
+            states.setdefault(finding.question, set()).add(finding.met)
+        findings = [finding for finding in findings if {True, False} <= states[finding.question]]
+    decided: tuple[bool | None, ...] = (None,) if verdict.answer == "undecided" else (True, False)
+    weakest = []
+    for met in decided:
+        hanging = [_hangs_on(finding, met) for finding in findings if finding.met is met]
+        weakest += [min(hanging, key=_distance)] if hanging else []
+    return tuple(weakest)
+
+
+def _hangs_on(finding: PartAnswer, met: bool | None) -> Check:
+    # A record that somebody edited may have a part that is missed and no check that is.
+    checks = [check for check in finding.checks if check.met is met] or list(finding.checks)
+    return max(checks, key=_distance) if met is False else min(checks, key=_distance)
+
+
+def _distance(check: Check) -> tuple[bool, float]:
+    """Return how far a figure is from the bars, to be compared: in widths of its interval.
+
+    An exact figure can't move, so it counts as farther than any other; two of them compare by their relative distance.
+    """
+    figure = check.figure
+    width = figure.high - figure.low
+    gaps = []
+    for bar in (check.low, check.high):
+        if math.isfinite(bar):
+            gap = max(figure.low - bar, bar - figure.high, 0.0)
+            gaps.append(gap / width if width > 0 else gap / (max(abs(bar), abs(figure.value)) or 1.0))
+    if check.low == check.high and check.met:  # an equality that is met could not be met better
+        return True, math.inf
+    # Outside a field the nearer end counts, as it does inside.
+    return not width > 0, min(gaps, default=math.inf)
 
 
 def _checks(figures: Figures, part: ClaimPart) -> tuple[Check, ...]:

@@ -156,6 +156,7 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
     """Return each series with its colour and marker. A dashed series takes the colour of its solid partner, or grey."""
     solid = [series for series in every if series.style != "dashed"]
     dashed = [series for series in every if series.style == "dashed"]
+    lines = [series for series in solid if series.style != "points"]
     places = {id(series): place for place, series in enumerate(solid)}
     free = len(solid)
     for index, series in enumerate(dashed):
@@ -163,6 +164,10 @@ def _looks(every: Sequence[Series]) -> list[tuple[Series, str, str]]:
         # no label names a partner, but there are as many dashed as solid series: pair them in order
         if owner is not None or len(dashed) == len(solid) > 1:
             places[id(series)] = index if owner is None else places[id(owner)]
+        elif not series.label and 1 < len(dashed) <= len(
+            lines
+        ):  # the page names them: the first lines are their partners
+            places[id(series)] = places[id(lines[index])]
         elif len(dashed) > 1:
             places[id(series)] = free
             free += 1

@@ -1,13 +1,16 @@
-"""Writes the register of claims, one claim, or the verdicts of a run, as terminal text and as JSON."""
+"""Writes the register of claims, one claim, or what came out of a run, as terminal text and as JSON."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text as Line
 
@@ -15,6 +18,7 @@ from sqrtdk import _json
 from sqrtdk._language import Language
 from sqrtdk.lab.claim import EXPLANATION_IDS, Claim, Expect, spelled
 from sqrtdk.lab.figures import format_figure
+from sqrtdk.lab.judge import Check, PartAnswer, deciding_checks
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
@@ -22,8 +26,10 @@ from sqrtdk.messages import Message, in_language, said, word
 from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
+from sqrtdk.report.plots import plot_files
 
 ANSWER_COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
+_MOST_IN_DETAIL = 3  # claims of a run that are shown in detail; more would not fit on a screen
 
 
 def register_text(language: Language = "en", *, width: int = 100, color: bool = False) -> str:
@@ -88,36 +94,150 @@ def claim_json(claim: Claim) -> str:
 
 
 def verdicts_text(
-    done: Sequence[Done], folder: Path, language: Language = "en", *, width: int = 100, color: bool = False
+    done: Sequence[Done],
+    folder: Path,
+    report: Path,
+    language: Language = "en",
+    *,
+    width: int = 100,
+    color: bool = False,
 ) -> str:
-    """Return the verdicts of a run, one line a claim. A mixed or undecided claim shows its condition and its parts."""
+    """Return what came out of a run: each verdict with the figures that decided it, and where the files are.
+
+    Up to three claims are shown with their statement, condition, parts, reason and plots. Of more, each has two lines.
+    """
 
     def draw(console: Console) -> None:
-        rows: list[tuple[Cell, ...]] = []
-        for one in done:
-            record, verdict = one.record, one.record.outcome.verdict
-            answer = Line(word(f"lab.answer.{verdict.answer}", language), style=ANSWER_COLOURS[verdict.answer])
-            seconds = Message("lab.terminal.seconds", seconds=f"{record.duration_s:.1f}")
-            time = Line(said(Message("lab.terminal.kept") if one.reused else seconds, language), style="dim")
-            rows.append((Line(plain(record.id), style="cyan"), answer, time, _on(record, language)))
-            if record.doubt is not None:
-                same = Message(f"lab.answer.{record.control.verdict.answer}")
-                warning = Message("lab.terminal.control_undecided")
-                if record.doubt == "same":
-                    warning = Message("lab.terminal.control_same", answer=same)
-                unsound = Line(word("lab.terminal.unsound", language), style="bold red")
-                rows.append(("", unsound, "", said(warning, language)))
-        print_table(console, _columns(4), rows, language=language)
+        if len(done) > _MOST_IN_DETAIL:
+            widest = max(len(plain(one.record.id)) for one in done)
+            answers = max(cell_len(word(f"lab.answer.{answer}", language)) for answer in ANSWER_COLOURS)
+            for one in done:
+                _compact(console, one, (widest, answers), language)
+        else:
+            for number, one in enumerate(done):
+                if number:
+                    console.print()
+                _detailed(console, one, language)
         counts = tally([one.record.outcome.verdict.answer for one in done], language)
-        told = word("lab.terminal.records", language, counts=counts, folder=plain(str(folder)))
         console.print()
-        paragraph(console, told, most=console.width)
+        paragraph(console, counts)
+        rows = [
+            (_label("lab.terminal.records", language), plain(str(folder))),
+            (_label("lab.terminal.report", language), plain(str(report))),
+        ]
+        print_table(console, _columns(2), rows, language=language)
 
     return console_text(draw, width, color)
 
 
-def verdicts_json(done: Sequence[Done]) -> str:
-    """Return the verdicts of a run as one JSON document; the figures are in the records."""
+def _compact(console: Console, one: Done, widths: tuple[int, int], language: Language) -> None:
+    """Print a claim on two lines. Of two figures that decided it, the one that is missed is shown."""
+    record, verdict = one.record, one.record.outcome.verdict
+    answer = _answer(verdict.answer, language)
+    answer.append(" " * (widths[1] - answer.cell_len))
+    line = Line.assemble((plain(record.id).ljust(widths[0]), "cyan"), "  ", answer, "  ", _time(one, language))
+    paragraph(console, line, most=console.width)
+    for check in deciding_checks(verdict)[-1:]:
+        paragraph(console, _decided_by(check, language), 2, most=console.width)
+    if record.doubt is not None:
+        paragraph(console, _doubt(record, language), 2, most=console.width)
+
+
+def _detailed(console: Console, one: Done, language: Language) -> None:
+    record, verdict = one.record, one.record.outcome.verdict
+    answer = _answer(verdict.answer, language)
+    head = Line.assemble((plain(record.id), "bold cyan"), "  ", answer, "  ", _time(one, language))
+    paragraph(console, head, most=console.width)
+    paragraph(console, plain(in_language(record.statement, language)))
+    rows: list[tuple[Cell, ...]] = []
+    if record.doubt is not None:
+        rows.append((_label("lab.terminal.control", language), _doubt(record, language)))
+    if record.condition is not None:
+        rows.append((_label("lab.terminal.condition", language), plain(in_language(record.condition, language))))
+    # Where all parts agree, the statement says what they say: only those that were not measured are news.
+    alike = verdict.answer in ("holds", "fails")
+    parts = [part for part in verdict.findings if not alike or part.state == "not_measurable"]
+    rows += [(_label("lab.terminal.part", language), _part(part, language)) for part in parts]
+    deciding = deciding_checks(verdict)
+    for check in deciding:
+        told = _decided_by(check, language)
+        if len(deciding) > 1:
+            side = Message(f"lab.answer.{'holds' if check.met else 'fails'}")
+            told = word("lab.terminal.finding", language, met=side, part=told)
+        rows.append((_label("lab.terminal.decided", language), told))
+    if record.condition is None:
+        why = first_sentence(in_language(record.why, language))
+        rows.append((_label("lab.why", language), plain(why)))
+    rows += [(_label("lab.terminal.plot", language), plain(str(path))) for path in _plots(one) if path.suffix == ".png"]
+    print_table(console, _columns(2), rows, indent=2, language=language)
+
+
+def _answer(answer: str, language: Language) -> Line:
+    return Line(word(f"lab.answer.{answer}", language), style=ANSWER_COLOURS[answer])
+
+
+def _time(one: Done, language: Language) -> Line:
+    seconds = Message("lab.terminal.seconds", seconds=f"{one.record.duration_s:.1f}")
+    return Line(said(Message("lab.terminal.kept") if one.reused else seconds, language), style="dim")
+
+
+def _doubt(record: Record, language: Language) -> Line:
+    """Return that the control decides nothing, and why."""
+    warning = Message("lab.terminal.control_undecided")
+    if record.doubt == "same":
+        same = Message(f"lab.answer.{record.control.verdict.answer}")
+        warning = Message("lab.terminal.control_same", answer=same)
+    unsound = word("lab.terminal.unsound", language)
+    return Line.assemble((unsound, "bold red"), "  ", said(warning, language))
+
+
+def _part(part: PartAnswer, language: Language) -> str:
+    of_part = {"met": "holds", "missed": "fails", "undecided": "undecided", "not_measurable": "not_measurable"}
+    text = plain(in_language(part.text, language))
+    if part.reason is not None:
+        text = word("lab.terminal.because", language, part=text, reason=plain(in_language(part.reason, language)))
+    return word("lab.terminal.finding", language, met=Message(f"lab.answer.{of_part[part.state]}"), part=text)
+
+
+def _decided_by(check: Check, language: Language) -> str:
+    """Return a figure with its place, its interval and its bar."""
+    figure = check.figure
+    at = word("words.mark.list", language).join(f"{name} = {place}" for name, place in figure.at.items())
+    name = word("lab.terminal.bar_at", language, bar=figure.name, at=at) if at else figure.name
+    low, high = map(format_figure, (check.low, check.high))
+    if check.low == check.high:
+        bar = f"= {low}"
+    elif math.isinf(check.high):
+        bar = f">= {low}"
+    elif math.isinf(check.low):
+        bar = f"<= {high}"
+    else:
+        bar = word("lab.terminal.between", language, low=low, high=high)
+    return plain(word("lab.terminal.against", language, figure=name, value=str(figure), bar=bar))
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9+\-])|(?<=[。！？])")
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a paragraph.
+
+    Example:
+        >>> first_sentence("It is 0.5, i.e. half. The rest is 0."), first_sentence("是 0.5。其余为 0。")
+        ('It is 0.5, i.e. half.', '是 0.5。')
+    """
+    return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
+
+
+def _plots(one: Done) -> list[Path]:
+    """Return the files of the plots: SVG and PNG of each."""
+    if one.path is None:
+        return []
+    return [path for plot in one.record.plots for path in plot_files(one.record, plot, one.path.parent)]
+
+
+def verdicts_json(done: Sequence[Done], report: Path) -> str:
+    """Return what came out of a run as one JSON document; all other figures are in the records."""
     rows = [
         {
             "id": one.record.id,
@@ -126,19 +246,22 @@ def verdicts_json(done: Sequence[Done]) -> str:
             "sound": one.record.sound,
             "decided": one.record.decided,
             "condition": None if one.record.condition is None else one.record.condition.en,
+            "why": one.record.why.en,
             "parts": [
                 {"text": part.text.en, "met": part.met, "state": part.state}
                 for part in one.record.outcome.verdict.findings
             ],
+            "decided_by": [asdict(check) for check in deciding_checks(one.record.outcome.verdict)],
             "quick": one.record.quick,
             "seed": one.record.seed,
             "duration_s": one.record.duration_s,
             "reused": one.reused,
             "record": None if one.path is None else str(one.path),
+            "plots": list(map(str, _plots(one))),
         }
         for one in done
     ]
-    return _json.json_document({"claims": rows})
+    return _json.json_document({"claims": rows, "report": str(report)})
 
 
 def tally(answers: Sequence[str], language: Language = "en") -> str:
@@ -168,25 +291,6 @@ def bar_in_symbols(expect: Expect, language: Language = "en") -> str:
     bounds = f"{expect.figure} >= {format_figure(expect.low)}" if low and not high else f"{low}{expect.figure}{high}"
     at = word("words.mark.list", language).join(f"{name} = {place}" for name, place in expect.at.items())
     return word("lab.terminal.bar_at", language, bar=bounds, at=at) if at else bounds
-
-
-def _on(record: Record, language: Language) -> str:
-    """Return a mixed verdict's condition and parts; empty if the claim holds or fails as a whole."""
-    verdict = record.outcome.verdict
-    if verdict.answer in ("holds", "fails"):
-        return ""
-    of_part = {"met": "holds", "missed": "fails", "undecided": "undecided", "not_measurable": "not_measurable"}
-    answers = [
-        word(
-            "lab.terminal.finding",
-            language,
-            met=Message(f"lab.answer.{of_part[part.state]}"),
-            part=plain(in_language(part.text, language)),
-        )
-        for part in verdict.findings
-    ]
-    parts = word("words.mark.semicolon", language).join(answers)
-    return parts if record.condition is None else f"{plain(in_language(record.condition, language))}\n{parts}"
 
 
 def _described(claim: Claim) -> dict[str, Any]:

@@ -79,19 +79,28 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
     """
     paths: list[Path] = []
     for plot in record.plots:
-        stem = f"{record.id}-{plot.name}"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", stem):
-            raise InvalidValueError(
-                Message("errors.output.plot_name", stem=repr(stem)),
-                hint=Message("errors.hint.run_claim"),
-            )
-        files = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
-        paths += files.values()
-        if keep and all(path.exists() for path in files.values()):
+        svg, png = files = plot_files(record, plot, folder)
+        paths += files
+        if keep and all(path.exists() for path in files):
             continue
-        _files.write_bytes(files["svg"], to_svg(plot).encode(), force=True)
-        _files.write_bytes(files["png"], to_png(plot), force=True)
+        _files.write_bytes(svg, to_svg(plot).encode(), force=True)
+        _files.write_bytes(png, to_png(plot), force=True)
     return paths
+
+
+def plot_files(record: Record, plot: Plot, folder: Path) -> tuple[Path, Path]:
+    """Return the SVG and the PNG file of a plot in a directory.
+
+    Raises:
+        InvalidValueError: the record's id and the plot's name don't make a safe file name.
+    """
+    stem = f"{record.id}-{plot.name}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", stem):
+        raise InvalidValueError(
+            Message("errors.output.plot_name", stem=repr(stem)),
+            hint=Message("errors.hint.run_claim"),
+        )
+    return folder / f"{stem}.svg", folder / f"{stem}.png"
 
 
 def to_svg(plot: Plot) -> str:

@@ -21,6 +21,7 @@ WORDS = words_of(__name__)
 
 MATCH_DIM = 64
 RANDOM_KEYS = 64
+FEWEST_KEYS = 2  # the fewest keys with a choice
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -41,12 +42,11 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     ends = (stds[-1], stds[0])
     figures.append(bootstrap("logit_std_at_largest_over_smallest_d_k", ends, ratio_of_means, seed=run.seed))
     for keys in run["keys"]:
-        half = _gain_for_half(keys)
-        figures += [
-            mean("weight_on_match", _match(run, keys, _gain(run, MATCH_DIM)), keys=keys),
-            exact("gain_for_half", half, keys=keys),
-            mean("weight_at_gain_for_half", _match(run, keys, half), keys=keys),
-        ]
+        figures.append(mean("weight_on_match", _match(run, keys, _gain(run, MATCH_DIM)), keys=keys))
+        if keys > FEWEST_KEYS:
+            half = _gain_for_half(keys)
+            figures.append(exact("gain_for_half", half, keys=keys))
+            figures.append(mean("weight_at_gain_for_half", _match(run, keys, half), keys=keys))
         figures += [mean("weight_by_gain", _match(run, keys, gain), keys=keys, gain=gain) for gain in run["gains"]]
     return ExperimentResult(figures, (_plot(Figures(figures), run),))
 
@@ -94,6 +94,8 @@ def why(figures: Figures) -> Text:
         small_dim=small.at["d_k"],
         large=large,
         large_dim=large.at["d_k"],
+        few=figures("weight_on_match", keys=FEWEST_KEYS),
+        few_keys=FEWEST_KEYS,
         bare=bare,
         bare_keys=bare.at["keys"],
         entropy=entropy,
@@ -103,6 +105,13 @@ def why(figures: Figures) -> Text:
         half_keys=half.at["keys"],
         match_dim=MATCH_DIM,
         at_half=at_half,
+    )
+
+
+def _finds_match(name: str, *keys: int) -> ClaimPart:
+    """Without a scale a key equal to the query still outweighs all others together."""
+    return ClaimPart(
+        WORDS(f"part.{name}"), tuple(Expect("weight_on_match", low=0.5, at={"keys": count}) for count in keys)
     )
 
 
@@ -118,7 +127,7 @@ CLAIM = Claim(
         "dims": (16, 64, 256, 1024),
         "rows": 500,
         "matches": 60,
-        "keys": (64, 1024),
+        "keys": (FEWEST_KEYS, 64, 1024),
         "gain": 1.0,
         "gain_power": 0.0,
         "gains": (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0),
@@ -131,14 +140,9 @@ CLAIM = Claim(
             WORDS("part.bounded"),
             (Expect("largest_logit_over_gain", high=1.0),),
         ),
-        ClaimPart(
-            WORDS("part.same_spread"),
-            (Expect("logit_std_at_largest_over_smallest_d_k", low=0.5, high=2.0),),
-        ),
-        ClaimPart(
-            WORDS("part.match"),
-            (Expect("weight_on_match", low=0.5),),
-        ),
+        _finds_match("few", FEWEST_KEYS),
+        _finds_match("many", 64, 1024),
     ),
     why=why,
+    condition=WORDS("condition"),
 )

@@ -18,7 +18,10 @@ WORDS = words_of(__name__)
 
 WIDTH, HEADS = 768, 12
 HEAD_DIM = WIDTH // HEADS
-PACKED_STARTS = {"Xavier packed"}  # one matrix of 3 * WIDTH rows, as in torch.nn.MultiheadAttention
+# Rows of the matrix that is drawn, where it is not that of all heads: q, k and v in one, as in
+# torch.nn.MultiheadAttention; or the matrix of one head alone, as formulas write it.
+MATRIX_ROWS = {"Xavier packed": 3 * WIDTH, "Xavier, one head": HEAD_DIM}
+PACKED_START = "Xavier packed"
 
 INITS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "Xavier uniform": lambda w, rng: nn.init.xavier_uniform_(w, generator=rng),
@@ -26,6 +29,7 @@ INITS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "orthogonal": lambda w, rng: nn.init.orthogonal_(w, generator=rng),
     "LeCun normal": lambda w, rng: nn.init.normal_(w, std=WIDTH**-0.5, generator=rng),  # variance 1 / fan_in
     "Xavier packed": lambda w, rng: nn.init.xavier_uniform_(w, generator=rng),
+    "Xavier, one head": lambda w, rng: nn.init.xavier_uniform_(w, generator=rng),
     "Kaiming normal": lambda w, rng: nn.init.kaiming_normal_(w, generator=rng),
     "nn.Linear": lambda w, rng: nn.init.kaiming_uniform_(w, a=5**0.5, generator=rng),
     "N(0, 0.02)": lambda w, rng: nn.init.normal_(w, std=0.02, generator=rng),
@@ -45,11 +49,11 @@ def measure(run: ExperimentRun) -> ExperimentResult:
 def _product_std(run: ExperimentRun, name: str) -> Tensor:
     """Root mean square of q . k in the first head, one number for each freshly initialised layer."""
     rng, found = run.generator("layers", name), []
-    rows = WIDTH * (3 if name in PACKED_STARTS else 1)
+    rows = MATRIX_ROWS.get(name, WIDTH)
     for _ in range(run["layers"]):
         x = nn.functional.layer_norm(torch.randn(run["tokens"], WIDTH, generator=rng), (WIDTH,))
         packed = INITS[name](torch.empty(rows, WIDTH), rng)
-        other = packed[WIDTH:] if name in PACKED_STARTS else INITS[name](torch.empty(rows, WIDTH), rng)
+        other = packed[WIDTH:] if name == PACKED_START else INITS[name](torch.empty(rows, WIDTH), rng)
         query, key = (x @ weight[:HEAD_DIM].T for weight in (packed, other))
         product = query @ key.T
         away = ~torch.eye(len(x), dtype=torch.bool)  # a token with itself has another distribution
@@ -83,6 +87,8 @@ def why(figures: Figures) -> Text:
         "why",
         xavier=scaled("Xavier uniform"),
         packed=scaled("Xavier packed"),
+        head_dim=HEAD_DIM,
+        one_head=scaled("Xavier, one head"),
         kaiming=scaled("Kaiming normal"),
         linear=scaled("nn.Linear"),
         fixed=scaled("N(0, 0.02)"),

@@ -15,7 +15,8 @@ WORDS = words_of(__name__)
 
 Name = tuple[str, int, str, str]  # task, d_k, scale, start of the weights of q and k
 Arms = Mapping[Name, Arm]
-SLOWER = 0.02  # nats per symbol; two equal arms differ by exactly 0
+SLOWER = 0.02  # nats per symbol
+COSTLIER = 0.05  # nats per symbol; the growth is a difference of two gaps, and scatters more than one
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -161,7 +162,8 @@ CLAIM = Claim(
         "starts": ("folded", "0.02"),
     },
     quick={**QUICK, "others": (), "tasks": ("strings",), "dims": (4, 64), "starts": ()},
-    flipped={"bare": "sqrt_dk"},
+    # Starts are left out to save trainings: "folded" is defined without a scale only.
+    flipped={"bare": "dk", "starts": ()},
     measure=measure,
     parts=(
         ClaimPart(
@@ -170,8 +172,9 @@ CLAIM = Claim(
         ),
         ClaimPart(
             WORDS("part.grows"),
-            (Expect("gap_growth_nats", low=SLOWER),),
+            (Expect("gap_growth_nats", low=COSTLIER),),
         ),
+        ClaimPart(WORDS("part.unstable"), reason=WORDS("reason.unstable")),
     ),
     why=why,
 )

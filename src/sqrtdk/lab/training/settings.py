@@ -54,6 +54,7 @@ class TrainingSettings:
         length: bytes of a window, or symbols of a source.
         width: d_model.
         layers: of the decoder, and of the encoder.
+        text_bytes: of the text to train on, from its start; 0: all of it.
         points: number of observations of the run; 0: none.
     """
 
@@ -73,6 +74,7 @@ class TrainingSettings:
     length: int = 12
     width: int = 64
     layers: int = 1
+    text_bytes: int = 0
     points: int = 24
 
     def __post_init__(self) -> None:
@@ -80,7 +82,7 @@ class TrainingSettings:
             if getattr(self, name) not in allowed:
                 raise InvalidValueError(f"{name} is {getattr(self, name)!r}", hint=f"Use one of: {', '.join(allowed)}.")
         least = {"head_dim": 2, "heads": 1, "steps": 2, "rows": 1, "length": 4, "width": 2, "layers": 1, "points": 0}
-        for name, low in {**least, "seed": 0}.items():
+        for name, low in {**least, "seed": 0, "text_bytes": 0}.items():
             if getattr(self, name) < low:
                 raise InvalidValueError(f"{name} is at least {low}; got {getattr(self, name)}", hint="Raise it.")
         if not 0.0 < self.rate < math.inf:

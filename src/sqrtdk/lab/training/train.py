@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.lab._costs import one_thread
 from sqrtdk.lab.claim import stable_seed
 from sqrtdk.lab.training.models import Attention, AuxOutputs, Decoder, EncoderDecoder, start, weights_of
 from sqrtdk.lab.training.settings import BYTES, LETTERS, TrainingSettings, batch, learning_rate, stdlib_text, strings
@@ -44,7 +45,8 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         `diverged_at`, the updates before the first loss that is not finite, or None; `curves`, lists of equal length
         over `step`: `loss` (mean training loss since the last entry), `max_logit`, `min_logit`, `entropy_share`,
         `gradient_p10`, `gradient_p50`, `gradient_p90`; `heads`, see `head_figures`, for decoders of several heads, at
-        the start and the end; `parameters`; `cpu_s`, the one entry that differs from run to run.
+        the start and the end; `noise_costs`, see `noise_costs`, None if the run diverged; `parameters`; `cpu_s`, the
+        one entry that differs from run to run.
 
     Raises:
         InvalidValueError: the cell has an unknown entry or a value out of range.
@@ -55,17 +57,13 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
         >>> result["curves"]["step"], result["diverged_at"]
         ([0, 3], None)
     """
-    settings = TrainingSettings.of(cell)
+    with one_thread():  # the sum order of one thread, whatever the process uses
+        return trained(TrainingSettings.of(cell))[1]
+
+
+def trained(settings: TrainingSettings) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a trained model and what `train` returns."""
     began = time.process_time()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the sum order of one thread, whatever the process uses
-    try:
-        return _train(settings) | {"cpu_s": round(time.process_time() - began, 3)}
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _train(settings: TrainingSettings) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):  # modules draw weights when built, which ours replace
         model = MODELS[settings.model](settings)
     start(model, settings, _generator(settings, "weights"))
@@ -76,12 +74,14 @@ def _train(settings: TrainingSettings) -> dict[str, Any]:
     loss = _held_out_loss(model, settings, held_out) if diverged_at is None else math.inf
     if diverged_at is None and not math.isfinite(loss):
         diverged_at = settings.steps  # by the last update
-    return {
+    return model, {
         "held_out": loss if diverged_at is None else None,
         "diverged_at": diverged_at,
         "curves": curves,
         "heads": heads if heads["end"] else {},
+        "noise_costs": noise_costs(model, settings, held_out) if diverged_at is None else None,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "cpu_s": round(time.process_time() - began, 3),
     }
 
 
@@ -132,7 +132,13 @@ def _generator(settings: TrainingSettings, what: str) -> torch.Generator:
 
 def _batch(settings: TrainingSettings, rows: int, generator: torch.Generator, held_out: bool = False) -> Data:
     if settings.model == "decoder":
-        return batch(_text()[held_out], rows, settings.length, generator)
+        text = _text()[held_out]
+        return batch(
+            text[: settings.text_bytes] if settings.text_bytes and not held_out else text,
+            rows,
+            settings.length,
+            generator,
+        )
     return strings(rows, settings.length, generator)
 
 
@@ -159,6 +165,40 @@ def _loss(model: nn.Module, settings: TrainingSettings, data: Data) -> Tensor:
 @torch.no_grad()
 def _held_out_loss(model: nn.Module, settings: TrainingSettings, batches: list[Data]) -> float:
     return sum(_loss(model, settings, data).item() for data in batches) / len(batches)
+
+
+NOISE_ON_INPUTS, NOISE_ON_WEIGHTS = 0.5, 0.2  # standard deviation, over that of what it is added to
+NOISY_BATCHES = 4
+
+
+@torch.no_grad()
+def noise_costs(model: nn.Module, settings: TrainingSettings, batches: list[Data]) -> dict[str, float]:
+    """Return what Gaussian noise adds to the held-out loss, in nats a symbol.
+
+    Args:
+        model: trained; the noise stays in its weights.
+        settings: of its run.
+        batches: held out; the first four are used, with and without noise.
+
+    Returns:
+        `inputs`: noise on every embedded symbol; `weights`: noise on every matrix.
+    """
+    generator, batches = _generator(settings, "noise"), batches[:NOISY_BATCHES]
+    clean = _held_out_loss(model, settings, batches)
+
+    def noise(values: Tensor, share: float) -> Tensor:
+        return share * values.std() * torch.randn(values.shape, generator=generator)
+
+    embed = model.get_submodule("embed")
+    hook = embed.register_forward_hook(lambda _m, _a, out: out + noise(out, NOISE_ON_INPUTS))
+    try:
+        inputs = _held_out_loss(model, settings, batches)
+    finally:
+        hook.remove()
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight.add_(noise(weight, NOISE_ON_WEIGHTS))
+    return {"inputs": inputs - clean, "weights": _held_out_loss(model, settings, batches) - clean}
 
 
 def _heads(model: nn.Module, settings: TrainingSettings, held_out: list[Data]) -> list[dict[str, Any]]:
