@@ -114,11 +114,13 @@ def test_strings_hide_letters_among_noise_at_random_places():
 
 
 @pytest.mark.parametrize(
-    ("scale", "factor"), [("none", 1.0), ("sqrt_dk", 24**-0.5), ("dk", 1 / 24), ("learned", 24**-0.5)]
+    ("scale", "factor"),
+    [("none", 1.0), ("sqrt_dk", 24**-0.5), ("dk", 1 / 24), ("power", 3 * 24**-0.25), ("learned", 24**-0.5)],
 )
 @pytest.mark.parametrize("rotary", [False, True])
 def test_attention_is_the_formula_with_the_scale_asked_for(scale, factor, rotary):
-    settings = TrainingSettings("decoder", head_dim=24, heads=2, rate=1e-3, seed=0, scale=scale, width=16)
+    law = {"factor": 3.0, "exponent": 0.25}
+    settings = TrainingSettings("decoder", head_dim=24, heads=2, rate=1e-3, seed=0, scale=scale, width=16, **law)
     attention = new_attention(settings, causal=True, rotary=rotary).double()
     x = torch.randn(3, 7, 16, dtype=torch.float64)
     inside = attention.norm(x)
@@ -341,7 +343,7 @@ def test_logit_figures_are_those_of_the_logits():
         layer.attention.heads.register_forward_pre_hook(lambda module, args: seen.append((module, args[0])))
     found = logit_figures(lambda record: model(text, record=record))
     hidden = torch.ones(16, 16, dtype=torch.bool).triu(1)
-    largest, smallest, shares = [], [], []
+    largest, smallest, shares, variances = [], [], [], []
     for heads, inside in seen:
         query, key = rope(*(inside @ weight.mT for weight in weights_of(heads)))
         logits = (query @ key.mT).masked_fill(hidden, -math.inf)
@@ -350,12 +352,14 @@ def test_logit_figures_are_those_of_the_logits():
         largest.append(logits.max().item())
         smallest.append(logits.masked_fill(hidden, math.inf).min().item())
         shares.append((entropy / torch.arange(2, 17).log()).mean().item())
+        variances.append(torch.stack([logits[:, i, : i + 1].var(-1).mean() for i in range(1, 16)]).mean().item())
     assert len(seen) == 2
     size = max(map(abs, largest + smallest))
     room = allowed(torch.float32, length=max(query.shape[-2:]), logit=size, magnitude=1.0)
     assert found["max_logit"] == pytest.approx(max(largest), abs=room)
     assert found["min_logit"] == pytest.approx(min(smallest), abs=room)
     assert found["entropy_share"] == pytest.approx(sum(shares) / 2, abs=room)
+    assert found["logit_std"] == pytest.approx(math.sqrt(sum(variances) / 2), abs=room)
 
 
 def test_gradient_quantiles_are_those_of_the_query_weights():

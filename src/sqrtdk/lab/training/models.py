@@ -18,7 +18,7 @@ from sqrtdk.scales import ScaleRule, learned, sqrt_dk
 from sqrtdk.scores import FoldedScore, LearnedGain, PairScore, cosine, keras_additive
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
-TRAINING_STATISTICS = AuxRequest(max_scores=True, min_scores=True, entropy=True, count=True)
+TRAINING_STATISTICS = AuxRequest(max_scores=True, min_scores=True, variance=True, entropy=True, count=True)
 AuxOutputs = list[AuxOutput]
 
 
@@ -42,11 +42,12 @@ class StoredProducts(nn.Module):
 
 
 # Plain numbers if possible, so that torch's kernel runs the call directly.
-SCALE_BY_NAME: dict[str, Callable[[int, int], float | ScaleRule]] = {
-    "none": lambda heads, dim: 1.0,
-    "sqrt_dk": lambda heads, dim: dim**-0.5,
-    "dk": lambda heads, dim: 1.0 / dim,
-    "learned": lambda heads, dim: learned(heads),
+SCALE_BY_NAME: dict[str, Callable[[TrainingSettings], float | ScaleRule]] = {
+    "none": lambda settings: 1.0,
+    "sqrt_dk": lambda settings: settings.head_dim**-0.5,
+    "dk": lambda settings: 1.0 / settings.head_dim,
+    "power": lambda settings: settings.factor * settings.head_dim**-settings.exponent,
+    "learned": lambda settings: learned(settings.heads),
 }
 SCORE_BY_NAME: dict[str, Callable[[int, int], FoldedScore | PairScore | None]] = {
     "dot": lambda heads, dim: None,
@@ -71,7 +72,7 @@ class Attention(nn.Module):
             head_dim=dim,
             value_head_dim=settings.width // heads,
             score=StoredProducts() if settings.logits == "stored" else SCORE_BY_NAME[settings.score](heads, dim),
-            scale=SCALE_BY_NAME[settings.scale](heads, dim),
+            scale=SCALE_BY_NAME[settings.scale](settings),
             position=rope if rotary else None,
         )
 

@@ -24,7 +24,7 @@ from sqrtdk.errors import InvalidValueError, LabError
 SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "model": ("decoder", "encoder_decoder"),
     "score": ("dot", "additive", "cosine"),
-    "scale": ("none", "sqrt_dk", "dk", "learned"),
+    "scale": ("none", "sqrt_dk", "dk", "power", "learned"),
     "init": ("unit", "folded", "0.02"),
     "precision": ("float32", "bfloat16"),
     "logits": ("kernel", "stored"),
@@ -42,7 +42,10 @@ class TrainingSettings:
         seed: of the weights and of the order of the data.
         heads: of each attention.
         score: "dot", "additive" (v . tanh(q + k)) or "cosine" (with a learned gain per head, initially 10).
-        scale: "none" (1), "sqrt_dk", "dk", or "learned": a learned factor per head on 1/sqrt(d_k).
+        scale: "none" (1), "sqrt_dk", "dk", "power" (factor * d_k^-exponent), or "learned": a learned factor per head on
+            1/sqrt(d_k).
+        factor: of "power".
+        exponent: of "power".
         init: "unit": standard deviation fan_in^-1/2, so that entries of q and k have variance 1; "folded": q's weights
             times d_k^-1/2, so that the product has variance 1; "0.02": this standard deviation for q's and k's weights.
         precision: "float32", or "bfloat16" by autocast.
@@ -65,6 +68,8 @@ class TrainingSettings:
     heads: int = 1
     score: str = "dot"
     scale: str = "sqrt_dk"
+    factor: float = 1.0
+    exponent: float = 0.5
     init: str = "unit"
     precision: str = "float32"
     logits: str = "kernel"

@@ -43,10 +43,10 @@ def train(cell: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         JSON data: `held_out`, the loss in nats a symbol on data that no run trains on, None if the run diverged;
         `diverged_at`, the updates before the first loss that is not finite, or None; `curves`, lists of equal length
-        over `step`: `loss` (mean training loss since the last entry), `max_logit`, `min_logit`, `entropy_share`,
-        `gradient_p10`, `gradient_p50`, `gradient_p90`; `heads`, see `head_figures`, for decoders of several heads, at
-        the start and the end; `noise_costs`, see `noise_costs`, None if the run diverged; `parameters`; `cpu_s`, the
-        one entry that differs from run to run.
+        over `step`: `loss` (mean training loss since the last entry), `max_logit`, `min_logit`, `logit_std`,
+        `entropy_share`, `gradient_p10`, `gradient_p50`, `gradient_p90`; `heads`, see `head_figures`, for decoders of
+        several heads, at the start and the end; `noise_costs`, see `noise_costs`, None if the run diverged;
+        `parameters`; `cpu_s`, the one entry that differs from run to run.
 
     Raises:
         InvalidValueError: the cell has an unknown entry or a value out of range.
@@ -218,22 +218,31 @@ def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
         forward: runs the model with a record of its attentions.
 
     Returns:
-        `max_logit` and `min_logit`, the largest and smallest over all rows; `entropy_share`, the mean of the entropy
-        over the logarithm of the number of keys, for rows that see two or more keys.
+        `max_logit` and `min_logit`, the largest and smallest over all rows; for rows that see two or more keys,
+        `logit_std`, the root of the mean variance of a row, and `entropy_share`, the mean of the entropy over the
+        logarithm of the number of keys.
     """
     record: AuxOutputs = []
     forward(record)
-    largest, smallest, shares = -math.inf, math.inf, []
+    largest, smallest, shares, variances = -math.inf, math.inf, [], []
     for rows in record:
         assert rows.max_scores is not None
         assert rows.min_scores is not None
         assert rows.entropy is not None
+        assert rows.variance is not None
         # A row with one key has entropy 0 of at most log 1 = 0: no share.
         several = rows.count > 1  # type: ignore[operator]
+        count = rows.count[several]  # type: ignore[index]
         largest = max(largest, rows.max_scores.max().item())
         smallest = min(smallest, rows.min_scores.min().item())
-        shares.append((rows.entropy[several] / rows.count[several].log()).mean().item())  # type: ignore[index]
-    return {"max_logit": largest, "min_logit": smallest, "entropy_share": sum(shares) / len(shares)}
+        shares.append((rows.entropy[several] / count.log()).mean().item())
+        variances.append((rows.variance[several] * count / (count - 1)).mean().item())
+    return {
+        "max_logit": largest,
+        "min_logit": smallest,
+        "logit_std": math.sqrt(sum(variances) / len(variances)),
+        "entropy_share": sum(shares) / len(shares),
+    }
 
 
 def query_gradients(model: nn.Module) -> dict[str, float]:
