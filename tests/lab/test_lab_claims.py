@@ -144,7 +144,6 @@ SMALLER: dict[str, dict[str, Any]] = {
     "mean-range": {"pairs": 1000},
     "minmax-by-dim": {"rows": 600},
     "normal": {"pairs": 5000, "queries": 2000},
-    "normal": {"pairs": 5000},
     "optimal-interval": {"seeds": 2, "text": TINY, "dims": (4, 8), "keys": (8, 32), "blocks": 2, "lengths": (8,)},
     "paper-footnote": {"pairs": 6000},
     "printed-maxima": {"runs": 600},

@@ -22,11 +22,11 @@ LOSS_TOLERANCE = 0.02  # nats a symbol
 Losses = Mapping[tuple[int, float], Sequence[float]]  # by d_k (or length) and sigma, one a seed
 START_EXPONENT = {"unit": 0.5, "folded": 0.0}  # a in sigma = scale * d_k^a before the first update
 
-# 400 steps: long enough for attention to matter. The best sigma is far below 1, so the grid ends there.
+# 400 steps: long enough for attention to matter. The best sigma is far below 1: the grid reaches further down than up.
 FULL_GRID: dict[str, Any] = {
     "start": "unit",
     "dims": (16, 32, 64, 128, 256, 512),
-    "sigmas": (2**-12, 2**-10, 2**-8, 2**-6, 2**-4, 2**-2, 1.0),
+    "sigmas": (2**-12, 2**-10, 2**-8, 2**-6, 2**-4, 2**-2, 1.0, 4.0),
     "seeds": 4,
     "rates": (3e-3, 1e-2, 3e-2),
     "widened": 0,

@@ -30,6 +30,7 @@ from sqrtdk.messages import Text
 WORDS = words_of(__name__)
 
 STEP = "adam_step"
+LAW = "cost_with_best_factor_nats"
 SHARED = "0.01"  # the rate with the smallest losses in trials
 OWN = "own"  # rate of what is measured at the best rate of each d_k and scale
 # Between d_k 16 and 512 an exponent that is off by 0.2 makes the scale wrong by a factor of 32^0.2 = 2, which S3 calls
@@ -99,10 +100,7 @@ def _of_losses(run: ExperimentRun, rate: str, losses: Losses) -> list[Figure]:
     if len(best) > 1:
         slopes = np.polyfit(np.log(list(best)), np.log(list(best.values())), 1)[0]
         figures.append(mean("exponent_of_best_scale", start - slopes, rate=rate))
-        figures += [
-            mean("cost_with_best_factor_nats", law_costs(losses, start - power), rate=rate, exponent=power)
-            for power in (0.0, 0.5, 1.0)
-        ]
+        figures += [mean(LAW, law_costs(losses, start - power), rate=rate, exponent=power) for power in (0.0, 0.5, 1.0)]
     return figures
 
 
@@ -149,7 +147,7 @@ def why(figures: Figures) -> Text:
     start = figures.all("exponent", when="start")
     steps = figures.all("exponent", when="step")
     costs = [figure.value for figure in figures.all("cost_of_sigma_1_nats", rate=OWN)]
-    none, root, d_k = figures.all("cost_with_best_factor_nats", rate=OWN)
+    none, root, d_k = figures.all(LAW, rate=OWN)
     best = figures.all("best_sigma", rate=OWN)
     return WORDS(
         "why",
@@ -196,12 +194,14 @@ CLAIM = Claim(
         "start_sigmas": (0.5, 1.0, 2.0),
         "draws": 8,
     },
-    flipped={"start": "folded", "dims": (64,), "rates": (1e-2,)},
+    flipped={"start": "folded", "dims": (64, 512), "rates": (1e-2,)},
     measure=measure,
     parts=(
         ClaimPart(WORDS("part.start"), (Expect("exponent", LOW, HIGH, {"when": "start"}),)),
         ClaimPart(WORDS("part.step"), (Expect("exponent", LOW, HIGH, {"when": "step"}),)),
         ClaimPart(WORDS("part.keys"), (Expect("change_with_keys", -EXPONENT_ROOM, EXPONENT_ROOM),)),
+        ClaimPart(WORDS("part.law_shared"), (Expect(LAW, high=LOSS_TOLERANCE, at={"rate": SHARED, "exponent": 0.5}),)),
+        ClaimPart(WORDS("part.law_own"), (Expect(LAW, high=LOSS_TOLERANCE, at={"rate": OWN, "exponent": 0.5}),)),
         ClaimPart(WORDS("part.shared"), (Expect("cost_of_sigma_1_nats", high=LOSS_TOLERANCE, at={"rate": SHARED}),)),
         ClaimPart(WORDS("part.own"), (Expect("cost_of_sigma_1_nats", high=LOSS_TOLERANCE, at={"rate": OWN}),)),
     ),

@@ -268,7 +268,7 @@ CLAIM = Claim(
     control=WORDS("control"),
     parameters={
         "dims": (16, 32, 64, 128, 256, 512),
-        "keys_and_rows": ((32, 1500), (256, 500), (1024, 200), (4096, 80)),
+        "keys_and_rows": ((32, 6000), (256, 3000), (1024, 2000), (4096, 300)),
         "unscaled": "none",
         "scaled": "sqrt_dk",
         REFERENCE: "sqrt_dk",
