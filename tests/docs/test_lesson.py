@@ -15,6 +15,7 @@ import pytest
 import lesson_figures
 import lesson_notebook
 import lesson_words
+from sqrtdk.lab._scale_grid import LOSS_TOLERANCE
 from sqrtdk.lab.figures import Figures, Place
 from sqrtdk.lab.record import Record, read_record
 from tests.docs.pages import DOCS, ROOT
@@ -131,7 +132,7 @@ SET = {
         f"{math.log(2):.2f}",
         three(math.sqrt(2 * math.log(2))),
     ],
-    6: ["0.003", f"{1 / math.sqrt(3):.2f}"],
+    6: ["0.003", f"{LOSS_TOLERANCE}", f"{1 / math.sqrt(3):.2f}"],
     7: [
         *("65504", f"{1 / (1 + math.exp(-8)):.4f}", f"{1 / (1 + math.exp(8)):.4f}"),
         *(str(64 * 40 * 40), "12800", str(128 * 20 * 20), str(128 * 30 * 30), f"{128 * 30 * 30 / math.sqrt(128):.0f}"),
