@@ -56,7 +56,16 @@ def test_show_spells_its_sources_out(language: str) -> None:
 def test_the_list_as_json() -> None:
     claims = json.loads(_lab("list", "--json").stdout)["claims"]
     assert [claim["id"] for claim in claims] == list(CLAIMS)
-    assert all(claim["statement"]["zh"] and claim["parts"][0]["bars"] for claim in claims)
+    assert all(claim["statement"]["zh"] for claim in claims)
+    assert all(bool(part["bars"]) == (part["reason"] is None) for claim in claims for part in claim["parts"])
+
+
+def test_show_says_why_a_part_is_not_measurable() -> None:
+    text = " ".join(_lab("show", "heads-claims").stdout.split())
+    part = CLAIMS["heads-claims"].parts[0]
+    assert part.reason is not None
+    assert f"Not measurable {part.text.en} ({part.reason.en.rstrip('.')})" in text
+    assert "True if some heads" not in text
 
 
 def test_show_tells_how_a_claim_is_measured() -> None:

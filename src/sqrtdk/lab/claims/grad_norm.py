@@ -24,7 +24,7 @@ WORDS = words_of(__name__)
 VALUE_DIM = 64
 # The Jacobian's norm falls if it loses a sixth or more from d_k = 16 to 512. Slopes of the quick run scatter by less.
 FALLING = -0.05
-INVERSE = (-1.2, -0.8)  # proportional to 1/d_k, but for a factor of 32^0.2 = 2 from d_k = 16 to 512
+AS_ONE_OVER_DK = (-1.2, -0.8)  # proportional to 1/d_k, but for a factor of 32^0.2 = 2 from d_k = 16 to 512
 FLAT = 0.1  # exponents closer to 0 count as constant: a factor of 1.4 from d_k = 16 to 512
 LESS = 0.5  # less than half counts as less: medians of some hundred rows scatter by a tenth
 # Ratios are taken over the norms with the scale, for other queries to the same keys. So the control, in which the
@@ -288,7 +288,7 @@ CLAIM = Claim(
         ),
         ClaimPart(
             WORDS("part.unscaled"),
-            (Expect("slope_of_rms_gradient_norm", *INVERSE, {"case": "unscaled", "upstream": "unit"}),),
+            (Expect("slope_of_rms_gradient_norm", *AS_ONE_OVER_DK, {"case": "unscaled", "upstream": "unit"}),),
         ),
         _less("few"),
         _less("many"),

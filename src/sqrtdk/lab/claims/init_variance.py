@@ -97,13 +97,13 @@ def why(figures: Figures) -> Text:
 
 
 # 15%: the intervals of the quick run reach 4%, and the starts that are not 1 are off by half or more.
-NEAR_ONE = (0.85, 1.15)
+ABOUT_ONE = (0.85, 1.15)
 
 
 def _part(name: str) -> ClaimPart:
     return ClaimPart(
         WORDS("part.scaled", name=name),
-        (Expect("logit_std", *NEAR_ONE, {"init": name, "case": "with the scale"}),),
+        (Expect("logit_std", *ABOUT_ONE, {"init": name, "case": "with the scale"}),),
     )
 
 
@@ -123,7 +123,7 @@ CLAIM = Claim(
         *map(_part, INITS),
         ClaimPart(
             WORDS("part.unscaled"),
-            (Expect("logit_std", *NEAR_ONE, {"case": "without"}),),
+            (Expect("logit_std", *ABOUT_ONE, {"case": "without"}),),
         ),
     ),
     why=why,
