@@ -143,7 +143,7 @@ CLAIM = Claim(
     group="structure",
     sources=("S4",),
     statement=WORDS("statement"),
-    formula=r"\mathrm{MultiHead} = [\mathrm{head}_1, \dots, \mathrm{head}_h] \, W_O, \qquad "
+    formula=r"\mathrm{MultiHead} = [\mathrm{head}_1, ..., \mathrm{head}_h] \, W_O, \qquad "
     r"\mathrm{distance} = \frac{\sum_{j \le i} p_{ij} (i - j)}{i / 2}",
     method=WORDS("method", noise=f"{NOISE:g}", apart=HEADS_APART, gained=GAINED, less=LESS),
     control=WORDS("control"),

@@ -185,7 +185,7 @@ CLAIM = Claim(
     group="saturation",
     sources=("S1",),
     statement=WORDS("statement"),
-    formula=r"\sigma^\ast = \arg\max_\sigma \Vert \mathrm{diag}(p) - p\,p^\top \Vert, \qquad "
+    formula=r"\sigma_{\text{best}} = \text{arg max}_\sigma \Vert \mathrm{diag}(p) - p\,p^\top \Vert, \qquad "
     r"p = \mathrm{softmax}(\sigma z), \quad z \sim N(0, 1)^n",
     method=WORDS("method"),
     control=WORDS("control"),
