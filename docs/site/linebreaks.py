@@ -3,6 +3,9 @@
 Line breaks of a Chinese source: a browser shows each as a space, which Chinese has neither between characters nor
 beside full-width punctuation. Nor is there one behind a bold sentence, where Markdown asks for it.
 
+A browser may break a line beside a formula even where a full stop follows. So the marks around a formula are kept with
+it, in both languages.
+
 Code that holds a word for which a phone has no room is marked, in both languages: the style sheet keeps the words of
 all other code whole.
 """
@@ -19,6 +22,8 @@ WIDEST = 40  # characters of code that a line of a phone holds
 HAN = "\u3400-\u9fff"
 ENDS = re.compile(rf"[{MARKS}]\Z"), re.compile(rf"[{MARKS}{HAN}]\Z")
 BEGINS = re.compile(rf"[{MARKS}]"), re.compile(rf"[{MARKS}{HAN}]")
+
+OPENING, CLOSING = re.compile(r"[(（“]+\Z"), re.compile(r"[,.:;?!)，。：；？！、）”]+")
 
 
 def spaceless(before: str, after: str) -> bool:
@@ -51,6 +56,23 @@ def join_lines(doctree: nodes.Element) -> None:
                 block[at] = nodes.Text(joined)
 
 
+def keep_marks(doctree: nodes.Element) -> None:
+    """Put each formula and the marks that touch it into one piece of the class `whole`."""
+    for formula in list(doctree.findall(nodes.math)):
+        around = formula.parent
+        at = around.index(formula)
+        before, after = (around[place] if 0 <= place < len(around) else None for place in (at - 1, at + 1))
+        opening = OPENING.search(before) if isinstance(before, nodes.Text) else None
+        closing = CLOSING.match(after) if isinstance(after, nodes.Text) else None
+        if opening or closing:
+            pieces = [nodes.Text(opening[0] if opening else ""), formula, nodes.Text(closing[0] if closing else "")]
+            around[at] = nodes.inline("", "", *pieces, classes=["whole"])
+        if closing:
+            around[at + 1] = nodes.Text(after[closing.end() :])
+        if opening:
+            around[at - 1] = nodes.Text(before[: opening.start()])
+
+
 def mark_long(doctree: nodes.Element) -> None:
     """Give code with a word of over `WIDEST` characters the class `long`."""
     for code in doctree.findall(nodes.literal):
@@ -62,6 +84,7 @@ def _joined(app: Sphinx, doctree: nodes.document) -> None:
     mark_long(doctree)
     if app.config.language == "zh_CN":
         join_lines(doctree)
+    keep_marks(doctree)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -226,24 +226,29 @@ def test_every_step_has_its_parts(language: str) -> None:
         assert [re.findall(r"^(\d)\. ", one, re.MULTILINE) for one in exercises] == [["1", "2", "3"]] * 2
 
 
-def words(text: str) -> int:
-    """Words to read: without code, tables, formulas on lines of their own, and the targets of links."""
+def words(text: str, language: str) -> int:
+    """Words or characters to read: without code, tables, formulas on lines of their own, and the targets of links."""
     text = re.sub(r"^```.*?^```$|^\|.*?$|^<.*?>$|\$\$.*?\$\$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return len(re.sub(r"\]\([^)]*\)", "]", text).split())
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    if language == "en":
+        return len(text.split())
+    return len(re.findall(r"[\u3400-\u9fff]|\$[^$]*\$|`[^`]*`|[A-Za-z\d.]+", text))
 
 
-def test_the_times_of_reading_are_those_of_a_first_reader() -> None:
-    """200 words a minute, and two minutes for an exercise."""
-    page = (DOCS / "en" / "why-sqrt-dk.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_times_of_reading_are_those_of_a_first_reader(language: str) -> None:
+    """200 words or 300 Chinese characters a minute, and two minutes for an exercise."""
+    speed, ways_through = {"en": (200, "ways-through"), "zh": (300, "几条路线")}[language]
+    page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
     first, *parts = re.split(r"^## ", page, flags=re.MULTILINE)
     sections = {lesson_notebook.slug(part.split("\n")[0]): part for part in parts}
-    ways = sections["ways-through"]
+    ways = sections[ways_through]
     for way in [ways.split("\n- ")[0], *ways.split("\n- ")[1:]]:
         linked = re.findall(r"\(#([\w-]+)\)", way) or list(sections)
-        read = [first, ways, *(sections[name] for name in linked if name != "ways-through")]
-        reading = sum(map(words, read)) / 200
+        read = [first, ways, *(sections[name] for name in linked if name != ways_through)]
+        reading = sum(words(part, language) for part in read) / speed
         exercises = 2 * 3 * sum(part.count("<details>") for part in read)
-        stated = [int(minutes) for minutes in re.findall(r"(\d+) minutes", way)]
+        stated = [int(minutes) for minutes in re.findall(r"(\d+) (?:minutes|分钟)", way)]
         assert [5 * math.ceil(minutes / 5) for minutes in (reading, reading + exercises)] == stated, way
 
 

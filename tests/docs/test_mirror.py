@@ -1,8 +1,14 @@
-"""The Chinese pages mirror the English ones: the same pages, headings, code, tables, links and pictures."""
+"""The Chinese pages mirror the English ones: the same pages, headings, code, tables, links and pictures.
+
+Code may have its comments and what it prints in Chinese; all else of it is equal.
+"""
 
 from __future__ import annotations
 
+import ast
+import doctest
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -40,6 +46,43 @@ def test_the_navigation_has_every_page_once() -> None:
     assert {"index", *listed} == ENGLISH.keys()
 
 
+HAN = re.compile("[\u3400-\u9fff]")
+
+
+def _numbers(text: str) -> str:
+    return " ".join(re.findall(r"\d+(?:\.\d+)?", text))
+
+
+def _programs(english: str, chinese: str) -> tuple[str, str]:
+    """Two programs without comments, and without the words of the texts that one of them has in Chinese."""
+    trees = ast.parse(english), ast.parse(chinese)
+    sides = ([node for node in ast.walk(tree) if isinstance(node, ast.Constant)] for tree in trees)
+    for pair in zip(*sides, strict=False):  # where their numbers differ, so do the programs
+        one, other = (node.value for node in pair)
+        if isinstance(one, str) and isinstance(other, str) and HAN.search(other):
+            pair[0].value, pair[1].value = _numbers(one), _numbers(other)
+    return ast.dump(trees[0]), ast.dump(trees[1])
+
+
+def _outputs(english: str, chinese: str) -> tuple[str, str]:
+    """Two outputs without the words of the lines that one of them has in Chinese."""
+    pairs = zip_longest(english.splitlines(), chinese.splitlines(), fillvalue="")
+    plain = [tuple(map(_numbers, pair)) if HAN.search(pair[1]) else pair for pair in pairs]
+    return "\n".join(pair[0] for pair in plain), "\n".join(pair[1] for pair in plain)
+
+
+def _sessions(english: str, chinese: str) -> tuple[list[str], list[str]]:
+    """Two blocks with prompts, statement by statement, as `_programs` and `_outputs` leave them."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    sides = (doctest.DocTestParser().get_examples(text) for text in (english, chinese))
+    nothing = doctest.Example("", "")
+    for one, other in zip_longest(*sides, fillvalue=nothing):
+        for pair in (_programs(one.source, other.source), _outputs(one.want, other.want)):
+            for side, text in zip(parts, pair, strict=True):
+                side.append(text)
+    return parts
+
+
 def _code(block: tuple[str, str]) -> tuple[str, str]:
     """A block as both languages have it: of a directive that holds prose, its name."""
     info, text = block
@@ -48,6 +91,14 @@ def _code(block: tuple[str, str]) -> tuple[str, str]:
     literal = info.split("}")[0] in ("{toctree", "{eval-rst", "{public")
     lines = [line for line in text.splitlines() if not line.startswith(TITLES)]
     return (info, "\n".join(lines)) if literal else (info.split("}")[0], "")
+
+
+def _same_code(english: tuple[str, str], chinese: tuple[str, str]) -> bool:
+    """Whether two blocks say the same to Python, but for the words that they print; other blocks are equal."""
+    if english[0] == chinese[0] == "python" and ">>> " in english[1]:
+        one, other = _sessions(english[1], chinese[1])
+        return one == other
+    return _code(english) == _code(chinese)
 
 
 def _targets(path: Path) -> list[str]:
@@ -67,9 +118,49 @@ def test_a_page_mirrors_the_english_one(name: str) -> None:
     """Headings, code, tables, formulas, links and pictures; words inside a formula may be translated."""
     english, chinese = map(read_page, PAIRS[name])
     assert english.headings == chinese.headings
-    assert list(map(_code, english.blocks)) == list(map(_code, chinese.blocks))
+    pairs = zip(english.blocks, chinese.blocks, strict=True)
+    assert [pair for pair in pairs if not _same_code(*pair)] == []
     assert english.tables == chinese.tables
     formulas = [sorted(re.sub(r"\\text\{.*?\}|\s", "", text) for text in page.formulas) for page in (english, chinese)]
     assert formulas[0] == formulas[1]
     english_targets, chinese_targets = map(_targets, PAIRS[name])
     assert english_targets == chinese_targets
+
+
+ENGLISH_CODE = """
+>>> table = ["keys   at 10"]  # a line for each
+>>> for n in (8, 32):
+...     table.append(f"{n:<6} no {n + 1:.2f}")
+>>> print(*table, sep="; ")
+keys   at 10; 8      no 9.00; 32     no 33.00
+"""
+CHINESE_CODE = """
+>>> table = ["键数   在 10 处"]  # 每个一行
+>>> for n in (8, 32):
+...     table.append(f"{n:<6} 否 {n + 1:.2f}")
+>>> print(*table, sep="; ")
+键数   在 10 处; 8      否 9.00; 32     否 33.00
+"""
+
+
+def test_words_and_comments_may_be_chinese() -> None:
+    assert _same_code(("python", ENGLISH_CODE), ("python", CHINESE_CODE))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("(8, 32)", "(8, 33)"),
+        ("n + 1", "n + 2"),
+        (":<6", ":<7"),
+        ("n + 1:.2f}", "n + 1:.3f}"),
+        ('sep="; "', 'sep=", "'),
+        ("8      否 9.00", "8      否 9.01"),
+        ("在 10 处", "在 11 处"),
+        ("print(*table", "print(*表"),
+        (">>> print", ">>> len(table)\n2\n>>> print"),
+    ],
+)
+def test_other_code_is_seen(right: str, wrong: str) -> None:
+    assert right in CHINESE_CODE
+    assert not _same_code(("python", ENGLISH_CODE), ("python", CHINESE_CODE.replace(right, wrong)))
