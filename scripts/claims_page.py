@@ -86,7 +86,7 @@ WORDS = {
         "or imprecise stand in [Errata](errata.md), each with the right one.",
         "每条说法之后列出其中成立与不成立的部分，以及附有数值的原因；数值后面的方括号中大多是 {level} 置信区间。"
         "这些数值取自完整运行（[lab-figures.json](../../benchmarks/results/lab-figures.json)）。"
-        "各篇讲解中错误或不准确的句子见[勘误](errata.md)，每句都附有正确的说法。",
+        "各篇讲解中错误或不准确的句子见[勘误](errata.md)，每句都附有更正。",
     ),
     "comma": Text(", ", "、"),
     "colon": Text(": ", "："),

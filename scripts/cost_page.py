@@ -243,7 +243,7 @@ def lab(language: str) -> str:
     same = sum(one["same"] for one in found["claims"])
     text = (
         f"{same} of {len(found['claims'])} claims have the same verdict in both.",
-        f"{len(found['claims'])} 个说法中有 {same} 个在两种运行中判定相同。",
+        f"{len(found['claims'])} 条说法中有 {same} 条在两种运行中判定相同。",
     )[language == "zh"]
     rows = [
         ("`sqrtdk lab run all --quick`", f"{found['minutes']['quick']:.1f}"),

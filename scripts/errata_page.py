@@ -42,15 +42,15 @@ PAGE_WORDS = {
         "judged by a claim of [the lab](lab.md), which the last column links; numbers with an interval in brackets are "
         "measured there. It is no list of what the explanations say: most of that is true. [Claims](claims.md) has all "
         "of it, and [Why sqrt(d_k)](why-sqrt-dk.md) explains the subject from the start.",
-        "五篇流传甚广的讲解，对 $1/\\sqrt{{d_k}}$ 的说明大体正确，但有些地方有误。本页列出其中 {count} "
-        "句错误或不准确的话，用我们自己的话转述，每句都附有正确的说法。"
+        "五篇流传甚广的讲解对 $1/\\sqrt{{d_k}}$ 的说明大体正确，但有些地方有误。本页列出其中 {count} "
+        "句错误或不准确的话，用我们自己的话转述，每句都附有更正。"
         "每句都由[实验室](lab.md)中的一条说法来判定，最后一列是它的链接；带方括号区间的数值就是在那里测得的。"
         "本页不是这些讲解的全部内容：其中大部分是对的。全部说法见[说法](claims.md)，"
         "想从头学起请读[为什么是 sqrt(d_k)](why-sqrt-dk.md)。",
     ),
     "sentences": Text("Sentences", "句子"),
     "says": Text("It says", "原文的意思"),
-    "right": Text("What is right", "正确的说法"),
+    "right": Text("What is right", "更正"),
     "claim": Text("Claim", "说法"),
     "examples": Text("Code examples", "代码示例"),
     "examples_lead": Text(
@@ -58,7 +58,7 @@ PAGE_WORDS = {
         "(`scripts/source_examples.py`) compute the same from the same shapes. The third column is what the source "
         "says that its example prints, the fourth what ours prints with seed 0, and the fifth the range from {low} to "
         "{high} of {seeds} seeds. One run in 50 prints a number outside its range.",
-        "这些讲解打印了一些小程序的数值。其代码不属于本项目：我们自己的程序（`scripts/source_examples.py`）以同样的形状作同样的计算。"
+        "这些讲解给出了一些小程序打印的数值。其代码不属于本项目：我们自己的程序（`scripts/source_examples.py`）以同样的形状作同样的计算。"
         "第三列是原文所说的打印结果，第四列是我们的程序在种子为 0 时的打印结果，"
         "第五列是 {seeds} 个种子中从 {low} 到 {high} 的范围。每 50 次运行中只有一次的数值落在范围之外。",
     ),
