@@ -7,7 +7,7 @@ import math
 from functools import cache
 
 from sqrtdk.lab.claims import (
-    cosine_unscaled,
+    cosine_analogy,
     jacobian_vanishes,
     minmax_by_dim,
     onehot_64,
@@ -28,7 +28,7 @@ STYLES: tuple[Style, ...] = ("line", "curve", "dashed", "points", "bars")
 @cache
 def records() -> tuple[Record, ...]:
     """All answers but `undecided`; none, one and two plots; every style of series but `curve`."""
-    claims = (var_linear, onehot_64, softmax_example, minmax_by_dim, jacobian_vanishes, scale_dk, cosine_unscaled)
+    claims = (var_linear, onehot_64, softmax_example, minmax_by_dim, jacobian_vanishes, scale_dk, cosine_analogy)
     return tuple(run_claim(module.CLAIM, quick=True, command="sqrtdk lab run all --quick") for module in claims)
 
 

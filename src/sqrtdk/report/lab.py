@@ -303,7 +303,12 @@ def _described(claim: Claim) -> dict[str, Any]:
         "formula": claim.formula,
         "condition": None if claim.condition is None else {"en": claim.condition.en, "zh": claim.condition.zh},
         "parts": [
-            {"en": part.text.en, "zh": part.text.zh, "bars": [bar_in_symbols(expect) for expect in part.expects]}
+            {
+                "en": part.text.en,
+                "zh": part.text.zh,
+                "bars": [bar_in_symbols(expect) for expect in part.expects],
+                "reason": None if part.reason is None else {"en": part.reason.en, "zh": part.reason.zh},
+            }
             for part in claim.parts
         ],
         "parameters": claim.parameters,
