@@ -54,10 +54,10 @@ REPORTS = {
     ("gemma2024", "bound", 50): "Gemma 2, softcap",
     ("grok1-code", "bound", 30): "Grok-1, softcap",
     ("liu2025", "healthy", 100): "Moonlight, trained well",
-    ("kimi2025", "grew", 1000): "53B, end not reported",
+    ("kimi2025", "grew", 1000): "Kimi 53B, end not reported",
     ("kimi2025", "bound", 100): "Kimi K2, QK-clip",
 }
-BARS = {100: "QK-clip acts", 1000: "forced logits cost loss", 10000: "small models diverged"}
+BARS = {100: "QK-clip acts", 1000: "forced logits cost loss", 10000: "small models, not forced, diverged"}
 
 
 def by_hand() -> tuple[Plot, ...]:
@@ -149,8 +149,8 @@ def best(interval: Record, exponent: Record) -> tuple[Plot, ...]:
     left, right = largest.x, lowest[0].x
     panels = []
     for title, x_label, found, x, bare in (
-        ("before training", "number of keys n", [largest], left, [8.0] * len(left)),
-        ("after training", "head dimension dₖ", lowest, right, [float(d) ** 0.5 for d in right]),
+        ("largest Jacobian", "number of keys n", [largest], left, [8.0] * len(left)),
+        ("best training", "head dimension dₖ", lowest, right, [float(d) ** 0.5 for d in right]),
     ):
         rules = curve_series(BARE, x, bare, style="dashed"), curve_series(SCALED, x, [1.0] * len(x), style="dashed")
         plot = _plot(x_label, "σ of the logits at the start", (*rules, *found), "log", "log")
@@ -174,7 +174,7 @@ def precision(record: Record) -> Plot:
         for label, scale in ((BARE, "none"), (SCALED, "sqrt_dk"))
     )
     assert [f.at["place"] for f in shares.all("calls_not_finite", inputs="outlier", scale="none")] == list(places)
-    return _plot("where the scale is applied", "share of calls with inf or NaN", lines)
+    return _plot("where the scale is applied", "share of runs with inf or NaN", lines)
 
 
 def norms(record: Record) -> Plot:

@@ -81,10 +81,14 @@ def measured() -> dict[int, list[str]]:
     step = value("best-exponent", "exponent", when="step", keys=32)
     least, most = (ends(record("best-exponent").outcome.parameters["dims"]) for ends in (min, max))
     sigmas = [value("optimal-interval", "sigma_of_largest_jacobian", keys=keys) for keys in (8, 32, 256)]
-    for name in ("best_sigma", "cost_of_sigma_1_nats"):
-        sigmas += [value("best-exponent", name, rate="own", d_k=d_k) for d_k in (least, most)]
+    for name, rate in (("best_sigma", "own"), ("best_sigma", "0.003"), ("cost_of_sigma_1_nats", "own")):
+        sigmas += [value("best-exponent", name, rate=rate, d_k=d_k) for d_k in (least, most)]
     sigmas += [value("optimal-interval", "sigma_after_training", d_k=d_k) for d_k in (least, most)]
-    laws = [value("best-exponent", "cost_with_best_factor_nats", rate="own", exponent=a) for a in (0.0, 0.5, 1.0)]
+    laws = [
+        value("best-exponent", "cost_with_best_factor_nats", rate=rate, exponent=a)
+        for rate in ("own", "0.003")
+        for a in (0.0, 0.5, 1.0)
+    ]
     return {
         1: [f"{value('var-linear', 'variance_over_d_k', d_k=1024):.3f}"],
         2: [f"{peak:.3f}" for peak in peaks],
@@ -124,7 +128,7 @@ SET = {
         *(f"{1 / (1 + math.exp(10)):.6f}", "0.8292", "0.1", "0.83", "0.17", f"{0.1 * 0.8292 * 0.1708:.3f}"),
     ],
     3: [],
-    4: ["0.001", three(math.sqrt(128))],
+    4: ["0.001", three(math.sqrt(128)), f"{math.log(16):.2f}"],
     5: [
         three(math.log(1000)),
         "0.5",
@@ -132,12 +136,15 @@ SET = {
         f"{math.log(2):.2f}",
         three(math.sqrt(2 * math.log(2))),
     ],
-    6: ["0.003", f"{LOSS_TOLERANCE}", f"{1 / math.sqrt(3):.2f}"],
+    6: ["0.003", "0.1", "0.2", f"{LOSS_TOLERANCE}", f"{1 / math.sqrt(3):.2f}"],
     7: [
         *("65504", f"{1 / (1 + math.exp(-8)):.4f}", f"{1 / (1 + math.exp(8)):.4f}"),
         *(str(64 * 40 * 40), "12800", str(128 * 20 * 20), str(128 * 30 * 30), f"{128 * 30 * 30 / math.sqrt(128):.0f}"),
     ],
-    8: [*(f"{softcapped(logit):.1f}" for logit in (10, 100, 200)), f"{math.exp(2):.1f}"],
+    8: [
+        *(f"{softcapped(logit):.1f}" for logit in (10, 100, 200)),
+        *("0.2", f"{math.tanh(0.2):.3f}", f"{math.tanh(2):.3f}", f"{math.tanh(4):.4f}", f"{math.exp(2):.1f}"),
+    ],
     9: ["50000", "10000", three(math.sqrt(128))],
     10: [
         *("0.125", three(math.sqrt(1 / 12)), three(math.sqrt(64 / 12))),
@@ -228,6 +235,7 @@ def test_every_step_has_its_parts(language: str) -> None:
 
 def words(text: str, language: str) -> int:
     """Words or characters to read: without code, tables, formulas on lines of their own, and the targets of links."""
+    text = re.sub(r"<!-- large-models -->.*?<!-- /large-models -->", "", text, flags=re.DOTALL)  # to look things up
     text = re.sub(r"^```.*?^```$|^\|.*?$|^<.*?>$|\$\$.*?\$\$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     if language == "en":
@@ -235,9 +243,13 @@ def words(text: str, language: str) -> int:
     return len(re.findall(r"[\u3400-\u9fff]|\$[^$]*\$|`[^`]*`|[A-Za-z\d.]+", text))
 
 
+# The steps with the most formulas and figures are read at three quarters of the speed.
+DENSE = re.compile(r"Step [369]\.|第 [369] 步")
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_times_of_reading_are_those_of_a_first_reader(language: str) -> None:
-    """200 words or 300 Chinese characters a minute, and two minutes for an exercise."""
+    """200 words or 300 Chinese characters a minute, less in dense steps, and two minutes for an exercise."""
     speed, ways_through = {"en": (200, "ways-through"), "zh": (300, "几条路线")}[language]
     page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
     first, *parts = re.split(r"^## ", page, flags=re.MULTILINE)
@@ -246,8 +258,8 @@ def test_the_times_of_reading_are_those_of_a_first_reader(language: str) -> None
     for way in [ways.split("\n- ")[0], *ways.split("\n- ")[1:]]:
         linked = re.findall(r"\(#([\w-]+)\)", way) or list(sections)
         read = [first, ways, *(sections[name] for name in linked if name != ways_through)]
-        reading = sum(words(part, language) for part in read) / speed
-        exercises = 2 * 3 * sum(part.count("<details>") for part in read)
+        reading = sum(words(part, language) / (0.75 * speed if DENSE.match(part) else speed) for part in read)
+        exercises = 2 * 3 * sum(part.count(EXERCISES[language]) for part in read)
         stated = [int(minutes) for minutes in re.findall(r"(\d+) (?:minutes|分钟)", way)]
         assert [5 * math.ceil(minutes / 5) for minutes in (reading, reading + exercises)] == stated, way
 

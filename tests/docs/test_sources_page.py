@@ -102,8 +102,8 @@ def disagreements(model: dict[str, Any], calls: list[dict[str, Any]]) -> set[str
         wrong.add("norm")
     for call in calls:
         d_k = call["head_dim"]
-        # Gemma 3 divides by the root of a number of its own, s, which is d_k in this configuration.
-        ends = {r"/ \sqrt{d_k}": d_k**-0.5, r"/ \sqrt{s}": d_k**-0.5, "/ d_k": 1 / d_k, r"\hat k": 1.0}
+        # Gemma 3 divides by the root of a number of its own, d_0, which is d_k in this configuration.
+        ends = {r"/ \sqrt{d_k}": d_k**-0.5, r"/ \sqrt{d_0}": d_k**-0.5, "/ d_k": 1 / d_k, r"\hat k": 1.0}
         known = next((scale for end, scale in ends.items() if tex.endswith(end)), None)
         if known is not None and "g" not in tex and call["scale"] != pytest.approx(known):
             wrong.add("scale")
