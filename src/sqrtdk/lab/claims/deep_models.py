@@ -88,6 +88,9 @@ CLAIM = Claim(
     },
     flipped={"models": ((1, 4), (1, 64))},
     measure=measure,
-    parts=(ClaimPart(WORDS("part.deeper"), (Expect("gap_beyond_half_more_nats", low=0.0),)),),
+    parts=(
+        ClaimPart(WORDS("part.deeper"), (Expect("gap_beyond_half_more_nats", low=0.0),)),
+        ClaimPart(WORDS("part.dozens"), reason=WORDS("reason.dozens")),
+    ),
     why=why,
 )

@@ -34,7 +34,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
                 figures += [center, spread]
                 if components == "zero":
                     judged = {"mean": center, "deviation": spread}[run["judged"]]
-                    figures.append(replace(judged, name="judged_quantity", at={"side": side, "d_k": d_k}))
+                    figures.append(replace(judged, name="mean_or_deviation", at={"side": side, "d_k": d_k}))
     return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
@@ -93,8 +93,8 @@ CLAIM = Claim(
         ClaimPart(
             WORDS("part.kept", range=f"{RANGE:g}"),
             (
-                Expect("judged_quantity", low=RANGE, at={"side": "unscaled"}),
-                Expect("judged_quantity", low=-RANGE, high=RANGE, at={"side": "scaled"}),
+                Expect("mean_or_deviation", low=RANGE, at={"side": "unscaled"}),
+                Expect("mean_or_deviation", low=-RANGE, high=RANGE, at={"side": "scaled"}),
             ),
         ),
     ),
