@@ -108,7 +108,7 @@ NUMBERS: Mapping[str, Callable[[], float | str]] = {
     "maximum_scaled_16": partial(_median_of, "printed-maxima", 3),
     **{f"entropy_{d_k}": partial(theory.expected_entropy_nats, 10, d_k**0.5) for d_k in (16, 64, 256)},
     "entropy_scaled": partial(theory.expected_entropy_nats, 10, 1.0),
-    **{f"best_sigma_{keys}": partial(_most_sensitive, keys) for keys in (32, 1024)},
+    **{f"best_sigma_{keys}": partial(_most_sensitive, keys) for keys in (8, 32, 1024)},
     "xavier_head": lambda: 2 * 768 / (768 + 64),  # d_model Var(W), with Var(W) = 2 / (inputs + outputs)
     "cosine_most": lambda: math.exp(2) / (math.exp(2) + 1023),  # the match at cosine 1, all others at -1
     "largest_4096": lambda: theory.range_forecast(4096, 2**20, "float16").expected_max,

@@ -50,10 +50,15 @@ def _logits(rng: torch.Generator, queries: int, keys: int, d_k: int) -> Tensor:
     return torch.randn(queries, d_k, generator=rng) @ torch.randn(keys, d_k, generator=rng).mT
 
 
+def _weights(rng: torch.Generator, queries: int, keys: int, dims: Sequence[int]) -> list[Tensor]:
+    """The weights at each dimension: all without the scale, then all with it, of the same queries and keys."""
+    drawn = [(d_k, _logits(rng, queries, keys, d_k)) for d_k in dims]
+    return [(logits * _scales(d_k)[side]).softmax(-1) for side in (0, 1) for d_k, logits in drawn]
+
+
 def largest_weights(rng: torch.Generator) -> Numbers:
     """The largest weight of a 10 x 10 matrix at d_k 16, 64, 256: three without the scale, then three with it."""
-    drawn = [(d_k, _logits(rng, 10, 10, d_k)) for d_k in (16, 64, 256)]
-    return [(z * _scales(d_k)[side]).softmax(-1).max().item() for side in (0, 1) for d_k, z in drawn]
+    return [weights.max().item() for weights in _weights(rng, 10, 10, (16, 64, 256))]
 
 
 def deviations(rng: torch.Generator) -> Numbers:
@@ -66,16 +71,13 @@ def deviations(rng: torch.Generator) -> Numbers:
 
 def extreme_weights(rng: torch.Generator) -> Numbers:
     """The largest of 8 weights at d 32, 128, 512 without the scale and with it, then the smallest."""
-    drawn = [(d, _logits(rng, 1, 8, d)) for d in (32, 128, 512)]
-    rows = [(z * _scales(d)[side]).softmax(-1) for side in (0, 1) for d, z in drawn]
+    rows = _weights(rng, 1, 8, (32, 128, 512))
     return [*(row.max().item() for row in rows), *(row.min().item() for row in rows)]
 
 
 def entropies(rng: torch.Generator) -> Numbers:
     """The mean entropy in nats of 10 rows of 10 keys at d_k 16, 64, 256: without the scale, then with it."""
-    drawn = [(d_k, _logits(rng, 10, 10, d_k)) for d_k in (16, 64, 256)]
-    rows = [(z * _scales(d_k)[side]).softmax(-1) for side in (0, 1) for d_k, z in drawn]
-    return [torch.special.entr(row).sum(-1).mean().item() for row in rows]
+    return [torch.special.entr(weights).sum(-1).mean().item() for weights in _weights(rng, 10, 10, (16, 64, 256))]
 
 
 def softmax_of_five(_: torch.Generator) -> Numbers:

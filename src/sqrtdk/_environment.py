@@ -96,12 +96,15 @@ def _gpu(at: int) -> str:
 
 
 _NUMERIC_LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
-_DRAWING = ("cli", "report")  # packages that change no number
+_DRAWING = ("cli/", "report/")  # packages that change no number
 
 
 @cache
-def code_hash() -> str:
+def code_hash(*without: str) -> str:
     """Return a hash of the package's files, data included, but without the packages that only print and draw.
+
+    Args:
+        without: starts of the paths of further files that change no number of the caller, such as "messages/".
 
     Example:
         >>> len(code_hash()), code_hash() == code_hash()
@@ -111,7 +114,7 @@ def code_hash() -> str:
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     digest = hashlib.sha256()
     for name in names:
-        if name.split("/")[0] not in _DRAWING and not name.endswith(".pyc"):
+        if not name.startswith((*_DRAWING, *without)) and not name.endswith(".pyc"):
             digest.update(f"{name}\0{hashlib.sha256((root / name).read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
 

@@ -61,6 +61,14 @@ def test_the_list_as_json() -> None:
     assert all((part["reason"] is None) == bool(part["bars"]) for part in parts)  # what has no bar says why
 
 
+def test_show_says_why_a_part_is_not_measurable() -> None:
+    text = " ".join(_lab("show", "heads-claims").stdout.split())
+    part = CLAIMS["heads-claims"].parts[0]
+    assert part.reason is not None
+    assert f"Not measurable {part.text.en} ({part.reason.en.rstrip('.')})" in text
+    assert "True if some heads" not in text
+
+
 def test_show_tells_how_a_claim_is_measured() -> None:
     text = " ".join(_lab("show", "var-linear").stdout.split())
     claim = CLAIMS["var-linear"]

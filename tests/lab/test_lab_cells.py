@@ -70,11 +70,23 @@ def test_a_key_is_of_the_cell_and_the_function() -> None:
     assert cell_key(square, {"x": 1, "y": 0}) == cell_key(square, {"y": 0, "x": 1})
 
 
-@pytest.mark.parametrize("name", ["code", "python", "torch"])
-def test_a_key_is_of_the_code_and_the_versions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["python", "torch"])
+def test_a_key_is_of_the_versions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, here = cell_key(square, {"x": 1}), {**_environment.numbers_from(), name: "other"}
     monkeypatch.setattr(module, "numbers_from", lambda: here)
     assert cell_key(square, {"x": 1}) != before
+
+
+def test_a_key_is_of_the_code_without_bars_and_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "code_hash", _environment.code_hash.__wrapped__)
+    monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_environment.py"))
+    monkeypatch.setattr(module, "numbers_from", lambda: {"code": "any"})
+    keys = [cell_key(square, {"x": 1})]
+    for name in ("lab/claims/a.toml", "messages/words/a.toml", "lab/training/a.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("1")
+        keys.append(cell_key(square, {"x": 1}))
+    assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
 def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "paper-footnote": {"pairs": 6000},
     "printed-maxima": {"runs": 600},
     "range-512": {"draws": 2},
-    "robust": {**TRAINED, "d_k": 4},
+    "robust": {**TRAINED, "rates": (1e-3, 3e-3), "d_k": 4},  # compares two rates
     "saturation-by-dim": {"rows": 300},
     "scale-two-sqrt": {"rows": 50, "learners": 2, "rates": (0.02,), "steps": 4},
     "seed-code-shapes": {"runs": 20},

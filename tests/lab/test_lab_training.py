@@ -25,7 +25,7 @@ from sqrtdk.lab.training.settings import (
     stdlib_text,
     strings,
 )
-from sqrtdk.lab.training.train import logit_figures, query_gradients, train
+from sqrtdk.lab.training.train import logit_figures, noise_costs, query_gradients, train
 from sqrtdk.positions import rope
 from tests.tolerances import allowed
 
@@ -301,6 +301,14 @@ def test_noise_costs_are_those_of_the_noise(settings, monkeypatch):
     for name in ("NOISE_ON_INPUTS", "NOISE_ON_WEIGHTS"):
         monkeypatch.setattr(f"sqrtdk.lab.training.train.{name}", 0.0)
     assert set(train(settings.cell())["noise_costs"].values()) == {0.0}
+
+
+def test_noise_leaves_the_weights_of_the_model_as_they_are():
+    model = Decoder(TINY_TEXT)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    text = torch.randint(256, (2, 2, TINY_TEXT.length), generator=torch.Generator().manual_seed(0))
+    noise_costs(model, TINY_TEXT, [(text[0], text[1])])
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 def test_training_leaves_the_number_of_threads_as_it_was():

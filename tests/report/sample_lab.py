@@ -27,7 +27,7 @@ STYLES: tuple[Style, ...] = ("line", "curve", "dashed", "points", "bars")
 
 @cache
 def records() -> tuple[Record, ...]:
-    """All answers but `undecided`; none, one and two plots; every style of series but `curve`."""
+    """All answers but `undecided`; none, one and two plots; every style of series."""
     claims = (var_linear, onehot_64, softmax_example, minmax_by_dim, jacobian_vanishes, scale_dk, cosine_analogy)
     return tuple(run_claim(module.CLAIM, quick=True, command="sqrtdk lab run all --quick") for module in claims)
 

@@ -116,6 +116,7 @@ def root_mean_square(name: str, samples: Tensor, **at: Place) -> Figure:
 
 
 SIDES = ("unscaled", "scaled")  # the two columns of the claims; the run's parameters name the scale rule of each
+RULE_BY_SIDE = {"unscaled": "none", "scaled": "sqrt_dk"}  # for claims whose control does not exchange the two
 LARGEST_BLOCK = 2**22  # numbers drawn at once
 
 

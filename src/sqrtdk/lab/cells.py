@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from sqrtdk import _json
-from sqrtdk._environment import numbers_from
+from sqrtdk._environment import code_hash, numbers_from
 from sqrtdk.engines import Engine, open_engine
 from sqrtdk.lab.claim import Cell
 from sqrtdk.store import disk
 from sqrtdk.store.results import Results
 
+_JUDGING = ("lab/claims/", "messages/")  # bars and sentences: to change one trains no model again
 Compute = Callable[[Cell], dict[str, Any]]
 
 
@@ -24,7 +25,8 @@ class Cells:
 
     Equal cells are computed once. With a folder each result is a file, written whole at once, so that an interrupted
     run continues where it stopped. The file's name is a hash of the cell, the source texts of the function and of this
-    package, and the versions of Python and the libraries; a change of any of them computes the cell anew.
+    package without the claims, and the versions of Python and the libraries; a change of any of them computes the cell
+    anew.
 
     Args:
         engine: "local", "pool" or "ray"; opened when the first cell must be computed.
@@ -95,7 +97,8 @@ class Cells:
 
 def cell_key(function: Compute, cell: Cell) -> str:
     """Return the name of a cell's result: equal for equal cells of the same function, code and versions."""
-    content = [function.__module__, function.__qualname__, _source(function.__module__), numbers_from(), cell]
+    made_by = {**numbers_from(), "code": code_hash(*_JUDGING)}
+    content = [function.__module__, function.__qualname__, _source(function.__module__), made_by, cell]
     return disk.hash_of(content)
 
 

@@ -90,6 +90,17 @@ def format_figure(value: float) -> str:
     return f"{value:.4g}"
 
 
+def enumerate_texts(entries: Iterable[str]) -> Text:
+    """Write entries one after the other, with each language's comma.
+
+    Example:
+        >>> enumerate_texts(["0.5", "2"])
+        Text(en='0.5, 2', zh='0.5、2')
+    """
+    entries = list(entries)
+    return Text(", ".join(entries), "、".join(entries))
+
+
 Axis = Literal["linear", "log"]
 Style = Literal["line", "curve", "dashed", "points", "bars"]
 

@@ -182,7 +182,7 @@ def _distance(check: Check) -> tuple[bool, float]:
             gaps.append(gap / width if width > 0 else gap / (max(abs(bar), abs(figure.value)) or 1.0))
     if check.low == check.high and check.met:  # an equality that is met could not be met better
         return True, math.inf
-    # Outside a field the nearer end counts, as it does inside.
+    # Of two bars the nearer one counts, whether the figure lies between them or outside.
     return not width > 0, min(gaps, default=math.inf)
 
 

@@ -22,7 +22,7 @@ from sqrtdk.lab.judge import Check, PartAnswer, deciding_checks
 from sqrtdk.lab.record import Record
 from sqrtdk.lab.register import CLAIMS
 from sqrtdk.lab.runner import Done
-from sqrtdk.messages import Message, in_language, said, word
+from sqrtdk.messages import Message, Text, in_language, said, word
 from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
@@ -71,6 +71,11 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
             (_label("lab.control", language), in_language(claim.control, language)),
         ]
         for part in claim.parts:
+            if part.reason is not None:
+                rows.append(
+                    (_label("lab.parts.not_measurable", language), _with_reason(part.text, part.reason, language))
+                )
+                continue
             bars = word("words.mark.semicolon", language).join(
                 bar_in_symbols(expect, language) for expect in part.expects
             )
@@ -195,8 +200,14 @@ def _part(part: PartAnswer, language: Language) -> str:
     of_part = {"met": "holds", "missed": "fails", "undecided": "undecided", "not_measurable": "not_measurable"}
     text = plain(in_language(part.text, language))
     if part.reason is not None:
-        text = word("lab.terminal.because", language, part=text, reason=plain(in_language(part.reason, language)))
+        text = _with_reason(part.text, part.reason, language)
     return word("lab.terminal.finding", language, met=Message(f"lab.answer.{of_part[part.state]}"), part=text)
+
+
+def _with_reason(part: Text, reason: Text, language: Language) -> str:
+    """Return a part that is not measurable, with the reason."""
+    part_text, reason_text = (plain(in_language(text, language)) for text in (part, reason))
+    return word("lab.terminal.because", language, part=part_text, reason=reason_text.rstrip(".。"))
 
 
 def _decided_by(check: Check, language: Language) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 _LATEX_TOKEN = re.compile(r"\\left\s*(?P<opening>\S)\s*|\s*\\right(?P<closing>\S)|\\partial\s*|\\[A-Za-z]+|\\.|\s+|.")
 _WIDE_BLANK = "\t"  # stands for a wide blank (\quad) until the whole text is put together
 _UNICODE_BY_COMMAND = {
-    **{rf"\{name}": name for name in ("cos", "eta", "log", "max", "min", "mu", "sigma", "tanh", "theta")},
+    **{rf"\{name}": name for name in ("cos", "epsilon", "eta", "log", "max", "min", "mu", "sigma", "tanh", "theta")},
     **{rf"\{name}": name for name in ("Delta", "Phi")},
     r"\partial": "d",
     r"\sum": "sum",
     r"\#": "#",
     r"\cdot": ".",
+    r"\pm": "+-",
     r"\top": "T",
     r"\Vert": "||",
     r"\approx": "~=",

@@ -21,7 +21,7 @@ WORDS = words_of(__name__)
 
 MATCH_DIM = 64
 RANDOM_KEYS = 64
-FEWEST_KEYS = 2  # the fewest keys with a choice
+FEWEST_KEYS = 3  # of 2 keys the match has at least half of the weight under any gain
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqrtdk.lab._arms import FULL_TRAINING, SCALE_LEGEND, Arm, differences, train_arms
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Place, Plot, series_over
+from sqrtdk.lab.figures import Figure, Figures, Place, Plot, enumerate_texts, series_over
 from sqrtdk.lab.intervals import geometric_mean, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -62,9 +62,13 @@ def why(figures: Figures) -> Text:
         last=deep.at["layers"],
         d_k=deep.at["d_k"],
         growth=figures("gap_growth_nats"),
-        gained=", ".join(f"{f.value:.3f}" for f in figures.all("held_out_loss_nats", scale="sqrt_dk")),
-        bare=", ".join(f"{f.value:.3f}" for f in figures.all("held_out_loss_nats", scale="none")),
+        scaled=_losses(figures, "sqrt_dk"),
+        bare=_losses(figures, "none"),
     )
+
+
+def _losses(figures: Figures, scale: str) -> Text:
+    return enumerate_texts(f"{figure.value:.3f}" for figure in figures.all("held_out_loss_nats", scale=scale))
 
 
 CLAIM = Claim(
@@ -84,6 +88,9 @@ CLAIM = Claim(
     },
     flipped={"models": ((1, 4), (1, 64))},
     measure=measure,
-    parts=(ClaimPart(WORDS("part.deeper"), (Expect("gap_beyond_half_more_nats", low=0.0),)),),
+    parts=(
+        ClaimPart(WORDS("part.deeper"), (Expect("gap_beyond_half_more_nats", low=0.0),)),
+        ClaimPart(WORDS("part.dozens"), reason=WORDS("reason.dozens")),
+    ),
     why=why,
 )

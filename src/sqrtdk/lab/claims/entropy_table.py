@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve_series, format_figure
+from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve_series, enumerate_texts, format_figure
 from sqrtdk.lab.intervals import exact, joint_mean, mean
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -112,16 +112,13 @@ def _plot(
     )
 
 
-def _row(numbers: Iterable[str]) -> Text:
-    cells = list(numbers)
-    return Text(", ".join(cells), "、".join(cells))
-
-
 def why(figures: Figures) -> Text:
     """The paragraph of the report."""
-    measured = {side: _row(map(str, figures.all("entropy_nats", side=side, length=CLAIMED_LENGTH))) for side in SIDES}
+    measured = {
+        side: enumerate_texts(map(str, figures.all("entropy_nats", side=side, length=CLAIMED_LENGTH))) for side in SIDES
+    }
     own = {
-        side: _row(format_figure(f.value) for f in figures.all("length_that_fits_the_cell", side=side))
+        side: enumerate_texts(format_figure(f.value) for f in figures.all("length_that_fits_the_cell", side=side))
         for side in SIDES
     }
     uniform = format_figure(round(math.log(CLAIMED_LENGTH), 1))

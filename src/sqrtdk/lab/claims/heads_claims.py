@@ -23,7 +23,7 @@ LENGTH, D_K = 64, 64  # bytes of a window; of the embedded model
 HEADS_APART = 1.5  # between the distances of two heads; with random weights they differ by about a tenth
 GAINED = 0.02  # nats a byte; runs that differ in their seed alone are about that far apart
 LESS = 0.5  # of what a single head has: these ratios scatter from seed to seed, by up to a third
-LEAST = 1e-4  # nats: a loss that does not rise, as that of a model that has hardly been trained, has no ratio
+LEAST_RISE = 1e-4  # nats; smaller rises count as this: a model that has hardly been trained may have none to divide by
 OVER = "_over_that_of_one_head"
 
 
@@ -47,7 +47,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         sign = -1.0 if entry == "training" else 1.0
         rises = {arm: [sign * (p[entry] - p["held_out"]) for p in _probed(of[arm])] for arm in designs}
         figures += [mean(name, values, heads=arm) for arm, values in rises.items()]
-        several, one = ([max(rise, LEAST) for rise in rises[arm]] for arm in ("several", "one"))
+        several, one = ([max(rise, LEAST_RISE) for rise in rises[arm]] for arm in ("several", "one"))
         ratios = [a / b for a, b in zip(several, one, strict=True)]
         figures.append(geometric_mean(f"{name}{OVER}", ratios))
     found = Figures(figures)
@@ -143,7 +143,7 @@ CLAIM = Claim(
     group="structure",
     sources=("S4",),
     statement=WORDS("statement"),
-    formula=r"\mathrm{MultiHead} = [\mathrm{head}_1, \dots, \mathrm{head}_h] \, W_O, \qquad "
+    formula=r"\mathrm{MultiHead} = [\mathrm{head}_1, ..., \mathrm{head}_h] \, W_O, \qquad "
     r"\mathrm{distance} = \frac{\sum_{j \le i} p_{ij} (i - j)}{i / 2}",
     method=WORDS("method", noise=f"{NOISE:g}", apart=HEADS_APART, gained=GAINED, less=LESS),
     control=WORDS("control"),

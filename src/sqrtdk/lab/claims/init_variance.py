@@ -96,10 +96,14 @@ def why(figures: Figures) -> Text:
     )
 
 
+# 15%: the intervals of the quick run reach 4%, and the starts that are not 1 are off by half or more.
+ABOUT_ONE = (0.85, 1.15)
+
+
 def _part(name: str) -> ClaimPart:
     return ClaimPart(
         WORDS("part.scaled", name=name),
-        (Expect("logit_std", low=0.85, high=1.15, at={"init": name, "case": "with the scale"}),),
+        (Expect("logit_std", *ABOUT_ONE, {"init": name, "case": "with the scale"}),),
     )
 
 
@@ -119,7 +123,7 @@ CLAIM = Claim(
         *map(_part, INITS),
         ClaimPart(
             WORDS("part.unscaled"),
-            (Expect("logit_std", low=0.85, high=1.15, at={"case": "without"}),),
+            (Expect("logit_std", *ABOUT_ONE, {"case": "without"}),),
         ),
     ),
     why=why,

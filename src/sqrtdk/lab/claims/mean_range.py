@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import SIDES, Draw, dot_products, factor, normal_pairs, root_mean_square
+from sqrtdk.lab._rows import RULE_BY_SIDE, SIDES, Draw, dot_products, factor, normal_pairs, root_mean_square
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import mean
@@ -18,7 +18,6 @@ WORDS = words_of(__name__)
 
 RANGE = 3.0  # explanations expect scaled logits within three standard deviations, which are 3
 COMPONENT_MEANS = {"zero": 0.0, "shifted": 0.5}
-SCALES_OF_SIDES = dict(zip(SIDES, ("none", "sqrt_dk"), strict=True))
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -27,7 +26,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
     for components, shift in COMPONENT_MEANS.items():
         for d_k in run["dims"]:
             product = dot_products(run.generator(components, d_k), run["pairs"], d_k, _shifted(shift))
-            for side, rule in SCALES_OF_SIDES.items():
+            for side, rule in RULE_BY_SIDE.items():
                 logits = factor(rule, d_k) * product
                 place = {"components": components, "side": side, "d_k": d_k}
                 center = mean("mean", logits, **place)
@@ -35,7 +34,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
                 figures += [center, spread]
                 if components == "zero":
                     judged = {"mean": center, "deviation": spread}[run["judged"]]
-                    figures.append(replace(judged, name="judged_quantity", at={"side": side, "d_k": d_k}))
+                    figures.append(replace(judged, name="mean_or_deviation", at={"side": side, "d_k": d_k}))
     return ExperimentResult(figures, (_plot(Figures(figures)),))
 
 
@@ -94,8 +93,8 @@ CLAIM = Claim(
         ClaimPart(
             WORDS("part.kept", range=f"{RANGE:g}"),
             (
-                Expect("judged_quantity", low=RANGE, at={"side": "unscaled"}),
-                Expect("judged_quantity", low=-RANGE, high=RANGE, at={"side": "scaled"}),
+                Expect("mean_or_deviation", low=RANGE, at={"side": "unscaled"}),
+                Expect("mean_or_deviation", low=-RANGE, high=RANGE, at={"side": "scaled"}),
             ),
         ),
     ),

@@ -34,7 +34,7 @@ D_K = 64
 RATE = 1e-2  # the best of the rates for most sizes in trials
 # Half of the factor of 2 that S3 calls harmful, on a logarithmic axis.
 SIGMA_ROOM = math.sqrt(2.0)
-STEPS = tuple(2.0 ** (i / 4) for i in range(-8, 17))  # sigmas of the rows: 1/4 to 16
+ROW_SIGMAS = tuple(2.0 ** (i / 4) for i in range(-8, 17))  # of the random rows: 1/4 to 16
 GRADIENT_SIGMAS = (0.25, 1.0, 4.0)
 
 
@@ -78,16 +78,16 @@ def measure(run: ExperimentRun) -> ExperimentResult:
 
 def _largest_jacobian(logits: Tensor) -> tuple[float, float]:
     """Return the sigma of the largest rms norm over rows of variance 1 (rows, keys), and the norm at 1 over that."""
-    norms = [row_stats(sigma * logits).jacobian_norm.square().mean().sqrt().item() for sigma in STEPS]
-    at = min(max(int(np.argmax(norms)), 1), len(STEPS) - 2)
+    norms = [row_stats(sigma * logits).jacobian_norm.square().mean().sqrt().item() for sigma in ROW_SIGMAS]
+    at = min(max(int(np.argmax(norms)), 1), len(ROW_SIGMAS) - 2)
     # a parabola through the largest and its neighbours, on a logarithmic axis of sigma
     left, middle, right = norms[at - 1 : at + 2]
     shift = 0.5 * (left - right) / (left - 2 * middle + right)
-    return STEPS[at] * 2.0 ** (shift / 4), norms[STEPS.index(1.0)] / max(norms)
+    return ROW_SIGMAS[at] * 2.0 ** (shift / 4), norms[ROW_SIGMAS.index(1.0)] / max(norms)
 
 
 def _gradients(run: ExperimentRun) -> list[Figure]:
-    """Return the gradient of a query over that at sigma 1: it has no largest place in the interval."""
+    """Return the gradient of a query at a smaller and at a larger sigma, over that at sigma 1."""
     keys = max(run["keys"])
     place = {"keys": keys, "sigmas": list(GRADIENT_SIGMAS), "folded": False, "d_k": D_K}
     found = run.map(first_step, [{**place, "seed": run.seed * run["blocks"] + i} for i in range(run["blocks"])])
@@ -101,7 +101,7 @@ def _gradients(run: ExperimentRun) -> list[Figure]:
 
 def _plots(run: ExperimentRun, figures: Figures, losses: Losses, by_length: Losses) -> tuple[Plot, ...]:
     keys = run["keys"]
-    norms = tuple(tuple(expected_jacobian_norm(n, sigma) for n in keys) for sigma in STEPS)
+    norms = tuple(tuple(expected_jacobian_norm(n, sigma) for n in keys) for sigma in ROW_SIGMAS)
     most = tuple(max(row[i] for row in norms) for i in range(len(keys)))
     shares = tuple(tuple(value / largest for value, largest in zip(row, most, strict=True)) for row in norms)
     return (
@@ -118,7 +118,7 @@ def _plots(run: ExperimentRun, figures: Figures, losses: Losses, by_length: Loss
             x_axis="log",
             y_axis="log",
             lines=((r"$1/\sqrt{d_k}$", 1.0),),
-            map=HeatMap("Jacobian over its largest", tuple(map(float, keys)), STEPS, shares),
+            map=HeatMap("Jacobian over its largest", tuple(map(float, keys)), ROW_SIGMAS, shares),
         ),
         loss_plot("start", WORDS("plot.start"), losses, figures.all("best_sigma")),
         loss_plot(
@@ -185,7 +185,7 @@ CLAIM = Claim(
     group="saturation",
     sources=("S1",),
     statement=WORDS("statement"),
-    formula=r"\sigma^\ast = \arg\max_\sigma \Vert \mathrm{diag}(p) - p\,p^\top \Vert, \qquad "
+    formula=r"\sigma_{\text{best}} = \text{arg max}_\sigma \Vert \mathrm{diag}(p) - p\,p^\top \Vert, \qquad "
     r"p = \mathrm{softmax}(\sigma z), \quad z \sim N(0, 1)^n",
     method=WORDS("method"),
     control=WORDS("control"),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sqrtdk.lab._rows import SIDES, factor, products
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, Series, format_figure
+from sqrtdk.lab.figures import Figures, Plot, Series, enumerate_texts, format_figure
 from sqrtdk.lab.intervals import exact, mean, proportion
 from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
@@ -69,8 +69,7 @@ def _plot(ranges: list[tuple[str, int, float, float, float]], run: ExperimentRun
 
 
 def _list(figures: Figures, name: str, side: str) -> Text:
-    cells = [format_figure(figure.value) for figure in figures.all(name, side=side)]
-    return Text(", ".join(cells), "、".join(cells))
+    return enumerate_texts(format_figure(figure.value) for figure in figures.all(name, side=side))
 
 
 def why(figures: Figures) -> Text:

@@ -22,7 +22,7 @@ def _noise_cost(kind: str) -> Callable[[Arm], list[float]]:
 
 
 def _rate_cost(arm: Arm) -> list[float]:
-    """Return what the next smaller and the next larger learning rate add to the loss, on average, for each seed."""
+    """Return what another learning rate adds to the loss of each seed: mean of the next smaller and the next larger."""
     rates = list(arm.results)
     best = rates.index(arm.rate)
     beside = [arm.losses(rates[i]) for i in (best - 1, best + 1) if 0 <= i < len(rates)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import SIDES, factor, normal_pairs
+from sqrtdk.lab._rows import RULE_BY_SIDE, SIDES, factor, normal_pairs
 from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
 from sqrtdk.lab.figures import Figures, Plot, series_over
 from sqrtdk.lab.intervals import largest_draw, mean, proportion
@@ -53,9 +53,8 @@ def measure(run: ExperimentRun) -> ExperimentResult:
 def _attention(run: ExperimentRun, number: int, d_k: int, side: str) -> tuple[Tensor, Tensor]:
     """Return logits and weights of one run: under autocast the product is in bfloat16, and the softmax in float32."""
     query, key = normal_pairs(run.generator("example", number, d_k), run["keys"], d_k)
-    rule = {"unscaled": "none", "scaled": "sqrt_dk"}[side]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = query @ key.mT * factor(rule, d_k)
+        logits = query @ key.mT * factor(RULE_BY_SIDE[side], d_k)
     return logits, logits.float().softmax(-1)
 
 

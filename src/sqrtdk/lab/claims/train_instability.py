@@ -15,7 +15,7 @@ WORDS = words_of(__name__)
 
 Name = tuple[str, int, str, str]  # task, d_k, scale, start of the weights of q and k
 Arms = Mapping[Name, Arm]
-SLOWER = 0.02  # nats per symbol
+SLOWER = 0.02  # nats per symbol; seeds of one arm of the decoder scatter by about as much
 COSTLIER = 0.05  # nats per symbol; the growth is a difference of two gaps, and scatters more than one
 
 

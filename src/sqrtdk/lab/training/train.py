@@ -9,6 +9,7 @@ angles: 1 for equal subspaces, d_k / d_model on average for random ones.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -176,13 +177,15 @@ def noise_costs(model: nn.Module, settings: TrainingSettings, batches: list[Data
     """Return what Gaussian noise adds to the held-out loss, in nats a symbol.
 
     Args:
-        model: trained; the noise stays in its weights.
+        model: trained; the noise goes into the weights of a copy.
         settings: of its run.
         batches: held out; the first four are used, with and without noise.
 
     Returns:
         `inputs`: noise on every embedded symbol; `weights`: noise on every matrix.
     """
+    # What else is measured on the model has to see it without noise: `train_heads` probes it after this.
+    model = copy.deepcopy(model)
     generator, batches = _generator(settings, "noise"), batches[:NOISY_BATCHES]
     clean = _held_out_loss(model, settings, batches)
 
