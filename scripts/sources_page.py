@@ -71,10 +71,10 @@ WORDS = {
         "position of the query, and $n = m + 1$ the number of keys that it sees; $\\lfloor\\ \\rfloor$ rounds down to "
         "a whole number. In Gemma 3, $d_0$ is a number of the configuration. $\\lVert W \\rVert$ is the largest "
         "$|x W| / |x|$. Where two sources are given, the formula is from the second.",
-        "公式中 $z$ 是通常的 logit，即 $q \\cdot k / \\sqrt{d_k}$；公式只有 $z$ 时，表示它保持不变。"
+        "公式中 $z$ 是通常的 logit，即 $q \\cdot k / \\sqrt{d_k}$；只写 $z$ 的公式表示 logit 保持不变。"
         "$\\hat q$ 与 $\\hat k$ 的均方根为 1，有增益时再乘增益。$m$ 是查询的位置，"
         "$n = m + 1$ 是它看得到的键的个数；$\\lfloor\\ \\rfloor$ 表示向下取整。Gemma 3 中的 $d_0$ 是配置中的一个数。"
-        "$\\lVert W \\rVert$ 是 $W$ 对向量的最大拉伸倍数，即 $|x W| / |x|$ 的最大值。"
+        "$\\lVert W \\rVert$ 是最大拉伸倍数，即 $|x W| / |x|$ 的最大值。"
         "有两个出处时，第二个是公式的出处。",
     ),
 }
