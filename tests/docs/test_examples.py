@@ -39,8 +39,8 @@ def examples(path: Path) -> str:
 
 
 def code(text: str) -> str:
-    """The examples without the lines between them."""
-    return re.sub(r"\n+", "\n", text)
+    """The examples without their comments and the lines between them."""
+    return re.sub(r"\n+", "\n", re.sub(r" +# .*", "", text))
 
 
 ENGLISH, CHINESE = (

@@ -1,6 +1,6 @@
 """The Chinese pages mirror the English ones: the same pages, headings, code, tables, links and pictures.
 
-Code may have its comments and what it prints in Chinese; all else of it is equal.
+Code may have its comments and what it prints in Chinese, and a command may ask for that; all else of it is equal.
 """
 
 from __future__ import annotations
@@ -93,12 +93,39 @@ def _code(block: tuple[str, str]) -> tuple[str, str]:
     return (info, "\n".join(lines)) if literal else (info.split("}")[0], "")
 
 
+COMMENT = re.compile(r"(?:^| +)# .*$", re.MULTILINE)
+IN_CHINESE = " --lang zh-CN"
+
+
+def _shown(english: str, chinese: str) -> tuple[list[str], list[str]]:
+    """What a command prints: of output in Chinese only which numbers it has, as other words are in another order."""
+    if HAN.search(chinese):
+        return sorted({*_numbers(english).split()}), sorted({*_numbers(chinese).split()})
+    return english.splitlines(), chinese.splitlines()
+
+
+def _console(text: str) -> tuple[list[str], str]:
+    """The commands without their comments and without the choice of Chinese, and what they print."""
+    lines = text.splitlines()
+    commands = [COMMENT.sub("", line).removesuffix(IN_CHINESE) for line in lines if line.startswith("$ ")]
+    return commands, "\n".join(line for line in lines if not line.startswith("$ "))
+
+
 def _same_code(english: tuple[str, str], chinese: tuple[str, str]) -> bool:
-    """Whether two blocks say the same to Python, but for the words that they print; other blocks are equal."""
-    if english[0] == chinese[0] == "python" and ">>> " in english[1]:
-        one, other = _sessions(english[1], chinese[1])
-        return one == other
-    return _code(english) == _code(chinese)
+    """Whether two blocks do the same, but for comments and for words that are shown; other blocks are equal."""
+    (info, one), (other_info, other) = english, chinese
+    if info != other_info or info.startswith("{"):
+        return _code(english) == _code(chinese)
+    if info in ("python", "pycon"):
+        alike = _sessions(one, other) if ">>> " in one else _programs(one, other)
+    elif info == "console":
+        (commands, printed), (other_commands, other_printed) = _console(one), _console(other)
+        alike = (commands, _shown(printed, other_printed)[0]), (other_commands, _shown(printed, other_printed)[1])
+    elif info == "text":
+        alike = _shown(one, other)
+    else:
+        alike = COMMENT.sub("", one), COMMENT.sub("", other)
+    return alike[0] == alike[1]
 
 
 def _targets(path: Path) -> list[str]:
@@ -164,3 +191,39 @@ def test_words_and_comments_may_be_chinese() -> None:
 def test_other_code_is_seen(right: str, wrong: str) -> None:
     assert right in CHINESE_CODE
     assert not _same_code(("python", ENGLISH_CODE), ("python", CHINESE_CODE.replace(right, wrong)))
+
+
+ENGLISH_CONSOLE = """
+$ sqrtdk check demo      # the right scale
+3 attentions: 2 exact, 1 not
+"""
+CHINESE_CONSOLE = """
+$ sqrtdk check demo --lang zh-CN      # 正确的缩放
+2 次相符、1 次不符，共 3 次注意力
+"""
+
+
+def test_comments_and_output_of_commands_may_be_chinese() -> None:
+    assert _same_code(("console", ENGLISH_CONSOLE), ("console", CHINESE_CONSOLE))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("check demo", "check demo:unscaled"),
+        ("zh-CN ", "en "),
+        ("2 次", "1 次"),
+        ("$ sqrtdk", "$ make test\n$ sqrtdk"),
+        ("共 3 次", "共三次"),
+    ],
+)
+def test_another_command_is_seen(right: str, wrong: str) -> None:
+    assert right in CHINESE_CONSOLE
+    assert not _same_code(("console", ENGLISH_CONSOLE), ("console", CHINESE_CONSOLE.replace(right, wrong)))
+
+
+def test_other_blocks_differ_in_comments_alone() -> None:
+    block = "id: 3 # the first\n"
+    assert _same_code(("yaml", block), ("yaml", "id: 3 # 第一个\n"))
+    assert not _same_code(("yaml", block), ("yaml", "id: 4 # 第一个\n"))
+    assert not _same_code(("yaml", block), ("toml", block))
