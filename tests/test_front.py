@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.cells import cell_len
 
 import cost_page
 import readme_picture
@@ -24,8 +25,14 @@ WEIGHTS = ROOT / "src" / "sqrtdk" / "models" / "weights"
 READMES = ("README.md", "README.zh-CN.md")
 MOST_LINES = 150
 SWITCH = "**English** | [简体中文](README.zh-CN.md)", "[English](README.md) | **简体中文**"
-# pages with `text` blocks of `sqrtdk check`
-WITH_SAMPLES = ["README.md", "docs/en/start.md"]
+LANGUAGES = {"en": "en", "zh": "zh-CN"}  # as the folders of the documentation have them, and `--lang`
+# pages with `text` blocks of `sqrtdk check`: their languages, and how many
+WITH_SAMPLES = {
+    "README.md": ("en", 1),
+    "README.zh-CN.md": ("zh", 1),
+    "docs/en/start.md": ("en", 2),
+    "docs/zh/start.md": ("zh", 2),
+}
 COLUMNS = "80"
 
 
@@ -79,10 +86,12 @@ def steady(text: str) -> str:
 @pytest.mark.parametrize("name", WITH_SAMPLES)
 def test_the_output_shown_is_real(name: str) -> None:
     """Line by line, in order; `...` stands for lines that are left out."""
-    samples = [block for block in blocks(name, "text") if "attention calls:" in block]
-    assert len(samples) == (1 if name == "README.md" else 2)
+    language, count = WITH_SAMPLES[name]
+    samples = [block for block in blocks(name, "text") if re.search("attention calls: |次注意力调用：", block)]
+    assert len(samples) == count
     for sample in samples:
-        output = steady(printed("check", "demo:unscaled" if "missing" in sample else "demo"))
+        model = "demo:unscaled" if "missing" in sample else "demo"
+        output = steady(printed("check", model, "--lang", LANGUAGES[language]))
         for part in steady(sample).split("...\n"):
             before, found, output = output.partition(part)
             assert found, f"not in what is printed:\n{part}"
@@ -90,11 +99,13 @@ def test_the_output_shown_is_real(name: str) -> None:
 
 
 @pytest.mark.full
-def test_the_comparison_shown_is_real() -> None:
-    """Word by word: how many blanks and line breaks there are, the width of the numbers decides."""
-    (sample,) = [block for block in blocks("docs/en/start.md", "text") if "pairs of attentions:" in block]
-    assert max(map(len, sample.splitlines())) <= int(COLUMNS)
-    assert steady(sample).split() == steady(printed("diff", "demo", "demo:unscaled")).split()
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_comparison_shown_is_real(language: str) -> None:
+    """But for blanks and line breaks: how many there are, the width of the numbers decides."""
+    (sample,) = [block for block in blocks(f"docs/{language}/start.md", "text") if block.startswith("A  demo")]
+    assert max(map(cell_len, sample.splitlines())) <= int(COLUMNS)
+    output = printed("diff", "demo", "demo:unscaled", "--lang", LANGUAGES[language])
+    assert "".join(steady(sample).split()) == "".join(steady(output).split())
 
 
 def test_the_page_lists_every_option_of_check() -> None:

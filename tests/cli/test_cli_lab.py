@@ -130,12 +130,15 @@ def test_a_run_says_what_came_out(folder: Path, language: str) -> None:
     assert str(folder / "var-linear-variance.png") in said
 
 
-def test_the_page_of_the_lab_shows_what_a_run_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "en" / "lab.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_of_the_lab_shows_what_a_run_prints(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / language / "lab.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```console\n\$ sqrtdk (lab run .*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     done = called(*shown[0].split(), COLUMNS="100")
-    seconds = re.compile(r"[\d.]+ s$", re.MULTILINE)
+    seconds = re.compile(r"[\d.]+ (?:s|秒)$", re.MULTILINE)
     assert seconds.sub("", done.stdout) == seconds.sub("", shown[1])
 
 

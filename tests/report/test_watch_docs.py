@@ -1,4 +1,4 @@
-"""docs/en/watch.md: its examples run, its output is real, its tables are those of the columns."""
+"""docs/en/watch.md: its examples run, its output is real, in Chinese too, its tables are those of the columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqrtdk.monitor import sums
 from sqrtdk.monitor.columns import COLUMNS_BY_TABLE, Column
 from tests.support.program import called
 
-PAGE = Path(__file__).parents[2] / "docs" / "en" / "watch.md"
+PAGE, CHINESE_PAGE = (Path(__file__).parents[2] / "docs" / language / "watch.md" for language in ("en", "zh"))
 TEXT = PAGE.read_text(encoding="utf-8")
 QUANTILES = ("_p05", "_p50", "_p95")
 
@@ -55,14 +55,16 @@ def test_the_examples_run_and_the_output_is_real(tmp_path: Path, monkeypatch: py
     torch._dynamo.reset()  # its hooks look into the names of the examples, as long as they are there
     assert result.failed == 0
     assert result.attempted > 20
-    (shown,) = re.findall(r"^```text\n(runs/exp1  Decoder.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    done = called("watch", "show", "runs/exp1", COLUMNS="110")
 
     def words(text: str) -> list[str]:
-        text = re.sub(r"\nalarms .*?(?=\nnot measured|\Z)", "", text, flags=re.DOTALL)
-        return re.sub(r"[▁-█·]+|\d[\d.,]*(e-?\d+)?%?|, logarithmic", "#", text).replace("##", "#").split()
+        text = re.sub(r"\n(?:alarms|警报) .*?(?=\nnot measured|\n未测量|\Z)", "", text, flags=re.DOTALL)
+        text = re.sub(r"[▁-█·]+|\d[\d.,]*(e-?\d+)?%?|, logarithmic|，对数刻度", "#", text)
+        return text.replace("##", "#").split()
 
-    assert words(shown) == words(done.stdout)
+    for page, language in ((PAGE, "en"), (CHINESE_PAGE, "zh-CN")):
+        text = page.read_text(encoding="utf-8")
+        (shown,) = re.findall(r"^```text\n(runs/exp1  Decoder.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        assert words(shown) == words(called("watch", "show", "runs/exp1", "--lang", language, COLUMNS="110").stdout)
 
 
 def test_the_bars_are_those_of_the_verb() -> None:
