@@ -42,7 +42,7 @@ def mistaken(style: str, mistake: str | None, folder: Path) -> tuple[nn.Module, 
     return model, inputs
 
 
-def exported(model: nn.Module, inputs: Any, path: Path, name: str = "") -> Path:
+def exported(model: nn.Module, inputs: Any, path: Path, name: str = "", **options: Any) -> Path:
     """Write a module as the kind that the path's suffix says; whatever the exporters warn of is theirs."""
     args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs))
     for parameter in model.parameters():
@@ -60,13 +60,12 @@ def exported(model: nn.Module, inputs: Any, path: Path, name: str = "") -> Path:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             if path.suffix == ".pt2":
-                torch.export.save(torch.export.export(model, args, kwargs, strict=False), path)
+                torch.export.save(torch.export.export(model, args, kwargs, strict=False, **options), path)
             else:
                 pytest.importorskip("onnxscript", reason="onnxscript is not installed: torch.onnx.export needs it")
                 folds = name not in WITHOUT_FOLDING
-                torch.onnx.export(
-                    model, args, path, kwargs=kwargs, dynamo=True, verbose=False, external_data=False, optimize=folds
-                )
+                options |= {"verbose": False, "external_data": False, "optimize": folds}
+                torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, **options)
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)

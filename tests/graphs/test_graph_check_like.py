@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.attentions.planted import planted
 from tests.graphs.files import attention_model, onnx, write
 from tests.graphs.modules import exported
 from tests.support.optional import jsonschema
+from tests.support.program import called
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 NONE = LoadOptions()
@@ -106,6 +108,21 @@ def test_a_program_is_run(program: Callable[..., str]) -> None:
 def test_options_of_graphs_alone() -> None:
     with pytest.raises(InvalidValueError, match="exported graphs"):
         check_with("demo", None, NONE, like="demo")
+
+
+@pytest.mark.full
+def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In English and in Chinese; `...` stands for lines that are left out."""
+    sizes = {0: torch.export.Dim("rows", min=2, max=8), 1: torch.export.Dim("tokens", min=2, max=64)}
+    exported(*planted("sdpa_scale", "twice"), tmp_path / "twice.onnx", dynamic_shapes={"x": sizes})
+    monkeypatch.chdir(tmp_path)
+    for language in ("en", "zh"):
+        page = (Path(__file__).parents[2] / "docs" / language / "graphs.md").read_text(encoding="utf-8")
+        (shown,) = re.findall(r"^```console\n\$ sqrtdk (check twice\.onnx.*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        printed = called(*shown[0].split(), COLUMNS="120").stdout
+        first, last = shown[1].split("...\n")
+        assert printed.startswith(first)
+        assert printed.endswith(f"\n{last}")
 
 
 def test_the_command(tmp_path: Path) -> None:
