@@ -266,6 +266,7 @@ def test_what_no_part_of_a_module_tells_is_told_from_numbers(forward: Any, place
     report = diff(decoder(), changed(forward_of(forward)), IDS)
     assert f"the first difference is in {place}" in without_lines(report.outputs_from)
     assert without_lines(report.outputs_from).endswith("nothing else differs")
+    assert not re.search(r"[一-鿿]`|`[一-鿿]", paragraphs(report)[0])
 
 
 def test_layers_that_differ_alike_in_what_is_not_known() -> None:

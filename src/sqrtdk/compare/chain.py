@@ -177,8 +177,8 @@ class _Walk:
                 behind = inner
                 known += [(_input_of(f"`{inner.a.place[0]}`"), kept) for kept in inner.a.takes[:1]]
                 known += [(_output_of(f"`{inner.a.place[0]}`"), kept) for kept in inner.a.gives[:1]]
-        first: str = _input_of(name) if behind is None else f"`{behind.a.place[0]}`"
-        last: str = _output_of(name) if before is None else f"`{before.a.place[0]}`"
+        first: str = _input_of(name) if behind is None else _call_of(f"`{behind.a.place[0]}`")
+        last: str = _output_of(name) if before is None else _call_of(f"`{before.a.place[0]}`")
         within = behind is not None or before is not None
         if inside and path in self.sites and path not in {site for site, _ in self.own}:
             within, first = True, Message("outputs.place.attention")
@@ -269,6 +269,10 @@ class _Walk:
 
 def _input_of(module: str) -> Message:
     return Message("outputs.place.input", module=module)
+
+
+def _call_of(module: str) -> Message:
+    return Message("outputs.place.call", module=module)
 
 
 def _output_of(module: str) -> Message:
