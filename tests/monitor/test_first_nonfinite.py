@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from sqrtdk.messages import said
+from sqrtdk._language import Language
+from sqrtdk.messages import Message, said
 from sqrtdk.monitor import first_nonfinite as law
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.watch import Watch
@@ -164,6 +167,18 @@ def test_the_module_and_the_cause_are_named(case: str) -> None:
     model = Decoder()
     hurt(model)
     assert first_of(model.to(dtype), ones(fill).to(dtype)) == expected
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_shows_what_an_alarm_says(language: Language) -> None:
+    page = (Path(__file__).parents[2] / "docs" / language / "watch-alarms.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown = " ".join(shown.split())
+    where = re.split("; |；", shown, maxsplit=1)[1]
+    assert shown == Message("alarms.nonfinite.loss", loss="nan", step=300, where=where).said(language)
+    model = Decoder()
+    PLANTED["overflow"][0](model)
+    assert said(watched(model.half(), ones().half())[1], language).endswith(where)
 
 
 def test_a_sum_between_blocks_lies_between_their_modules() -> None:
