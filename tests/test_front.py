@@ -63,9 +63,10 @@ def test_what_is_typed_after_the_two_commands_works() -> None:
     ]
 
 
-def test_the_python_of_the_readme_runs() -> None:
-    session = "".join(blocks("README.md", "python"))
-    example = doctest.DocTestParser().get_doctest(session, {}, "README.md", "README.md", 0)
+@pytest.mark.parametrize("name", READMES)
+def test_the_python_of_the_readme_runs(name: str) -> None:
+    session = "".join(blocks(name, "python"))
+    example = doctest.DocTestParser().get_doctest(session, {}, name, name, 0)
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE)
     said: list[str] = []
     runner.run(example, out=said.append)

@@ -1,6 +1,6 @@
 """The Chinese pages mirror the English ones: the same pages, headings, code, tables, links and pictures.
 
-Code may have its comments and what it prints in Chinese, and a command may ask for that; all else of it is equal.
+Code may have its comments and what it prints in Chinese, and may ask for that; all else of it is equal.
 """
 
 from __future__ import annotations
@@ -46,16 +46,27 @@ def test_the_navigation_has_every_page_once() -> None:
     assert {"index", *listed} == ENGLISH.keys()
 
 
-HAN = re.compile("[\u3400-\u9fff]")
+HAN = re.compile("[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]")  # with full-width punctuation
 
 
 def _numbers(text: str) -> str:
     return " ".join(re.findall(r"\d+(?:\.\d+)?", text))
 
 
+class _WithoutChoice(ast.NodeTransformer):
+    """Calls without `language="zh"`, and the message itself in place of `message.said("zh")`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "said":
+            return node.func.value
+        node.keywords = [word for word in node.keywords if ast.unparse(word) != "language='zh'"]
+        return node
+
+
 def _programs(english: str, chinese: str) -> tuple[str, str]:
     """Two programs without comments, and without the words of the texts that one of them has in Chinese."""
-    trees = ast.parse(english), ast.parse(chinese)
+    trees = [_WithoutChoice().visit(ast.parse(text)) for text in (english, chinese)]
     sides = ([node for node in ast.walk(tree) if isinstance(node, ast.Constant)] for tree in trees)
     for pair in zip(*sides, strict=False):  # where their numbers differ, so do the programs
         one, other = (node.value for node in pair)
@@ -64,20 +75,24 @@ def _programs(english: str, chinese: str) -> tuple[str, str]:
     return ast.dump(trees[0]), ast.dump(trees[1])
 
 
-def _outputs(english: str, chinese: str) -> tuple[str, str]:
-    """Two outputs without the words of the lines that one of them has in Chinese."""
-    pairs = zip_longest(english.splitlines(), chinese.splitlines(), fillvalue="")
-    plain = [tuple(map(_numbers, pair)) if HAN.search(pair[1]) else pair for pair in pairs]
-    return "\n".join(pair[0] for pair in plain), "\n".join(pair[1] for pair in plain)
+COMMENT = re.compile(r"(?:^| +)# .*$", re.MULTILINE)
+IN_CHINESE = " --lang zh-CN"
 
 
-def _sessions(english: str, chinese: str) -> tuple[list[str], list[str]]:
-    """Two blocks with prompts, statement by statement, as `_programs` and `_outputs` leave them."""
-    parts: tuple[list[str], list[str]] = ([], [])
+def _shown(english: str, chinese: str) -> tuple[list[str], list[str]]:
+    """What a command prints: of output in Chinese only which numbers it has, as other words are in another order."""
+    if HAN.search(chinese):
+        return sorted({*_numbers(english).split()}), sorted({*_numbers(chinese).split()})
+    return english.splitlines(), chinese.splitlines()
+
+
+def _sessions(english: str, chinese: str) -> tuple[list[object], list[object]]:
+    """Two blocks with prompts, statement by statement, as `_programs` and `_shown` leave them."""
+    parts: tuple[list[object], list[object]] = ([], [])
     sides = (doctest.DocTestParser().get_examples(text) for text in (english, chinese))
     nothing = doctest.Example("", "")
     for one, other in zip_longest(*sides, fillvalue=nothing):
-        for pair in (_programs(one.source, other.source), _outputs(one.want, other.want)):
+        for pair in (_programs(one.source, other.source), _shown(one.want, other.want)):
             for side, text in zip(parts, pair, strict=True):
                 side.append(text)
     return parts
@@ -91,17 +106,6 @@ def _code(block: tuple[str, str]) -> tuple[str, str]:
     literal = info.split("}")[0] in ("{toctree", "{eval-rst", "{public")
     lines = [line for line in text.splitlines() if not line.startswith(TITLES)]
     return (info, "\n".join(lines)) if literal else (info.split("}")[0], "")
-
-
-COMMENT = re.compile(r"(?:^| +)# .*$", re.MULTILINE)
-IN_CHINESE = " --lang zh-CN"
-
-
-def _shown(english: str, chinese: str) -> tuple[list[str], list[str]]:
-    """What a command prints: of output in Chinese only which numbers it has, as other words are in another order."""
-    if HAN.search(chinese):
-        return sorted({*_numbers(english).split()}), sorted({*_numbers(chinese).split()})
-    return english.splitlines(), chinese.splitlines()
 
 
 def _console(text: str) -> tuple[list[str], str]:
@@ -227,3 +231,10 @@ def test_other_blocks_differ_in_comments_alone() -> None:
     assert _same_code(("yaml", block), ("yaml", "id: 3 # 第一个\n"))
     assert not _same_code(("yaml", block), ("yaml", "id: 4 # 第一个\n"))
     assert not _same_code(("yaml", block), ("toml", block))
+
+
+def test_code_may_ask_for_chinese() -> None:
+    english = ">>> print(report.fix, to_text(report))\nscale once, of 2\n"
+    chinese = '>>> print(report.fix.said("zh"), to_text(report, language="zh"))\n2 次中只缩放一次\n'
+    assert _same_code(("python", english), ("python", chinese))
+    assert not _same_code(("python", english), ("python", chinese.replace('language="zh"', "width=80")))

@@ -118,7 +118,9 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for language in ("en", "zh"):
         page = (Path(__file__).parents[2] / "docs" / language / "graphs.md").read_text(encoding="utf-8")
-        (shown,) = re.findall(r"^```console\n\$ sqrtdk (check twice\.onnx.*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        (shown,) = re.findall(
+            r"^```console\n\$ sqrtdk (check twice\.onnx.*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+        )
         printed = called(*shown[0].split(), COLUMNS="120").stdout
         first, last = shown[1].split("...\n")
         assert printed.startswith(first)
