@@ -73,6 +73,11 @@ WORDS = {
     "from": Text("From", "出处"),
     "condition": Text("Condition", "条件"),
     "run": Text("Run it", "运行"),
+    "quick": Text(
+        "The full run of some claims, which train many models, is still to be made; their verdicts and figures are "
+        "those of the quick run: {claims}.",
+        "有些说法要训练许多模型，其完整运行尚未完成，这里的判定与数值取自快速运行：{claims}。",
+    ),
     "seeds": Text(
         "The verdicts do not hang on the seed: the quick runs of all claims come to the same with each of the seeds "
         "{quick}, and so do the full runs of the {count} claims that train no model.",
@@ -230,6 +235,8 @@ def page(language: str) -> str:
     if seeds := seeds_told():
         lines[-2] += f"\n{wrapped(word('seeds', **seeds))}"
     lines += [wrapped(word("figures", level=f"{CONFIDENCE:.0%}")), ""]
+    if quick := [link(row["id"]) for row in figures()["claims"].values() if row["quick"]]:
+        lines += [wrapped(word("quick", claims=word("comma").join(quick))), ""]
     lines += [
         f"## {word('verdicts')}",
         "",

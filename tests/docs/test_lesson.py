@@ -204,7 +204,12 @@ def test_the_records_say_what_the_full_run_of_the_lab_said() -> None:
     found = {path.stem: record(path.stem).outcome.verdict.answer for path in RECORDS.glob("*.json")}
     assert len(found) == 11
     assert found.items() <= verdicts.items()
-    assert [path.stem for path in RECORDS.glob("*.json") if record(path.stem).quick] == []
+    # trainings and maps whose full runs take hours; the page says that some of its records are of quick runs
+    quick = {path.stem for path in RECORDS.glob("*.json") if record(path.stem).quick}
+    assert quick <= {"best-exponent", "grad-norm", "optimal-interval", "train-instability"}
+    for language, sentence in (("en", "of smaller, quick runs"), ("zh", "规模较小的快速运行")):
+        page = (DOCS / language / "why-sqrt-dk.md").read_text(encoding="utf-8")
+        assert (sentence in page) == bool(quick)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
