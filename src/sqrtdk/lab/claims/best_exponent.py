@@ -200,8 +200,6 @@ CLAIM = Claim(
         ClaimPart(WORDS("part.start"), (Expect("exponent", LOW, HIGH, {"when": "start"}),)),
         ClaimPart(WORDS("part.step"), (Expect("exponent", LOW, HIGH, {"when": "step"}),)),
         ClaimPart(WORDS("part.keys"), (Expect("change_with_keys", -EXPONENT_ROOM, EXPONENT_ROOM),)),
-        ClaimPart(WORDS("part.law_shared"), (Expect(LAW, high=LOSS_TOLERANCE, at={"rate": SHARED, "exponent": 0.5}),)),
-        ClaimPart(WORDS("part.law_own"), (Expect(LAW, high=LOSS_TOLERANCE, at={"rate": OWN, "exponent": 0.5}),)),
         ClaimPart(WORDS("part.shared"), (Expect("cost_of_sigma_1_nats", high=LOSS_TOLERANCE, at={"rate": SHARED}),)),
         ClaimPart(WORDS("part.own"), (Expect("cost_of_sigma_1_nats", high=LOSS_TOLERANCE, at={"rate": OWN}),)),
     ),
