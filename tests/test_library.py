@@ -123,7 +123,7 @@ def test_dir_lists_what_is_public(module: Any) -> None:
 def test_one_id_of_the_lab_runs() -> None:
     done = lab.run("params-single", quick=True)
     assert isinstance(done.record, Record)
-    assert repr(done).startswith("Done(Record('params-single', holds; quick, seed 0; ")
+    assert repr(done).startswith("Done(Record('params-single', fails; quick, seed 0; ")
     (same,) = lab.run(["params-single"], quick=True)
     assert same.record.outcome.verdict == done.record.outcome.verdict
     with pytest.raises(InvalidValueError, match="there is no claim 'grad-nrm'") as error:

@@ -151,7 +151,8 @@ def report_records(
         target = output or folder / REPORT
         replace = force or output is None  # `lab run` wrote the page of the directory, and would write it again
         with working(Message("progress.reading", run=str(folder))):
-            _files.check_writable(target, replace)
+            if output is not None:  # before the work; a directory without records is told by the records
+                _files.check_writable(target, replace)
             page, missing = _page(folder, lang)
         _files.write_text(target, page, replace)
         if missing:

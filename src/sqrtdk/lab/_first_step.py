@@ -43,7 +43,7 @@ def first_step(cell: Cell) -> dict[str, Any]:
     Example:
         >>> found = first_step({"d_k": 16, "keys": 32, "sigmas": [0.01, 1.0], "folded": False, "seed": 0})
         >>> [round(share, 2) for share in found["entropy_share"]]
-        [1.0, 0.88]
+        [1.0, 0.86]
     """
     d_k, keys = cell["d_k"], cell["keys"]
     rng = torch.Generator().manual_seed(stable_seed(["first step", dict(cell)]))
