@@ -122,6 +122,11 @@ def _set(value: object, *place: str | int) -> Callable[[Any], None]:
     return write
 
 
+def _map_of(x: list[float], y: list[float], values: list[list[float]]) -> Callable[[Any], None]:
+    drawn = {"label": "ratio", "x": x, "y": y, "values": values, "colours": "log", "centre": 1.0}
+    return _set(drawn, "plots", 0, "map")
+
+
 SERIES = ("plots", 0, "series", 0)
 CHECK = ("outcome", "verdict", "findings", 0, "checks", 0)
 WRONG = [
@@ -146,6 +151,12 @@ WRONG = [
     _set([1.0], *SERIES, "low"),
     _set([], *SERIES, "high"),
     _set("bars", *SERIES, "style"),
+    _map_of([1.0, 2.0], [1.0], [[1.0]]),  # a row too short
+    _map_of([1.0], [1.0, 2.0], [[1.0]]),  # a row too few
+    _map_of([], [], []),
+    _map_of([2.0, 1.0], [1.0], [[1.0, 2.0]]),
+    _map_of([0.0, 1.0], [1.0], [[1.0, 2.0]]),  # on a log axis
+    _map_of([1.0, 1e300], [1.0], [[1.0, 2.0]]),
 ]
 
 

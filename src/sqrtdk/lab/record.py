@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from sqrtdk.lab.judge import ClaimVerdict
 from sqrtdk.messages import Text
 
 SCHEMA_VERSION = 2
+MOST_PLACE = 1e100  # of a map; the arithmetic of drawing overflows beyond
 Doubt = Literal["same", "undecided"]
 
 
@@ -168,9 +170,17 @@ def _impossible(record: Record) -> Iterator[str]:
         for figure in (*one.figures, *(check.figure for finding in findings for check in finding.checks)):
             if figure.samples < 1:
                 yield f"a figure of {quote(figure.samples)} samples; it is of 1 or more"
-    for drawn in (plot.map for plot in record.plots if plot.map is not None):
+    for plot in record.plots:
+        if (drawn := plot.map) is None:
+            continue
         if {len(row) for row in drawn.values} != {len(drawn.x)} or len(drawn.values) != len(drawn.y):
             yield f"a map of {len(drawn.x)} x and {len(drawn.y)} y whose rows are not as long, or not as many"
+        for places, axis in ((drawn.x, plot.x_axis), (drawn.y, plot.y_axis)):
+            rising = all(low < high for low, high in itertools.pairwise(places))
+            if not (places and rising and all(abs(place) <= MOST_PLACE for place in places)):
+                yield f"a map at {quote(list(places))}; its places are one or more, finite, and rise"
+            elif axis == "log" and places[0] <= 0:
+                yield f"a map at {quote(list(places))} on a log axis, whose places are above 0"
     for series in (series for plot in record.plots for series in plot.series):
         x, y, low, high = map(len, (series.x, series.y, series.low, series.high))
         if y != x or {low, high} not in ({0}, {x}):

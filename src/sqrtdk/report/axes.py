@@ -262,6 +262,7 @@ def _map(figure: Any, axes: Any, drawn: HeatMap, plot: Plot) -> None:
         _cell_edges(drawn.y, plot.y_axis == "log"),
         rows,
         norm=norm,
+        # the bar is drawn in as many steps as there are colours
         cmap=_extras.load_extra("matplotlib").colormaps["viridis" if drawn.centre is None else "PuOr_r"].resampled(49),
     )
     axes.grid(False)
