@@ -9,7 +9,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.integrations.watch_lightning import AttentionWatch
+from sqrtdk.integrations.lightning import AttentionWatch
 
 
 class Task(lightning.LightningModule):

@@ -10,8 +10,7 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from sqrtdk.integrations.trainer import QKClipCallback
-from sqrtdk.integrations.watch_transformers import AttentionWatch
+from sqrtdk.integrations.trainer import AttentionWatch, QKClip
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
             use_cpu=True,
             dataloader_pin_memory=False,
         )
-        callbacks = [watch, QKClipCallback(threshold=100.0, watch=watch)]
+        callbacks = [watch, QKClip(watch, threshold=100.0)]
         Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
         for sample in watch.watch.samples:
             largest = max(max(call.columns["max_logit"]) for call in sample.calls)

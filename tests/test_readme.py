@@ -16,7 +16,7 @@ import pytest
 
 import sqrtdk
 from sqrtdk.impl.choice import IMPLEMENTATIONS
-from sqrtdk.integrations import trainer, watch_transformers
+from sqrtdk.integrations import trainer
 from sqrtdk.integrations.transformers import ATTENTION_NAME
 from sqrtdk.tracing import steps
 from tests.cli.commands import COMMANDS, PROGRAM
@@ -113,7 +113,6 @@ def test_classes_are_ours_or_pythons() -> None:
         sqrtdk.tracing,
         steps,
         trainer,
-        watch_transformers,
     )
     assert [name for name in sorted(classes) if not any(hasattr(home, name) for home in (*ours, builtins))] == []
 

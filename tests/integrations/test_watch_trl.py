@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from sqrtdk.integrations.watch_transformers import AttentionWatch
+from sqrtdk.integrations.trainer import AttentionWatch
 from tests.integrations.sinks_read import needs
 
 TEXTS = ["a b c d e", "b c d e f a", "c d a", "d e f a b c a b"] * 4

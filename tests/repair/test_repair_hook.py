@@ -244,9 +244,9 @@ def _trainer(folder: Path, callbacks: list[Any], accumulated: int = 1) -> Any:
 
 
 def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
-    from sqrtdk.integrations.trainer import QKClipCallback
+    from sqrtdk.integrations import trainer as callbacks
 
-    callback = QKClipCallback(threshold=8.0)
+    callback = callbacks.QKClip(threshold=8.0)
     trainer = _trainer(tmp_path, [callback], accumulated=2)
     largest = []
     for train in (lambda: None, trainer.train):
@@ -257,34 +257,32 @@ def test_a_trainer_is_kept_under_the_threshold(tmp_path: Path) -> None:
         largest.append(max(run.calls[0].stats.max_logit))
     assert largest[0] > 12
     assert largest[1] == pytest.approx(8.0, rel=1e-4)
-    assert callback.clip is not None
-    assert callback.clip.records[0].clipped == ()
+    assert callback.records[0].clipped == ()
     assert not trainer.model._forward_hooks
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", ["watch", "clip"])
 def test_a_trainer_that_is_watched_clips_by_the_watch(tmp_path: Path, first: str) -> None:
-    from sqrtdk.integrations.trainer import QKClipCallback
-    from sqrtdk.integrations.watch_transformers import AttentionWatch
+    from sqrtdk.integrations import trainer as callbacks
 
-    watch = AttentionWatch(every=1, on_alarm=lambda alarm: None)
-    clip = QKClipCallback(threshold=8.0, watch=watch)
+    watch = callbacks.AttentionWatch(every=1, on_alarm=lambda alarm: None)
+    clip = callbacks.QKClip(watch, threshold=8.0)
     _trainer(tmp_path, [watch, clip] if first == "watch" else [clip, watch]).train()
     assert watch.watch is not None
     largest = [max(max(call.columns["max_logit"]) for call in sample.calls) for sample in watch.watch.samples]
     assert largest[0] > 12
     assert largest[1:] == pytest.approx([8.0, 8.0], rel=1e-4)
     assert all(sample.loss is not None for sample in watch.watch.samples)
-    assert clip.clip is not None
-    assert clip.clip.records[0].measured.max().item() == pytest.approx(8.0, rel=1e-4)
+    assert clip.records[0].measured.max().item() == pytest.approx(8.0, rel=1e-4)
 
 
 def test_a_watch_that_no_trainer_has(tmp_path: Path) -> None:
-    from sqrtdk.integrations.trainer import QKClipCallback
-    from sqrtdk.integrations.watch_transformers import AttentionWatch
+    from sqrtdk.integrations import trainer as callbacks
 
+    with pytest.raises(InvalidTypeError, match="watch is an AttentionWatch; got int"):
+        callbacks.QKClip(100)  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match="a watch has its own cadence; got every=2"):
-        QKClipCallback(every=2, watch=AttentionWatch())
+        callbacks.QKClip(callbacks.AttentionWatch(), every=2)
     with pytest.raises(InvalidValueError, match="the watch is a callback of the same Trainer"):
-        _trainer(tmp_path, [QKClipCallback(watch=AttentionWatch())]).train()
+        _trainer(tmp_path, [callbacks.QKClip(callbacks.AttentionWatch())]).train()

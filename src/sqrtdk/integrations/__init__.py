@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sqrtdk._extras import lazy_rooms
 
-__getattr__, __dir__ = lazy_rooms(__name__, ("trainer", "transformers", "watch_lightning", "watch_transformers"))
+__getattr__, __dir__ = lazy_rooms(__name__, ("lightning", "trainer", "transformers"))

@@ -1,62 +1,146 @@
-"""Callbacks for transformers' Trainer and its subclasses."""
+"""Callbacks for transformers' Trainer and trainers built on it, such as TRL's: `AttentionWatch` and `QKClip`.
+
+    trainer = Trainer(model, arguments, callbacks=[watch := AttentionWatch(every=1), QKClip(watch, threshold=100)])
+
+A Trainer logs the loss of a step after the step has ended, so a watched step ends when the next one begins. That is
+where a clip by the watch happens.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from sqrtdk._extras import load_extra
-from sqrtdk.errors import InvalidValueError
-from sqrtdk.repair.hook import QKClip
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.integrations.watched_fit import WatchedFit
+from sqrtdk.monitor.watch import Watch
+from sqrtdk.repair import hook
 
 if TYPE_CHECKING:
-    from sqrtdk.integrations.watch_transformers import AttentionWatch
+    from sqrtdk.repair.clip import ClipRecord
     from sqrtdk.repair.ranks import Ranks
 
 _callback: Any = load_extra("transformers", "hf").TrainerCallback
 
 
-class QKClipCallback(_callback):  # type: ignore[misc]
-    """QK-clip after each optimizer step of a Trainer.
+class AttentionWatch(_callback):  # type: ignore[misc]
+    """Watches the model that a Trainer trains.
 
-    With a `watch` the model is not traced twice and may be compiled. The watch learns a step's loss late, so it ends a
-    step when the next one begins. The clip happens there, and there is none after the last step.
+    A step is an optimizer step, whatever the number of batches it takes. Evaluation is not measured. A resumed run
+    continues at the step of its checkpoint. The recorded loss is the one that the Trainer logs: with `logging_steps=1`
+    the loss of each step, else at each n-th step the mean of the last n. When a checkpoint is saved, the records up to
+    it are written.
+
+    After a training that raised, `close()` ends the watch. So do the next training and the end of the process.
 
     Args:
+        options: options of `sqrtdk.watch`: every, rows, to, on_alarm, sinks, ...
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+        >>> rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 4
+        >>> callback = AttentionWatch(every=2)
+        >>> with TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+        ...     quiet = dict(save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
+        ...     arguments = TrainingArguments(folder, max_steps=3, **quiet)
+        ...     done = Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+        {...}
+        >>> [sample.step for sample in callback.watch.samples]
+        [1, 2]
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._fit = WatchedFit(options)
+
+    @property
+    def watch(self) -> Watch | None:
+        """The watch of the latest training, with samples and alarms; None before the first training."""
+        return self._fit.watch
+
+    def close(self) -> None:
+        """End the watch of a training that raised."""
+        self._fit.close(RuntimeError("the training raised"))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Begin at the step after the Trainer's `global_step`."""
+        self._fit.begin(model, state.global_step + 1)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Resume measuring for the batches of a step."""
+        self._fit.resume()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Pause after an optimizer step, because an evaluation may follow; the loss is logged later."""
+        self._fit.pause()
+        self._fit.stepped()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Note the loss."""
+        if logs is not None and "loss" in logs:
+            self._fit.told(float(logs["loss"]))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the records up to a checkpoint."""
+        self._fit.flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the watch."""
+        self._fit.close()
+
+
+class QKClip(_callback):  # type: ignore[misc]
+    """QK-clip after each optimizer step of a Trainer.
+
+    With a watch the model is not traced twice and may be compiled. The clip then acts at sampled steps, so only
+    `AttentionWatch(every=1)` clips at each step. There is no clip after the last step.
+
+    Args:
+        watch: an `AttentionWatch` among the same Trainer's callbacks, in any order; its maxima are used. None: the
+            callback traces the forward passes itself.
         threshold: see `sqrtdk.qk_clip_`.
         balance: see `sqrtdk.qk_clip_`.
-        every: optimizer steps from one clip to the next.
+        every: optimizer steps from one clip to the next; a watch has its own.
         group: ranks whose maxima are merged, see `sqrtdk.qk_clip_`.
-        watch: an `AttentionWatch` among the same Trainer's callbacks. The clip then uses its maxima at sampled steps.
-
-    Attributes:
-        clip: the `QKClip` of the run, with the records of its last step; None before training.
 
     Raises:
+        InvalidTypeError: `watch` is no `AttentionWatch`.
         InvalidValueError: `every` is given beside a watch, or the watch is not among the Trainer's callbacks.
 
     Example:
-        >>> from sqrtdk.integrations.trainer import QKClipCallback
-        >>> callbacks = [QKClipCallback(threshold=100.0)]
+        >>> watch = AttentionWatch(every=1)
+        >>> callbacks = [watch, QKClip(watch, threshold=100.0)]
     """
 
     def __init__(
         self,
+        watch: AttentionWatch | None = None,
         threshold: float = 100.0,
         balance: float = 0.5,
         *,
         every: int = 1,
         group: Ranks = None,
-        watch: AttentionWatch | None = None,
     ) -> None:
+        if watch is not None and not isinstance(watch, AttentionWatch):
+            raise InvalidTypeError(
+                f"watch is an AttentionWatch; got {type(watch).__name__}",
+                hint="Without a watch: QKClip(threshold=100).",
+            )
         if watch is not None and every != 1:
             raise InvalidValueError(f"a watch has its own cadence; got every={every!r}", hint="Pass it to the watch.")
         self._options: dict[str, Any] = {"threshold": threshold, "balance": balance, "every": every, "group": group}
         self._watch = watch
-        self.clip: QKClip | None = None
+        self._clip: hook.QKClip | None = None
+
+    @property
+    def records(self) -> tuple[ClipRecord, ...]:
+        """What the latest clip measured and scaled, one record for each attention; empty before the first clip."""
+        return self._clip.records if self._clip is not None else ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Begin to trace, unless a watch measures."""
-        self.clip = None if self._watch is not None else QKClip(model, **self._options)
+        self._clip = None if self._watch is not None else hook.QKClip(model, **self._options)
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
@@ -68,18 +152,18 @@ class QKClipCallback(_callback):  # type: ignore[misc]
         if self._watch.watch is None:
             raise InvalidValueError(
                 "the watch is a callback of the same Trainer; it has not begun",
-                hint="callbacks=[watch, QKClipCallback(watch=watch)]",
+                hint="callbacks=[watch, QKClip(watch)]",
             )
-        if self.clip is None:
-            self.clip = QKClip(model, stats=self._watch.watch, **self._options)
-        self.clip.step(optimizer)
+        if self._clip is None:
+            self._clip = hook.QKClip(model, stats=self._watch.watch, **self._options)
+        self._clip.step(optimizer)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Clip by the traced maxima."""
-        if self._watch is None and self.clip is not None:
-            self.clip.step(optimizer)
+        if self._watch is None and self._clip is not None:
+            self._clip.step(optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the hooks."""
-        if self.clip is not None:
-            self.clip.remove()
+        if self._clip is not None:
+            self._clip.remove()

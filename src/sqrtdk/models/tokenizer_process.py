@@ -48,8 +48,8 @@ def _unknown(tokenizer: Any) -> tuple[int | None, str]:
     return (None, "") if not isinstance(token, str) else (tokenizer.convert_tokens_to_ids(token), token)
 
 
-def main() -> None:
-    """Answer one request, with an error as an answer too."""
+def answer_request() -> None:
+    """Answer one request; an error is an answer too."""
     answer = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not reach stdout
     request = json.load(sys.stdin)
@@ -64,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_request()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError
-from sqrtdk.integrations import watch_lightning
-from sqrtdk.integrations.watch_lightning import AttentionWatch, called_module
+from sqrtdk.integrations import lightning as integration
+from sqrtdk.integrations.lightning import AttentionWatch, called_module
 from sqrtdk.monitor.reading import read_run
 from tests.integrations.sinks_read import needs
 
@@ -114,7 +114,7 @@ def test_a_training_that_raises_ends_the_watch(tmp_path: Path) -> None:
 
 
 def test_without_lightning_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_lightning, "_package", None)
+    monkeypatch.setattr(integration, "_package", None)
     with pytest.raises(MissingExtraError, match="lightning is not installed"):
         AttentionWatch()
 

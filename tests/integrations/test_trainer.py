@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from sqrtdk.integrations.watch_transformers import AttentionWatch
+from sqrtdk.integrations.trainer import AttentionWatch
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.watch import AttentionAlarm
 
