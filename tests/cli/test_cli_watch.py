@@ -1,20 +1,23 @@
-"""`sqrtdk watch show, report, compare`: what is printed and written, exit codes, errors, and no torch."""
+"""`sqrtdk watch show, compare`: what is printed, written and served, exit codes, errors, and no torch."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.monitor.watched_runs import STEPS, alarms_of, head_row, step_row
+from tests.monitor.watched_runs import STEPS, head_row, step_row
 from tests.support.program import called
 
 
@@ -30,7 +33,7 @@ def test_help_and_reading_a_run_need_no_torch(runs: dict[str, Path], tmp_path: P
         ["show", run, "--json"],
         ["compare", run, run, "--html", str(tmp_path / "c.html")],
     ]
-    calls.append(["report", run, "--output", str(tmp_path / "p.html")])
+    calls.append(["show", run, "--html", str(tmp_path / "p.html")])
     code = f"""
 import sys
 from sqrtdk.cli import _app
@@ -68,9 +71,9 @@ def test_show_draws_a_line_for_each_attention(runs: dict[str, Path]) -> None:
     ],
 )
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("verb", ["show", "report", "compare"])
+@pytest.mark.parametrize("verb", ["show", "compare"])
 def test_exit_codes(verb: str, run: str, bar: str, code: int, runs: dict[str, Path], tmp_path: Path) -> None:
-    more = {"report": ["--output", tmp_path / "page.html"], "compare": [runs["healthy"]]}
+    more = {"show": ["--html", tmp_path / "page.html"], "compare": [runs["healthy"]]}
     assert _watch(verb, runs[run], *more.get(verb, []), "--fail-on", bar).returncode == code
 
 
@@ -88,7 +91,7 @@ def test_nothing_is_overwritten_without_force(runs: dict[str, Path], tmp_path: P
     target.write_text("mine")
     for arguments in (
         ("show", runs["healthy"], "--output", target),
-        ("report", runs["healthy"], "--output", target),
+        ("show", runs["healthy"], "--html", target),
         ("compare", runs["healthy"], runs["sick"], "--html", target),
         ("compare", runs["healthy"], runs["sick"], "--output", target),
     ):
@@ -109,36 +112,114 @@ def test_the_page_lies_in_the_run_which_can_go_on(tmp_path: Path) -> None:
             steps = range(first, first + 10)
             heads = [head_row(step, "h", 0) for step in steps if step % 5 == 0]
             writer.write(heads, [step_row(step, 0) for step in steps], [])
-        assert _watch("report", tmp_path, "--force").returncode == 0
+        assert _watch("show", tmp_path, "--html", tmp_path / "report.html", "--force").returncode == 0
     assert json.loads(_watch("show", tmp_path, "--json").stdout)["last_step"] == 20
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<section") > 5
 
 
-def test_follow_draws_what_is_written_meanwhile(tmp_path: Path) -> None:
-    from sqrtdk.monitor.folder import RunWriter
+WRITER = """
+import sys, time
+from sqrtdk.monitor.folder import RunWriter
+from tests.monitor.watched_runs import alarms_of, head_row, step_row
+with RunWriter(sys.argv[1], model={}, settings={}) as writer:
+    for first in range(1, 1000, 10):
+        steps = [step_row(step, 0) for step in range(first, first + 10)]
+        writer.write([head_row(first + 9, "h", 0)], steps, alarms_of(first) if first == 11 else [])
+        print(first + 9, flush=True)
+        if sys.stdin.readline() == "":  # the test goes on to the next part, or ends the writer
+            break
+"""
 
-    with RunWriter(tmp_path / "run", model={}, settings={}) as writer:
-        steps = range(1, 11)
-        writer.write([head_row(10, "h", 0)], [step_row(step, 0) for step in steps], [])
-        command = [sys.executable, "-m", "sqrtdk", "watch", "show", str(tmp_path / "run"), "--follow"]
-        out = tmp_path / "out"
 
-        def take_interrupts() -> None:  # whoever runs the tests may have them ignored
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _writer(folder: Path) -> subprocess.Popen[str]:
+    """A second process that writes a part for each line that it gets, and ends at the end of its input."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": Path(__file__).parents[2]}
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], **pipes)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    return writer
 
-        pipes: Any = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": take_interrupts}
-        with out.open("w") as stream, subprocess.Popen(command, stdout=stream, **pipes) as shown:
-            try:
-                _wait(lambda: "steps 1 to 10," in out.read_text())
-                assert "a logit of 15" not in out.read_text()
-                more = [step_row(step, 0) for step in range(11, 21)]
-                writer.write([head_row(20, "h", 0)], more, alarms_of(11))
-                _wait(lambda: "steps 1 to 20," in out.read_text() and "a logit of 15" in out.read_text())
-            finally:
-                os.kill(shown.pid, signal.SIGINT)
+
+def _live(folder: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:
+    def take_interrupts() -> None:  # whoever runs the tests may have them ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    command = [sys.executable, "-m", "sqrtdk", "watch", "show", str(folder), *options]
+    pipes: Any = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": take_interrupts, **streams}
+    return subprocess.Popen(command, **pipes)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_follow_draws_until_the_writer_is_gone_and_says_how(end: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with _writer(tmp_path / "run") as writer:
+        assert writer.stdin is not None
+        with out.open("w") as stream, _live(tmp_path / "run", "--follow", stdout=stream) as shown:
+            _wait(lambda: "steps 1 to 10," in out.read_text())
+            assert "a logit of 15" not in out.read_text()
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            _wait(lambda: "steps 1 to 20," in out.read_text() and "a logit of 15" in out.read_text())
+            assert shown.poll() is None, "the writer has only paused"
+            if end == "kill":
+                writer.kill()
+            else:
+                writer.stdin.close()
+            assert shown.wait(60) == 1, "the exit code of the alarms, as without --follow"
+            assert shown.stderr is not None
+            how = {"close": "The writer has ended at step 20.", "kill": "The writer was killed after step 20; "}[end]
+            assert how in shown.stderr.read()
+
+
+def test_follow_ends_with_ctrl_c(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with _writer(tmp_path / "run") as writer:
+        with out.open("w") as stream, _live(tmp_path / "run", "--follow", stdout=stream) as shown:
+            _wait(lambda: "steps 1 to 10," in out.read_text())
+            os.kill(shown.pid, signal.SIGINT)
             assert shown.stderr is not None
             assert "Interrupted." in shown.stderr.read()
         assert shown.returncode == 130
+        assert writer.stdin is not None
+        writer.stdin.close()
+
+
+def _get(address: str, **headers: str) -> tuple[int, str]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=named), timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_served_page_follows_the_run_and_answers_to_itself_alone(tmp_path: Path) -> None:
+    with _writer(tmp_path / "run") as writer, _live(tmp_path / "run", "--serve", "0", "--lang", "en") as served:
+        assert writer.stdin is not None
+        assert served.stderr is not None
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", served.stderr.readline())
+        status, page = _get(address)
+        assert (status, "(1–10)" in page) == (200, True)
+        first = json.loads(_get(f"{address}state")[1])
+        assert first["writer"] == "writing"
+        assert f'data-mark="{first["mark"]}"' in page, "the page is not told to load itself again"
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        _wait(lambda: json.loads(_get(f"{address}state")[1])["mark"] != first["mark"])
+        assert "(1–20)" in _get(address)[1]
+        for status, request in (
+            (421, {"Host": "rebound.example"}),
+            (403, {"Origin": "https://other.example"}),
+            (403, {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}),
+            (200, {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}),
+        ):
+            assert _get(address, **request)[0] == status, request
+        assert _get(f"{address}run.json")[0] == 404
+        writer.kill()
+        _wait(lambda: json.loads(_get(f"{address}state")[1])["writer"] == "killed")
+        os.kill(served.pid, signal.SIGINT)
+        assert "Interrupted." in served.stderr.read()
+    assert served.returncode == 130
 
 
 def _wait(there: Callable[[], bool]) -> None:

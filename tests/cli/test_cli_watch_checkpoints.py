@@ -49,7 +49,7 @@ def test_it_prints_what_show_prints_and_the_readers_go_on(saved: Path, tmp_path:
     assert done.stderr.splitlines() == [
         "Note: the ids are random, with seed 0: there is no tokenizer",
         "3 checkpoints: 3 measured, 0 reused",
-        f"The page: sqrtdk watch report {run}",
+        f"The page: sqrtdk watch show {run} --html FILE",
     ]
     assert _watch("report", run).returncode == 0
     assert _watch("compare", run, run).returncode == 0

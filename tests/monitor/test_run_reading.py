@@ -14,7 +14,7 @@ import pytest
 
 from sqrtdk.errors import RunFolderError
 from sqrtdk.monitor import reading, tables
-from sqrtdk.monitor.reading import Damage, Run, follow, growing, read_run
+from sqrtdk.monitor.reading import Damage, GrowingRun, Run, follow, read_run
 from tests.monitor.run_records import SETTINGS, parts, rows, steps, told, unsigned, whole, writer, written
 
 LAST = 24  # parts of 5 steps
@@ -297,12 +297,15 @@ def test_a_growing_run_is_read_once_and_is_what_a_reader_gets(tmp_path: Path, mo
     """Over merged parts, steps that a later attempt replaces, gaps, a damaged part and a part that is no part."""
     monkeypatch.setattr("sqrtdk.monitor.folder.SMALL_PARTS_BEFORE_MERGE", 4)
     sizes = _counted(monkeypatch)
-    runs = growing(tmp_path, every_s=0.01)
+    growing = GrowingRun(tmp_path)
     wrote = 0
 
     def look() -> Run:
         before = len(sizes)
-        run = next(runs)
+        run = growing.read()
+        assert run is not None
+        assert growing.read() is None
+        assert (growing.writer, growing.over) == ("writing", False)
         assert len(sizes) - before <= 1, "the part that was written since"
         assert _same(run, read_run(tmp_path))
         return run
@@ -321,11 +324,16 @@ def test_a_growing_run_is_read_once_and_is_what_a_reader_gets(tmp_path: Path, mo
     assert wrote > 20
 
 
-def test_a_growing_run_waits_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_run_is_over_when_two_reads_find_no_writer(tmp_path: Path) -> None:
     written(tmp_path, 4)
-    runs = growing(tmp_path, every_s=0.01)
-    assert whole(next(runs), 4)
-    naps = iter([lambda: None, lambda: None, lambda: written(tmp_path, 9)])
-    monkeypatch.setattr("sqrtdk.monitor.reading.time.sleep", lambda seconds: next(naps)())
-    assert whole(next(runs), 9)
-    assert next(naps, None) is None
+    growing = GrowingRun(tmp_path)
+    assert whole(growing.read(), 4)
+    assert not growing.over
+    with writer(tmp_path, first_step=None) as run:  # it is resumed
+        growing.read()
+        assert (growing.writer, growing.over) == ("writing", False)
+        run.write(*rows([run.first_step], run.attempt))
+    assert growing.read() is not None, "what was written before the end"
+    assert not growing.over
+    assert growing.read() is None
+    assert (growing.writer, growing.over) == ("ended", True)

@@ -30,6 +30,7 @@ from sqrtdk.report.plain import plain, plain_lines
 _MOST_ERROR_LINES = 12
 _INSTEAD: Mapping[tuple[str, str], str] = {  # of removed features: (command, how typer refuses it) -> id of a hint
     ("sqrtdk", "No such command 'bench'"): "errors.usage.bench",
+    ("sqrtdk watch", "No such command 'report'"): "errors.usage.watch_report",
     ("sqrtdk app", "Got unexpected extra argument"): "errors.usage.app_file",
 }
 # How typer words usage errors, each with the id of its sentence. A reason is worded by one of the patterns below it.

@@ -45,8 +45,12 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "lab report": {"sqrtdk lab report my-lab": ""},
     "lab sweep": {"sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none": ""},
     "watch": {"sqrtdk watch show runs/a --follow": "cli.examples.training", "sqrtdk watch compare runs/a runs/b": ""},
-    "watch show": {"sqrtdk watch show runs/a": "", "sqrtdk watch show runs/a --follow": "cli.examples.training"},
-    "watch report": {"sqrtdk watch report runs/a --output a.html": ""},
+    "watch show": {
+        "sqrtdk watch show runs/a": "",
+        "sqrtdk watch show runs/a --html a.html": "",
+        "sqrtdk watch show runs/a --follow": "cli.examples.training",
+        "sqrtdk watch show runs/a --serve 0": "cli.examples.serve",
+    },
     "watch compare": {"sqrtdk watch compare runs/a runs/b --html both.html": ""},
     "watch checkpoints": {"sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records": ""},
 }

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from sqrtdk._language import Language
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
@@ -31,7 +30,14 @@ def show_run(
     run: RunFolder,
     statistic: Statistic = DRAWN_STATISTICS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="cli.watch.follow")] = False,
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            "--serve", min=0, max=65535, metavar="PORT", help="cli.watch.serve", show_default="cli.defaults.not_served"
+        ),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="cli.watch.verify")] = False,
+    html: options.Html = None,
     json_: options.Json = False,
     output: options.Output = None,
     force: options.Force = False,
@@ -39,68 +45,49 @@ def show_run(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Draw the trends of a run in the terminal, and end with the exit code of its alarms."""
+    """Draw a run in the terminal, as a page, or while it is written; end with the exit code of its alarms."""
     with reported(show_traceback):
         from sqrtdk import _files
-        from sqrtdk.cli.output import colors, print_text, say_written, width
+        from sqrtdk.cli.output import colors, print_text, say_written, tell_reader, width
         from sqrtdk.errors import InvalidValueError
 
-        if follow and (json_ or output is not None or verify):
-            raise InvalidValueError(Message("errors.watch.follow"), hint=Message("errors.watch.follow_alone"))
-        _files.check_outputs((output,), force)
+        live = follow or serve is not None
+        if live and (json_ or output is not None or html is not None or verify or (follow and serve is not None)):
+            raise InvalidValueError(
+                Message("errors.watch.live", option="--follow" if follow else "--serve"),
+                hint=Message("errors.watch.live_alone"),
+            )
+        _files.check_outputs((html, output), force)
         columns = columns_of(statistic)
         from sqrtdk.messages import word
         from sqrtdk.report.watch_json import to_json
         from sqrtdk.report.watch_terminal import to_text
 
-        if follow:
-            _follow(run, columns, options.language_of_choice(lang))
-            return
-        summary = read_watch_run(run)
+        language = options.language_of_choice(lang)
+        if live:
+            from sqrtdk.cli.watch_live import follow_run, serve_run
+
+            if serve is not None:
+                serve_run(run, serve, lang, lambda address: tell_reader(Message("progress.run_page", address=address)))
+            summary = follow_run(run, columns, language)
+        else:
+            summary = read_watch_run(run)
+        if html is not None:
+            from sqrtdk.report.watch_html import to_html
+
+            _files.write_text(html, to_html([summary], language=lang), force)
+            say_written("HTML", html)
         if output is not None:
             _files.write_text(output, to_json(summary), force)
             say_written("JSON", output)
         if json_ and output is None:
             print_text(to_json(summary))
-        else:
-            print_text(
-                to_text(summary, columns, width=width(), color=colors(), language=options.language_of_choice(lang))
-            )
+        elif not live:
+            print_text(to_text(summary, columns, width=width(), color=colors(), language=language))
         if verify:
             count, unsigned = verified(run, summary)
             if not json_ or output is not None:
-                words = word(
-                    "watch.terminal.verified", options.language_of_choice(lang), count=count, unsigned=unsigned
-                )
-                print_text(words + "\n")
-    raise typer.Exit(summary.exit_code(fail_on))
-
-
-def report_run(
-    run: RunFolder,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="cli.options.page", show_default="cli.defaults.report_in_run"),
-    ] = None,
-    force: options.Force = False,
-    fail_on: FailOnOption = "never",
-    lang: options.Lang = "auto",
-    show_traceback: options.ShowTraceback = False,
-) -> None:
-    """Make one HTML page of a run."""
-    with reported(show_traceback):
-        from sqrtdk import _files
-        from sqrtdk.cli.output import say_written, working
-
-        target = output or run / "report.html"
-        with working(Message("progress.reading", run=str(run))):
-            summary = read_watch_run(run)
-            _files.check_writable(target, force)
-            from sqrtdk.report.watch_html import to_html
-
-            page = to_html([summary], language=lang)
-        _files.write_text(target, page, force)
-        say_written("HTML", target)
+                print_text(word("watch.terminal.verified", language, count=count, unsigned=unsigned) + "\n")
     raise typer.Exit(summary.exit_code(fail_on))
 
 
@@ -150,23 +137,5 @@ def compare_two_runs(
 
 
 register(watch, show_run, "show")
-register(watch, report_run, "report")
 register(watch, compare_two_runs, "compare")
 register(watch, checkpoints)
-
-
-def _follow(run: Path, columns: list[str], language: Language) -> None:
-    """Draw a run whenever it has grown, until Ctrl-C or until stdout is closed. A terminal shows what fits."""
-    from sqrtdk.cli.output import colors, print_text, screen, width
-    from sqrtdk.monitor.reading import growing
-    from sqrtdk.report.watch_summary import summarise
-    from sqrtdk.report.watch_terminal import live_text, to_text
-
-    for grown in growing(run):
-        summary, lines = summarise(grown), screen()
-        if lines is None:
-            text = to_text(summary, columns, width=width(), color=colors(), language=language)
-        else:
-            text = live_text(summary, columns, lines, width=width(), color=colors(), language=language)
-        if not print_text(text):
-            return

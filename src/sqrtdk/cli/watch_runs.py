@@ -161,7 +161,7 @@ def checkpoints(
             )
         if html is None and not json_:
             for run in series.runs:
-                tell_reader(Message("progress.page", command=f"sqrtdk watch report {plain(str(run))}"))
+                tell_reader(Message("progress.page", command=f"sqrtdk watch show {plain(str(run))} --html FILE"))
     raise typer.Exit(max(run.exit_code(fail_on) for run in runs))
 
 

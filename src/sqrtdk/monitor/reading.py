@@ -18,11 +18,13 @@ from sqrtdk.messages import Message, id_of
 from sqrtdk.monitor.names import PARTS_FOLDER, Listing, PartName, UnrecordedSteps, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_PART_FILE_BYTES, Table, Tables, arrow, concatenate, decode_part
 from sqrtdk.store import disk
+from sqrtdk.store.lock import Writer, writer_of
 from sqrtdk.store.manifest import MAX_STEP, Attempt, read_manifest
 
 MAX_RUN_ROWS = 2**25  # rows of a run that are read at once
 _TRIES = 20  # parts can be merged away between listing and reading
 _PAUSE_S = 0.01  # between tries
+_GONE: tuple[Writer, ...] = ("ended", "killed")
 OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
 UNFINISHED = "alarms.part.unfinished"
 
@@ -127,27 +129,42 @@ def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
             time.sleep(every_s)
 
 
-def growing(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
-    """Yield the whole run, as `read_run` returns it, now and whenever there is more; it never ends.
+class GrowingRun:
+    """A run that is read again and again while it is written.
 
     Each part is read once, and its content is kept; a merged part counts as a new one.
 
+    Attributes:
+        writer: whether the run was being written at the last `read`, see `writer_of`.
+        over: whether nothing more will be written, unless the training is resumed. Two reads must find no writer, as
+            one that begins has made its lock but does not hold it for an instant.
+
     Args:
         folder: as for `read_run`.
-        every_s: seconds between two checks.
-
-    Raises:
-        RunFolderError: As `read_run`.
-        MissingExtraError: pyarrow is missing.
     """
-    held: dict[PartName, Tables | Damage] = {}
-    drawn: object = None
-    while True:
-        now = list_parts(Path(folder)), read_manifest(Path(folder))
-        if now != drawn:
-            drawn = now
-            yield _look(Path(folder), _Seen(), 0, MAX_STEP, held)[0]
-        time.sleep(every_s)
+
+    def __init__(self, folder: str | Path) -> None:
+        self.writer: Writer = "unknown"
+        self.over = False
+        self._folder = Path(folder)
+        self._held: dict[PartName, Tables | Damage] = {}
+        self._read: object = None
+
+    def read(self) -> Run | None:
+        """Return the whole run, as `read_run` returns it, if it has changed since the last call, else None.
+
+        Raises:
+            RunFolderError: As `read_run`.
+            MissingExtraError: pyarrow is missing.
+        """
+        gone = self.writer in _GONE
+        self.writer = writer_of(self._folder)  # before the parts: all that a writer wrote before it ended are then read
+        self.over = gone and self.writer in _GONE
+        now = list_parts(self._folder), read_manifest(self._folder)
+        if now == self._read:
+            return None
+        self._read = now
+        return _look(self._folder, _Seen(), 0, MAX_STEP, self._held)[0]
 
 
 @dataclass(frozen=True, slots=True)

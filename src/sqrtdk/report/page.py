@@ -29,7 +29,12 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 
 def render(
-    name: str, context: Mapping[str, Any], languages: bool = False, before: Sequence[str] = (), opens: Choice = "auto"
+    name: str,
+    context: Mapping[str, Any],
+    languages: bool = False,
+    before: Sequence[str] = (),
+    opens: Choice = "auto",
+    asks: bool = False,
 ) -> str:
     """Render a page's template with the shared style and script (`base.css`, `print.js`) and the page's own.
 
@@ -40,6 +45,7 @@ def render(
         before: names of scripts that the page's own script uses.
         opens: the language that a bilingual page opens in; "auto" follows the reader's browser. The template's
             `html` element receives it as `opening`.
+        asks: whether the page's script may ask the server that the page came from.
     """
     names = ["languages", name] if languages else [name]
     style = "".join(_asset(f"{one}.css") for one in ("base", *names))
@@ -52,6 +58,7 @@ def render(
         "script": Markup(script),
         "style_hash": _hash(style),
         "script_hash": _hash(script),
+        "connects": "'self'" if asks else "'none'",
         "colon": both(Message("words.mark.colon")),
         "verb": both(Message(f"pages.verb.{name}")),
         "languages": both(Message("pages.languages")),

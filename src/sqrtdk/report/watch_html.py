@@ -23,13 +23,15 @@ from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
 from sqrtdk.report.watch_compare import RunComparison
+from sqrtdk.report.watch_headline import NONFINITE, Headline, compared_headline, fix_of, run_headline
 from sqrtdk.report.watch_payload import alarms_shown, watch_page_data
 from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import Site, Summary, way_run
+from sqrtdk.report.watch_summary import Site, Summary, rank, way_run
 
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_UNMEASURED_ON_PAGE = 200
-_NOTES_AMONG_ALARMS = 6  # up to this many notes stand among the alarms; more of them are folded away
+_ALARMS_UNFOLDED = 6  # the worst alarms of a run stand above its maps; the others are folded away
+_CODE = re.compile(r"`([^`]+)`")
 # the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
 _SETTING_MESSAGES = {
@@ -39,13 +41,16 @@ _SETTING_MESSAGES = {
 _RUN_LETTERS = string.ascii_uppercase  # names of the runs on the page
 
 
-def to_html(runs: Sequence[Summary], compared: RunComparison | None = None, language: Choice = "auto") -> str:
+def to_html(
+    runs: Sequence[Summary], compared: RunComparison | None = None, language: Choice = "auto", live: str = ""
+) -> str:
     """Draw one run, or several next to each other, as one self-contained page that opens from disk.
 
     Args:
         runs: one or several runs.
         compared: the comparison, if there are two runs.
         language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
+        live: mark of what is drawn, for a page that is served and asks whether there is more; "" for a file.
 
     Returns:
         A complete HTML document.
@@ -56,13 +61,15 @@ def to_html(runs: Sequence[Summary], compared: RunComparison | None = None, lang
     if len(runs) > len(_RUN_LETTERS):
         raise InvalidValueError(
             Message("errors.output.runs", most=len(_RUN_LETTERS), runs=len(runs)),
-            hint=Message("errors.hint.watch_report"),
+            hint=Message("errors.hint.watch_page"),
         )
     drawn = watch_page_data(runs, compared.by if compared else "name")
     context: dict[str, Any] = {
         "version": importlib.metadata.version("sqrtdk"),
         "runs": list(zip(_RUN_LETTERS, runs, strict=False)),
         "two": len(runs) > 1,
+        "live": live,
+        "writers": _writers(runs[0]) if live else {},
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
@@ -74,7 +81,9 @@ def to_html(runs: Sequence[Summary], compared: RunComparison | None = None, lang
         "label": _label,
         "share": _share,
         "result": result,
+        "heads": _heads(runs, compared),
         "shown_alarms": shown_alarms,
+        "fix": lambda run, alarm: _with_code(fix_of(run, alarm)),
         "in_chinese": in_chinese,
         "how": _how,
         "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_UNMEASURED_ON_PAGE]],
@@ -92,10 +101,12 @@ def to_html(runs: Sequence[Summary], compared: RunComparison | None = None, lang
         "severity": lambda name: both(named("words.severity", name)),
         "means": lambda name: both(STATISTIC_BY_COLUMN[name].meaning),
         "say": _say,
+        "say_fix": both(Message("runs.fix.label")),
         "both": both,
         "letters": _RUN_LETTERS,
     }
-    return page.render("watch", context, languages=True, before=("watch_numbers", "watch_parts"), opens=language)
+    before = ("watch_numbers", "watch_parts", *(["watch_live"] if live else []))
+    return page.render("watch", context, languages=True, before=before, opens=language, asks=bool(live))
 
 
 def result(run: Summary) -> tuple[Markup, str]:
@@ -107,9 +118,7 @@ def result(run: Summary) -> tuple[Markup, str]:
         return both(Message("words.severity.critical")), "bad"
     if not run.sites:
         return _say("nothing"), "doubtful"
-    # a statistic that some kernels lack, or a loss that was never given, is no reason for doubt
-    serious = any(entry.kind not in ("statistic", "loss") for entry in run.missing)
-    return _say("good"), "doubtful" if serious else "good"
+    return _say("good"), "doubtful" if run.lacks else "good"
 
 
 def newest(site: Site, column: str) -> str:
@@ -129,12 +138,43 @@ def format_value(column: str, number_of: float | None) -> str:
     return format_percent(number_of) if STATISTIC_BY_COLUMN[column].unit == "%" else format_number(number_of)
 
 
+def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tuple[str, str, Markup, Markup | str]]:
+    """Return what the page says first: letter of the run ("" for all), tone, headline, and what to do."""
+    tones = [result(run)[1] for run in runs]
+    if compared is not None:
+        worst = max(tones, key=("good", "", "doubtful", "bad").index)
+        return [_told("", worst, compared_headline(runs[0], runs[1], compared))]
+    letters = _RUN_LETTERS if len(runs) > 1 else ("",)
+    return [_told(letter, tone, run_headline(run)) for letter, tone, run in zip(letters, tones, runs, strict=False)]
+
+
+def _writers(run: Summary) -> dict[str, Markup]:
+    """Return what a served page may say of the run's writer, by the state that it asks for."""
+    step = "-" if run.last_step is None else run.last_step
+    states = {"writing": {}, "unknown": {}, "gone": {}, "ended": {"step": step}, "killed": {"step": step}}
+    return {name: _with_code(Message(f"runs.writer.{name}", **values)) for name, values in states.items()}
+
+
+def _told(letter: str, tone: str, head: Headline) -> tuple[str, str, Markup, Markup | str]:
+    # a loss of NaN between two samples is wrong although no alarm could be raised
+    tone = "bad" if head.wrong and tone == "good" else tone
+    return letter, tone, both(head.text), _with_code(head.fix) if head.fix else ""
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text in both languages; what stands in backticks is code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(both(text))))  # str: a Markup escapes what is joined to it
+
+
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
-    """Return the page's alarms with their index in the data; many notes form a group apart from the other alarms."""
+    """Return the page's alarms with their index in the data: NaN first, then the worst; many are folded away."""
     every = list(enumerate(run.alarms[at] for at in alarms_shown(run)))
-    notes = [one for one in every if one[1].severity == "note"]
-    rest = [one for one in every if one[1].severity != "note"]
-    return [("rest", rest), ("notes", notes)] if rest and len(notes) > _NOTES_AMONG_ALARMS else [("rest", every)]
+    every.sort(key=lambda one: (not _first(one[1]), -rank(one[1].severity), one[1].step))
+    return [("first", every[:_ALARMS_UNFOLDED]), ("more", every[_ALARMS_UNFOLDED:])]
+
+
+def _first(alarm: Alarm) -> bool:
+    return alarm.name == NONFINITE and alarm.severity != "note"
 
 
 def in_chinese(alarm: Alarm) -> str:

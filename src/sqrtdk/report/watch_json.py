@@ -11,6 +11,7 @@ from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import RunComparison
+from sqrtdk.report.watch_headline import Headline, compared_headline, fix_of, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, UnmeasuredEntry
 
@@ -54,7 +55,8 @@ def comparison_json(a: Summary, b: Summary, compared: RunComparison) -> str:
         "attentions_matched_by": compared.by,
     }
     sites = {"only_a": compared.only_a, "only_b": compared.only_b}
-    return json_document(_head() | how | sites | {"differences": differences, "a": _run(a), "b": _run(b)})
+    first = _first(compared_headline(a, b, compared))
+    return json_document(_head() | first | how | sites | {"differences": differences, "a": _run(a), "b": _run(b)})
 
 
 def _head() -> dict[str, Any]:
@@ -64,12 +66,17 @@ def _head() -> dict[str, Any]:
     }
 
 
+def _first(head: Headline) -> dict[str, Any]:
+    return {"headline": head.text.en, "fix": head.fix or None}
+
+
 def _run(summary: Summary) -> dict[str, Any]:
     losses = summary.losses.tolist()
     return {
         "run": summary.name,
         "model": summary.model,
         "settings": summary.settings,
+        **_first(run_headline(summary)),
         "attempts": summary.attempts,
         "first_step": summary.first_step,
         "last_step": summary.last_step,
@@ -79,7 +86,7 @@ def _run(summary: Summary) -> dict[str, Any]:
         "loss": {"steps": summary.loss_steps.tolist(), "values": losses},
         "sites": [_site(site) for site in summary.sites],
         "alarm_counts": summary.counts,
-        "alarms": [_with_message(alarm, "text") for alarm in summary.alarms],
+        "alarms": [_with_message(alarm, "text") | {"fix": fix_of(summary, alarm)} for alarm in summary.alarms],
         "missing": [_with_message(entry, "reason") for entry in summary.missing],
     }
 

@@ -154,6 +154,11 @@ class Summary(Saved):
         found = Counter(alarm.severity for alarm in self.alarms)
         return {severity: found[severity] for severity in reversed(SEVERITY_ORDER)}
 
+    @property
+    def lacks(self) -> bool:
+        """Whether something is missing, apart from a statistic that some kernels lack and a loss never given."""
+        return any(entry.kind not in ("statistic", "loss") for entry in self.missing)
+
     def exit_code(self, fail_on: str) -> int:
         """Return 1 if an alarm is at `fail_on` or above, or if something is missing at "unmeasured", else 0.
 

@@ -19,6 +19,7 @@ from sqrtdk.report.console import console_text, paragraph
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
+from sqrtdk.report.watch_headline import Headline, compared_headline, fix_of, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank, way_run
 
@@ -92,6 +93,7 @@ class _Few:
 def _whole(
     console: Console, summary: Summary, columns: Sequence[str], language: Language, few: _Few | None = None
 ) -> None:
+    _told_first(console, run_headline(summary), language)
     _head(console, summary, language)
     bars = max(12, min(60, console.width - 64))  # a sparkline takes what the other columns leave
     if len(summary.losses):
@@ -118,6 +120,7 @@ def comparison_text(
     """Return the differences of two runs as text."""
 
     def draw(console: Console) -> None:
+        _told_first(console, compared_headline(a, b, compared), language)
         for letter, run in (("A", a), ("B", b)):
             _head(console, run, language, f"{letter}  ")
         console.print()
@@ -217,6 +220,19 @@ def worst_of(values: Array, column: str, width: int) -> Array:
     return np.array([cell[badness(cell, column).argmax()] for cell in cells])
 
 
+def _told_first(console: Console, head: Headline, language: Language) -> None:
+    """Print the headline and what to do, above everything else."""
+    stop = word("words.mark.stop", language).rstrip()
+    paragraph(console, Text(plain(head.text.of(language)) + stop, style="bold"), 0)
+    if head.fix:
+        paragraph(console, _to_do(head.fix, language), 0)
+    console.print()
+
+
+def _to_do(fix: str, language: Language) -> Text:
+    return Text.assemble((word("runs.fix.label", language), "bold"), plain(said(fix, language)))
+
+
 def _head(console: Console, summary: Summary, language: Language, letter: str = "") -> None:
     model = summary.model if isinstance(summary.model, dict) else {}
     name = f"  {plain(str(model['class']))}" if "class" in model else ""
@@ -301,6 +317,7 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
     if left := len(summary.alarms) - len(worst):
         console.print(word("watch.terminal.more_alarms", language, shown=len(worst), count=left))
     sources: set[str] = set()
+    fixes = {run_headline(summary).fix}
     for alarm in (summary.alarms[at] for at in sorted(worst)):
         style = SEVERITY_STYLES.get(alarm.severity, "red")
         severity = Text(plain(_severity(alarm.severity, language)), style)
@@ -315,6 +332,9 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
                 11,
             )
         sources.add(alarm.source)
+        if few is None and (fix := fix_of(summary, alarm)) not in fixes:  # the headline's stands above
+            paragraph(console, _to_do(fix, language), 11)
+            fixes.add(fix)
 
 
 def _missing(console: Console, summary: Summary, language: Language) -> None:

@@ -8,10 +8,12 @@ import json
 import os
 import secrets
 import socket
+import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from sqrtdk import _files
 from sqrtdk._records import parse_json, quote, record_from_json
@@ -21,6 +23,8 @@ from sqrtdk.store.disk import make, remove, take, tidy
 
 LOCK = "lock"  # name of the file, which is there while a writer is
 _MAX_LOCK_BYTES = 1000
+_LOOK_S = 0.02  # `writer_of` has the lock for less
+Writer = Literal["writing", "ended", "killed", "unknown"]
 _held: set[int] = set()
 
 
@@ -92,7 +96,11 @@ class Lock:
         try:
             import fcntl
 
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # perhaps only somebody who looks whether there is a writer
+                time.sleep(_LOOK_S)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
                 Message("errors.folder.taken", folder=str(folder), owner=_owner(self._path)),
@@ -155,6 +163,34 @@ class Lock:
             # a child forked without Python's hooks may hold a copy of the descriptor
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def writer_of(folder: Path) -> Writer:
+    """Return whether a folder has a writer, without becoming one.
+
+    Returns:
+        "writing": a process holds the lock. "ended": there is no lock, as the last writer released it. "killed": the
+        process that took the lock is gone and did not release it. "unknown": the file system has no locks.
+    """
+    try:
+        import fcntl
+
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return "ended"
+    except (ImportError, OSError):
+        return "unknown"
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return "unknown"
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two readers don't take each other for writers
+    except BlockingIOError:
+        return "writing"
+    except OSError:
+        return "unknown"
+    finally:
+        os.close(descriptor)  # releases the lock
+    return "killed"
 
 
 @contextlib.contextmanager

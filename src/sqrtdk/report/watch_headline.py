@@ -1,0 +1,326 @@
+"""Makes the headline of a run, and says what to do about each alarm.
+
+A headline says what is wrong, since which step, why, and what to do. Numbers that are not finite come first, then the
+worst alarm. If logits are large, the recorded scale says why: it is too large, or q and k are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sqrtdk.messages import Message, Text, id_of, joined, mentions, named, text_of_value
+from sqrtdk.monitor.samples import Alarm
+from sqrtdk.report.figures import format_number, format_percent
+from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
+from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
+from sqrtdk.report.watch_summary import SEVERITY_ORDER, Summary, rank
+
+NONFINITE = "nonfinite"
+RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
+_WARN = SEVERITY_ORDER.index("warn")
+_LOGITS = ("max_logit", "growth")  # told in one sentence
+# alarms that a scale which is too large, or large q and k, lead to: told after any other alarm of the same severity
+_OF_LARGE_LOGITS = (*_LOGITS, "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
+_FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
+    "max_logit": "runs.fix.clip",
+    "growth": "runs.fix.clip",
+    "entropy": "runs.fix.spread",
+    "entropy_trend": "runs.fix.spread",
+    "saturation": "runs.fix.spread",
+    "collapsed": "runs.fix.spread",
+    "fp16_range": "runs.fix.fp16",
+    "bf16_offset": "runs.fix.bf16",
+    "ledger": "runs.fix.ledger",
+    "lost": "runs.fix.lost",
+    "idle": "runs.fix.idle",
+    "records": "runs.fix.records",
+    "sink": "runs.fix.sink",
+    "schedule": "runs.fix.schedule",
+    "checkpoint": "runs.fix.checkpoint",
+    "unmeasured": "runs.fix.lost",
+}
+_NONFINITE_IN = {  # id of a recorded alarm -> id of the headline's words
+    "alarms.nonfinite.logits": "runs.headline.logits",
+    "alarms.nonfinite.minus_logits": "runs.headline.logits",
+    "alarms.nonfinite.queries": "runs.headline.queries",
+    "alarms.nonfinite.gradients": "runs.headline.gradients",
+}
+_REASON_VALUES = ("blame", "where", "forward")  # values of such alarms that say why
+_INHERITED = "alarms.nonfinite.blame.before"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What is said first of a run.
+
+    Attributes:
+        what: what is wrong and since when, or that nothing is wrong.
+        told: the same and why.
+        more: what else there is, in few words.
+        fix: what to do; "" if nothing has to be done.
+        wrong: whether something is wrong.
+    """
+
+    what: str
+    told: str
+    more: tuple[str, ...]
+    fix: str
+    wrong: bool
+
+    @property
+    def text(self) -> Text:
+        """All but the fix as a sentence without a full stop."""
+        both = text_of_value(joined([self.told, *self.more]))
+        return Text(both.en[:1].upper() + both.en[1:], both.zh)
+
+
+def run_headline(run: Summary) -> Headline:
+    """Return what is said first of a run."""
+    return _not_finite(run) or _worst(run) or _quiet(run)
+
+
+def fix_of(run: Summary, alarm: Alarm) -> str:
+    """Return what to do about an alarm: a call or a command, or the address of a page."""
+    if alarm.name == NONFINITE:
+        return _fix_nonfinite(alarm)
+    if alarm.name in _OF_LARGE_LOGITS and _too_large(run):
+        return Message("runs.fix.scale")
+    if mentions(alarm.text, "alarms.collapsed.flat"):
+        return Message("runs.fix.flat")
+    if alarm.name in _FIXES:
+        return Message(_FIXES[alarm.name])
+    # a finding of the audit, which checkpoints have as alarms
+    known = isinstance(named("watch.alarm", alarm.name), Message)
+    return Message("runs.fix.audit" if known else "runs.fix.page")
+
+
+def _fix_nonfinite(alarm: Alarm) -> str:
+    if alarm.severity == "note":
+        return Message("runs.fix.scaler")
+    for of, fix in (
+        ("alarms.nonfinite.first.inputs", "runs.fix.inputs"),
+        ("alarms.nonfinite.blame.product", "runs.fix.product"),
+    ):
+        if mentions(alarm.text, of):
+            return Message(fix, step=alarm.step)
+    return Message("runs.fix.go_back", step=alarm.step)
+
+
+def _not_finite(run: Summary) -> Headline | None:
+    """Return the headline of a run whose loss, logits, q or gradients are not finite, in the order of their steps."""
+    alarm = next((one for one in run.alarms if one.name == NONFINITE and one.severity != "note"), None)
+    bad = run.loss_steps[~np.isfinite(run.losses)].tolist()
+    told: list[tuple[int, str]] = []
+    if bad:
+        told.append((bad[0], _loss(run, bad)))
+    if alarm is None:
+        since = bool(bad) and bool((run.samples >= bad[0]).any())
+        why: str | float | None = None if since else Message("runs.headline.not_sampled")
+        fix: str = Message("runs.fix.go_back" if since else "runs.fix.look_closer", step=bad[0]) if bad else ""
+    else:
+        values = alarm.text.values if isinstance(alarm.text, Message) else {}
+        why = next((_begins(values[name]) for name in _REASON_VALUES if name in values), None)
+        fix = _fix_nonfinite(alarm)
+        if what := _tensor(run, alarm):
+            told.append((alarm.step, what))
+        elif not bad:  # a recorded alarm of a later version, or of an older one
+            told.append((alarm.step, alarm.text))
+    if not told:
+        return None
+    what = joined([one for _, one in sorted(told, key=lambda one: one[0])], "clause")
+    return Headline(what, Message("joins.colon", first=what, second=why) if why else what, (), fix, True)
+
+
+def _begins(why: str | float) -> str | float:
+    """Return only where it begins, if that is known: an attention merely inherits what its inputs hold."""
+    if isinstance(why, Message) and why.id == "joins.semicolon" and mentions(why.values["first"], _INHERITED):
+        return why.values["second"]
+    return why
+
+
+def _loss(run: Summary, bad: Sequence[int]) -> str:
+    """Say where the loss is not finite, at the steps `bad`."""
+    first = run.losses[run.loss_steps == bad[0]][0]
+    loss = "NaN" if math.isnan(first) else format_number(float(first))
+    after = int((run.loss_steps >= bad[0]).sum())
+    if len(bad) == after and after > 1:
+        return Message("runs.headline.loss_from", loss=loss, step=bad[0])
+    if len(bad) == 1:
+        return Message("runs.headline.loss_at", loss=loss, step=bad[0])
+    return Message("runs.headline.loss_several", loss=loss, step=bad[0], number=len(bad))
+
+
+def _tensor(run: Summary, alarm: Alarm) -> str | None:
+    """Say which tensor of an attention is not finite, and when it still was. Return None if it is the loss."""
+    id = _NONFINITE_IN.get(id_of(alarm.text) or "")
+    if id is None or not isinstance(alarm.text, Message):
+        return None
+    what = Message(id, call=alarm.text.values["call"], step=alarm.step)
+    before = run.samples[run.samples < alarm.step]
+    return Message("runs.headline.finite_before", what=what, step=int(before[-1])) if len(before) else what
+
+
+def _worst(run: Summary) -> Headline | None:
+    """Return the headline of the worst alarm; None if there are only notes."""
+    alarms = [one for one in run.alarms if rank(one.severity) >= _WARN]
+    if not alarms:
+        return None
+    lead = min(alarms, key=lambda one: (-rank(one.severity), one.name in _OF_LARGE_LOGITS, one.step))
+    family = _LOGITS if lead.name in _LOGITS else (lead.name,)
+    what = _above(run, [one for one in alarms if one.name in family], lead)
+    why = _why(run) if lead.name in _OF_LARGE_LOGITS else None
+    told = Message("runs.headline.because", what=what, why=why) if why else what
+    others = dict.fromkeys(one.name for one in alarms if one.name not in family)
+    names = joined([named("watch.alarm", name) for name in others], "comma") if others else ""
+    also = (Message("runs.headline.also", names=names),) if others else ()
+    return Headline(what, told, also, fix_of(run, lead), True)
+
+
+def _above(run: Summary, family: Sequence[Alarm], lead: Alarm) -> str:
+    """Say what the alarms of one kind say: of logits since when, how many and how large; else the worst alarm."""
+    passed = [one for one in family if one.name == "max_logit" and one.bar is not None]
+    largest = max(run.sites, key=lambda site: _largest(site.worst("max_logit")[0]), default=None)
+    if not passed or largest is None:
+        return lead.text
+    values = largest.worst("max_logit")[0]
+    at = int(np.nanargmax(values))
+    what: str = Message(
+        "runs.headline.above",
+        bar=format_number(min(one.bar for one in passed if one.bar is not None)),
+        number=len({(one.site, one.index) for one in passed}),
+        attentions=_attentions(run),
+        step=passed[0].step,
+        value=format_number(float(values[at])),
+        at=int(largest.steps[at]),
+        call=largest.label,
+    )
+    if lead.name == "growth" and isinstance(lead.text, Message) and (lead.bar or 0.0) > values[at]:
+        parts = lead.text.values
+        what = Message("runs.headline.above_by", what=what, bar=parts["bar"], when=parts["when"])
+    return what
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.nanmax(values)) if not np.isnan(values).all() else -math.inf
+
+
+def _attentions(run: Summary) -> str:
+    return Message("watch.terminal.attentions", count=len(run.sites))
+
+
+def _ratios(run: Summary) -> list[float]:
+    """Return the newest known scale ratio of each attention, of the head that is farthest from 1."""
+    found = []
+    for site in run.sites:
+        values = site.worst("scale_ratio")[0]
+        known = values[~np.isnan(values)]
+        if len(known):
+            found.append(float(known[-1]))
+    return found
+
+
+def _too_large(run: Summary) -> list[float]:
+    """Return the scale ratios that are above 1."""
+    return [ratio for ratio in _ratios(run) if ratio > 1 + RATIO_TOLERANCE]
+
+
+def _too_small(run: Summary) -> list[float]:
+    """Return the positive scale ratios that are below 1."""
+    return [ratio for ratio in _ratios(run) if 0 < ratio < 1 - RATIO_TOLERANCE]
+
+
+def _why(run: Summary) -> str | None:
+    """Say why logits are large, or return None if the records don't tell."""
+    if large := _too_large(run):
+        return _scale("runs.headline.scale_large", large, run)
+    ratios = _ratios(run)
+    right = ratios and len(ratios) == len(run.sites) and not _too_small(run) and min(ratios) > 0
+    return Message("runs.headline.scale_right") if right else None
+
+
+def _scale(id: str, ratios: Sequence[float], run: Summary) -> str:
+    times = sorted(ratio if ratio > 1 else 1 / ratio for ratio in ratios)
+    low, high = format_number(times[0], 3), format_number(times[-1], 3)
+    shown = low if low == high else Message("rules.bound.range", low=low, high=high)
+    return Message(id, times=shown, number=len(ratios), attentions=_attentions(run))
+
+
+def _quiet(run: Summary) -> Headline:
+    """Return the headline of a run without an alarm above a note: what was measured, and what was not."""
+    if run.first_step is None:
+        nothing = Message("runs.headline.nothing")
+        return Headline(nothing, nothing, (), "", False)
+    if not run.sites:
+        none = Message("runs.headline.unmeasured", steps=f"{run.recorded:,}")
+        why = next((entry.reason for entry in run.missing if entry.reason), "")
+        told = Message("joins.colon", first=none, second=why) if why else none
+        return Headline(none, told, (), Message("runs.fix.lost"), True)
+    quiet = Message(
+        "runs.headline.quiet",
+        steps=f"{run.recorded:,}",
+        samples=f"{len(run.samples):,}",
+        attentions=_attentions(run),
+    )
+    more: list[str] = []
+    if run.counts["note"]:
+        more.append(Message("runs.headline.notes", count=run.counts["note"]))
+    fix: str = ""
+    large, small = _too_large(run), _too_small(run)
+    if large or small:  # no alarm, as a model may be meant to be so; a reader should know all the same
+        which = ("runs.headline.scale_large", large) if large else ("runs.headline.scale_small", small)
+        more.append(_scale(*which, run))
+        fix = Message("runs.fix.declared")
+    if run.lacks:
+        more.append(Message("runs.headline.partly"))
+    return Headline(quiet, quiet, tuple(more), fix, False)
+
+
+def compared_headline(a: Summary, b: Summary, compared: RunComparison) -> Headline:
+    """Return what is said first of two runs: which goes wrong, and what differs between them."""
+    runs = {"A": a, "B": b}
+    heads = {letter: run_headline(run) for letter, run in runs.items()}
+    finite = {letter: _not_finite(run) is None for letter, run in runs.items()}
+    wrong = sorted((letter for letter in runs if heads[letter].wrong), key=finite.__getitem__)  # NaN first
+    if not wrong:
+        told = Message("runs.headline.none_wrong" if a.sites and b.sites else "runs.headline.none_known")
+        return Headline(told, told, (_scales_differ(compared) or _most_apart(compared),), "", False)
+    differs = _scales_differ(compared)
+    # an unlike scale is why logits are large, and need not be told twice
+    texts = {letter: head.what if differs and finite[letter] else head.told for letter, head in heads.items()}
+    first = wrong[0]
+    second = "B" if first == "A" else "A"
+    if len(wrong) == 2:
+        values = {"first": first, "told": texts[first], "second": second, "more": texts[second]}
+        told = Message("runs.headline.both_wrong", **values)
+    else:
+        told = Message("runs.headline.one_wrong", wrong=first, other=second, told=texts[first])
+    return Headline(told, told, (differs,) if differs else (), heads[first].fix, True)
+
+
+def _scales_differ(compared: RunComparison) -> str | None:
+    """Say how the scales differ; None if they do not, or were not measured in both runs."""
+    scale = next(one for one in compared.differences if one.column == "scale_ratio")
+    pair = scale.farthest
+    if pair is None or not scale.count:
+        return None
+    attentions = Message("watch.terminal.attentions", count=scale.measured)
+    ratios = {"a": format_number(pair.a), "b": format_number(pair.b)}
+    return Message("runs.headline.scales_differ", number=scale.count, attentions=attentions, call=pair.label, **ratios)
+
+
+def _most_apart(compared: RunComparison) -> str:
+    """Say which statistic differs most."""
+    if not compared.measured:
+        return Message("runs.headline.no_shared")
+    one = compared.differences[0]
+    pair = one.farthest
+    if pair is None or not one.count:
+        return Message("runs.headline.alike", bar=f"{NOTABLE_DIFFERENCE:.0%}")
+    statistic = STATISTIC_BY_COLUMN[one.column]
+    show = format_percent if statistic.unit == "%" else format_number
+    values = {"a": show(pair.a), "b": show(pair.b), "call": pair.label}
+    return Message("runs.headline.most_apart", statistic=statistic.name, **values)
