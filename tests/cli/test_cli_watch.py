@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +133,34 @@ with RunWriter(sys.argv[1], model={}, settings={}) as writer:
 """
 
 
-def _writer(folder: Path) -> subprocess.Popen[str]:
-    """A second process that writes a part for each line that it gets, and ends at the end of its input."""
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": Path(__file__).parents[2]}
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], **pipes)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    return writer
+@contextlib.contextmanager
+def _running(command: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that takes Ctrl-C, and is gone with the test, however that ends."""
 
-
-def _live(folder: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:
     def take_interrupts() -> None:  # whoever runs the tests may have them ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+    with subprocess.Popen(command, text=True, preexec_fn=take_interrupts, **streams) as running:
+        try:
+            yield running
+        except BaseException:
+            running.kill()
+            raise
+
+
+@contextlib.contextmanager
+def _writer(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A second process that writes a part for each line that it gets, and ends at the end of its input."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": Path(__file__).parents[2]}
+    with _running([sys.executable, "-c", WRITER, str(folder)], **pipes) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        yield writer
+
+
+def _live(folder: Path, *options: str, **streams: Any) -> AbstractContextManager[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "sqrtdk", "watch", "show", str(folder), *options]
-    pipes: Any = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": take_interrupts, **streams}
-    return subprocess.Popen(command, **pipes)
+    return _running(command, stderr=subprocess.PIPE, **streams)
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])

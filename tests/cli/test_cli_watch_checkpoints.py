@@ -51,7 +51,7 @@ def test_it_prints_what_show_prints_and_the_readers_go_on(saved: Path, tmp_path:
         "3 checkpoints: 3 measured, 0 reused",
         f"The page: sqrtdk watch show {run} --html FILE",
     ]
-    assert _watch("report", run).returncode == 0
+    assert _watch("show", run, "--html", tmp_path / "run.html").returncode == 0
     assert _watch("compare", run, run).returncode == 0
     again = _checkpoints(saved / "good" / "*", "--output", run)
     assert "3 checkpoints: 0 measured, 3 reused\n" in again.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.store.lock import Lock, locked
+from sqrtdk.store.lock import Lock, locked, writer_of
 from tests.monitor.run_records import MODEL, parts, rows, whole, writer, written
 from tests.support.paths import with_tests
 
@@ -60,13 +60,34 @@ def test_a_killed_writer_lets_go_though_a_worker_of_it_lives_on(tmp_path: Path) 
         try:
             with pytest.raises(OutputError, match=f"another writer has .*: process {holder.pid} on "):
                 writer(tmp_path)
+            assert writer_of(tmp_path) == "writing"
             holder.kill()
             holder.wait()
             os.kill(worker, 0)  # it is there
+            assert writer_of(tmp_path) == "killed"
             written(tmp_path, 8)
         finally:
             os.kill(worker, 9)
     assert whole(read_run(tmp_path), 8)
+
+
+def test_a_look_for_the_writer_hinders_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look has the lock for an instant: a writer that begins then waits for it, and is not refused."""
+    assert writer_of(tmp_path) == "ended"
+    (tmp_path / "lock").touch()
+    assert [writer_of(tmp_path), writer_of(tmp_path)] == ["killed", "killed"]
+    with (tmp_path / "lock").open() as looked:
+        fcntl.flock(looked, fcntl.LOCK_SH)
+        monkeypatch.setattr("sqrtdk.store.lock.time.sleep", lambda seconds: fcntl.flock(looked, fcntl.LOCK_UN))
+        with writer(tmp_path):
+            assert writer_of(tmp_path) == "writing"
+    assert writer_of(tmp_path) == "ended"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_a_lock_that_is_no_file_says_nothing_of_a_writer(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "lock")
+    assert writer_of(tmp_path) == "unknown"
 
 
 def test_a_lock_that_its_owner_removes_while_another_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

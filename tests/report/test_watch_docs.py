@@ -63,7 +63,9 @@ def test_the_examples_run_and_the_output_is_real(tmp_path: Path, monkeypatch: py
 
     for page, language in ((PAGE, "en"), (CHINESE_PAGE, "zh-CN")):
         text = page.read_text(encoding="utf-8")
-        (shown,) = re.findall(r"^```text\n(runs/exp1  Decoder.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        (shown,) = re.findall(
+            r"^```text\n([^`]*`sqrtdk check MODEL`[^`]*^runs/exp1  Decoder.*?)^```$", text, re.MULTILINE | re.DOTALL
+        )
         assert words(shown) == words(called("watch", "show", "runs/exp1", "--lang", language, COLUMNS="110").stdout)
 
 

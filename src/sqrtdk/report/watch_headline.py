@@ -175,20 +175,22 @@ def _worst(run: Summary) -> Headline | None:
     why = _why(run) if lead.name in _OF_LARGE_LOGITS else None
     told = Message("runs.headline.because", what=what, why=why) if why else what
     others = dict.fromkeys(one.name for one in alarms if one.name not in family)
-    names = joined([named("watch.alarm", name) for name in others], "comma") if others else ""
-    also = (Message("runs.headline.also", names=names),) if others else ()
-    return Headline(what, told, also, fix_of(run, lead), True)
+    more = _forecast(run, lead) if what is not lead.text else []
+    if others:
+        names = joined([named("watch.alarm", name) for name in others], "comma")
+        more.append(Message("runs.headline.also", names=names))
+    return Headline(what, told, tuple(more), fix_of(run, lead), True)
 
 
 def _above(run: Summary, family: Sequence[Alarm], lead: Alarm) -> str:
     """Say what the alarms of one kind say: of logits since when, how many and how large; else the worst alarm."""
     passed = [one for one in family if one.name == "max_logit" and one.bar is not None]
     largest = max(run.sites, key=lambda site: _largest(site.worst("max_logit")[0]), default=None)
-    if not passed or largest is None:
+    values = np.empty(0) if largest is None else largest.worst("max_logit")[0]
+    if not passed or largest is None or np.isnan(values).all():  # a damaged record may have alarms without values
         return lead.text
-    values = largest.worst("max_logit")[0]
     at = int(np.nanargmax(values))
-    what: str = Message(
+    return Message(
         "runs.headline.above",
         bar=format_number(min(one.bar for one in passed if one.bar is not None)),
         number=len({(one.site, one.index) for one in passed}),
@@ -198,10 +200,14 @@ def _above(run: Summary, family: Sequence[Alarm], lead: Alarm) -> str:
         at=int(largest.steps[at]),
         call=largest.label,
     )
-    if lead.name == "growth" and isinstance(lead.text, Message) and (lead.bar or 0.0) > values[at]:
-        parts = lead.text.values
-        what = Message("runs.headline.above_by", what=what, bar=parts["bar"], when=parts["when"])
-    return what
+
+
+def _forecast(run: Summary, lead: Alarm) -> list[str]:
+    """Say when logits that grow pass the next bar, unless they have."""
+    largest = max((_largest(site.worst("max_logit")[0]) for site in run.sites), default=-math.inf)
+    if lead.name != "growth" or not isinstance(lead.text, Message) or (lead.bar or 0.0) <= largest:
+        return []
+    return [Message("runs.headline.grows", bar=lead.text.values["bar"], when=lead.text.values["when"])]
 
 
 def _largest(values: np.ndarray) -> float:

@@ -1,0 +1,160 @@
+"""What is said first of a run: NaN, then the worst alarm, with its step, its reason and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sqrtdk.audit.rules import RULES
+from sqrtdk.audit.tolerance import SCALE_TOLERANCE
+from sqrtdk.messages import Message, said
+from sqrtdk.monitor.alarms import ALARM_RULES
+from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.samples import Alarm
+from sqrtdk.report.watch_compare import compare_runs
+from sqrtdk.report.watch_headline import RATIO_TOLERANCE, compared_headline, fix_of, run_headline
+from sqrtdk.report.watch_html import shown_alarms, to_html
+from sqrtdk.report.watch_json import comparison_json, to_json
+from sqrtdk.report.watch_summary import Summary, summarise
+from tests.monitor.watched_runs import EVERY, STEPS
+
+OTHER_ALARMS = ("idle", "sink", "records", "schedule", "checkpoint", "of a later version")
+
+
+@pytest.fixture(scope="module")
+def told(runs: dict[str, Path]) -> dict[str, Summary]:
+    return {name: summarise(read_run(folder)) for name, folder in runs.items()}
+
+
+def with_ratio(run: Summary, ratio: float) -> Summary:
+    sites = [
+        dataclasses.replace(one, values=dict(one.values) | {"scale_ratio": np.full_like(one.values["peak"], ratio)})
+        for one in run.sites
+    ]
+    return dataclasses.replace(run, sites=tuple(sites))
+
+
+def with_losses(run: Summary, bad: dict[int, float]) -> Summary:
+    losses = run.losses.copy()
+    for step, loss in bad.items():
+        losses[run.loss_steps == step] = loss
+    return dataclasses.replace(run, losses=losses)
+
+
+def nonfinite(step: int, key: str, severity: str = "critical", **values: str | int) -> Alarm:
+    text = Message(f"alarms.nonfinite.{key}", step=step, **values)
+    return Alarm("nonfinite", severity, step, text, "IEEE 754")
+
+
+def test_a_healthy_run_is_said_to_be_by_its_steps_and_attentions(told: dict[str, Summary]) -> None:
+    run = dataclasses.replace(told["healthy"], alarms=())
+    head = run_headline(run)
+    samples = 1 + STEPS // EVERY
+    assert head.text.en == f"Nothing is wrong in {STEPS} steps ({samples} sampled) and 2 attentions"
+    assert (head.fix, head.wrong) == ("", False)
+    small = run_headline(with_ratio(run, 0.25))
+    assert small.text.en.endswith("; the scale is 1/4 of 1/sqrt(head_dim) in 2 of 2 attentions")
+    assert "`sqrtdk check MODEL`" in small.fix
+    assert not small.wrong, "a model may be meant to be so"
+
+
+def test_large_logits_are_told_with_their_step_and_the_scale_that_makes_them(told: dict[str, Summary]) -> None:
+    run = told["unscaled"]
+    head = run_headline(run)
+    first = next(alarm for alarm in run.alarms if alarm.name == "max_logit" and alarm.severity == "warn")
+    assert head.text.en.startswith(f"Logits pass 100 in 2 of 2 attentions since step {first.step}, the largest is ")
+    assert "because the scale is 4 times 1/sqrt(head_dim) in 2 of 2 attentions" in head.text.en
+    assert "`sqrtdk check MODEL`" in head.fix
+    right = run_headline(with_ratio(run, 1.0))
+    assert "because q and k are large (the scale is 1/sqrt(head_dim))" in right.text.en
+    assert "`sqrtdk.qk_clip_(model, watch, 100)`" in right.fix
+    assert "because" not in run_headline(with_ratio(run, math.nan)).text.en
+    assert RATIO_TOLERANCE == SCALE_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (dict.fromkeys(range(30, STEPS + 1), math.nan), "The loss is NaN from step 30 on"),
+        ({30: math.inf}, "The loss is inf at step 30"),
+        ({30: math.nan, 34: math.nan}, "The loss is NaN at step 30, and not finite at 2 steps in all"),
+    ],
+)
+def test_a_loss_that_is_not_finite_comes_first_though_no_alarm_names_it(
+    bad: dict[int, float], what: str, told: dict[str, Summary]
+) -> None:
+    run = with_losses(told["unscaled"], bad)
+    head = run_headline(run)
+    assert head.text.en == what
+    assert "checkpoint before step 30" in head.fix
+    unsampled = run_headline(dataclasses.replace(run, samples=run.samples[run.samples < 30]))
+    assert unsampled.text.en == f"{what}: no step was sampled since, so where it begins is not known"
+    assert "`sqrtdk.watch(model, every=1)`" in unsampled.fix
+
+
+def test_nan_is_told_in_the_order_of_its_steps_with_where_it_begins(told: dict[str, Summary]) -> None:
+    run = told["unscaled"]
+    blame = Message("alarms.nonfinite.blame.product")
+    logits = nonfinite(32, "logits", call="h.0", bad="3", rows="9", head=0, blame=blame)
+    head = run_headline(dataclasses.replace(run, alarms=(*run.alarms, logits)))
+    why = "q and k are finite, the logits are the first tensor that is not"
+    assert head.text.en == f"Logits of h.0 hold NaN or infinity since step 32 (finite at step 28): {why}"
+    assert "`sqrtdk.qk_clip_(model, watch, 100)`" in head.fix
+    later = run_headline(with_losses(dataclasses.replace(run, alarms=(logits,)), {31: math.nan}))
+    assert later.text.en.startswith("The loss is NaN at step 31, logits of h.0 hold NaN")
+    before = Message("alarms.nonfinite.blame.before", which="3 numbers of q")
+    inherited = Message("joins.semicolon", first=before, second="h.0.norm is the first")
+    from_norm = nonfinite(32, "logits", call="h.0", bad="3", rows="9", head=0, blame=inherited)
+    assert run_headline(dataclasses.replace(run, alarms=(from_norm,))).text.en.endswith("28): h.0.norm is the first")
+    inputs = nonfinite(32, "loss", loss="nan", where=Message("alarms.nonfinite.first.inputs"))
+    assert "`torch.isfinite(batch).all()`" in run_headline(dataclasses.replace(run, alarms=(inputs,))).fix
+    searching = nonfinite(32, "gradients", "note", call="h.0", which="3 rows", head=0, forward="it is finite")
+    assert not run_headline(dataclasses.replace(told["healthy"], alarms=(searching,))).wrong
+
+
+@pytest.mark.parametrize("name", [*ALARM_RULES, *RULES, *OTHER_ALARMS])
+def test_every_alarm_has_a_call_a_command_or_a_page_that_helps(name: str, told: dict[str, Summary]) -> None:
+    alarm = Alarm(name, "warn", 5, "", "")
+    for run in (with_ratio(told["healthy"], 4.0), with_ratio(told["healthy"], 1.0)):
+        fix = fix_of(run, alarm)
+        for language in ("en", "zh"):
+            assert "`" in said(fix, language) or f"docs/{language}/" in said(fix, language)
+    scale_first = fix_of(with_ratio(told["healthy"], 4.0), alarm) == Message("runs.fix.scale")
+    of_large_logits = ("max_logit", "growth", "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
+    assert scale_first == (name in of_large_logits)
+
+
+def test_of_two_runs_it_says_which_goes_wrong_and_what_differs(told: dict[str, Summary]) -> None:
+    good, bad, sick = told["healthy"], told["unscaled"], told["sick"]
+    head = compared_headline(good, bad, compare_runs(good, bad))
+    assert head.text.en.startswith("B goes wrong and A does not. B: logits pass 100")
+    assert head.text.en.endswith("the scale ratio is 1 in A and 4 in B at blocks.0.1, and differs in 2 of 2 attentions")
+    assert head.fix == run_headline(bad).fix
+    both = compared_headline(bad, sick, compare_runs(bad, sick))
+    assert both.text.en.startswith("Both runs go wrong. B: the loss is NaN from step 45 on. A: logits"), "NaN first"
+    quiet = compared_headline(good, good, compare_runs(good, good))
+    assert quiet.text.en == "Nothing is wrong in either run; no statistic differs by more than 10%"
+    other = dataclasses.replace(good, sites=good.sites[:1])
+    assert "farthest apart is" not in compared_headline(good, other, compare_runs(good, other)).text.en
+    assert json.loads(comparison_json(good, bad, compare_runs(good, bad)))["headline"] == head.text.en
+
+
+def test_the_page_has_the_headline_and_the_alarms_above_the_maps_nan_first(told: dict[str, Summary]) -> None:
+    run = told["sick"]
+    page = to_html([run])
+    places = [page.index(text) for text in ("The loss is NaN from step 45 on", '<section id="alarms"', 'id="time"')]
+    assert places == sorted(places)
+    assert '<section class="outcome bad">' in page
+    assert "<code>torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)</code>" in page
+    (_, first), _ = shown_alarms(run)
+    severities = [alarm.severity for _, alarm in first]
+    assert first[0][1].name == "nonfinite"
+    assert severities == sorted(severities, key=("critical", "fail", "warn", "note").index)
+    document = json.loads(to_json(run))
+    assert document["headline"] == "The loss is NaN from step 45 on"
+    assert document["fix"] == document["alarms"][-1]["fix"]
