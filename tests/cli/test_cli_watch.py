@@ -179,7 +179,7 @@ def test_follow_draws_until_the_writer_is_gone_and_says_how(end: str, tmp_path: 
                 writer.kill()
             else:
                 writer.stdin.close()
-            assert shown.wait(60) == 1, "the exit code of the alarms, as without --follow"
+            assert shown.wait(120) == 1, "the exit code of the alarms, as without --follow"
             assert shown.stderr is not None
             how = {"close": "The writer has ended at step 20.", "kill": "The writer was killed after step 20; "}[end]
             assert how in shown.stderr.read()

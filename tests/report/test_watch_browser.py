@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sqrtdk.cli.watch_live import LOOPBACK, LivePage, PageServer
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
@@ -18,7 +20,7 @@ from sqrtdk.report.watch_compare import compare_runs
 from sqrtdk.report.watch_html import to_html
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import summarise
-from tests.monitor.watched_runs import EVERY, EVIL, STEPS
+from tests.monitor.watched_runs import EVERY, EVIL, STEPS, alarms_of, head_row, step_row
 from tests.support.playwright_here import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -100,6 +102,7 @@ def test_another_statistic_and_another_head_draw_another_trend(show: Opener) -> 
 def test_a_click_on_a_cell_or_an_alarm_shows_its_head(show: Opener) -> None:
     page = show("unscaled")
     page.select_option("#site", "blocks.0.1")
+    page.evaluate("document.getElementById('panels').scrollIntoView({ behavior: 'instant' })")
     box = page.locator(".panel canvas").bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.75)
@@ -347,3 +350,30 @@ def test_the_language_reaches_what_is_drawn(show: Opener) -> None:
     assert page.locator("#time h2 .zh").is_visible()
     assert "损失" in "".join(page.locator(".panel svg text").all_text_contents())
     assert "最大 logit" in page.locator("#legend").inner_text()
+
+
+def test_a_served_page_loads_itself_again_and_stays_as_it_was_left(browser: Browser, tmp_path: Path) -> None:
+    """While a part lands, when the writer ends, and when the server does."""
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    with RunWriter(tmp_path, model={}, settings={}) as writer:
+        writer.write([head_row(10, "h", 0)], [step_row(step, 0) for step in range(1, 11)], alarms_of(1))
+        with PageServer((LOOPBACK, 0), LivePage(tmp_path, "en")) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            page.goto(f"http://{LOOPBACK}:{server.server_address[1]}/#en")
+            page.locator("#live span[data-writer=writing]").wait_for(state="visible")
+            page.select_option("#statistic", "peak")
+            page.evaluate("window.scrollTo({ top: 900, behavior: 'instant' })")
+            writer.write([head_row(20, "h", 0)], [step_row(step, 0) for step in range(11, 21)], [])
+            page.locator(".tile", has_text="(1–20)").wait_for()
+            page.wait_for_function("document.documentElement.dataset.drawn === 'yes'")
+            assert page.locator("#statistic").input_value() == "peak"
+            page.wait_for_function("window.scrollY === 900")
+            writer.close()
+            page.locator("#live span[data-writer=ended]").wait_for(state="visible")
+            assert page.locator("#live").inner_text() == "The writer has ended at step 20."
+            server.shutdown()
+    page.locator("#live span[data-writer=gone]").wait_for(state="visible")
+    page.close()
+    assert not complaints

@@ -87,7 +87,7 @@ def serve_run(folder: Path, port: int, language: Choice, ready: Callable[[str], 
     """
     live = LivePage(folder, language)
     try:
-        server = _Server((LOOPBACK, port), live)
+        server = PageServer((LOOPBACK, port), live)
     except OSError as error:
         raise InvalidValueError(
             Message("errors.options.port_taken", port=port, address=LOOPBACK, reason=_files.os_reason(error)),
@@ -132,7 +132,9 @@ class LivePage:
             return self._page
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class PageServer(socketserver.ThreadingTCPServer):
+    """Serves a `LivePage` on an address of this machine."""
+
     allow_reuse_address = True
     daemon_threads = True  # Ctrl-C waits for no browser
 
@@ -147,7 +149,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: PageServer
     timeout = 10  # seconds: a connection that sends nothing holds no thread for longer
 
     def do_GET(self) -> None:
