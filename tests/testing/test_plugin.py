@@ -212,7 +212,7 @@ def test_findings_below_the_bar_are_one_short_list() -> None:
     assert folded[-1] == "    in test_0, test_1, test_2 and 11 more"
     apart = below.below_lines((test, ["note", "--o", test, ""]) for test in tests)
     assert apart.count("below the bar, note; fails with --o:") == 1
-    assert apart[-1] == f"below the bar: ... and {14 - below.MOST_ENTRIES} more"
+    assert apart[-1] == f"below the bar: ... and {14 - below.MOST_LISTED} more"
 
 
 def test_its_words_are_those_of_the_audit() -> None:

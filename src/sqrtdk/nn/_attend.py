@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # The least negative "lowest number" in use, float16's: a floating mask with it or less hides.
-_HIDES = torch.finfo(torch.float16).min
+_HIDING = torch.finfo(torch.float16).min
 
 
 def function_mask(attn_mask: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _check_causal(mask: Shaped[Tensor, "#N #Hq L S"]) -> None:
     if not has_values(mask) or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     causal = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
-    fits = mask == causal if mask.dtype == torch.bool else torch.where(causal, mask == 0, mask <= _HIDES)
+    fits = mask == causal if mask.dtype == torch.bool else torch.where(causal, mask == 0, mask <= _HIDING)
     if not fits.all():
         raise InvalidValueError(
             "is_causal=True says that attn_mask is the causal mask, row i sees keys j <= i; it is another",

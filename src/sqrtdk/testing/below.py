@@ -9,7 +9,7 @@ from sqrtdk.audit.records import SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.messages import id_of
 from sqrtdk.testing.standing import OUTSIDE, count_text, is_allowed, printable
 
-MOST_ENTRIES = 10
+MOST_LISTED = 10
 _MOST_TESTS = 3  # named for each entry
 
 
@@ -81,11 +81,11 @@ def below_lines(entries: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
         tests.setdefault(tuple(entry), []).append(node)
     listed = sorted(tests, key=lambda entry: (-SEVERITIES.index(entry[0]), entry[1]))
     lines: list[str] = []
-    for entry in listed[:MOST_ENTRIES]:
+    for entry in listed[:MOST_LISTED]:
         severity, option, place, message = entry
         title = f"below the bar, {severity}; fails with {option}:"
         lines += [title] if title not in lines else []
         nodes = tests[entry]
         more = f" and {len(nodes) - _MOST_TESTS} more" if len(nodes) > _MOST_TESTS else ""
         lines += [f"  {place}", f"    {message}", f"    in {', '.join(nodes[:_MOST_TESTS])}{more}"]
-    return lines + ([f"below the bar: ... and {len(listed) - MOST_ENTRIES} more"] if len(listed) > MOST_ENTRIES else [])
+    return lines + ([f"below the bar: ... and {len(listed) - MOST_LISTED} more"] if len(listed) > MOST_LISTED else [])
