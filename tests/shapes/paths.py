@@ -113,7 +113,8 @@ def _masks() -> None:
         causal = torch.ones(length, length).tril().log()
         for mask in (causal, causal.bool().expand(2 * heads, length, length)):
             module(*x, key_padding_mask=padding, attn_mask=mask)
-        module(*x, key_padding_mask=padding, is_causal=True)
+        for hidden in (padding, torch.zeros(2, length)):
+            module(*x, key_padding_mask=hidden, is_causal=True)
         module(*x, is_causal=True, attn_mask=None if options else causal)
     x = torch.randn(nn_cases.LENGTH, nn_cases.MODEL)
     module(x, x, x, key_padding_mask=padding[0], average_attn_weights=False)
