@@ -17,7 +17,7 @@ from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_headline import RATIO_TOLERANCE, compared_headline, fix_of, run_headline
+from sqrtdk.report.watch_headline import RATIO_TOLERANCE, alarm_fix, compared_headline, run_headline
 from sqrtdk.report.watch_html import shown_alarms, to_html
 from sqrtdk.report.watch_json import comparison_json, to_json
 from sqrtdk.report.watch_summary import Summary, summarise
@@ -121,10 +121,10 @@ def test_nan_is_told_in_the_order_of_its_steps_with_where_it_begins(told: dict[s
 def test_every_alarm_has_a_call_a_command_or_a_page_that_helps(name: str, told: dict[str, Summary]) -> None:
     alarm = Alarm(name, "warn", 5, "", "")
     for run in (with_ratio(told["healthy"], 4.0), with_ratio(told["healthy"], 1.0)):
-        fix = fix_of(run, alarm)
+        fix = alarm_fix(run, alarm)
         for language in ("en", "zh"):
             assert "`" in said(fix, language) or f"docs/{language}/" in said(fix, language)
-    scale_first = fix_of(with_ratio(told["healthy"], 4.0), alarm) == Message("runs.fix.scale")
+    scale_first = alarm_fix(with_ratio(told["healthy"], 4.0), alarm) == Message("runs.fix.scale")
     of_large_logits = ("max_logit", "growth", "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
     assert scale_first == (name in of_large_logits)
 

@@ -83,7 +83,7 @@ def run_headline(run: Summary) -> Headline:
     return _not_finite(run) or _worst(run) or _quiet(run)
 
 
-def fix_of(run: Summary, alarm: Alarm) -> str:
+def alarm_fix(run: Summary, alarm: Alarm) -> str:
     """Return what to do about an alarm: a call or a command, or the address of a page."""
     if alarm.name == NONFINITE:
         return _fix_nonfinite(alarm)
@@ -179,7 +179,7 @@ def _worst(run: Summary) -> Headline | None:
     if others:
         names = joined([named("watch.alarm", name) for name in others], "comma")
         more.append(Message("runs.headline.also", names=names))
-    return Headline(what, told, tuple(more), fix_of(run, lead), True)
+    return Headline(what, told, tuple(more), alarm_fix(run, lead), True)
 
 
 def _above(run: Summary, family: Sequence[Alarm], lead: Alarm) -> str:

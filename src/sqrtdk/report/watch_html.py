@@ -23,7 +23,7 @@ from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
 from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_headline import NONFINITE, Headline, compared_headline, fix_of, run_headline
+from sqrtdk.report.watch_headline import NONFINITE, Headline, alarm_fix, compared_headline, run_headline
 from sqrtdk.report.watch_payload import alarms_shown, watch_page_data
 from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, rank, way_run
@@ -83,7 +83,7 @@ def to_html(
         "result": result,
         "heads": _heads(runs, compared),
         "shown_alarms": shown_alarms,
-        "fix": lambda run, alarm: _with_code(fix_of(run, alarm)),
+        "fix": lambda run, alarm: _with_code(alarm_fix(run, alarm)),
         "in_chinese": in_chinese,
         "how": _how,
         "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_UNMEASURED_ON_PAGE]],

@@ -11,7 +11,7 @@ from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_headline import Headline, compared_headline, fix_of, run_headline
+from sqrtdk.report.watch_headline import Headline, alarm_fix, compared_headline, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, UnmeasuredEntry
 
@@ -86,7 +86,7 @@ def _run(summary: Summary) -> dict[str, Any]:
         "loss": {"steps": summary.loss_steps.tolist(), "values": losses},
         "sites": [_site(site) for site in summary.sites],
         "alarm_counts": summary.counts,
-        "alarms": [_with_message(alarm, "text") | {"fix": fix_of(summary, alarm)} for alarm in summary.alarms],
+        "alarms": [_with_message(alarm, "text") | {"fix": alarm_fix(summary, alarm)} for alarm in summary.alarms],
         "missing": [_with_message(entry, "reason") for entry in summary.missing],
     }
 

@@ -19,7 +19,7 @@ from sqrtdk.report.console import console_text, paragraph
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
-from sqrtdk.report.watch_headline import Headline, compared_headline, fix_of, run_headline
+from sqrtdk.report.watch_headline import Headline, alarm_fix, compared_headline, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank, way_run
 
@@ -332,7 +332,7 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
                 11,
             )
         sources.add(alarm.source)
-        if few is None and (fix := fix_of(summary, alarm)) not in fixes:  # the headline's stands above
+        if few is None and (fix := alarm_fix(summary, alarm)) not in fixes:  # the headline's stands above
             paragraph(console, _to_do(fix, language), 11)
             fixes.add(fix)
 
