@@ -21,10 +21,10 @@ from sqrtdk.report.plain import plain
 
 CACHE_COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
 FORMAT_COLUMNS = (
-    "cache.formats.format", "cache.formats.bits", "cache.formats.scale", "cache.table.column.kl",
-    "cache.table.column.key_changes", "cache.table.column.output_off", "words.column.health",
+    "cache.formats.format", "words.column.health", "cache.formats.bits", "cache.formats.scale",
+    "cache.table.column.kl", "cache.table.column.key_changes", "cache.table.column.output_off",
 )  # fmt: skip
-_OF_NUMBERS = (1, 3, 4, 5)  # places of the columns of numbers
+_OF_NUMBERS = (2, 4, 5, 6)  # places of the columns of numbers
 MOST_CALLS_SHOWN = 40
 _CACHE_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
@@ -91,9 +91,9 @@ def _format_row(forecast: CacheForecast) -> tuple[str, list[str]]:
     """Return the worst severity of a format, and the cells of its line, with the figures of the head that has it."""
     ranks = ["", *reversed([name for name, _ in KL_BARS])]  # "": below every bar
     heads = [(call, head) for call in forecast.calls for head in range(len(call.stored.heads))]
-    about: list[str] = [forecast.dtype, format_number(forecast.bits), forecast.scale]
+    stored = (format_number(forecast.bits), forecast.scale)
     if not heads:
-        return "", [*about, *"---", Message("words.verdict.unmeasured")]
+        return "", [forecast.dtype, Message("words.verdict.unmeasured"), *stored, *"---"]
 
     def badness(place: tuple[CacheCall, int]) -> tuple[int, float]:
         error = place[0].stored.heads[place[1]]
@@ -107,7 +107,7 @@ def _format_row(forecast: CacheForecast) -> tuple[str, list[str]]:
         format_percent(error.changed_rows / rows if rows else None),
         format_percent(error.output_error),
     ]
-    return severity, [*about, *figures, Message(f"words.severity.{severity or 'ok'}")]
+    return severity, [forecast.dtype, Message(f"words.severity.{severity or 'ok'}"), *stored, *figures]
 
 
 def _notes_of_formats(forecasts: Sequence[CacheForecast]) -> list[tuple[str, Message]]:
