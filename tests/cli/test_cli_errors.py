@@ -93,7 +93,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
         "for example: sqrtdk record demo --output trace.safetensors; all options: sqrtdk record --help",
     ),
     "watch show /proc": ("holds no run", "run.json and parts/"),
-    "watch report runs/a": ("No such command", "the page of a run: sqrtdk watch show RUN --html FILE"),
+    "watch report runs/a": ("No such command", "it is now: sqrtdk watch show RUN --html FILE"),
     "watch show nowhere --serve 0": ("holds no run", "run.json"),
     "watch show nowhere --serve 70000": ("--serve", "sqrtdk watch show --help"),
     "watch show nowhere --serve 0 --follow": ("makes no document", "are two calls"),

@@ -31,7 +31,6 @@ from sqrtdk.report.plain import plain, plain_lines
 _MOST_ERROR_LINES = 12
 _INSTEAD: Mapping[tuple[str, str], str] = {  # of removed features: (command, how typer refuses it) -> id of a hint
     ("sqrtdk", "No such command 'bench'"): "errors.usage.bench",
-    ("sqrtdk watch", "No such command 'report'"): "errors.usage.watch_report",
     ("sqrtdk app", "Got unexpected extra argument"): "errors.usage.app_file",
 }
 _ALIKE = re.compile(r" \(Possible options: .+\)$| Did you mean .+\?$")

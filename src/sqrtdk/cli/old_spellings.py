@@ -9,6 +9,7 @@ NEW_SPELLINGS: Mapping[str, str] = {  # words that were typed after `sqrtdk` -> 
     "baseline check": "sqrtdk check MODEL --baseline FILE",
     "baseline write": "sqrtdk check MODEL --baseline FILE --update",
     "configs": "sqrtdk check --static FILE...",
+    "watch report": "sqrtdk watch show RUN --html FILE",
     "check --like": "sqrtdk diff MODEL GRAPH",
     "check --run": "sqrtdk check GRAPH --input FILE.safetensors",
     "check --kv-dtype": "sqrtdk kv MODEL --cache-dtype FORMAT",
