@@ -155,10 +155,10 @@ def attention(
 
     Example:
         >>> q = k = v = torch.eye(4).view(1, 1, 4, 4)
-        >>> output, aux = attention(q, k, v, is_causal=True, return_aux=AuxRequest(entropy=True, count=True))
-        >>> aux.count.tolist()
+        >>> output, aux = attention(q, k, v, is_causal=True, return_aux=AuxRequest(entropy_nats=True, keys=True))
+        >>> aux.keys.tolist()
         [[[1.0, 2.0, 3.0, 4.0]]]
-        >>> round(float(aux.entropy[0, 0, 0]), 4)
+        >>> round(float(aux.entropy_nats[0, 0, 0]), 4)
         0.0
 
     Reference:

@@ -213,7 +213,7 @@ def test_what_torchs_kernels_lack_is_unsupported_and_never_falls_back(name: str)
 
 def test_gradients_of_statistics_are_unsupported_on_torchs_kernels() -> None:
     q = torch.zeros(Q, requires_grad=True)
-    for request in (sqrtdk.AuxRequest(lse=True), sqrtdk.AuxRequest(entropy=True)):
+    for request in (sqrtdk.AuxRequest(lse=True), sqrtdk.AuxRequest(entropy_nats=True)):
         with pytest.raises(NotImplementedError, match=r"'fused'.*gradient of lse and entropy"):
             sqrtdk.attention(q, torch.zeros(K), torch.zeros(V), impl="fused", return_aux=request)
 

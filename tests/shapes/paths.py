@@ -82,9 +82,9 @@ def _measure(case: Case) -> None:
         arguments.pop(name, None)
     rows = sqrtdk.measure(**arguments)
     sqrtdk.measure(**arguments, rows=2)
-    if rows.n.ndim > 1:
+    if rows.keys.ndim > 1:
         stats.head_stats(rows)
-        stats.row_summary(rows.max)
+        stats.row_summary(rows.max_logit)
 
 
 def _modules() -> Iterator[tuple[str, Run]]:

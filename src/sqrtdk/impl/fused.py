@@ -42,7 +42,7 @@ def obstacle(call: Call) -> str | None:
         return "NaN or infinity stands at a hidden key or value or before few keys, or q and k may overflow"
     if call.aux is not None and not has_values(call.query, call.key):
         return "the pass for the statistics looks at numbers, and there are none to look at"
-    if call.aux is not None and (call.aux.lse or call.aux.entropy) and _learns(call):
+    if call.aux is not None and (call.aux.lse or call.aux.entropy_nats) and _learns(call):
         return "torch's kernels give no gradient of lse and entropy"
     return None
 

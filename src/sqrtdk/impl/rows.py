@@ -43,10 +43,10 @@ def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
         keys = traceable_row_stats(z.detach(), seen, count)
         whole = keys if sink is None else keys.merge(_single(sink.detach().squeeze(-1)))
     lse = entropy = None
-    if call.aux.lse or call.aux.entropy:
+    if call.aux.lse or call.aux.entropy_nats:
         blind = mass == 0
         lse = top + mass.masked_fill(blind, 1.0).log()
-        if call.aux.entropy:
+        if call.aux.entropy_nats:
             shifted = (z - top).masked_fill(weights == 0, 0.0)
             spread = (weights * shifted).sum(-1, keepdim=True)
             if sink is not None:
@@ -219,22 +219,24 @@ def traceable_row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowSt
         "a": (e * shifted.masked_fill(e == 0, 0.0)).sum(-1),
         "mean": mean.masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
         "m2": m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
-        "max": top.squeeze(-1),
-        "min": low,
+        "max_logit": top.squeeze(-1),
+        "min_logit": low,
     }
-    return RowStats(n=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
+    return RowStats(keys=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
 
 
 def joined_with_sink(keys: RowStats, sinks: Float[Tensor, " #Hq"]) -> RowStats:
     """Return RowStats (..., Hq, R) of the keys joined with each head's sink (Hq,) as one more key."""
-    column = (sinks if keys.max.ndim > 1 else sinks[0]).unsqueeze(-1)
-    return keys.merge(_single(column.expand(keys.max.shape).contiguous()))
+    column = (sinks if keys.max_logit.ndim > 1 else sinks[0]).unsqueeze(-1)
+    return keys.merge(_single(column.expand(keys.max_logit.shape).contiguous()))
 
 
 def _single(sink: Float[Tensor, "*rows"]) -> RowStats:
     """Return RowStats of one key whose logit is `sink`."""
     zero, one = torch.zeros_like(sink), torch.ones_like(sink)
-    return RowStats(n=one, max=sink, min=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero)
+    return RowStats(
+        keys=one, max_logit=sink, min_logit=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero
+    )
 
 
 def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
@@ -256,8 +258,8 @@ def gradients_of_formula(
         leaves: tensors whose gradient is requested.
         given: gradients of output, lse and entropy; None: 0.
     """
-    output, aux = attend_rows(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
-    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
+    output, aux = attend_rows(replace(call, aux=AuxRequest(lse=True, entropy_nats=True)), 0, call.length)
+    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy_nats), given, strict=True) if g is not None]
     outputs, gradients = zip(*results, strict=True)
     inputs = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
