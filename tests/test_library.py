@@ -40,6 +40,7 @@ asked: sqrtdk.AuxRequest | None = None
 assert_type(sqrtdk.attention(q, q, q), Tensor)
 assert_type(sqrtdk.attention(q, q, q, is_causal=True, return_aux=None, impl="dense"), Tensor)
 assert_type(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest.all()), tuple[Tensor, AuxOutput])
+assert_type(sqrtdk.attention(q, q, q, return_aux=True), tuple[Tensor, AuxOutput])
 output, aux = sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(entropy_nats=True))
 assert_type(aux.entropy_nats, Tensor | None)
 assert_type(sqrtdk.measure(q, q), RowStats)
@@ -63,7 +64,7 @@ def _shape(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     return {
         name: (one.kind, one.annotation)
         for name, one in inspect.signature(function).parameters.items()
-        if name != "return_aux"
+        if name not in ("return_aux", "return_weights")
     }
 
 

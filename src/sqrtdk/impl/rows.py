@@ -30,15 +30,21 @@ if TYPE_CHECKING:
 
 def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
-    seen = call.seen(start, stop)
-    z = (guarded_logits if call.unclean else row_logits)(call, start, stop, seen)
+    output, aux, _ = weighed_rows(call, start, stop)
+    return output, aux
+
+
+def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, Logits]:
+    """Return the same and the weights, (..., Hq, stop - start, S), after dropout."""
+    z, seen = _logits_and_mask(call, start, stop)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
     count = _count(seen, z)
     top, mass, weights = _softmax(z, sink, count)
-    output = _weighted(call, weights, seen)
+    dropped = functional.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    output = _weighted(call, dropped, seen)
     if call.aux is None:
-        return output, AuxOutput()
+        return output, AuxOutput(), dropped
     with torch.no_grad():
         keys = traceable_row_stats(z.detach(), seen, count)
         whole = keys if sink is None else keys.merge(_single(sink.detach().squeeze(-1)))
@@ -53,20 +59,28 @@ def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
                 spread = spread + (sink - lse).exp() * (sink - top).masked_fill(sink == -math.inf, 0.0)
             entropy = _exact(mass.masked_fill(blind, 1.0).log() - spread, whole.entropy_nats.unsqueeze(-1), blind)
         lse = _exact(lse.masked_fill(blind, -math.inf), whole.lse.unsqueeze(-1), blind)
-    return output, aux_output(
+    aux = aux_output(
         call.aux,
         _shaped(keys, shape),
         _shaped(whole, shape),
         lse=None if lse is None else lse.squeeze(-1).expand(shape),
         entropy=None if entropy is None else entropy.squeeze(-1).expand(shape),
     )
+    return output, aux, dropped
 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
     """Return RowStats (..., Hq, stop - start) of the logits at the visible keys."""
-    seen = call.seen(start, stop)
-    z = row_logits(call, start, stop, seen)
+    z, seen = _logits_and_mask(call, start, stop, guarded=False)
     return _shaped(traceable_row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
+
+
+def _logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
+    """Return the logits of rows start..stop, and which keys they see; None: all."""
+    seen = call.seen(start, stop)
+    z = (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
+    # FlexAttention's way to mask in a score_mod: torch.where(q_idx >= kv_idx, score, -inf)
+    return z, seen if call.score_mod is None else z.detach() != -math.inf
 
 
 def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
@@ -96,6 +110,8 @@ def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guard
     # Before bias and mask: c tanh(-inf / c) is -c, and a key with that logit is not hidden.
     if call.softcap is not None:
         z = call.softcap * torch.tanh(z / call.softcap)
+    if call.score_mod is not None:
+        z = call.modified(z, start, stop)
     if term is not None and call.term is not None and not call.term.content:
         z = z + term
     if call.bias is not None:
@@ -170,8 +186,6 @@ def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Fac
 
 
 def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:
-    if call.dropout_p:
-        weights = functional.dropout(weights, call.dropout_p)
     value = repeat_heads(call.value, call.heads).to(call.dtype)
     output = guarded_sum(weights, value, seen) if call.unclean else weights @ value
     return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
@@ -246,6 +260,12 @@ def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
 def dense(call: Call) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, L, Ev) and statistics (..., Hq, L), holding every L x S matrix."""
     return attend_rows(call, 0, call.length)
+
+
+def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
+    """Return output (..., Hq, L, Ev), weights (..., Hq, L, S) and statistics (..., Hq, L), as `dense` computes them."""
+    output, aux, weights = weighed_rows(call, 0, call.length)
+    return output, weights.expand(*call.lead, *weights.shape[-2:]).to(call.value.dtype), aux
 
 
 def gradients_of_formula(
