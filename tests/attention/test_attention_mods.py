@@ -200,6 +200,23 @@ def test_nan_at_a_key_that_a_mask_mod_hides_reaches_nothing() -> None:
         assert torch.autograd.grad(found.sum(), q)[0].isfinite().all()
 
 
+def test_transforms_of_torch_follow_the_functions() -> None:
+    q, k, v = qkv(3, 2, 2)
+    slopes = torch.rand(2)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - slopes[h] * j
+
+        return sqrtdk.attention(q, k, v, score_mod=alibi, mask_mod=lambda b, h, i, j: i >= j)
+
+    whole = attend(q, k, v, slopes)
+    torch.testing.assert_close(torch.func.vmap(attend, (0, 0, 0, None))(q, k, v, slopes), whole)
+    found = torch.func.grad(lambda slopes: attend(q, k, v, slopes).square().sum())(slopes)
+    learned = slopes.clone().requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(attend(q, k, v, learned).square().sum(), learned)[0])
+
+
 def blocks_of(length: int, keys: int, batch: int | None = None) -> Any:
     return flex.create_block_mask(lambda b, h, i, j: i >= j, batch, None, length, keys, device="cpu")
 

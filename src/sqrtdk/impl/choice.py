@@ -72,8 +72,8 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
     compiled = against_compiled(call)
     if compiled is None:
         return Choice("cpu", "the compiled kernel runs it")
-    refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" else ""
     reason = _against_torch(call)
+    refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" and compiled != reason else ""
     if call.query.device.type in GPUS:
         triton_reason = against_triton(call) if reason or more_than_torch(call) else "torch's kernels do all of it"
         if triton_reason is None:
