@@ -65,12 +65,12 @@ class RowStats:
 
     def __repr__(self) -> str:
         kind = str(self.keys.dtype).removeprefix("torch.")
-        return f"RowStats({', '.join(STATISTICS)}: each {tuple(self.keys.shape)} {kind})"
+        return f"RowStats({', '.join(STATISTIC_NAMES)}: each {tuple(self.keys.shape)} {kind})"
 
     if not TYPE_CHECKING:  # a type checker shall still refuse an unknown name
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"RowStats has no {name!r}{did_you_mean(name, STATISTICS)}")
+            raise AttributeError(f"RowStats has no {name!r}{did_you_mean(name, STATISTIC_NAMES)}")
 
     def map(self, function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]) -> RowStats:
         """Return the same statistics with `function` (a reshape, a move, a cast) applied to every field."""
@@ -229,7 +229,7 @@ def within_range(keys: int) -> float:
 
 
 # What a reader asks a row for; the other fields are sums that `merge` needs.
-STATISTICS = (
+STATISTIC_NAMES = (
     "keys", "max_logit", "min_logit", "mean", "variance", "lse", "entropy_nats", "collision", "effective_keys", "peak",
     "off_peak", "jacobian_norm",
 )  # fmt: skip
