@@ -262,12 +262,6 @@ def dense(call: Call) -> tuple[Output, AuxOutput]:
     return attend_rows(call, 0, call.length)
 
 
-def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
-    """Return output (..., Hq, L, Ev), weights (..., Hq, L, S) and statistics (..., Hq, L), as `dense` computes them."""
-    output, aux, weights = weighed_rows(call, 0, call.length)
-    return output, weights.expand(*call.lead, *weights.shape[-2:]).to(call.value.dtype), aux
-
-
 def gradients_of_formula(
     call: Call, leaves: Sequence[Tensor | None], given: Sequence[Float[Tensor, "B Hq L ..."] | None]
 ) -> tuple[Tensor | None, ...]:
@@ -304,9 +298,7 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     if height >= call.length:
         return attend_rows(call, 0, call.length)
     dtype = call.value.dtype
-    # Widened once, so that the gradients of the blocks are summed in float32.
-    wide = {name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")}
-    call = replace(call, **wide)
+    call = _widened(call)
     spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, spans, dtype)
@@ -315,8 +307,34 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     else:
         blocks = [attend_rows(call, start, stop) for start, stop in spans]
     outputs, statistics = zip(*blocks, strict=True)
-    joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True))
-    return torch.cat(outputs, -2).to(dtype), AuxOutput(*joined)
+    return torch.cat(outputs, -2).to(dtype), _joined(statistics)
+
+
+def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
+    """Return output (..., Hq, L, Ev), weights (..., Hq, L, S) and statistics (..., Hq, L).
+
+    It takes blocks of rows, so that of all L x S matrices only the weights are held.
+    """
+    dtype, height = call.value.dtype, block_rows(call)
+    call = _widened(call)
+    starts = range(0, max(1, call.length), height)
+    blocks = [weighed_rows(call, start, min(call.length, start + height)) for start in starts]
+    outputs, statistics, parts = zip(*blocks, strict=True)
+    weights = [part.expand(*call.lead, *part.shape[-2:]).to(dtype) for part in parts]
+    return (
+        torch.cat(outputs, -2).to(dtype),
+        weights[0] if len(weights) == 1 else torch.cat(weights, -2),
+        _joined(statistics),
+    )
+
+
+def _widened(call: Call) -> Call:
+    """Return the call in the dtype of its logits, so that the gradients of its blocks are summed in it."""
+    return replace(call, **{name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")})
+
+
+def _joined(statistics: Sequence[AuxOutput]) -> AuxOutput:
+    return AuxOutput(*(None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True)))
 
 
 def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Output, AuxOutput]:
