@@ -18,11 +18,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sqrtdk
 from peers import dense_statistics
@@ -92,6 +94,47 @@ def flex_plain() -> Group:
     return ways, [(plain, flex), (whole, flex)], 1
 
 
+def flex_mods() -> Group:
+    """The functions of FlexAttention by its eager path, which maps them over all pairs, and here, block by block."""
+    q, k, v = tensors(512)
+    slopes, table = torch.rand(8), torch.randn(8, 512, 512)
+    document = torch.arange(512) // 100
+
+    def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return q_idx >= kv_idx
+
+    def same_document(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return document[q_idx] == document[kv_idx]
+
+    def alibi(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score - slopes[h] * (q_idx - kv_idx)
+
+    def softcap(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return 30.0 * torch.tanh(score / 30.0)
+
+    def bias(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score + table[h, q_idx, kv_idx]
+
+    mods: dict[str, tuple[Any, Any]] = {
+        "alibi, causal": (alibi, causal),
+        "softcap": (softcap, None),
+        "bias": (bias, None),
+        "documents": (None, same_document),
+    }
+    ways: dict[str, Callable[[], object]] = {}
+    pairs = []
+    for name, (score, mask) in mods.items():
+        blocks = None if mask is None else create_block_mask(mask, None, None, 512, 512, device="cpu")
+        here = partial(sqrtdk.attention, q, k, v, score_mod=score, mask_mod=mask)
+        ways |= {
+            f"flex eager, {name}": partial(flex_attention, q, k, v, score_mod=score, block_mask=blocks),
+            f"sqrtdk, {name}": here,
+            f"sqrtdk, {name}, all statistics": partial(here, return_aux=True),
+        }
+        pairs += [(f"sqrtdk, {name}{more}", f"flex eager, {name}") for more in ("", ", all statistics")]
+    return ways, pairs, 1
+
+
 def dense_additive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)).sum(-1).softmax(-1) @ v
 
@@ -128,6 +171,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "statistics": lambda: statistics(torch.float32),
     "statistics_bf16": lambda: statistics(torch.bfloat16),
     "flex": flex_plain,
+    "mods": flex_mods,
     "additive": additive,
 }
 PEAKS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], int]] = {

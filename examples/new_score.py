@@ -36,7 +36,7 @@ def main() -> None:
     q, k, v = (torch.randn(1, 4, 64, 32, generator=generator) for _ in range(3))
     score = PositiveFeatures()
     output, aux = sqrtdk.attention(
-        q, k, v, is_causal=True, score=score, return_aux=AuxRequest(entropy=True, max_scores=True)
+        q, k, v, is_causal=True, score=score, return_aux=AuxRequest(entropy_nats=True, max_logit=True)
     )
 
     # what the same formula gives when it is written out
@@ -45,7 +45,7 @@ def main() -> None:
     expected = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
     print("equal to the formula written out:", torch.allclose(output, expected, atol=1e-5))
     print("implementation:", sqrtdk.explain(q, k, v, is_causal=True, score=score).impl)
-    print("entropy of a row, mean in nats:", [round(value, 2) for value in aux.entropy.mean((0, 2)).tolist()])
+    print("entropy of a row, mean in nats:", [round(value, 2) for value in aux.entropy_nats.mean((0, 2)).tolist()])
 
 
 if __name__ == "__main__":

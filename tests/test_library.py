@@ -40,8 +40,9 @@ asked: sqrtdk.AuxRequest | None = None
 assert_type(sqrtdk.attention(q, q, q), Tensor)
 assert_type(sqrtdk.attention(q, q, q, is_causal=True, return_aux=None, impl="dense"), Tensor)
 assert_type(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest.all()), tuple[Tensor, AuxOutput])
-output, aux = sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(entropy=True))
-assert_type(aux.entropy, Tensor | None)
+assert_type(sqrtdk.attention(q, q, q, return_aux=True), tuple[Tensor, AuxOutput])
+output, aux = sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(entropy_nats=True))
+assert_type(aux.entropy_nats, Tensor | None)
 assert_type(sqrtdk.measure(q, q), RowStats)
 assert_type(sqrtdk.explain(q, q, q), Choice)
 report = sqrtdk.check("demo")
@@ -63,7 +64,7 @@ def _shape(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     return {
         name: (one.kind, one.annotation)
         for name, one in inspect.signature(function).parameters.items()
-        if name != "return_aux"
+        if name not in ("return_aux", "return_weights")
     }
 
 
@@ -254,8 +255,8 @@ def test_records_are_short_in_a_line(qkv: tuple[torch.Tensor, ...]) -> None:
     )
     assert repr(report.calls[0].call) == f"AttentionCall('model.layers.0.self_attn', {formula}, scale ratio 1)"
     assert repr(sample_diff.softcap()).endswith("differ; causes: softcap)")
-    _, aux = sqrtdk.attention(*qkv, return_aux=AuxRequest(entropy=True, peak=True))
-    assert repr(aux) == "AuxOutput(entropy, peak: each (1, 2, 4) float32)"
+    _, aux = sqrtdk.attention(*qkv, return_aux=AuxRequest(entropy_nats=True, peak=True))
+    assert repr(aux) == "AuxOutput(entropy_nats, peak: each (1, 2, 4) float32)"
     assert repr(type(aux)()) == "AuxOutput()"
 
 

@@ -108,9 +108,11 @@ def check_head_counts(
     try:
         broadcast(*leads)
     except RuntimeError:
+        fewer = not enable_gqa and all(leads) and not any(not lead[-1] or leads[0][-1] % lead[-1] for lead in leads)
+        cure = "pass enable_gqa=True: query heads share key heads" if fewer else "expand the batch"
         raise InvalidValueError(
             f"the leading dimensions of query, key and value broadcast; got {shapes[0]}, {shapes[1]} and {shapes[2]}",
-            hint="Expand the batch; for fewer key heads than query heads pass enable_gqa=True.",
+            hint=f"{cure[0].upper()}{cure[1:]}.",
         ) from None
 
 
@@ -122,9 +124,27 @@ def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
         fits = False
     if not fits:
         raise InvalidValueError(
-            f"{name} broadcasts to {tuple(shape)}; got {tuple(tensor.shape)}",
-            hint="Align the dimensions from the right.",
+            f"{name} broadcasts to {tuple(shape)}; got {tuple(tensor.shape)}", hint=_aligned(name, tensor.shape, shape)
         )
+
+
+def _aligned(name: str, shape: Sequence[int], full: Sequence[int]) -> str:
+    """Return how a tensor of another layout is brought to (..., Hq, L, S), if the layout is a known one."""
+    batch, heads, length, keys = (*(1,) * (4 - len(full)), *full)[-4:]
+    layouts = {
+        (heads,): ("[:, None, None]", f"one number a head, ({heads}, 1, 1)"),
+        (batch, heads): ("[:, :, None, None]", f"one number a head of each batch element, ({batch}, {heads}, 1, 1)"),
+        (batch, keys): ("[:, None, None, :]", f"one number a key of each batch element, ({batch}, 1, 1, {keys})"),
+        (batch, length, keys): ("[:, None]", f"the same for all heads, ({batch}, 1, {length}, {keys})"),
+        (batch * heads, length, keys): (
+            f".view({batch}, {heads}, {length}, {keys})",
+            "as torch.nn.MultiheadAttention stores them",
+        ),
+    }
+    if tuple(shape) not in layouts:
+        return "Align the dimensions from the right."
+    cure, meaning = layouts[tuple(shape)]
+    return f"Pass {name}{cure}: {meaning}."
 
 
 def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
@@ -135,9 +155,11 @@ def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
             raise InvalidTypeError(f"attn_mask is a dense tensor; got {mask.layout}", hint="Use to_dense().")
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        keys_alone = isinstance(mask, Tensor) and len(shape) > 3 and tuple(mask.shape) == (shape[0], shape[-1])
+        cure = "attention_mask.bool()[:, None, None, :]" if keys_alone else "mask.bool()"
         raise InvalidTypeError(
             f"attn_mask is a bool tensor (True takes part) or a floating one (added); got {got}",
-            hint="Convert 0/1 masks with `mask.bool()`.",
+            hint=f"Convert a mask of 1 and 0 with {cure}.",
         )
     if mask.ndim == 0:
         raise InvalidValueError("attn_mask has at least one dimension; got none", hint="One number hides all or none.")
@@ -197,7 +219,8 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
     """Return (left, right) with None for an unbounded side (None or -1)."""
     if not isinstance(window, Sequence) or len(window) != 2 or any(isinstance(side, bool) for side in window):
         raise InvalidTypeError(
-            f"window is (left, right), two sizes; got {window!r}", hint="(1023, 0) looks back 1023 keys."
+            f"window is (left, right), two sizes, or in a causal call a number of keys; got {window!r}",
+            hint="(1023, 0) looks back 1023 keys.",
         )
     sides = []
     for side in window:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -16,13 +16,13 @@ from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
 from sqrtdk.impl.operands import check_term
-from sqrtdk.positions import PositionTerm
-from sqrtdk.scales import ScaleRule
-from sqrtdk.scores import FoldedScore, PairScore
+from sqrtdk.impl.rows import weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
-    from sqrtdk._shapes import AnyKey, Bias, Factor, Key, Output, Query, Sinks, Value, Visible
+    from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
+    from sqrtdk._shapes import AnyKey, Bias, Key, Output, Query, Sinks, Value, Visible
+    from sqrtdk.impl.mods import MaskMod, ScoreMod
 
 _log = logging.getLogger("sqrtdk")
 
@@ -35,16 +35,20 @@ def attention(
     attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     return_aux: None = None,
+    return_weights: Literal[False] = False,
     impl: str = "auto",
 ) -> Output: ...
 
@@ -57,16 +61,20 @@ def attention(
     attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
-    return_aux: AuxRequest,
+    return_aux: AuxRequest | Literal[True],
+    return_weights: Literal[False] = False,
     impl: str = "auto",
 ) -> tuple[Output, AuxOutput]: ...
 
@@ -79,18 +87,22 @@ def attention(
     attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
-    return_aux: AuxRequest | None,
+    return_aux: AuxRequest | bool | None = None,
+    return_weights: bool = False,
     impl: str = "auto",
-) -> Output | tuple[Output, AuxOutput]: ...
+) -> Any: ...
 
 
 def attention(
@@ -100,44 +112,60 @@ def attention(
     attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
-    return_aux: AuxRequest | None = None,
+    return_aux: AuxRequest | bool | None = None,
+    return_weights: bool = False,
     impl: str = "auto",
-) -> Output | tuple[Output, AuxOutput]:
+) -> Any:
     r"""Attention with any score, scale, bias and mask; a drop-in for torch's `scaled_dot_product_attention`.
 
-    `softmax(softcap(scale * score(q, k)) + bias + mask) v`, in this order; the scale multiplies neither bias nor mask.
+    `softmax(score_mod(softcap(scale * score(q, k))) + bias + mask) v`, in this order; the scale multiplies neither bias
+    nor mask.
 
     Args:
         query: (..., Hq, L, E), float64, float32, float16 or bfloat16.
         key: (..., H, S, Ek); Ek = E unless the score takes another.
         value: (..., Hv, S, Ev).
         attn_mask: broadcastable to (..., Hq, L, S): bool, True where the row sees the key, or floating, added to the
-            logits; -inf hides a key; or `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right` of L, S.
+            logits; -inf hides a key; or `torch.nn.attention.bias.causal_upper_left` or `causal_lower_right` of L, S; or
+            a BlockMask, as `block_mask`.
         dropout_p: rate of dropout on the weights; it applies in train and eval alike.
         is_causal: row i sees keys j <= i (upper-left); combined with `attn_mask`, a key must pass both.
-        scale: factor on the score: a number, a rule of `sqrtdk.scales`, or a tensor broadcastable to (..., Hq, L, 1),
-            which may carry a gradient. None: the score's own rule, 1/sqrt(E) for the dot product.
+        scale: factor on the score: a number, a rule of `sqrtdk.scales` or its name, or a tensor, (Hq,) or broadcastable
+            to (..., Hq, L, 1), which may carry a gradient. None: the score's own rule, 1/sqrt(E) for the dot product.
         enable_gqa: fewer key and value heads than query heads; query head h uses key head h // (Hq / H).
-        score: a score of `sqrtdk.scores`; None: the dot product.
+        score: a score of `sqrtdk.scores`, or its name; None: the dot product. Or a function of q (..., Hq, R, E), a
+            block of rows, and k (..., Hq, S, Ek), half types as float32; it returns the scores (..., Hq, R, S), and if
+            no scale is given they get none.
+        score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, any function that torch's own accepts. It
+            gets the scaled score of a pair, float32 or float64, and its place, and returns the logit; -inf hides the
+            key. Tensors that it captures may carry gradients. b counts through all leading dimensions but the heads.
+        mask_mod: FlexAttention's `mask_mod(b, h, q_idx, kv_idx)`: True where the row sees the key. Beside other masks a
+            key must pass all.
+        block_mask: FlexAttention's BlockMask, of which only the mask_mod is used.
         softcap: c of c tanh(z / c), c > 0.
-        bias: a tensor broadcastable to (..., Hq, L, S), or a term of `sqrtdk.positions`; a term that depends on q and k
-            gets them after the score has changed them.
-        window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound.
+        bias: a tensor broadcastable to (..., Hq, L, S), a term of `sqrtdk.positions`, or "alibi"; a term that depends
+            on q and k gets them after the score has changed them.
+        window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound. In a causal
+            call also a number n of keys, the row's own included, as transformers' `sliding_window`: (n - 1, 0).
         sinks: (Hq,) logits, one number for all heads, or a tensor of two or more dimensions that broadcasts to (...,
             Hq, L, 1), one per row. Sinks enter the softmax's denominator and have no value. 0.0 is the off-by-one
             softmax.
         causal_lower_right: causal with the last row aligned with the last key, with or without `is_causal`: row i sees
             keys j <= i + S - L, and `window` and position terms count from there.
-        return_aux: which statistics to return as a second value; see `AuxOutput` for their definitions.
+        return_aux: which statistics to return as the last value, True for all; see `AuxOutput` for their definitions.
+        return_weights: return the weights (..., Hq, L, S) as the second value, after dropout. They are held in memory.
         impl: "auto", "cpu" (the compiled kernel for CPUs with AVX-512; the first call with this name compiles it),
             "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass;
             under `torch.func` all are kept), "triton" (the Triton kernel for GPUs). A named implementation runs or
@@ -145,8 +173,8 @@ def attention(
             implementation that holds more than 2^28 pairs; see `explain` for its choice.
 
     Returns:
-        (..., Hq, L, Ev) of the value's dtype, and with `return_aux` also an `AuxOutput` of (..., Hq, L) tensors.
-        A row that sees no key gives 0.
+        (..., Hq, L, Ev) of the value's dtype; with `return_weights` or `return_aux` a tuple: output, weights of the
+        value's dtype, `AuxOutput` of (..., Hq, L) tensors. A row that sees no key gives 0.
 
     Raises:
         InvalidValueError: Shapes or values do not fit.
@@ -154,12 +182,20 @@ def attention(
         UnsupportedError: A named implementation can't run the call.
 
     Example:
+        >>> import sqrtdk
         >>> q = k = v = torch.eye(4).view(1, 1, 4, 4)
-        >>> output, aux = attention(q, k, v, is_causal=True, return_aux=AuxRequest(entropy=True, count=True))
-        >>> aux.count.tolist()
+        >>> output, aux = attention(q, k, v, is_causal=True, return_aux=AuxRequest(entropy_nats=True, keys=True))
+        >>> aux.keys.tolist()
         [[[1.0, 2.0, 3.0, 4.0]]]
-        >>> round(float(aux.entropy[0, 0, 0]), 4)
+        >>> round(float(aux.entropy_nats[0, 0, 0]), 4)
         0.0
+        >>> slopes = torch.tensor([0.5])
+        >>> def alibi(score, b, h, q_idx, kv_idx):
+        ...     return score - slopes[h] * (q_idx - kv_idx)
+        >>> modified = attention(q, k, v, score_mod=alibi, mask_mod=lambda b, h, q_idx, kv_idx: q_idx >= kv_idx)
+        >>> expected = attention(q, k, v, is_causal=True, bias=sqrtdk.positions.alibi(slopes=[0.5]))
+        >>> torch.allclose(modified, expected)
+        True
 
     Reference:
         Vaswani et al. 2017, Attention Is All You Need, section 3.2.1 (arXiv:1706.03762).
@@ -171,9 +207,10 @@ def attention(
         float32. If finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
     arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
-    extras = (score, softcap, bias, window, sinks, return_aux)
     both = is_causal and attn_mask is not None
-    plain = impl == "auto" and not causal_lower_right and not both and all(extra is None for extra in extras)
+    plain = impl == "auto" and not (causal_lower_right or both or return_aux or return_weights)
+    plain = plain and score is None and score_mod is None and mask_mod is None and block_mask is None
+    plain = plain and softcap is None and bias is None and window is None and sinks is None
     foreign = not (type(query) in PLAIN_TYPES and type(key) in PLAIN_TYPES and type(value) in PLAIN_TYPES)
     foreign = foreign or not (attn_mask is None or type(attn_mask) in PLAIN_TYPES)
     if plain and not foreign and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
@@ -196,6 +233,9 @@ def attention(
             scale,
             enable_gqa,
             score=score,
+            score_mod=score_mod,
+            mask_mod=mask_mod,
+            block_mask=block_mask,
             softcap=softcap,
             bias=bias,
             window=window,
@@ -203,12 +243,16 @@ def attention(
             causal_lower_right=causal_lower_right,
             return_aux=return_aux,
         )
-        chosen = choose(call, impl)
+        arguments.check_flags(return_weights=return_weights)
+        chosen = choose(call, impl, weights=return_weights)
         if not torch.compiler.is_compiling():
             _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
         with _outside_autocast(query):
+            if return_weights:
+                output, weights, aux = weighed(call)
+                return (output, weights) if call.aux is None else (output, weights, aux)
             output, aux = IMPLEMENTATIONS[chosen.impl](call)
-    return output if return_aux is None else (output, aux)
+    return output if call.aux is None else (output, aux)
 
 
 def _outside_autocast(query: Query) -> AbstractContextManager[Any]:
@@ -223,16 +267,20 @@ def explain(
     attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
-    return_aux: AuxRequest | None = None,
+    return_aux: AuxRequest | bool | None = None,
+    return_weights: bool = False,
     impl: str = "auto",
 ) -> Choice:
     """Return the implementation that `attention` would take for the same arguments; no attention is computed.
@@ -260,6 +308,9 @@ def explain(
             scale,
             enable_gqa,
             score=score,
+            score_mod=score_mod,
+            mask_mod=mask_mod,
+            block_mask=block_mask,
             softcap=softcap,
             bias=bias,
             window=window,
@@ -268,7 +319,8 @@ def explain(
             return_aux=return_aux,
         )
         check_term(call)
-        return choose(call, impl)
+        arguments.check_flags(return_weights=return_weights)
+        return choose(call, impl, weights=return_weights)
     except SqrtdkError as error:
         error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.rows import block_rows, block_stats
 from sqrtdk.impl.triton import row_statistics as on_gpu
-from sqrtdk.positions import PositionTerm
-from sqrtdk.scales import ScaleRule
-from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxRequest
@@ -29,7 +26,9 @@ from sqrtdk.stats.request import AuxRequest
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Visible
+    from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
+    from sqrtdk._shapes import AnyKey, Bias, Query, Visible
+    from sqrtdk.impl.mods import MaskMod, ScoreMod
 
 
 def measure(
@@ -37,13 +36,16 @@ def measure(
     key: AnyKey,
     attn_mask: Visible | Bias | None = None,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     causal_lower_right: bool = False,
     rows: int | Int[Tensor, " R"] | None = None,
 ) -> RowStats:
@@ -54,18 +56,22 @@ def measure(
         key: (..., H, S, E).
         attn_mask: bool or floating, broadcastable to (..., Hq, L, S).
         is_causal: row i sees keys j <= i.
-        scale: number, rule or tensor.
+        scale: number, rule, name of a rule, or tensor.
         enable_gqa: fewer key heads than query heads.
-        score: a score of `sqrtdk.scores`.
+        score: a score of `sqrtdk.scores`, its name, or a function of q and k.
+        score_mod: FlexAttention's function of a score and its place.
+        mask_mod: FlexAttention's function of a place.
+        block_mask: FlexAttention's BlockMask.
         softcap: c of c tanh(z / c).
-        bias: tensor, or term of `sqrtdk.positions`.
-        window: (left, right).
+        bias: tensor, term of `sqrtdk.positions`, or "alibi".
+        window: (left, right), or in a causal call a number of keys.
         causal_lower_right: row i sees keys j <= i + S - L.
         rows: measure only this many rows, evenly spread, or the rows of these indices, (R,) int64; None: all.
 
     Returns:
-        RowStats of (..., Hq, L), or (..., Hq, R) with `rows`: float64 for float64 inputs, else float32. Blocks of
-        keys merge (`merge`); `sqrtdk.stats.row_summary` and `head_stats` sum rows up a head.
+        RowStats of (..., Hq, L), or (..., Hq, R) with `rows`: float64 for float64 inputs, else float32. It has the
+        statistics under the names of `AuxOutput`. Blocks of keys merge (`merge`); `sqrtdk.stats.row_summary` and
+        `head_stats` sum rows up a head.
 
     Raises:
         InvalidValueError: Shapes or values do not fit.
@@ -91,6 +97,9 @@ def measure(
             scale,
             enable_gqa,
             score=score,
+            score_mod=score_mod,
+            mask_mod=mask_mod,
+            block_mask=block_mask,
             softcap=softcap,
             bias=bias,
             window=window,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _arguments as arguments
+from sqrtdk._named import as_bias, as_request, as_scale, as_score, as_window, is_block_mask, mask_of_blocks
 from sqrtdk._subclasses import causal_diagonal, check_class, is_causal_bias
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
@@ -21,7 +22,9 @@ from sqrtdk.stats.request import AuxRequest
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
     from sqrtdk._shapes import AnyKey, Bias, Factor, Key, Query, Sinks, Value, Visible
+    from sqrtdk.impl.mods import MaskMod, ScoreMod
 
 FEW_KEYS = 32  # fewer keys than a SIMD vector holds: torch's CPU kernel gives 0 for a NaN row
 
@@ -33,33 +36,36 @@ def resolve_arguments(
     attn_mask: Visible | Bias | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | Factor | ScaleRule | None = None,
+    scale: AnyScale | None = None,
     enable_gqa: bool = False,
     *,
-    score: FoldedScore | PairScore | None = None,
+    score: AnyScore | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: Any = None,
     softcap: float | None = None,
-    bias: Bias | PositionTerm | None = None,
-    window: tuple[int | None, int | None] | None = None,
+    bias: AnyBias | None = None,
+    window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
-    return_aux: AuxRequest | None = None,
+    return_aux: AuxRequest | bool | None = None,
 ) -> Call:
     """Validate the arguments of `attention`, and bring them to the form that implementations run."""
     arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
     arguments.check_tensors(query, key, value)
     arguments.check_head_counts(query, key, value, enable_gqa)
-    if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise InvalidTypeError(
-            f"return_aux is an AuxRequest or None; got {return_aux!r}", hint="AuxRequest.all() asks for everything."
-        )
+    aux = as_request(return_aux)
     query, key, value = _as_autocast(query, key, value)
-    hides = attn_mask is not None or is_causal or causal_lower_right or window is not None
+    mods = (score_mod, mask_mod, block_mask)
+    hides = attn_mask is not None or is_causal or causal_lower_right or window is not None or mods != (None,) * 3
     head_dim = query.shape[-1]
     query, key, pairs, rule = _scored(score, query, key)
     shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
     diagonal = shift if is_causal or causal_lower_right else None
     if is_causal_bias(attn_mask):
         diagonal, attn_mask = _with_causal_bias(attn_mask, query.shape[-2], key.shape[-2], is_causal, diagonal), None
+    if is_block_mask(attn_mask) and block_mask is None:
+        attn_mask, block_mask = None, attn_mask
     call = Call(
         query,
         key,
@@ -67,13 +73,15 @@ def resolve_arguments(
         1.0,
         score=pairs,
         softcap=None if softcap is None else arguments.finite_number("softcap", softcap, above=0.0),
+        score_mod=_function("score_mod", score_mod, "score, b, h, q_idx, kv_idx"),
         diagonal=diagonal,
-        window=UNBOUNDED if window is None else arguments.window_sides(window),
+        window=UNBOUNDED if window is None else arguments.window_sides(as_window(window, diagonal is not None)),
         shift=shift,
         dropout_p=arguments.dropout_rate(dropout_p),
-        aux=return_aux,
+        aux=aux,
     )
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
+    call = replace(call, mask_mods=_mask_mods(call, mask_mod, block_mask))
     call = replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
     bad_bias = call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias)
     return replace(call, unclean=bad_bias or needs_care(call.query, call.key, value, call.scale, hides))
@@ -87,15 +95,31 @@ def _scored(
         arguments.check_widths(query, key)
         return query, key, None, sqrt_dk()
     arguments.check_scored(query, key)
+    score = as_score(score)
     if isinstance(score, FoldedScore):
         # so that half types are rounded once, with the scale folded in
         dtype = torch.promote_types(query.dtype, torch.float32)
         query, key = score.fold(query.to(dtype), key.to(dtype))
         arguments.check_widths(query, key)
         return query, key, None, score.default_scale
-    if isinstance(score, PairScore):
-        return *score.prepare(query, key), score, score.default_scale
-    raise InvalidTypeError(f"score is a score of sqrtdk.scores; got {score!r}", hint="scores.cosine(), for one.")
+    return *score.prepare(query, key), score, score.default_scale
+
+
+def _function(name: str, function: Any, parameters: str) -> Any:
+    if function is not None and not callable(function):
+        raise InvalidTypeError(
+            f"{name} is a function, {name}({parameters}); got {type(function).__name__}",
+            hint="A BlockMask is block_mask." if is_block_mask(function) else "A tensor is bias or attn_mask.",
+        )
+    return function
+
+
+def _mask_mods(call: Call, mask_mod: Any, block_mask: Any) -> tuple[MaskMod, ...]:
+    lead = call.lead
+    sizes = math.prod(lead[:-1]), lead[-1] if lead else 1, call.length, call.keys
+    of_blocks = None if block_mask is None else mask_of_blocks(block_mask, *sizes)
+    mods = (_function("mask_mod", mask_mod, "b, h, q_idx, kv_idx"), of_blocks)
+    return tuple(mod for mod in mods if mod is not None)
 
 
 def _with_causal_bias(mask: Any, length: int, keys: int, is_causal: bool, diagonal: int | None) -> int:
@@ -111,6 +135,7 @@ def _with_causal_bias(mask: Any, length: int, keys: int, is_causal: bool, diagon
 def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
     """Return the fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
     full = (*call.lead, call.length, call.keys)
+    bias = as_bias(bias, call.heads)
     visible = added = term = None
     if attn_mask is not None:
         arguments.check_mask(attn_mask, full, call.value)
@@ -157,6 +182,7 @@ def _sinks(call: Call, sinks: Any) -> Sinks | None:
 
 def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
     """Return the factor on the score."""
+    scale = as_scale(scale)
     if isinstance(scale, ScaleRule) and not head_dim:
         return 1.0  # the products are all 0, and 1/sqrt(0) is not a number
     if isinstance(scale, ScaleRule):
@@ -177,12 +203,14 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
     if not scale.is_floating_point():
         raise InvalidTypeError(f"a scale tensor has a floating dtype; got {scale.dtype}", hint="Convert it first.")
     arguments.check_device("scale", scale, call.query)
+    if call.heads > 1 and tuple(scale.shape) == (call.heads,):
+        scale = scale[:, None, None]
     arguments.check_broadcast("scale", scale, (*call.lead, call.length, 1))
     if scale.device.type == "cpu" and has_values(scale) and _holds_nonfinite(scale):
         raise InvalidValueError(
             "a scale tensor is finite; got NaN or infinity in it", hint="Check where it comes from."
         )
-    return scale
+    return scale  # type: ignore[no-any-return]
 
 
 def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], ...]:

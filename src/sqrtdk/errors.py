@@ -6,6 +6,9 @@ catch either. `str(error)` is the rule with the numbers received; `error.hint` i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 INTERRUPTS = (KeyboardInterrupt,)  # the user's own; every broad `except` lets them pass
 
 
@@ -22,6 +25,8 @@ class SqrtdkError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message, self.hint = message, hint
+        if hint:
+            self.add_note(f"Hint: {hint}")  # so that a traceback shows it
 
 
 class InvalidValueError(SqrtdkError, ValueError):
@@ -62,6 +67,18 @@ class MissingExtraError(SqrtdkError, ImportError):
 
 class OutputError(SqrtdkError, OSError):
     """An output file could not be written."""
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the name nearest to an unknown one, or "" if none is near.
+
+    Example:
+        >>> did_you_mean("cosin", ["dot", "cosine"]), did_you_mean("entropy", ["lse", "entropy_nats"])
+        ("; did you mean 'cosine'?", "; did you mean 'entropy_nats'?")
+    """
+    known, text = list(names), str(name)
+    near = get_close_matches(text, known, n=1) or [one for one in known if text and text in one]
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def text_of(error: BaseException) -> str:

@@ -20,7 +20,7 @@ found = {
     "plain": sqrtdk.explain(q, q, q).impl,
     "choice": sqrtdk.explain(q, q, q, **softcap).impl,
     "reason": sqrtdk.explain(q, q, q, **softcap).reason,
-    "sum": float(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest.all(), **softcap)[1].count.sum()),
+    "sum": float(sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest.all(), **softcap)[1].keys.sum()),
 }
 try:
     sqrtdk.attention(q, q, q, impl="cpu")

@@ -31,7 +31,7 @@ def with_aux(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
 
 
 def lse_and_entropy(*args: Any, **kwargs: Any) -> Any:
-    request = sqrtdk.AuxRequest(lse=True, entropy=True)
+    request = sqrtdk.AuxRequest(lse=True, entropy_nats=True)
     return sqrtdk.attention(*args, return_aux=request, **kwargs)[1]
 
 

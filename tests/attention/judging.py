@@ -124,7 +124,7 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
 
     leaves = _leaves(case, impl)
     try:
-        output, aux = called(case, leaves, impl, sqrtdk.AuxRequest(lse=True, entropy=True), attention)
+        output, aux = called(case, leaves, impl, sqrtdk.AuxRequest(lse=True, entropy_nats=True), attention)
     except UnsupportedError:
         if impl != "fused":
             raise
@@ -201,7 +201,7 @@ class Judge:
 
     def aux_gradients(self, output: Tensor, aux: AuxOutput, leaves: Leaves) -> None:
         """Those of output, lse and entropy together."""
-        results = {"output": output, "lse": aux.lse, "entropy": aux.entropy}
+        results = {"output": output, "lse": aux.lse, "entropy_nats": aux.entropy_nats}
         found = gradients(results, self.expected.cotangents, leaves)
         self.gradients("aux d", found, self.expected.aux_gradients)
 

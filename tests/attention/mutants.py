@@ -108,9 +108,11 @@ MUTANTS: dict[str, Planted] = {
         "stats/_partial.py:RowStats.variance", Change("A / B.clamp(min=1.0)", "A / (B - 1.0).clamp(min=1.0)")
     ),
     "lse is the maximum": plant("stats/_partial.py:RowStats.lse", Change("A + torch.log1p(B)", "A")),
-    "largest is smallest": plant(AUX, Change("A.max", "A.min")),
+    "largest is smallest": plant(AUX, Change("A.max_logit", "A.min_logit")),
     "peak without the sink": plant(AUX, Change("B = A if B is None else B"), Change("B.peak", "A.peak")),
-    "sink counted as a key": plant(AUX, Change("B = A if B is None else B"), Change("lambda: A.n", "lambda: B.n")),
+    "sink counted as a key": plant(
+        AUX, Change("B = A if B is None else B"), Change("lambda: A.keys", "lambda: B.keys")
+    ),
     # resolving
     "default scale of the key's width": plant(
         RESOLVE, Change("A, B, *C = F(D, A, B)"), Change("E = A.shape[-1]", "E = B.shape[-1]")

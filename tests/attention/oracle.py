@@ -19,17 +19,17 @@ from torch.nn import functional
 
 STATISTICS = (
     "lse",
-    "max_scores",
-    "min_scores",
+    "max_logit",
+    "min_logit",
     "mean",
     "variance",
-    "entropy",
+    "entropy_nats",
     "collision",
     "peak",
     "jacobian_norm",
-    "count",
+    "keys",
 )
-WITH_GRADIENT = ("lse", "entropy")
+WITH_GRADIENT = ("lse", "entropy_nats")
 
 Pairs = Callable[[Tensor, Tensor], Tensor]  # (..., L, 1, E) and (..., L, S, Ek) to (..., L, S)
 
@@ -165,7 +165,7 @@ def attend(
     log_p = shifted - torch.log1p(others)
     entropy = -torch.where(p == 0, 0.0, p * torch.where(p == 0, 0.0, log_p)).sum(-1)
     with torch.no_grad():
-        statistics = {"lse": lse, "entropy": entropy} | logit_statistics(z, visible) | weight_statistics(p)
+        statistics = {"lse": lse, "entropy_nats": entropy} | logit_statistics(z, visible) | weight_statistics(p)
         sizes = torch.where(visible, size, 0.0)
         size = sizes[sizes.isfinite()].amax().item() if sizes.isfinite().any() else 0.0
     return Answer(output, logits, weights, visible, statistics, size)
@@ -178,11 +178,11 @@ def logit_statistics(z: Tensor, visible: Tensor) -> dict[str, Tensor]:
         z, visible = z.new_zeros(*z.shape[:-1], 1), visible.new_zeros(*z.shape[:-1], 1)
     mean = torch.where(visible, z, 0.0).sum(-1) / count
     return {
-        "max_scores": torch.where(visible, z, -math.inf).amax(-1),
-        "min_scores": torch.where(visible, z, math.inf).amin(-1),
+        "max_logit": torch.where(visible, z, -math.inf).amax(-1),
+        "min_logit": torch.where(visible, z, math.inf).amin(-1),
         "mean": mean,
         "variance": torch.where(visible, z - mean[..., None], 0.0).square().sum(-1) / count,
-        "count": count,
+        "keys": count,
     }
 
 

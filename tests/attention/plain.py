@@ -71,13 +71,13 @@ def _statistics(z: Tensor, columns: Tensor, p: Tensor, seen: Tensor, some: Tenso
     log_p = torch.where(p > 0, p, 1.0).log()
     return {
         "lse": lse,
-        "max_scores": z.amax(-1),
-        "min_scores": z.masked_fill(~seen, math.inf).amin(-1),
+        "max_logit": z.amax(-1),
+        "min_logit": z.masked_fill(~seen, math.inf).amin(-1),
         "mean": mean,
         "variance": (z - mean[..., None]).masked_fill(~seen, 0.0).square().sum(-1) / count,
-        "entropy": -(p * log_p).sum(-1),
+        "entropy_nats": -(p * log_p).sum(-1),
         "collision": collision,
         "peak": p.amax(-1),
         "jacobian_norm": (collision - 2 * p.pow(3).sum(-1) + collision.square()).clamp(min=0).sqrt(),
-        "count": count,
+        "keys": count,
     }

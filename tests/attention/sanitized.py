@@ -26,7 +26,7 @@ def main() -> None:
         for name in case.added:
             leaves[name].requires_grad_(False)
         output, aux = sqrtdk.attention(**case.given(leaves), impl="cpu", return_aux=sqrtdk.AuxRequest.all())
-        total = output.float().nan_to_num().sum() + aux.entropy.nan_to_num().sum()
+        total = output.float().nan_to_num().sum() + aux.entropy_nats.nan_to_num().sum()
         torch.autograd.grad(total, [leaves[name] for name in ("query", "key", "value")], allow_unused=True)
         with torch.no_grad():
             sqrtdk.attention(**case.given(leaves), impl="cpu")

@@ -116,7 +116,8 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "infinite scale": (call(scale=math.inf), ValueError, r"scale is a finite number.*inf"),
     "minus infinite scale": (call(scale=-math.inf), ValueError, r"scale is a finite number.*-inf"),
     "boolean scale": (call(scale=True), TypeError, r"scale is a number.*True"),
-    "scale of words": (call(scale="sqrt_dk"), TypeError, r"scale is a number, a rule or a tensor.*sqrt_dk"),
+    "scale of a name near one": (call(scale="sqrt_d_k"), ValueError, r"scale='sqrt_d_k' is no name.*mean 'sqrt_dk'"),
+    "scale of a name that needs a number": (call(scale="fixed"), ValueError, r"scale='fixed' needs value"),
     "complex scale": (call(scale=1j), TypeError, r"scale is a number.*1j"),
     "integer scale tensor": (call(scale=torch.tensor(1)), TypeError, r"scale.*floating dtype.*int64"),
     "boolean scale tensor": (call(scale=torch.tensor(True)), TypeError, r"scale.*floating dtype.*bool"),
@@ -142,7 +143,9 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "bool bias": (call(bias=zeros(5, 7, dtype=torch.bool)), TypeError, r"bias is a floating tensor.*bool"),
     "bias of another length": (call(bias=zeros(5, 6)), ValueError, r"bias broadcasts to \(2, 4, 5, 7\).*\(5, 6\)"),
-    "bias of words": (call(bias="alibi"), TypeError, r"bias is a tensor or a term.*alibi"),
+    "bias of a name near one": (call(bias="alibbi"), ValueError, r"bias='alibbi' is no name.*mean 'alibi'"),
+    "bias of a name that needs a table": (call(bias="t5_bias"), ValueError, r"bias='t5_bias' needs "),
+    "bias of a number": (call(bias=1.0), TypeError, r"bias is a tensor or a term.*1\.0"),
     "ALiBi of other heads": (call(bias=positions.alibi(3)), ValueError, r"ALiBi is made for 3 heads"),
     "Shaw of another width": (call(bias=positions.shaw(4, max_distance=2)), ValueError, r"head dimension of 4"),
     "sinks of other heads": (call(sinks=zeros(3)), ValueError, r"sinks .*\(4,\).*\(3,\)"),
@@ -161,12 +164,15 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "negative dropout": (call(dropout_p=-0.1), ValueError, r"dropout_p is from 0 to 1.*-0\.1"),
     "NaN dropout": (call(dropout_p=math.nan), ValueError, r"dropout_p is from 0 to 1.*nan"),
     "window of one size": (call(window=(3,)), TypeError, r"window is \(left, right\).*\(3,\)"),
-    "window of a number": (call(window=3), TypeError, r"window is \(left, right\).*3"),
+    "window of a number": (call(window=3), ValueError, r"window=3 is 3 keys .* not causal"),
+    "window of no key": (call(window=0, is_causal=True), ValueError, r"window is a number of keys, at least 1.*0"),
     "window below minus one": (call(window=(-2, 0)), ValueError, r"side of the window.*-2"),
     "window of a fraction": (call(window=(1.5, 0)), ValueError, r"side of the window.*1\.5"),
     "window of bools": (call(window=(True, 0)), TypeError, r"window is \(left, right\).*True"),
     # scores
-    "score of words": (call(score="dot"), TypeError, r"score is a score of sqrtdk.scores.*dot"),
+    "score of a name near one": (call(score="cosin"), ValueError, r"score='cosin' is no name.*mean 'cosine'"),
+    "score of a name that needs a weight": (call(score="bilinear"), ValueError, r"score='bilinear' needs weight"),
+    "score not called": (call(score=scores.cosine), TypeError, r"score is a score of sqrtdk.scores.*cosine"),
     "score of another kind": (call(score=NoScore()), TypeError, r"score is a score of sqrtdk.scores.*NoScore"),
     "bilinear of another width": (call(score=scores.bilinear(torch.eye(5))), ValueError, r"bilinear.*"),
     "distance of other widths": (call(k=(2, 4, 7, 9), score=scores.distance()), ValueError, r"distance score"),
@@ -174,8 +180,13 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 IMPL_OR_AUX: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown implementation": ({"impl": "flash"}, ValueError, r"impl is 'flash'"),
     "no implementation": ({"impl": None}, ValueError, r"impl is None"),
-    "statistics of words": ({"return_aux": "lse"}, TypeError, r"return_aux is an AuxRequest.*lse"),
-    "statistics of a bool": ({"return_aux": True}, TypeError, r"return_aux is an AuxRequest.*True"),
+    "statistics of words": ({"return_aux": "lse"}, TypeError, r"return_aux is True, or an AuxRequest.*lse"),
+    "weights of words": ({"return_weights": "yes"}, TypeError, r"return_weights is True or False.*yes"),
+    "weights that are never held": (
+        {"return_weights": True, "impl": "tiled"},
+        NotImplementedError,
+        "'tiled' never holds the weights",
+    ),
 }
 NOT_FUSED: dict[str, tuple[dict[str, Any], str]] = {
     "softcap": ({"softcap": 5.0}, r"'fused'.*softcap"),
@@ -213,7 +224,7 @@ def test_what_torchs_kernels_lack_is_unsupported_and_never_falls_back(name: str)
 
 def test_gradients_of_statistics_are_unsupported_on_torchs_kernels() -> None:
     q = torch.zeros(Q, requires_grad=True)
-    for request in (sqrtdk.AuxRequest(lse=True), sqrtdk.AuxRequest(entropy=True)):
+    for request in (sqrtdk.AuxRequest(lse=True), sqrtdk.AuxRequest(entropy_nats=True)):
         with pytest.raises(NotImplementedError, match=r"'fused'.*gradient of lse and entropy"):
             sqrtdk.attention(q, torch.zeros(K), torch.zeros(V), impl="fused", return_aux=request)
 

@@ -166,8 +166,8 @@ def differences(case: Hidden, place: str, impl: str, dtype: torch.dtype, keys: i
 
 
 def gradients(leaves: dict[str, Tensor], options: dict[str, Any], impl: str) -> dict[str, Tensor]:
-    output, aux = sqrtdk.attention(**leaves, **options, return_aux=AuxRequest(lse=True, entropy=True), impl=impl)
-    total = output.square().sum() + aux.entropy.sum() + aux.lse.masked_fill(aux.lse == -math.inf, 0.0).sum()
+    output, aux = sqrtdk.attention(**leaves, **options, return_aux=AuxRequest(lse=True, entropy_nats=True), impl=impl)
+    total = output.square().sum() + aux.entropy_nats.sum() + aux.lse.masked_fill(aux.lse == -math.inf, 0.0).sum()
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return {name: torch.zeros(()) if g is None else g for name, g in zip(leaves, found, strict=True)}
 

@@ -94,9 +94,9 @@ def test_compiled_by_torch_it_gives_the_same(name: str) -> None:
     given = qkv()
 
     def run(*given: Tensor) -> Tensor:
-        request = AuxRequest(lse=True, entropy=True, max_scores=True)
+        request = AuxRequest(lse=True, entropy_nats=True, max_logit=True)
         output, aux = sqrtdk.attention(*given, enable_gqa=True, impl="cpu", return_aux=request, **OPTIONS[name])
-        return output.square().sum() + aux.entropy.sum() - aux.lse.sum() + aux.max_scores.sum()
+        return output.square().sum() + aux.entropy_nats.sum() - aux.lse.sum() + aux.max_logit.sum()
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     found, wanted = compiled(*given), run(*given)
@@ -133,9 +133,9 @@ def test_exported_by_auto_it_needs_no_operator_of_ours() -> None:
 
 def derivatives(impl: str, given: list[Tensor], **options: Any) -> tuple[Tensor, ...]:
     """First derivatives, and those of a function of them."""
-    request = AuxRequest(lse=True, entropy=True)
+    request = AuxRequest(lse=True, entropy_nats=True)
     output, aux = sqrtdk.attention(*given, enable_gqa=True, impl=impl, return_aux=request, **options)
-    total = output.square().sum() + aux.lse.square().sum() + aux.entropy.square().sum()
+    total = output.square().sum() + aux.lse.square().sum() + aux.entropy_nats.square().sum()
     first = torch.autograd.grad(total, given, create_graph=True)
     return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), given)
 
@@ -187,7 +187,7 @@ def test_gradients_of_nothing_are_zero(sizes: tuple[int, ...], dtype: torch.dtyp
     given = [torch.randn(batch, heads, n, 8, dtype=dtype, requires_grad=True) for n in (length, keys, keys)]
     output, aux = sqrtdk.attention(*given, impl="cpu", return_aux=ALL)
     assert output.shape == (batch, heads, length, 8)
-    gradients = torch.autograd.grad(output.sum() + aux.entropy.sum(), given)
+    gradients = torch.autograd.grad(output.sum() + aux.entropy_nats.sum(), given)
     assert all(g.shape == t.shape and not g.any() for g, t in zip(gradients, given, strict=True))
 
 
@@ -283,7 +283,7 @@ def test_inputs_are_not_changed_and_statistics_carry_no_gradient_but_of_lse_and_
     before = [t.detach().clone() for t in given]
     _, aux = sqrtdk.attention(*given, enable_gqa=True, impl="cpu", return_aux=ALL)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
-    assert {name for name in ALL.wanted if getattr(aux, name).requires_grad} == {"lse", "entropy"}
+    assert {name for name in ALL.wanted if getattr(aux, name).requires_grad} == {"lse", "entropy_nats"}
 
 
 # threads
@@ -291,7 +291,7 @@ def test_inputs_are_not_changed_and_statistics_carry_no_gradient_but_of_lse_and_
 
 def everything(given: list[Tensor], impl: str = "cpu", **options: Any) -> list[Tensor]:
     output, aux = sqrtdk.attention(*given, enable_gqa=True, impl=impl, return_aux=ALL, **options)
-    gradients = torch.autograd.grad(output.sum() + aux.lse.sum() + aux.entropy.sum(), given)
+    gradients = torch.autograd.grad(output.sum() + aux.lse.sum() + aux.entropy_nats.sum(), given)
     return [output.detach(), *(t.detach() for t in aux), *gradients]
 
 

@@ -98,7 +98,7 @@ sqrtdk.attention(q[:, :, :256], k[:, :, :256], v[:, :, :256], impl="cpu", return
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with torch.no_grad():
     out, aux = sqrtdk.attention(q, k, v, is_causal=True, impl="cpu", return_aux=sqrtdk.AuxRequest.all())
-assert out.isfinite().all() and aux.entropy.isfinite().all()
+assert out.isfinite().all() and aux.entropy_nats.isfinite().all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

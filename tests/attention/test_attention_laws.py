@@ -41,7 +41,7 @@ def same(actual: Tensor, expected: Tensor, logit: float = 100.0) -> None:
     assert found is None, found
 
 
-MOVED = ("lse", "max_scores", "min_scores", "mean")
+MOVED = ("lse", "max_logit", "min_logit", "mean")
 
 
 @every
@@ -85,7 +85,7 @@ def test_positions_show_each_row_an_interval_of_keys(
         seen = slice(first, max(first, *[min(behind)]))
         alone, alone_aux = run(q[..., i : i + 1, :], k[..., seen, :], v[..., seen, :], impl="dense")
         same(output[..., i : i + 1, :], alone)
-        assert bool((aux["count"][..., i] == len(range(keys)[seen])).all())
+        assert bool((aux["keys"][..., i] == len(range(keys)[seen])).all())
         for name, statistic in alone_aux.items():
             same(aux[name][..., i : i + 1], statistic)
         if not len(range(keys)[seen]):
@@ -150,7 +150,7 @@ def test_constant_values_come_back_and_values_are_linear(impl: str, mask: str) -
     other = torch.randn_like(v)
     given = {"impl": impl, **MASKS[mask]}
     output, aux = run(q, k, v, **given)
-    sees = (aux["count"] > 0)[..., None].double()
+    sees = (aux["keys"] > 0)[..., None].double()
     same(run(q, k, torch.full_like(v, 3.0), **given)[0], 3.0 * sees.expand_as(output))
     same(run(q, k, 2.0 * v - other, **given)[0], 2.0 * output - run(q, k, other, **given)[0])
 
@@ -185,7 +185,7 @@ def test_a_sink_takes_its_share_of_the_weights(impl: str) -> None:
     share = torch.exp(aux["lse"] - torch.logaddexp(aux["lse"], sinks[:, None]))
     same(sunk, plain * share[..., None])
     same(sunk_aux["lse"], torch.logaddexp(aux["lse"], sinks[:, None]))
-    for name in ("max_scores", "min_scores", "mean", "variance", "count"):
+    for name in ("max_logit", "min_logit", "mean", "variance", "keys"):
         same(sunk_aux[name], aux[name])
 
 
@@ -209,21 +209,21 @@ def test_a_wide_softcap_is_none(impl: str) -> None:
     q, k, v = qkv()
     same(run(q, k, v, softcap=1e9, impl=impl)[0], run(q, k, v, impl=impl)[0])
     _, aux = run(100 * q, k, v, softcap=2.0, impl=impl)
-    assert aux["max_scores"].max() <= 2.0
-    assert aux["min_scores"].min() >= -2.0
+    assert aux["max_logit"].max() <= 2.0
+    assert aux["min_logit"].min() >= -2.0
 
 
 @every
 def test_statistics_bound_each_other(impl: str) -> None:
     q, k, v = qkv()
     _, aux = run(q, k, v, window=(2, 3), impl=impl)
-    n = aux["count"]
-    assert (aux["max_scores"] <= aux["lse"] + 1e-12).all()
-    assert (aux["lse"] <= aux["max_scores"] + n.log() + 1e-12).all()
-    assert (aux["entropy"] <= n.log() + 1e-12).all()
+    n = aux["keys"]
+    assert (aux["max_logit"] <= aux["lse"] + 1e-12).all()
+    assert (aux["lse"] <= aux["max_logit"] + n.log() + 1e-12).all()
+    assert (aux["entropy_nats"] <= n.log() + 1e-12).all()
     assert (aux["collision"] >= 1 / n - 1e-12).all()
     assert (aux["peak"] <= aux["collision"].sqrt() + 1e-12).all()
-    same(aux["peak"], torch.exp(aux["max_scores"] - aux["lse"]))
+    same(aux["peak"], torch.exp(aux["max_logit"] - aux["lse"]))
 
 
 CALLS: dict[str, Any] = {
@@ -255,13 +255,13 @@ def test_first_and_second_derivatives(name: str, impl: str, monkeypatch: pytest.
         "slopes": (2,),
     }
     leaves = {n: torch.rand(size, dtype=torch.float64, requires_grad=True) for n, size in sizes.items()}
-    request = sqrtdk.AuxRequest(lse=True, entropy=True)
+    request = sqrtdk.AuxRequest(lse=True, entropy_nats=True)
 
     def call(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = dict(zip(sizes, tensors, strict=True))
         output, aux = sqrtdk.attention(t["q"], t["k"], t["v"], impl=impl, return_aux=request, **CALLS[name](t))
         unused = 0.0 * sum(x.sum() for x in tensors)
-        return output + unused, aux.lse + unused, aux.entropy + unused
+        return output + unused, aux.lse + unused, aux.entropy_nats + unused
 
     assert torch.autograd.gradcheck(call, tuple(leaves.values()))
     assert torch.autograd.gradgradcheck(call, tuple(leaves.values()))

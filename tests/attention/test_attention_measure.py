@@ -46,15 +46,15 @@ def same(field: str, actual: Tensor, expected: Tensor) -> None:
 
 
 def close(found: RowStats, wanted: sqrtdk.stats.AuxOutput) -> None:
-    seen = wanted.count > 0
-    assert torch.equal(found.n, wanted.count)
+    seen = wanted.keys > 0
+    assert torch.equal(found.keys, wanted.keys)
     pairs = {
         "lse": found.lse,
-        "max_scores": found.max,
-        "min_scores": found.min,
+        "max_logit": found.max_logit,
+        "min_logit": found.min_logit,
         "mean": found.mean,
         "variance": found.variance,
-        "entropy": found.entropy_nats,
+        "entropy_nats": found.entropy_nats,
         "collision": found.collision,
         "peak": found.peak,
         "jacobian_norm": found.jacobian_norm,
@@ -73,7 +73,7 @@ def test_the_statistics_are_those_of_dense_attention_in_float64(name: str, qk: t
         q.double(), k.double(), k.double(), enable_gqa=True, return_aux=AuxRequest.all(), impl="dense", **options
     )
     close(found, sqrtdk.stats.AuxOutput(*(value.detach() for value in wanted)))
-    assert found.n.shape == (2, 4, 11)
+    assert found.keys.shape == (2, 4, 11)
     assert not found.lse.requires_grad
 
 
@@ -84,11 +84,11 @@ def test_some_rows_are_rows_of_the_whole(name: str, qk: tuple[Tensor, Tensor]) -
     whole = sqrtdk.measure(q, k, enable_gqa=True, **CALLS[name])
     at = torch.tensor([0, 7, 2, 10])
     found = sqrtdk.measure(q, k, enable_gqa=True, rows=at, **CALLS[name])
-    for field in ("n", "max", "min", "mean", "lse", "entropy_nats"):
+    for field in ("keys", "max_logit", "min_logit", "mean", "lse", "entropy_nats"):
         expected = getattr(whole, field)[..., at]
         same(field, getattr(found, field), expected)
     spread = sqrtdk.measure(q, k, enable_gqa=True, rows=3, **CALLS[name])
-    same("max", spread.max, whole.max[..., [0, 5, 10]])
+    same("max_logit", spread.max_logit, whole.max_logit[..., [0, 5, 10]])
 
 
 def test_blocks_of_keys_merge(qk: tuple[Tensor, Tensor]) -> None:
@@ -96,7 +96,7 @@ def test_blocks_of_keys_merge(qk: tuple[Tensor, Tensor]) -> None:
     parts = [sqrtdk.measure(q, part, enable_gqa=True) for part in k.split([5, 1, 7], -2)]
     merged = parts[0].merge(parts[1]).merge(parts[2])
     whole = sqrtdk.measure(q, k, enable_gqa=True)
-    for field in ("n", "max", "min", "mean", "variance", "lse", "entropy_nats", "jacobian_norm"):
+    for field in ("keys", "max_logit", "min_logit", "mean", "variance", "lse", "entropy_nats", "jacobian_norm"):
         same(field, getattr(merged, field), getattr(whole, field))
 
 
@@ -104,16 +104,16 @@ def test_a_summary_a_head_needs_no_histograms(qk: tuple[Tensor, Tensor]) -> None
     rows = sqrtdk.measure(*qk, enable_gqa=True)
     summary = head_stats(rows)
     assert summary.logit_histogram == ()
-    assert summary.max_logit == tuple(rows.max.amax((0, 2)).tolist())
+    assert summary.max_logit == tuple(rows.max_logit.amax((0, 2)).tolist())
     assert summary.keys == (13.0,) * 4
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 1.0}])
 def test_no_rows_and_no_keys(options: dict[str, Any]) -> None:
     q, k = torch.randn(2, 3, 0, 4), torch.randn(2, 3, 5, 4)
-    assert sqrtdk.measure(q, k, **options).n.shape == (2, 3, 0)
+    assert sqrtdk.measure(q, k, **options).keys.shape == (2, 3, 0)
     found = sqrtdk.measure(k, k[:, :, :0], **options)
-    assert torch.equal(found.n, torch.zeros(2, 3, 5))
+    assert torch.equal(found.keys, torch.zeros(2, 3, 5))
     assert bool((found.lse == -torch.inf).all())
 
 
@@ -196,7 +196,7 @@ def test_a_long_bias_is_not_made_whole() -> None:
     q = torch.zeros(1, 8, 2**12, 4)
     with Largest() as seen:
         rows = sqrtdk.measure(q, q, bias=positions.alibi(8), is_causal=True)
-    assert rows.n[0, 0, -1] == 2**12
+    assert rows.keys[0, 0, -1] == 2**12
     assert seen.elements <= 2**22
 
 

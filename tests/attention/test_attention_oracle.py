@@ -81,7 +81,7 @@ def test_a_sink_is_a_key_with_value_zero() -> None:
     answer = attend(q, k, v, scale=0.5, sinks=sinks)
     same(answer.output, expected)
     same(answer.statistics["lse"], z.logsumexp(-1))
-    same(answer.statistics["entropy"], torch.special.entr(torch.softmax(z, -1)).sum(-1))
+    same(answer.statistics["entropy_nats"], torch.special.entr(torch.softmax(z, -1)).sum(-1))
     off_by_one = (q @ k.mT * 0.5).exp()
     same(attend(q, k, v, scale=0.5, sinks=0.0).output, off_by_one @ v / (1 + off_by_one.sum(-1, keepdim=True)))
 
@@ -93,15 +93,15 @@ def test_statistics_by_hand() -> None:
     jacobian = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
     expected = {
         "lse": z.logsumexp(-1),
-        "max_scores": z.amax(-1),
-        "min_scores": z.amin(-1),
+        "max_logit": z.amax(-1),
+        "min_logit": z.amin(-1),
         "mean": z.mean(-1),
         "variance": z.var(-1, correction=0),
-        "entropy": torch.special.entr(p).sum(-1),
+        "entropy_nats": torch.special.entr(p).sum(-1),
         "collision": p.square().sum(-1),
         "peak": p.amax(-1),
         "jacobian_norm": torch.linalg.matrix_norm(jacobian),
-        "count": torch.full((2, 3, 5), 7.0, dtype=F64),
+        "keys": torch.full((2, 3, 5), 7.0, dtype=F64),
     }
     found = attend(q, k, v, scale=0.5).statistics
     assert set(found) == set(STATISTICS) == set(expected)
@@ -112,7 +112,7 @@ def test_statistics_by_hand() -> None:
 def test_lse_and_entropy_carry_the_right_gradients() -> None:
     q, k, v = tensors("4-D")
     z = q @ k.mT * 0.5
-    expected = {"lse": z.logsumexp(-1), "entropy": torch.special.entr(torch.softmax(z, -1)).sum(-1)}
+    expected = {"lse": z.logsumexp(-1), "entropy_nats": torch.special.entr(torch.softmax(z, -1)).sum(-1)}
     found = attend(q, k, v, scale=0.5).statistics
     for name, value in expected.items():
         gradients = (torch.autograd.grad(x.sum(), (q, k), retain_graph=True) for x in (found[name], value))
@@ -159,8 +159,8 @@ def test_a_row_that_sees_nothing() -> None:
     answer = attend(q, k, v, scale=0.5, attn_mask=shown)
     assert (answer.output[..., 2, :] == 0).all()
     assert (answer.statistics["lse"][..., 2] == -math.inf).all()
-    assert (answer.statistics["count"][..., 2] == 0).all()
-    total = answer.output.sum() + answer.statistics["entropy"].sum() + answer.statistics["lse"][..., :2].sum()
+    assert (answer.statistics["keys"][..., 2] == 0).all()
+    total = answer.output.sum() + answer.statistics["entropy_nats"].sum() + answer.statistics["lse"][..., :2].sum()
     grad = torch.autograd.grad(total, (q, k, v))
     assert (grad[0][..., 2, :] == 0).all()
     assert all(g.isfinite().all() for g in grad)

@@ -60,12 +60,12 @@ def test_statistics_within_1e_5_of_dense_float64(impl: str, row: str, size: floa
 def test_one_key_rows(impl: str) -> None:
     q, k, v = qkv(keys=1)
     _, aux = with_aux(q, k, v, impl=impl)
-    assert (aux.entropy == 0).all()
+    assert (aux.entropy_nats == 0).all()
     assert (aux.peak == 1).all()
     assert (aux.collision == 1).all()
     assert (aux.jacobian_norm == 0).all()
     assert (aux.variance == 0).all()
-    assert torch.equal(aux.lse, aux.max_scores)
+    assert torch.equal(aux.lse, aux.max_logit)
 
 
 @pytest.mark.parametrize("impl", ["auto", "dense", "tiled"])
@@ -73,9 +73,9 @@ def test_gradient_of_entropy_is_finite_at_masked_keys(impl: str) -> None:
     q, k, v = qkv()
     mask = torch.zeros(7, 9).masked_fill(torch.rand(7, 9) > 0.5, -math.inf).requires_grad_()
     aux = lse_and_entropy(q, k, v, mask, impl=impl)
-    found = torch.autograd.grad(aux.entropy.sum(), (q, k, mask))
+    found = torch.autograd.grad(aux.entropy_nats.sum(), (q, k, mask))
     q64, k64, mask64 = (t.detach().double().requires_grad_() for t in (q, k, mask))
-    expected = attend(q64, k64, v, scale=8**-0.5, attn_mask=mask64).statistics["entropy"]
+    expected = attend(q64, k64, v, scale=8**-0.5, attn_mask=mask64).statistics["entropy_nats"]
     assert all(gradient.isfinite().all() for gradient in found)
     close_gradients(found, torch.autograd.grad(expected.sum(), (q64, k64, mask64)))
 
@@ -84,7 +84,7 @@ def test_gradient_of_entropy_is_finite_at_masked_keys(impl: str) -> None:
 def test_gradient_of_entropy_is_finite_where_weights_underflow(impl: str) -> None:
     q, k, v = qkv()
     aux = lse_and_entropy(q, k, v, scale=200.0, impl=impl)
-    assert all(grad.isfinite().all() for grad in torch.autograd.grad(aux.entropy.sum(), (q, k)))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(aux.entropy_nats.sum(), (q, k)))
 
 
 @pytest.mark.parametrize("impl", ["auto", "dense", "tiled"])
@@ -115,7 +115,7 @@ def test_statistics_carry_the_gradient_of_whatever_alone_needs_one(impl: str, na
     }
     given = makers[name]() if name in makers else {}
     aux = lse_and_entropy(q, k, v, impl=impl, **given)
-    for statistic in (aux.lse, aux.entropy):
+    for statistic in (aux.lse, aux.entropy_nats):
         (grad,) = torch.autograd.grad(statistic.sum(), leaf, retain_graph=True)
         assert grad.abs().max() > 0
 

@@ -52,7 +52,7 @@ def test_a_causal_bias_is_its_triangle(impl: str, side: str, length: int, keys: 
     assert type(found) is Tensor
     close(found, answer.output, logit=answer.size)
     _, aux = with_aux(q, k, v, bias_of(side, length, keys), impl=impl)
-    assert torch.equal(aux.count, triangle(side, length, keys).sum(-1).expand_as(aux.count))
+    assert torch.equal(aux.keys, triangle(side, length, keys).sum(-1).expand_as(aux.keys))
 
 
 @every
@@ -77,7 +77,7 @@ def test_a_causal_bias_beside_what_else_there_is(impl: str, side: str) -> None:
         close(sqrtdk.attention(q, k, k, mask, **options), sqrtdk.attention(q, k, k, seen, **options).double())
         options.pop("impl")
         measured, wanted = (sqrtdk.measure(q, k, m, **options) for m in (mask, seen))
-        assert torch.equal(measured.n, wanted.n)
+        assert torch.equal(measured.keys, wanted.keys)
         assert sqrtdk.explain(q, k, k, mask, **options).impl
 
 
@@ -109,8 +109,8 @@ def test_modules_and_statistics_take_a_causal_bias(side: str) -> None:
             torch.testing.assert_close(found, wanted)
     logits, visible = torch.randn(2, 3, 7, 9), triangle(side, 7, 9)
     for function in (
-        lambda mask: stats.row_stats(logits, mask).n,
-        lambda mask: stats.attention_row_stats(q[:, None], k[:, None], scale=1.0, visible=mask).rows.n,
+        lambda mask: stats.row_stats(logits, mask).keys,
+        lambda mask: stats.attention_row_stats(q[:, None], k[:, None], scale=1.0, visible=mask).rows.keys,
     ):
         assert torch.equal(function(bias_of(side, 7, 9)), function(visible))
 

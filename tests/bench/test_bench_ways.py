@@ -115,9 +115,9 @@ def test_statistics_of_the_formula_are_those_of_attention(shape: str) -> None:
     wide = (tensor.double() for tensor in case.inputs)
     expected, aux = attention(*wide, is_causal=load.is_causal, return_aux=AuxRequest.all(), impl="dense")
     keys = max(load.keys, load.width)
-    size = aux.max_scores.abs().max().item() + 1.0
+    size = aux.max_logit.abs().max().item() + 1.0
     assert complaint(output, expected, torch.float32, length=keys, logit=size, magnitude=1.0) is None
-    names = ["lse", "max_scores", "min_scores", "mean", "variance", "entropy", "collision", "peak", "jacobian_norm"]
+    names = ["lse", "max_logit", "min_logit", "mean", "variance", "entropy_nats", "collision", "peak", "jacobian_norm"]
     for name, value in zip(names, found, strict=True):
         text = complaint(value, getattr(aux, name), torch.float32, length=keys, logit=size, magnitude=1.0)
         assert text is None, f"{name}: {text}"

@@ -67,7 +67,7 @@ def results(given: list[Tensor], impl: str, cotangents: list[Tensor], **options:
     output, aux = sqrtdk.attention(*given, impl=impl, return_aux=ALL, **sizes, **options)
     total = sum(
         (torch.where(t.isneginf(), 0.0, t).double() * weight).sum()
-        for t, weight in zip((output, aux.lse, aux.entropy), cotangents, strict=True)
+        for t, weight in zip((output, aux.lse, aux.entropy_nats), cotangents, strict=True)
     )
     gradients = torch.autograd.grad(total, given)
     found = {"output": output} | {name: getattr(aux, name) for name in ALL.wanted}

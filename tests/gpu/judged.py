@@ -85,7 +85,7 @@ def wrong_with(
         judge(name, getattr(aux, name), answer.statistics[name], magnitude)
     if not gradients:
         return wrong
-    found = derivatives({"output": output, "lse": aux.lse, "entropy": aux.entropy}, own)
+    found = derivatives({"output": output, "lse": aux.lse, "entropy_nats": aux.entropy_nats}, own)
     statistics = {name: answer.statistics[name] for name in WITH_GRADIENT}
     wanted = derivatives({"output": answer.output, **statistics}, exact)
     rows = answer.logits[..., 0].numel()

@@ -63,9 +63,9 @@ def test_blind_rows_are_those_of_the_oracle(kind: str, sink: float | None) -> No
         output, aux = attention({name: leaf.float() for name, leaf in leaves.items()}, options, ALL)
         assert (output.cpu()[gone] == 0).all()
         assert (aux.lse.cpu()[gone] == -INF).all()
-        assert (aux.entropy.cpu()[gone] == 0).all()
+        assert (aux.entropy_nats.cpu()[gone] == 0).all()
         assert aux.mean.cpu()[gone].isnan().all()
-        assert aux.count.cpu()[~gone].gt(0).all()
+        assert aux.keys.cpu()[~gone].gt(0).all()
 
 
 @pytest.mark.parametrize("length", [3, pytest.param(20, marks=pytest.mark.full)])
@@ -89,7 +89,7 @@ def test_calls_of_blind_rows_alone(length: int) -> None:
     given = {name: leaf.float().requires_grad_() for name, leaf in leaves.items()}
     output, aux = attention(given, {"window": (0, None), "causal_lower_right": False,
                                     "attn_mask": torch.zeros(length, 70, dtype=torch.bool)}, ALL)  # fmt: skip
-    total = output.sum() + aux.entropy.sum() + aux.lse.masked_fill(aux.lse == -INF, 0.0).sum()
+    total = output.sum() + aux.entropy_nats.sum() + aux.lse.masked_fill(aux.lse == -INF, 0.0).sum()
     assert all(not gradient.any() for gradient in torch.autograd.grad(total, list(given.values())))
 
 
@@ -104,9 +104,9 @@ def test_calls_without_rows_or_keys(sizes: tuple[int, int], options: dict[str, A
     assert output.shape == (1, 2, sizes[0], 16)
     assert (output == 0).all()
     assert all(statistic.shape == (1, 2, sizes[0]) for statistic in aux)
-    assert (aux.count == 0).all()
+    assert (aux.keys == 0).all()
     assert (aux.lse == (0.3 if "sinks" in options else -INF)).all()
-    for gradient in torch.autograd.grad(output.sum() + aux.entropy.sum(), list(leaves.values())):
+    for gradient in torch.autograd.grad(output.sum() + aux.entropy_nats.sum(), list(leaves.values())):
         assert not gradient.any()
 
 
@@ -154,20 +154,20 @@ def test_a_row_of_a_logit_that_is_no_number_is_nan(length: int, number: float, o
     row = torch.zeros(1, 2, length, dtype=torch.bool)
     row[0, 0, 2] = True
     for name, statistic in {"output": output.amax(-1), **aux._asdict()}.items():
-        if name != "count":
+        if name != "keys":
             assert statistic.cpu()[row].isnan().all(), name
         assert statistic.cpu()[~row].isfinite().all(), name
-    assert aux.count.cpu()[row] == 37
+    assert aux.keys.cpu()[row] == 37
 
 
 @pytest.mark.parametrize("length", [3, 20])
 def test_a_row_of_minus_infinity_alone_is_counted_and_not_blind(length: int) -> None:
     output, aux = attention(bad_at(-INF, length), {}, ALL)
     assert output[0, 0, 2].isnan().all()
-    assert aux.entropy[0, 0, 2].isnan()
+    assert aux.entropy_nats[0, 0, 2].isnan()
     assert aux.lse[0, 0, 2] == -INF
-    assert aux.max_scores[0, 0, 2] == -INF
-    assert aux.count[0, 0, 2] == 37
+    assert aux.max_logit[0, 0, 2] == -INF
+    assert aux.keys[0, 0, 2] == 37
     plain = attention(bad_at(-INF, length), {})
     assert plain[0, 0, 2].isnan().all()
 
@@ -187,12 +187,12 @@ def test_some_logits_of_minus_infinity_are_counted(keys: tuple[int, ...]) -> Non
     output, aux = unseen({name: leaf.float() for name, leaf in leaves.items()}, bias=bias)
     answer = expected(leaves, {"attn_mask": bias == 0})
     assert complaint(output.cpu(), answer.output, torch.float32, length=53, logit=10.0) is None
-    for name in ("lse", "max_scores", "entropy", "collision", "peak", "jacobian_norm"):
+    for name in ("lse", "max_logit", "entropy_nats", "collision", "peak", "jacobian_norm"):
         wanted = answer.statistics[name]
         text = complaint(getattr(aux, name).cpu(), wanted, torch.float32, length=53, logit=10.0, magnitude=1.0)
         assert text is None, f"{name}: {text}"
-    assert (aux.count == 53).all()
-    assert (aux.min_scores == -INF).all()
+    assert (aux.keys == 53).all()
+    assert (aux.min_logit == -INF).all()
     assert (aux.mean == -INF).all()
 
 

@@ -102,12 +102,12 @@ def check(aux: AuxOutput, expected: dict[str, Tensor]) -> None:
 def test_one_key_is_certain() -> None:
     leaves = {name: leaf.float() for name, leaf in qkv(7, 1).items()}
     _, aux = attention(leaves, {}, ALL)
-    assert (aux.entropy == 0).all()
+    assert (aux.entropy_nats == 0).all()
     assert (aux.peak == 1).all()
     assert (aux.collision == 1).all()
     assert (aux.jacobian_norm == 0).all()
     assert (aux.variance == 0).all()
-    assert torch.equal(aux.lse, aux.max_scores)
+    assert torch.equal(aux.lse, aux.max_logit)
 
 
 @pytest.mark.parametrize("size", [3e30, 3e35])
@@ -141,7 +141,7 @@ def test_each_statistic_alone_is_that_of_all_together(
     close(output, plain)
     requests = [(name,) for name in AuxOutput._fields]
     if options:
-        requests += [("peak", "count"), ("lse", "mean"), ("min_scores", "jacobian_norm", "count")]
+        requests += [("peak", "keys"), ("lse", "mean"), ("min_logit", "jacobian_norm", "keys")]
     else:
         requests += list(combinations(AuxOutput._fields, 2))[::3]
     for names in requests:

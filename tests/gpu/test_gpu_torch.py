@@ -106,7 +106,7 @@ def inputs(name: str) -> dict[str, Tensor]:
 
 def run(name: str, given: dict[str, Tensor], impl: str = "triton") -> tuple[Tensor, AuxOutput]:
     options = OPTIONS[name](given)
-    request = AuxRequest(lse=True, entropy=True, max_scores=True, count=True)
+    request = AuxRequest(lse=True, entropy_nats=True, max_logit=True, keys=True)
     q, k, v = given["query"], given["key"], given["value"]
     output, aux = sqrtdk.attention(q, k, v, enable_gqa=True, impl=impl, return_aux=request, **options)
     return output, aux
@@ -119,7 +119,7 @@ def same(found: tuple[Tensor, AuxOutput], wanted: tuple[Tensor, AuxOutput], give
             text = complaint(mine.detach().cpu(), theirs.detach().cpu(), torch.float32, length=KEYS, logit=10.0)
             assert text is None, text
     gradients = [
-        derivatives({"output": output, "lse": aux.lse, "entropy": aux.entropy}, given)
+        derivatives({"output": output, "lse": aux.lse, "entropy_nats": aux.entropy_nats}, given)
         for output, aux in (found, wanted)
     ]
     assert not gradient_complaints(*gradients, torch.float32, length=KEYS, logit=10.0, rows=4 * LENGTH)
@@ -156,7 +156,7 @@ class Net(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention and the entropy of its rows."""
         output, aux = sqrtdk.attention(q, k, v, enable_gqa=True, is_causal=True, impl="triton", return_aux=ALL)
-        return torch.cat([output, aux.entropy.unsqueeze(-1)], -1)
+        return torch.cat([output, aux.entropy_nats.unsqueeze(-1)], -1)
 
 
 @pytest.mark.full
@@ -198,7 +198,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones(name: str) -> None:
     real = run(name, inputs(name))
     with FakeTensorMode():
         fake = run(name, inputs(name))
-        total = fake[0].float().sum() + fake[1].entropy.sum()
+        total = fake[0].float().sum() + fake[1].entropy_nats.sum()
         assert total.shape == ()
     for mine, theirs in zip((fake[0], *fake[1]), (real[0], *real[1]), strict=True):
         assert (mine is None) == (theirs is None)
@@ -273,7 +273,7 @@ def test_autocast_gives_its_dtype(dtype: torch.dtype, options: dict[str, Any]) -
     with torch.autocast(DEVICE.type, dtype):
         found, aux = sqrtdk.attention(q, k, v, impl="triton", return_aux=ALL, **options)
     assert found.dtype == dtype
-    assert aux.entropy.dtype == torch.float32
+    assert aux.entropy_nats.dtype == torch.float32
     half = [t.cpu().to(dtype) for t in (q, k, v)]
     exact, statistics = sqrtdk.attention(*(t.double() for t in half), impl="dense", return_aux=ALL, **options)
     beside = [plain(*half, scale=8**-0.5, scale_first=first, **options)[0] for first in (False, True)]
@@ -291,7 +291,7 @@ def test_statistics_but_lse_and_entropy_carry_no_gradient_and_inputs_are_not_cha
     before = [leaf.detach().clone() for leaf in given.values()]
     _, aux = attention(given, {"softcap": 4.0}, ALL)
     assert all(map(torch.equal, given.values(), before))
-    assert {name for name in ALL.wanted if getattr(aux, name).requires_grad} == {"lse", "entropy"}
+    assert {name for name in ALL.wanted if getattr(aux, name).requires_grad} == {"lse", "entropy_nats"}
 
 
 @pytest.mark.sampled(2)
@@ -302,20 +302,20 @@ def test_one_leaf_alone_has_the_gradient_that_it_has_beside_others(name: str) ->
     every = {n: leaf.clone().requires_grad_() for n, leaf in made.items()}
     alone = made | {name: made[name].clone().requires_grad_()}
     wanted, found = (
-        torch.autograd.grad(output.square().sum() + aux.entropy.sum() - aux.lse.sum(), given[name])[0]
+        torch.autograd.grad(output.square().sum() + aux.entropy_nats.sum() - aux.lse.sum(), given[name])[0]
         for given in (every, alone)
-        for output, aux in [attention(given, {}, AuxRequest(lse=True, entropy=True))]
+        for output, aux in [attention(given, {}, AuxRequest(lse=True, entropy_nats=True))]
     )
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("of", ["output", "lse", "entropy"])
+@pytest.mark.parametrize("of", ["output", "lse", "entropy_nats"])
 def test_each_result_alone_has_a_gradient(of: str) -> None:
     given = leaves()
     exact = {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in given.items()}
     answer = expected(exact, {})
-    output, aux = attention(given, {}, AuxRequest(lse=True, entropy=True))
-    mine = {"output": output, "lse": aux.lse, "entropy": aux.entropy}[of]
+    output, aux = attention(given, {}, AuxRequest(lse=True, entropy_nats=True))
+    mine = {"output": output, "lse": aux.lse, "entropy_nats": aux.entropy_nats}[of]
     theirs = {"output": answer.output, **answer.statistics}[of]
     found, wanted = derivatives({of: mine}, given), derivatives({of: theirs}, exact)
     if of != "output":
@@ -340,7 +340,7 @@ def test_a_gradient_of_the_gradient_is_that_of_dense(name: str) -> None:
 def twice(name: str, given: dict[str, Tensor], impl: str) -> list[dict[str, Tensor | None]]:
     """First derivatives, and those of a function of them."""
     output, aux = run(name, given, impl)
-    total = output.square().sum() + aux.lse.square().sum() + aux.entropy.square().sum()
+    total = output.square().sum() + aux.lse.square().sum() + aux.entropy_nats.square().sum()
     first = torch.autograd.grad(total, list(given.values()), create_graph=True)
     second = torch.autograd.grad(sum(g.square().sum() for g in first), list(given.values()))
     return [{n: g.detach().cpu() for n, g in zip(given, gradients, strict=True)} for gradients in (first, second)]
@@ -352,7 +352,7 @@ def test_runs_are_bit_equal() -> None:
 
     def everything() -> list[Tensor]:
         output, aux = attention(given, {"is_causal": True}, ALL)
-        return [output, *aux, *torch.autograd.grad(output.sum() + aux.entropy.sum(), list(given.values()))]
+        return [output, *aux, *torch.autograd.grad(output.sum() + aux.entropy_nats.sum(), list(given.values()))]
 
     assert all(map(torch.equal, everything(), everything()))
 
@@ -412,5 +412,5 @@ def test_offsets_past_32_bits(name: str) -> None:
 
 def results(given: dict[str, Tensor], options: dict[str, Tensor]) -> list[Tensor]:
     output, aux = attention(given, options, ALL)
-    total = output.float().square().sum() + aux.entropy.sum()
+    total = output.float().square().sum() + aux.entropy_nats.sum()
     return [output, *aux, *torch.autograd.grad(total, list(given.values()))]

@@ -94,7 +94,7 @@ def plain_results(given: list[Tensor], options: dict[str, Any], weights: list[Te
         with torch.device(given[0].device):
             output, aux = plain(*leaves, scale=given[0].shape[-1] ** -0.5, scale_first=scale_first, **own)
         lse = torch.where(aux["lse"].isneginf(), 0.0, aux["lse"])
-        parts = zip((output, lse, aux["entropy"]), weights, strict=True)
+        parts = zip((output, lse, aux["entropy_nats"]), weights, strict=True)
         gradients = torch.autograd.grad(sum((t.double() * weight).sum() for t, weight in parts), leaves)
         named = {"output": output.detach()} | dict(zip(("d query", "d key", "d value"), gradients, strict=True))
         for name, t in named.items():
@@ -115,11 +115,11 @@ def test_learned_scales_sinks_and_biases_have_their_gradients(kind: str) -> None
             "bias": torch.randn(1, sizes.heads, sizes.length, sizes.keys).to(dtype).to(kind).requires_grad_(),
             "sinks": torch.randn(sizes.heads).to(dtype).to(kind).requires_grad_(),
         }
-        request = AuxRequest(lse=True, entropy=True)
+        request = AuxRequest(lse=True, entropy_nats=True)
         options = {"enable_gqa": True, "is_causal": True, "return_aux": request, "impl": impl}
         output, aux = sqrtdk.attention(*given, **extras, **options)
         weight = torch.randn(output.shape).to(dtype).to(kind)
-        total = (output * weight).sum() + aux.lse.sum() + aux.entropy.sum()
+        total = (output * weight).sum() + aux.lse.sum() + aux.entropy_nats.sum()
         leaves = [*given, *extras.values()]
         names = ("query", "key", "value", *extras)
         return dict(zip(names, torch.autograd.grad(total, leaves), strict=True))
@@ -140,10 +140,10 @@ def test_a_compiled_model_gives_what_an_eager_one_does(dtype: str, kind: str) ->
     given = qkv(sizes if kind == "cuda" else sizes.small, DTYPES[dtype], kind)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        request = AuxRequest(lse=True, entropy=True)
+        request = AuxRequest(lse=True, entropy_nats=True)
         options = {"is_causal": True, "enable_gqa": True, "softcap": 20.0, "impl": "triton", "return_aux": request}
         output, aux = sqrtdk.attention(2.0 * q, k, v, **options)
-        return output.relu(), aux.lse, aux.entropy
+        return output.relu(), aux.lse, aux.entropy_nats
 
     torch._dynamo.reset()
     compiled = torch.compile(attend, fullgraph=True, backend="inductor" if kind == "cuda" else "aot_eager")

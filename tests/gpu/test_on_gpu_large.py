@@ -42,7 +42,7 @@ def test_memory_grows_with_rows_and_keys_and_not_with_their_product(training: bo
 
         def both(given: list[Tensor] = given) -> object:
             output, aux = sqrtdk.attention(*given, is_causal=True, impl="triton", return_aux=ALL)
-            return torch.autograd.grad(output.float().sum() + aux.entropy.sum() + aux.lse.sum(), given)
+            return torch.autograd.grad(output.float().sum() + aux.entropy_nats.sum() + aux.lse.sum(), given)
 
         peaks.append(peak(both if training else forward))
     numbers = 8 * 16384 * 64  # of one of query, key and value
@@ -89,8 +89,8 @@ def test_a_mask_beyond_32_bits_of_offset_is_read_where_it_lies(length: int, keys
     mask[-1, 5] = True
     output, aux = sqrtdk.attention(q, k, v, mask, impl="triton", return_aux=ALL)
     assert torch.equal(output[0, 0, -1], v[0, 0, 5])
-    assert aux.count[0, 0, -1] == 1
-    assert (aux.count[0, 0, :-1] == len(range(0, keys, 7))).all()
+    assert aux.keys[0, 0, -1] == 1
+    assert (aux.keys[0, 0, :-1] == len(range(0, keys, 7))).all()
 
 
 @on("heads, keys", [(136, 131072)], [(3, 64)])  # 2.3e9 numbers of 128 each

@@ -37,7 +37,7 @@ def attend(leaves: Leaves, impl: str, **options: Any) -> tuple[Tensor, Any]:
     """Output and statistics; what is no operand among the leaves is an option."""
     rest = {name: leaf for name, leaf in leaves.items() if name not in ("query", "key", "value")}
     tensors = (leaves["query"], leaves["key"], leaves["value"])
-    request = AuxRequest(lse=True, entropy=True)
+    request = AuxRequest(lse=True, entropy_nats=True)
     return sqrtdk.attention(*tensors, enable_gqa=True, impl=impl, return_aux=request, **rest, **options)
 
 
@@ -46,7 +46,7 @@ def total(leaves: Leaves, impl: str, **options: Any) -> Tensor:
     output, aux = attend(leaves, impl, **options)
     generator = torch.Generator().manual_seed(1)
     sums = []
-    for result in (output, aux.lse.masked_fill(aux.lse.isneginf(), 0.0), aux.entropy):
+    for result in (output, aux.lse.masked_fill(aux.lse.isneginf(), 0.0), aux.entropy_nats):
         weights = torch.randn(result.shape, generator=generator).to(output.dtype).double()
         sums.append((result.double() * weights.to(result.device)).sum())
     return sum(sums)

@@ -104,7 +104,9 @@ def test_workers_of_other_versions_are_refused_before_the_first_cell(
 ) -> None:
     theirs = _ray._worker_versions()
     monkeypatch.setattr(_ray, "numbers_from", lambda: theirs | {name: "0.0.1"})
-    with pytest.raises(LabError, match=rf"would give other numbers: {name} [^;]* there and 0\.0\.1 here$") as raised:
+    with pytest.raises(
+        LabError, match=rf"(?m)would give other numbers: {name} [^;]* there and 0\.0\.1 here$"
+    ) as raised:
         open_engine("ray").__enter__()
     assert f"{name} {theirs[name]} there" in str(raised.value)
     assert "same versions" in raised.value.hint

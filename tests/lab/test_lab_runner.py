@@ -76,7 +76,7 @@ def test_records_of_other_code_or_versions_are_not_reused(
     _run(tmp_path, ["params-single"])
     here = {**runner.numbers_from(), name: "other"}
     monkeypatch.setattr(runner, "numbers_from", lambda: here)
-    with pytest.raises(OutputError, match=f"a record of another run: {name} .* instead of other$"):
+    with pytest.raises(OutputError, match=f"(?m)a record of another run: {name} .* instead of other$"):
         _run(tmp_path, ["params-single"])
 
 

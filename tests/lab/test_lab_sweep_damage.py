@@ -177,7 +177,7 @@ def test_numbers_of_other_versions_are_neither_mixed_nor_reused(
     for name in set(old) & {"sqrtdk", "code", "torch"}:
         edit(tmp_path, versions=old | {name: "2.0.0", "python": "3.0"})
         before = names(tmp_path)
-        with pytest.raises(OutputError, match=rf"which may differ: {name} 2\.0\.0, now [^;]*$") as raised:
+        with pytest.raises(OutputError, match=rf"(?m)which may differ: {name} 2\.0\.0, now [^;]*$") as raised:
             sweep(SMALL, tmp_path)
         assert "--force" in raised.value.hint
         assert names(tmp_path) == before

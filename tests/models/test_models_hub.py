@@ -290,7 +290,9 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         settings(monkeypatch, tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.2)
-        with pytest.raises(ModelError, match=r"the hub can't be reached \(.*(Timeout|no answer within 0.2 s)[^:]*$"):
+        with pytest.raises(
+            ModelError, match=r"(?m)the hub can't be reached \(.*(Timeout|no answer within 0.2 s)[^:]*$"
+        ):
             hub.ask("org/name")
 
 

@@ -365,8 +365,8 @@ def test_rows_measures_the_rows_that_it_says_and_no_others(
     assert shapes == [(2, HEADS, min(most, length), length)]
     chosen = [round(i * (length - 1) / (min(most, length) - 1)) for i in range(min(most, length))]
     assert rows.of == 2 * length
-    assert rows.rows.n.shape == (HEADS, 2 * len(chosen))
-    assert rows.rows.n[0].tolist() == [float(1 + i) for i in chosen] * 2
+    assert rows.rows.keys.shape == (HEADS, 2 * len(chosen))
+    assert rows.rows.keys[0].tolist() == [float(1 + i) for i in chosen] * 2
     logits, shown = model.dense(x)
     wanted = by_hand(logits[:, :, chosen], shown[:, :, chosen])
     assert wrong(columns(head_sums(rows)), wanted, logits, shown) == {}
@@ -374,7 +374,7 @@ def test_rows_measures_the_rows_that_it_says_and_no_others(
 
 def empty_rows(n: int) -> CallRows:
     fields: dict[str, Any] = {name: torch.zeros(2, n) for name in RowStats.__dataclass_fields__}
-    fields["max"] = fields["max"] - math.inf
+    fields["max_logit"] = fields["max_logit"] - math.inf
     return CallRows(RowStats(**fields), None, n)
 
 

@@ -105,7 +105,7 @@ def test_dtype_and_state_dict_reach_every_parameter(case: Case) -> None:
 def test_weights_and_statistics_come_as_asked(name: str) -> None:
     case = CASES[name]
     module, inputs = case.make(dtype=torch.float64), [x.double() for x in case.inputs()]
-    request = AuxRequest(collision=True, count=True)
+    request = AuxRequest(collision=True, keys=True)
     plain = module(*inputs, is_causal=True)
     output, weights = module(*inputs, is_causal=True, need_weights=True)
     again, aux = module(*inputs, is_causal=True, return_aux=request)
@@ -116,21 +116,21 @@ def test_weights_and_statistics_come_as_asked(name: str) -> None:
     assert complaint(weights.sum(-1), torch.ones(2, HEADS, LENGTH).double(), torch.float64, length=6, logit=10) is None
     for seen in (aux, both):
         assert complaint(seen.collision, weights.square().sum(-1), torch.float64, length=LENGTH, logit=10.0) is None
-        assert seen.count[0, 0].tolist() == [1, 2, 3, 4, 5, 6]
+        assert seen.keys[0, 0].tolist() == [1, 2, 3, 4, 5, 6]
         assert seen.lse is None
 
 
 def test_statistics_of_the_multi_head_modules() -> None:
     x = torch.randn(2, LENGTH, MODEL)
-    request = AuxRequest(entropy=True)
+    request = AuxRequest(entropy_nats=True)
     output, weights, aux = multi_head()(x, x, x, return_aux=request, need_weights=False)
-    assert (output.shape, weights, aux.entropy.shape) == (x.shape, None, (2, HEADS, LENGTH))
+    assert (output.shape, weights, aux.entropy_nats.shape) == (x.shape, None, (2, HEADS, LENGTH))
     _, weights, aux = multi_head()(x[0], x[0], x[0], return_aux=request, average_attn_weights=False)
     assert weights.shape == (HEADS, LENGTH, LENGTH)
     entropy = -(weights * weights.log()).sum(-1)
-    assert complaint(aux.entropy, entropy.double(), torch.float32, length=LENGTH, logit=10.0) is None
+    assert complaint(aux.entropy_nats, entropy.double(), torch.float32, length=LENGTH, logit=10.0) is None
     output, aux = Block(MODEL, HEADS, 16, batch_first=True)(x, return_aux=request)
-    assert (output.shape, aux.entropy.shape) == (x.shape, (2, HEADS, LENGTH))
+    assert (output.shape, aux.entropy_nats.shape) == (x.shape, (2, HEADS, LENGTH))
 
 
 def test_asking_for_statistics_changes_no_dropout() -> None:

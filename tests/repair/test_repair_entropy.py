@@ -14,7 +14,7 @@ from sqrtdk import AuxRequest, entropy_floor
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.stats.request import AuxOutput
 
-WANTED = AuxRequest(entropy=True, count=True)
+WANTED = AuxRequest(entropy_nats=True, keys=True)
 
 
 def _aux(q: Tensor, k: Tensor, **options: Any) -> AuxOutput:
@@ -70,8 +70,8 @@ def test_one_head_under_the_floor_is_the_only_one_to_move() -> None:
     assert q.grad is not None
     assert q.grad.abs().amax((0, 2, 3)).gt(0).tolist() == [False, False, True]
     with torch.no_grad():
-        before = _aux(q, k).entropy
-        after = _aux(q - 0.5 * q.grad, k).entropy
+        before = _aux(q, k).entropy_nats
+        after = _aux(q - 0.5 * q.grad, k).entropy_nats
     assert before is not None
     assert after is not None
     assert after[:, 2].mean() > before[:, 2].mean()
@@ -113,7 +113,7 @@ def test_wrong_floors(options: dict[str, float], message: str) -> None:
 def test_wrong_aux() -> None:
     with pytest.raises(InvalidTypeError, match=r"aux is the AuxOutput of sqrtdk.attention; got Tensor"):
         entropy_floor(torch.ones(2, 3), nats=1.0)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match="aux has entropy and count; it has entropy"):
-        entropy_floor(AuxOutput(entropy=torch.ones(1, 2, 3)), nats=1.0)
+    with pytest.raises(InvalidValueError, match="aux has entropy_nats and keys; it has entropy_nats"):
+        entropy_floor(AuxOutput(entropy_nats=torch.ones(1, 2, 3)), nats=1.0)
     with pytest.raises(InvalidValueError, match=r"\(..., heads, rows\); got \(3,\)"):
-        entropy_floor(AuxOutput(entropy=torch.ones(3), count=torch.ones(3)), nats=1.0)
+        entropy_floor(AuxOutput(entropy_nats=torch.ones(3), keys=torch.ones(3)), nats=1.0)

@@ -33,7 +33,7 @@ _.call
 sqrtdk.diff("demo", "demo:unscaled", seq_len=16)
 ---
 q = torch.randn(1, 2, 8, 4)
-output, aux = sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(entropy=True, peak=True))
+output, aux = sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(entropy_nats=True, peak=True))
 aux
 ---
 sqrtdk.lab.run("params-single", quick=True)
@@ -142,9 +142,9 @@ def test_what_is_no_number_is_counted() -> None:
     text = " ".join(Elements(aux()._repr_html_()).text.split())
     assert "lse logits 1 x 2 x 4" in text
     assert re.search(r"lse logits 1 x 2 x 4 \S+ \S+ \S+ 2 ", text)  # the blind row of two heads, minus infinity
-    assert re.search(r"count keys 1 x 2 x 4 0 3 4 0 ?$", text)
-    none = AuxOutput(entropy=torch.empty(2, 3, device="meta"))
-    assert "entropy nats 2 x 3 - - - -" in " ".join(Elements(none._repr_html_()).text.split())
+    assert re.search(r"keys keys 1 x 2 x 4 0 3 4 0 ?$", text)
+    none = AuxOutput(entropy_nats=torch.empty(2, 3, device="meta"))
+    assert "entropy_nats nats 2 x 3 - - - -" in " ".join(Elements(none._repr_html_()).text.split())
 
 
 def test_badges_can_be_read_on_any_ground() -> None:

@@ -15,7 +15,7 @@ from sqrtdk.scores import LearnedGain
 
 
 def refused(kind: type[SqrtdkError], message: str, make: object, *arguments: object) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(message)}$") as caught:
+    with pytest.raises(kind, match=f"(?m)^{re.escape(message)}$") as caught:
         make(*arguments)  # type: ignore[operator]
     assert caught.value.hint
 

@@ -82,9 +82,9 @@ def _measure(case: Case) -> None:
         arguments.pop(name, None)
     rows = sqrtdk.measure(**arguments)
     sqrtdk.measure(**arguments, rows=2)
-    if rows.n.ndim > 1:
+    if rows.keys.ndim > 1:
         stats.head_stats(rows)
-        stats.row_summary(rows.max)
+        stats.row_summary(rows.max_logit)
 
 
 def _modules() -> Iterator[tuple[str, Run]]:
@@ -162,6 +162,18 @@ def _scales() -> None:
     theory.logit_distribution(16).log_above(3.0)
 
 
+def _mods() -> None:
+    def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score - 0.5**h * (q_idx - kv_idx)
+
+    for lead in ((), (2,), (2, 4), (2, 3, 4)):
+        q, k, v = torch.randn(*lead, 5, 8), torch.randn(*lead, 7, 8), torch.randn(*lead, 7, 3)
+        options: dict[str, Any] = {"score_mod": alibi, "mask_mod": lambda b, h, q_idx, kv_idx: q_idx + b >= kv_idx}
+        sqrtdk.attention(q, k, v, **options, return_aux=True, return_weights=True)
+        sqrtdk.attention(q, k[..., :0, :], v[..., :0, :], **options)
+        sqrtdk.measure(q, k, score=lambda q, k: q @ k.mT, scale=torch.rand(lead[-1:]), **options)
+
+
 def _without_data() -> None:
     with FakeTensorMode():
         q, v = torch.empty(2, 4, 6, 8, requires_grad=True), torch.empty(2, 2, 6, 3)
@@ -182,6 +194,7 @@ OTHERS: dict[str, Run] = {
     "rotations": _rotations,
     "statistics": _statistics,
     "scales": _scales,
+    "mods": _mods,
     "without data": _without_data,
     "twice": _twice,
 }

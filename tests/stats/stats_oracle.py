@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 STATISTICS = (
-    "n",
-    "max",
-    "min",
+    "keys",
+    "max_logit",
+    "min_logit",
     "mean",
     "variance",
     "lse",
@@ -28,10 +28,10 @@ def oracle_row(z: Tensor) -> dict[str, float]:
     z = z.double()
     if len(z) == 0:
         return dict.fromkeys(STATISTICS, math.nan) | {
-            "n": 0.0,
+            "keys": 0.0,
             "mean": 0.0,
-            "max": -math.inf,
-            "min": math.inf,
+            "max_logit": -math.inf,
+            "min_logit": math.inf,
             "lse": -math.inf,
         }
     p = z.softmax(-1)
@@ -41,9 +41,9 @@ def oracle_row(z: Tensor) -> dict[str, float]:
         [torch.cat([p[:i], p[i + 1 :]]).sum() for i in range(len(p))]
     )
     return {
-        "n": float(len(z)),
-        "max": z.max().item(),
-        "min": z.min().item(),
+        "keys": float(len(z)),
+        "max_logit": z.max().item(),
+        "min_logit": z.min().item(),
         "mean": z.mean().item(),
         "variance": z.var(correction=0).item(),
         "lse": z.logsumexp(-1).item(),

@@ -21,17 +21,17 @@ def assert_summary(stats: HeadStats, logits: torch.Tensor, visible: torch.Tensor
     rows = oracle(logits, visible)
     for head in range(logits.shape[1]):
         row = {name: values[:, head].flatten() for name, values in rows.items()}
-        seen = row["n"] > 0
+        seen = row["keys"] > 0
         row = {name: values[seen] for name, values in row.items()}
-        choice = row["n"] > 1
+        choice = row["keys"] > 1
         expected = {
             "blind_rows": (~seen).sum(),
             "nan_rows": torch.tensor(0),
-            "keys": row["n"].mean(),
-            "max_logit": row["max"].max(),
-            "min_logit": row["min"].min(),
-            "max_abs_logit": torch.maximum(row["max"].abs(), row["min"].abs()).max(),
-            "max_above_mean": (row["max"] - row["mean"]).max(),
+            "keys": row["keys"].mean(),
+            "max_logit": row["max_logit"].max(),
+            "min_logit": row["min_logit"].min(),
+            "max_abs_logit": torch.maximum(row["max_logit"].abs(), row["min_logit"].abs()).max(),
+            "max_above_mean": (row["max_logit"] - row["mean"]).max(),
             "mean_logit": row["mean"].mean(),
             "std_logit": row["variance"].mean().sqrt(),
             "row_offset": row["mean"].abs().max(),
@@ -39,7 +39,7 @@ def assert_summary(stats: HeadStats, logits: torch.Tensor, visible: torch.Tensor
             "entropy_p05": row["entropy_nats"].quantile(0.05),
             "entropy_p50": row["entropy_nats"].quantile(0.50),
             "entropy_p95": row["entropy_nats"].quantile(0.95),
-            "entropy_fraction": (row["entropy_nats"] / row["n"].log())[choice].mean(),
+            "entropy_fraction": (row["entropy_nats"] / row["keys"].log())[choice].mean(),
             "effective_keys": row["effective_keys"].mean(),
             "peak": row["peak"].mean(),
             "peak_max": row["peak"].max(),

@@ -23,12 +23,12 @@ NOTHING = 1e-16  # next to a peak of 1: what float64, the oracle's dtype, rounds
 def assert_matches(rows: RowStats, logits: Tensor, visible: Tensor | None = None) -> None:
     """Every row by its own size: what is left beside a peak of almost 1 is small, and exact."""
     expected = oracle(logits, visible)
-    dtype, length = rows.n.dtype, logits.shape[-1]
+    dtype, length = rows.keys.dtype, logits.shape[-1]
     finite = logits[logits.isfinite()].double()
     size = finite.abs().max().item() if finite.numel() else 0.0
     gap = min(GAP, (finite.amax() - finite.amin()).item()) if finite.numel() else 0.0
     for name in STATISTICS:
-        levels = name in ("max", "min", "mean", "lse")
+        levels = name in ("max_logit", "min_logit", "mean", "lse")
         text = complaint(
             getattr(rows, name),
             expected[name],
@@ -67,7 +67,7 @@ def test_agrees_with_dense_float64(case: str, masked: bool, dtype: torch.dtype) 
     visible = torch.rand(logits.shape[-2:]) > 0.4 if masked else None
     before = logits.clone()
     rows = row_stats(logits, visible)
-    assert rows.n.dtype == dtype
+    assert rows.keys.dtype == dtype
     assert torch.equal(logits, before)
     assert_matches(rows, logits, visible)
 
@@ -76,7 +76,7 @@ def test_agrees_with_dense_float64(case: str, masked: bool, dtype: torch.dtype) 
 def test_half_logits_are_widened(dtype: torch.dtype) -> None:
     logits = (torch.randn(3, 5, 20) * 4).to(dtype)
     rows = row_stats(logits)
-    assert rows.max.dtype == torch.float32
+    assert rows.max_logit.dtype == torch.float32
     assert_matches(rows, logits.float())
 
 
@@ -134,9 +134,9 @@ def test_bad_rows_are_nan_and_stay_alone(bad: float) -> None:
     clean = row_stats(logits)
     logits[1, 2] = bad
     rows = row_stats(logits)
-    assert rows.n.tolist() == [6.0, 6.0, 6.0]
+    assert rows.keys.tolist() == [6.0, 6.0, 6.0]
     for name in (*RowStats.__dataclass_fields__, "lse", "entropy_nats", "peak", "jacobian_norm"):
-        if name != "n":
+        if name != "keys":
             assert getattr(rows, name).isnan().tolist() == [False, True, False], name
             assert torch.equal(getattr(rows, name)[[0, 2]], getattr(clean, name)[[0, 2]])
 
@@ -156,10 +156,10 @@ def test_hidden_keys_do_not_count(bad: float) -> None:
 def test_visible_minus_infinity_is_a_key_of_weight_zero() -> None:
     rows = row_stats(torch.tensor([[0.0, -math.inf, 1.0], [-math.inf] * 3]))
     other = row_stats(torch.tensor([[0.0, 1.0]]))
-    assert rows.n.tolist() == [3.0, 3.0]
-    assert rows.min.tolist() == [-math.inf, -math.inf]
+    assert rows.keys.tolist() == [3.0, 3.0]
+    assert rows.min_logit.tolist() == [-math.inf, -math.inf]
     assert rows.mean.tolist() == [-math.inf, -math.inf]
-    for name in ("lse", "entropy_nats", "peak", "collision", "jacobian_norm", "max"):
+    for name in ("lse", "entropy_nats", "peak", "collision", "jacobian_norm", "max_logit"):
         torch.testing.assert_close(getattr(rows, name)[:1], getattr(other, name))
     assert rows.entropy_nats[1].isnan()
     assert rows.lse[1] == -math.inf
@@ -195,9 +195,9 @@ def test_a_single_key_leaves_exactly_nothing_to_the_others() -> None:
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0)])
 def test_empty_dimensions(shape: tuple[int, ...]) -> None:
     rows = row_stats(torch.zeros(shape))
-    assert rows.n.shape == shape[:-1]
-    assert not rows.n.any()
-    assert (rows.max == -math.inf).all()
+    assert rows.keys.shape == shape[:-1]
+    assert not rows.keys.any()
+    assert (rows.max_logit == -math.inf).all()
 
 
 def test_textbook_sums() -> None:
@@ -260,7 +260,7 @@ def test_merge_with_nothing_changes_nothing(a: list[float]) -> None:
 def test_a_bad_block_spoils_the_whole(a: list[float], where: int) -> None:
     bad = [*a[:where], math.nan, *a[where:]]
     for merged in (stats_of(a).merge(stats_of(bad)), stats_of(bad).merge(stats_of(a))):
-        assert merged.max.isnan()
+        assert merged.max_logit.isnan()
         assert merged.entropy_nats.isnan()
         assert merged.mean.isnan()
 
@@ -270,10 +270,10 @@ def test_a_bad_block_spoils_the_whole(a: list[float], where: int) -> None:
 def test_a_shift_moves_levels_and_nothing_else(a: list[float], shift: float) -> None:
     x, y = stats_of(a), stats_of([value + shift for value in a])
     size = abs(shift) + 50  # to which a shifted logit is rounded
-    for name in ("n", "entropy_nats", "peak", "collision", "jacobian_norm", "variance"):
+    for name in ("keys", "entropy_nats", "peak", "collision", "jacobian_norm", "variance"):
         found = complaint(getattr(y, name), getattr(x, name), torch.float64, length=8, logit=size, magnitude=size)
         assert found is None, name
-    for name in ("max", "min", "mean", "lse"):
+    for name in ("max_logit", "min_logit", "mean", "lse"):
         assert complaint(getattr(y, name), getattr(x, name) + shift, torch.float64, length=8, logit=size) is None
 
 

@@ -49,8 +49,8 @@ def test_of_measured_rows_that_see_nothing() -> None:
     q = torch.randn(1, 2, 6, 8)
     mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # the first row sees nothing
     rows = sqrtdk.measure(q, q, mask)
-    found = row_summary(rows.max, above=[0.0])
-    seen = rows.max[0, :, 1:].double()
+    found = row_summary(rows.max_logit, above=[0.0])
+    seen = rows.max_logit[0, :, 1:].double()
     assert found.rows == (5, 5)
     assert found.above[0.0] == pytest.approx((seen > 0).double().mean(-1).tolist())
     assert found.quantiles[0.5] == pytest.approx(seen.quantile(0.5, dim=-1).tolist())

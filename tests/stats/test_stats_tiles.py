@@ -115,7 +115,7 @@ def test_leading_dimensions(lead: tuple[int, ...]) -> None:
 def test_dtypes(dtype: torch.dtype) -> None:
     query, key = torch.randn(1, 2, 9, 8).to(dtype), torch.randn(1, 2, 9, 8).to(dtype)
     result = attention_row_stats(query, key, scale=0.3)
-    assert result.rows.n.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert result.rows.keys.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_matches(result, *dense(query, key, 0.3))
 
 
@@ -156,8 +156,8 @@ def test_future_weight_needs_a_square_call() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_empty_dimensions(query: tuple[int, ...], key: tuple[int, ...], is_causal: bool) -> None:
     result = attention_row_stats(torch.zeros(query), torch.zeros(key), scale=1.0, is_causal=is_causal)
-    assert result.rows.n.shape == query[:-1]
-    assert not result.rows.n.any()
+    assert result.rows.keys.shape == query[:-1]
+    assert not result.rows.keys.any()
 
 
 def test_head_dimension_zero_is_uniform() -> None:
@@ -182,7 +182,7 @@ def test_inputs_and_gradients_are_left_alone() -> None:
     before = query.detach().clone()
     result = attention_row_stats(query, query, scale=0.3, softcap=3.0)
     assert torch.equal(query.detach(), before)
-    assert not result.rows.max.requires_grad
+    assert not result.rows.max_logit.requires_grad
 
 
 @pytest.mark.parametrize("explicit", [False, True])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sqrtdk.impl.mods import MaskMod, ScoreMod, map_mask, map_scores
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scores import PairScore
 from sqrtdk.stats.request import AuxRequest
@@ -17,14 +18,14 @@ from sqrtdk.stats.request import AuxRequest
 if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
 
-    from sqrtdk._shapes import Bias, Factor, Key, Query, Sinks, Value, Visible
+    from sqrtdk._shapes import Bias, Factor, Key, Logits, Query, Sinks, Value, Visible
 
 UNBOUNDED = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """softmax(softcap(scale (score(q, k) + content)) + bias over visible keys) v.
+    """softmax(score_mod(softcap(scale (score(q, k) + content))) + bias over visible keys) v.
 
     Attributes:
         query: (..., Hq, L, E), with the score folded in, which makes it float32 if the value has a half type.
@@ -34,8 +35,10 @@ class Call:
         score: a score of pairs instead of the dot product.
         term: a position term: part of the score if it is `content`, otherwise part of the bias.
         softcap: c of c tanh(z / c).
+        score_mod: FlexAttention's function of a score and its place; a key whose logit becomes -inf is hidden.
         bias: float, broadcastable to (..., Hq, L, S); it includes float masks, whose -inf entries are in `visible`.
         visible: bool, broadcastable to (..., Hq, L, S), True if the row sees the key.
+        mask_mods: FlexAttention's functions of a place; a key must pass all.
         diagonal: row i sees keys j <= i + diagonal; None: all.
         window: (left, right), row i sees keys from i + shift - left to i + shift + right; None: unbounded.
         shift: S - L if rows are aligned to the last key, else 0.
@@ -53,8 +56,10 @@ class Call:
     score: PairScore | None = None
     term: PositionTerm | None = None
     softcap: float | None = None
+    score_mod: ScoreMod | None = None
     bias: Bias | None = None
     visible: Visible | None = None
+    mask_mods: tuple[MaskMod, ...] = ()
     diagonal: int | None = None
     window: tuple[int | None, int | None] = UNBOUNDED
     shift: int = 0
@@ -88,7 +93,13 @@ class Call:
     @property
     def hides(self) -> bool:
         """Whether a mask of any kind may hide a key."""
-        return self.visible is not None or self.diagonal is not None or self.window != UNBOUNDED
+        masked = self.visible is not None or self.diagonal is not None or self.window != UNBOUNDED
+        return masked or self.has_mods
+
+    @property
+    def has_mods(self) -> bool:
+        """Whether a `score_mod` or `mask_mod` makes the logits, which then come block by block."""
+        return self.score_mod is not None or bool(self.mask_mods)
 
     @property
     def elements(self) -> int:
@@ -127,6 +138,9 @@ class Call:
     def seen(self, start: int, stop: int) -> Visible | None:
         """Return which keys rows start..stop see, bool, broadcastable to (..., stop - start, S); None: all."""
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
+        for mod in self.mask_mods:
+            shown = self._shown(mod, start, stop)
+            found = shown if found is None else found & shown
         left, right = self.window
         if self.diagonal is None and self.window == UNBOUNDED:
             return found
@@ -142,6 +156,22 @@ class Call:
         for bound in bounds:
             found = bound if found is None else found & bound
         return found
+
+    def _shown(self, mod: MaskMod, start: int, stop: int) -> Visible:
+        lead = self.lead
+        heads = lead[-1] if lead else 1
+        seen = map_mask(mod, math.prod(lead[:-1]), heads, self.positions(start, stop), self.keys)
+        if len(lead) > 2 and seen.shape[0] != 1:
+            return seen.reshape(*lead[:-1], *seen.shape[1:])
+        return seen[(0,) * max(0, 2 - len(lead))]
+
+    def modified(self, scores: Logits, start: int, stop: int) -> Logits:
+        """Return what `score_mod` makes of the scores of rows start..stop, (..., Hq, stop - start, S)."""
+        assert self.score_mod is not None
+        lead = self.lead
+        scores = scores.expand(*lead, stop - start, self.keys)
+        four = scores.reshape(math.prod(lead[:-1]), lead[-1] if lead else 1, *scores.shape[-2:])
+        return map_scores(self.score_mod, four, self.positions(start, stop)).reshape(scores.shape)
 
     def visible_keys(self) -> Factor:
         """Return the number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""

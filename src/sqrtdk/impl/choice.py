@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.cpu import CPU_DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
@@ -52,23 +52,28 @@ class Choice:
     reason: str
 
 
-def choose(call: Call, impl: str = "auto") -> Choice:
-    """Return the implementation for a resolved call.
+def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
+    """Return the implementation for a resolved call; `weights`: whether the weights are returned.
 
     Raises:
         InvalidValueError: No implementation has that name.
+        UnsupportedError: The weights are requested from an implementation that never holds them.
     """
+    if weights and impl in IMPLEMENTATIONS and impl != "dense":
+        raise UnsupportedError(f"impl={impl!r} never holds the weights, which are requested", hint="Use impl='dense'.")
     if impl != "auto":
         if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
             raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
         if impl == "dense" and call.elements > LARGEST_DENSE:
             warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
         return Choice(impl, "asked for")
+    if weights:
+        return Choice("dense", "the weights are requested")
     compiled = against_compiled(call)
     if compiled is None:
         return Choice("cpu", "the compiled kernel runs it")
-    refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" else ""
     reason = _against_torch(call)
+    refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" and compiled != reason else ""
     if call.query.device.type in GPUS:
         triton_reason = against_triton(call) if reason or more_than_torch(call) else "torch's kernels do all of it"
         if triton_reason is None:

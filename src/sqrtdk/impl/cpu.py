@@ -20,6 +20,7 @@ from sqrtdk.impl.operands import (
     SMALLEST_SOFTCAP,
     expand_heads,
     learns_term,
+    only_by_blocks,
     operands,
     side_by_side,
     visible_band,
@@ -46,10 +47,9 @@ def obstacle(call: Call) -> str | None:
         return f"it takes {', '.join(str(d).removeprefix('torch.') for d in CPU_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
-    if call.score is not None:
-        return "the score is no dot product"
-    if call.term is not None and call.term.content:
-        return "a position term that depends on q and k is computed block by block"
+    reason = only_by_blocks(call)
+    if reason is not None:
+        return reason
     if call.dropout_p:
         return "it has no dropout"
     if call.sinks is not None and call.sinks.ndim > 1:

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_heads
-from sqrtdk.impl.operands import learns_term, with_bias
+from sqrtdk.impl.operands import learns_term, only_by_blocks, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
 
@@ -30,10 +30,9 @@ LARGEST_MASK = 2**26  # elements of an L x S mask that "auto" makes at most
 
 def obstacle(call: Call) -> str | None:
     """Return why torch's kernels can't run this call; None if they can."""
-    if call.score is not None:
-        return "the score is no dot product"
-    if call.term is not None and call.term.content:
-        return "a position term that depends on q and k is computed block by block"
+    reason = only_by_blocks(call)
+    if reason is not None:
+        return reason
     if call.softcap is not None:
         return "torch's kernels have no softcap"
     if call.sinks is not None:
@@ -42,7 +41,7 @@ def obstacle(call: Call) -> str | None:
         return "NaN or infinity stands at a hidden key or value or before few keys, or q and k may overflow"
     if call.aux is not None and not has_values(call.query, call.key):
         return "the pass for the statistics looks at numbers, and there are none to look at"
-    if call.aux is not None and (call.aux.lse or call.aux.entropy) and _learns(call):
+    if call.aux is not None and (call.aux.lse or call.aux.entropy_nats) and _learns(call):
         return "torch's kernels give no gradient of lse and entropy"
     return None
 

@@ -30,43 +30,57 @@ if TYPE_CHECKING:
 
 def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
-    seen = call.seen(start, stop)
-    z = (guarded_logits if call.unclean else row_logits)(call, start, stop, seen)
+    output, aux, _ = weighed_rows(call, start, stop)
+    return output, aux
+
+
+def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, Logits]:
+    """Return the same and the weights, (..., Hq, stop - start, S), after dropout."""
+    z, seen = _logits_and_mask(call, start, stop)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
     count = _count(seen, z)
     top, mass, weights = _softmax(z, sink, count)
-    output = _weighted(call, weights, seen)
+    dropped = functional.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    output = _weighted(call, dropped, seen)
     if call.aux is None:
-        return output, AuxOutput()
+        return output, AuxOutput(), dropped
     with torch.no_grad():
         keys = traceable_row_stats(z.detach(), seen, count)
         whole = keys if sink is None else keys.merge(_single(sink.detach().squeeze(-1)))
     lse = entropy = None
-    if call.aux.lse or call.aux.entropy:
+    if call.aux.lse or call.aux.entropy_nats:
         blind = mass == 0
         lse = top + mass.masked_fill(blind, 1.0).log()
-        if call.aux.entropy:
+        if call.aux.entropy_nats:
             shifted = (z - top).masked_fill(weights == 0, 0.0)
             spread = (weights * shifted).sum(-1, keepdim=True)
             if sink is not None:
                 spread = spread + (sink - lse).exp() * (sink - top).masked_fill(sink == -math.inf, 0.0)
             entropy = _exact(mass.masked_fill(blind, 1.0).log() - spread, whole.entropy_nats.unsqueeze(-1), blind)
         lse = _exact(lse.masked_fill(blind, -math.inf), whole.lse.unsqueeze(-1), blind)
-    return output, aux_output(
+    aux = aux_output(
         call.aux,
         _shaped(keys, shape),
         _shaped(whole, shape),
         lse=None if lse is None else lse.squeeze(-1).expand(shape),
         entropy=None if entropy is None else entropy.squeeze(-1).expand(shape),
     )
+    return output, aux, dropped
 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
     """Return RowStats (..., Hq, stop - start) of the logits at the visible keys."""
-    seen = call.seen(start, stop)
-    z = row_logits(call, start, stop, seen)
+    z, seen = _logits_and_mask(call, start, stop, guarded=False)
     return _shaped(traceable_row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
+
+
+def _logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
+    """Return the logits of rows start..stop, and which keys they see; None: all."""
+    seen = call.seen(start, stop)
+    z = (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
+    # FlexAttention's way to mask in a score_mod: torch.where(q_idx >= kv_idx, score, -inf)
+    return z, seen if call.score_mod is None else z.detach() != -math.inf
 
 
 def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
@@ -96,6 +110,8 @@ def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guard
     # Before bias and mask: c tanh(-inf / c) is -c, and a key with that logit is not hidden.
     if call.softcap is not None:
         z = call.softcap * torch.tanh(z / call.softcap)
+    if call.score_mod is not None:
+        z = call.modified(z, start, stop)
     if term is not None and call.term is not None and not call.term.content:
         z = z + term
     if call.bias is not None:
@@ -170,8 +186,6 @@ def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Fac
 
 
 def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:
-    if call.dropout_p:
-        weights = functional.dropout(weights, call.dropout_p)
     value = repeat_heads(call.value, call.heads).to(call.dtype)
     output = guarded_sum(weights, value, seen) if call.unclean else weights @ value
     return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
@@ -219,22 +233,24 @@ def traceable_row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowSt
         "a": (e * shifted.masked_fill(e == 0, 0.0)).sum(-1),
         "mean": mean.masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
         "m2": m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
-        "max": top.squeeze(-1),
-        "min": low,
+        "max_logit": top.squeeze(-1),
+        "min_logit": low,
     }
-    return RowStats(n=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
+    return RowStats(keys=n, **{name: value.masked_fill(bad, math.nan) for name, value in sums.items()})
 
 
 def joined_with_sink(keys: RowStats, sinks: Float[Tensor, " #Hq"]) -> RowStats:
     """Return RowStats (..., Hq, R) of the keys joined with each head's sink (Hq,) as one more key."""
-    column = (sinks if keys.max.ndim > 1 else sinks[0]).unsqueeze(-1)
-    return keys.merge(_single(column.expand(keys.max.shape).contiguous()))
+    column = (sinks if keys.max_logit.ndim > 1 else sinks[0]).unsqueeze(-1)
+    return keys.merge(_single(column.expand(keys.max_logit.shape).contiguous()))
 
 
 def _single(sink: Float[Tensor, "*rows"]) -> RowStats:
     """Return RowStats of one key whose logit is `sink`."""
     zero, one = torch.zeros_like(sink), torch.ones_like(sink)
-    return RowStats(n=one, max=sink, min=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero)
+    return RowStats(
+        keys=one, max_logit=sink, min_logit=sink, rest=zero, share2=zero, share3=zero, a=zero, mean=sink, m2=zero
+    )
 
 
 def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
@@ -256,8 +272,8 @@ def gradients_of_formula(
         leaves: tensors whose gradient is requested.
         given: gradients of output, lse and entropy; None: 0.
     """
-    output, aux = attend_rows(replace(call, aux=AuxRequest(lse=True, entropy=True)), 0, call.length)
-    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy), given, strict=True) if g is not None]
+    output, aux = attend_rows(replace(call, aux=AuxRequest(lse=True, entropy_nats=True)), 0, call.length)
+    results = [(r, g) for r, g in zip((output, aux.lse, aux.entropy_nats), given, strict=True) if g is not None]
     outputs, gradients = zip(*results, strict=True)
     inputs = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
@@ -282,9 +298,7 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     if height >= call.length:
         return attend_rows(call, 0, call.length)
     dtype = call.value.dtype
-    # Widened once, so that the gradients of the blocks are summed in float32.
-    wide = {name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")}
-    call = replace(call, **wide)
+    call = _widened(call)
     spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, spans, dtype)
@@ -293,8 +307,34 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     else:
         blocks = [attend_rows(call, start, stop) for start, stop in spans]
     outputs, statistics = zip(*blocks, strict=True)
-    joined = (None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True))
-    return torch.cat(outputs, -2).to(dtype), AuxOutput(*joined)
+    return torch.cat(outputs, -2).to(dtype), _joined(statistics)
+
+
+def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
+    """Return output (..., Hq, L, Ev), weights (..., Hq, L, S) and statistics (..., Hq, L).
+
+    It takes blocks of rows, so that of all L x S matrices only the weights are held.
+    """
+    dtype, height = call.value.dtype, block_rows(call)
+    call = _widened(call)
+    starts = range(0, max(1, call.length), height)
+    blocks = [weighed_rows(call, start, min(call.length, start + height)) for start in starts]
+    outputs, statistics, parts = zip(*blocks, strict=True)
+    weights = [part.expand(*call.lead, *part.shape[-2:]).to(dtype) for part in parts]
+    return (
+        torch.cat(outputs, -2).to(dtype),
+        weights[0] if len(weights) == 1 else torch.cat(weights, -2),
+        _joined(statistics),
+    )
+
+
+def _widened(call: Call) -> Call:
+    """Return the call in the dtype of its logits, so that the gradients of its blocks are summed in it."""
+    return replace(call, **{name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")})
+
+
+def _joined(statistics: Sequence[AuxOutput]) -> AuxOutput:
+    return AuxOutput(*(None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True)))
 
 
 def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Output, AuxOutput]:

@@ -15,7 +15,7 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
 from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, broadcastable, operands, visible_band, with_bias
+from sqrtdk.impl.operands import SMALLEST_SOFTCAP, broadcastable, only_by_blocks, operands, visible_band, with_bias
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import ROW_STATS_FIELDS
@@ -40,10 +40,9 @@ def obstacle(call: Call) -> str | None:
         return f"it takes {', '.join(str(d).removeprefix('torch.') for d in TRITON_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
-    if call.score is not None:
-        return "the score is no dot product"
-    if call.term is not None and call.term.content:
-        return "a position term that depends on q and k is computed block by block"
+    reason = only_by_blocks(call)
+    if reason is not None:
+        return reason
     if max(call.query.shape[-1], call.value.shape[-1]) > LARGEST_WIDTH:
         return f"it takes head dimensions up to {LARGEST_WIDTH}; got {call.query.shape[-1]} and {call.value.shape[-1]}"
     if call.dropout_p:

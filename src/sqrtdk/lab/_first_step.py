@@ -64,17 +64,17 @@ def _measured(tokens: Tensor, value: Tensor, weights: list[Tensor], upstream: Te
     rows = tokens[: len(upstream)]
     w_q, w_k = (weight.clone().requires_grad_() for weight in weights)
     query, key = rows @ w_q.mT, tokens @ w_k.mT
-    wanted = AuxRequest(entropy=True, jacobian_norm=True)
+    wanted = AuxRequest(entropy_nats=True, jacobian_norm=True)
     output, aux = attention(query[None], key[None], value[None], scale=scale, return_aux=wanted)
     d_q, d_k, d_w_q, d_w_k = torch.autograd.grad((output[0] * upstream).sum(), (query, key, w_q, w_k))
-    assert aux.entropy is not None
+    assert aux.entropy_nats is not None
     assert aux.jacobian_norm is not None
     # The first step of Adam is the sign of the gradient times the rate. A shift of a whole row changes no weight.
     moved = scale * (rows @ d_w_q.sign().mT) @ key.detach().mT
     moved = moved - moved.mean(1, keepdim=True)
     lengths = d_q.norm(dim=1)
     found = {
-        "entropy_share": aux.entropy.detach().mean() / math.log(len(tokens)),
+        "entropy_share": aux.entropy_nats.detach().mean() / math.log(len(tokens)),
         "jacobian": _root_mean_square(aux.jacobian_norm),
         "gradient_q": _root_mean_square(lengths),
         "median_gradient_q": lengths.median(),

@@ -67,13 +67,13 @@ class HeadSums:
 def head_sums(call: CallRows) -> HeadSums:
     """Sum over the rows of each head."""
     rows = call.rows
-    blind = rows.n == 0
-    endless = ~blind & (rows.max == -math.inf)
-    broken = ~blind & rows.max.isnan()
+    blind = rows.keys == 0
+    endless = ~blind & (rows.max_logit == -math.inf)
+    broken = ~blind & rows.max_logit.isnan()
     seeing = ~(blind | endless | broken)
-    choice = seeing & (rows.n > 1)
+    choice = seeing & (rows.keys > 1)
     padding = 0 if call.padding is None else call.padding
-    heads = rows.n.shape[0]
+    heads = rows.keys.shape[0]
 
     def total(value: Tensor, where: Tensor = seeing) -> Tensor:
         return value.masked_fill(~where, 0.0).sum(-1, dtype=torch.float64)
@@ -85,21 +85,27 @@ def head_sums(call: CallRows) -> HeadSums:
 
     counts = [seeing.sum(-1) + blind.sum(-1) + endless.sum(-1) + broken.sum(-1) - padding, blind.sum(-1) - padding]
     counts += [broken.sum(-1), endless.sum(-1), seeing.sum(-1), choice.sum(-1)]
-    means = [rows.n, rows.mean, rows.variance, rows.entropy_nats, rows.effective_keys, rows.peak, rows.jacobian_norm]
-    of_choices = [rows.entropy_nats / rows.n.clamp(min=2.0).log(), (rows.peak > SATURATED).to(rows.n.dtype)]
+    means = [rows.keys, rows.mean, rows.variance, rows.entropy_nats, rows.effective_keys, rows.peak, rows.jacobian_norm]
+    of_choices = [rows.entropy_nats / rows.keys.clamp(min=2.0).log(), (rows.peak > SATURATED).to(rows.keys.dtype)]
     sums = [*(count.double() for count in counts), *map(total, means), *(total(value, choice) for value in of_choices)]
     for count in (call.query_nonfinite, call.key_nonfinite):
         sums.append(torch.full_like(sums[0], math.nan) if count is None else count.double().expand(heads))
     sums += [torch.full_like(sums[0], math.nan)] * 2  # gradients, which come later
-    size = torch.maximum(rows.max.abs(), rows.min.abs())
-    unknown = rows.n.new_full((heads,), math.nan, dtype=torch.float64)  # NaN makes a later maximum unknown too
+    size = torch.maximum(rows.max_logit.abs(), rows.min_logit.abs())
+    unknown = rows.keys.new_full((heads,), math.nan, dtype=torch.float64)  # NaN makes a later maximum unknown too
     products = [
         unknown if product is None else product.double().nan_to_num(nan=math.inf).expand(heads)
         for product in (call.max_product, call.stored_product)
     ]
-    maxima = [largest(rows.max), largest(-rows.min), largest(size), largest(rows.mean.abs()), largest(rows.peak)]
+    maxima = [
+        largest(rows.max_logit),
+        largest(-rows.min_logit),
+        largest(size),
+        largest(rows.mean.abs()),
+        largest(rows.peak),
+    ]
     ordered = {
-        "max_logit": rows.max.masked_fill(~seeing, math.inf).float(),
+        "max_logit": rows.max_logit.masked_fill(~seeing, math.inf).float(),
         "entropy_nats": rows.entropy_nats.masked_fill(~seeing, math.inf).float(),
     }
     return HeadSums(torch.stack(sums), torch.stack([*maxima, *products]), ordered)

@@ -6,7 +6,6 @@ This is the only file that turns one into the other.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,19 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import attention
-from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import as_bool_mask, check_class, is_causal_bias
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.impl.call import Call, has_values, repeat_heads
-from sqrtdk.impl.rows import block_rows, guarded_logits, guarded_sum, row_logits, sink_column
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.impl.call import has_values
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Shaped
 
-    from sqrtdk._shapes import AnyKey, Factor, Logits, Output, Query, Value, Visible
+    from sqrtdk._shapes import AnyKey, Logits, Output, Query, Value
 
 
 # The least negative "lowest number" in use, float16's: a floating mask with it or less hides.
@@ -179,7 +175,7 @@ def attend(
     value: Value,
     *,
     need_weights: bool = False,
-    return_aux: AuxRequest | None = None,
+    return_aux: AuxRequest | bool | None = None,
     impl: str = "auto",
     **options: Any,
 ) -> Attended:
@@ -188,56 +184,8 @@ def attend(
     Raises:
         UnsupportedError: Weights are requested from an implementation that never has them.
     """
-    if not need_weights:
-        found = attention(query, key, value, return_aux=return_aux, impl=impl, **options)
-        output, aux = found if isinstance(found, tuple) else (found, None)
-        return Attended(output, None, aux)
-    if impl not in ("auto", "dense"):
-        raise UnsupportedError(
-            f"impl={impl!r} never holds the weights, which were asked for", hint="Pass need_weights=False."
-        )
-    aux = None
-    if return_aux is not None:
-        undropped = options | {"dropout_p": 0.0}  # statistics precede dropout, and must not draw random numbers
-        # A value of width 0: the output is computed below, with the weights.
-        _, aux = attention(query, key, value[..., :0], return_aux=return_aux, **undropped)
-    lowered = autocast_dtype(query) is not None
-    call = resolve_arguments(query, key, value, **options)
-    with torch.autocast(query.device.type, enabled=False) if lowered else contextlib.nullcontext():
-        return Attended(*_weighed(call), aux)
-
-
-def _weighed(call: Call) -> tuple[Output, Logits]:
-    """Return output and weights from the same logits and the same dropout, computed as in the dense implementation."""
-    weights = _weights(call)
-    if call.dropout_p:
-        weights = functional.dropout(weights, call.dropout_p)
-    value = repeat_heads(call.value, call.heads).to(call.dtype)
-    output = guarded_sum(weights, value, call.seen(0, call.length)) if call.unclean else weights @ value
-    return output.to(call.value.dtype), weights.to(call.value.dtype)
-
-
-def _weights(call: Call) -> Logits:
-    """Return the softmax over visible keys and sink, 0 in a row that sees no key; logits come in blocks of rows."""
-    height, length = max(1, block_rows(call)), call.length
-    blocks = []
-    for start in range(0, max(1, length), height):
-        stop = min(length, start + height)
-        seen = call.seen(start, stop)
-        z = (guarded_logits if call.unclean else row_logits)(call, start, stop, seen)
-        z = z.expand(*call.lead, stop - start, call.keys)
-        sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype)
-        blocks.append(_softmax(z, seen, sink))
-    return torch.cat(blocks, -2) if len(blocks) != 1 else blocks[0]
-
-
-def _softmax(z: Logits, seen: Visible | None, sink: Factor | None) -> Logits:
-    keys = z.shape[-1]
-    blind = None if seen is None else ~seen.any(-1, keepdim=True)
-    # The softmax of a row of -inf is NaN, and so is its gradient.
-    if blind is not None:
-        z = z.masked_fill(blind, 0.0)
-    if sink is not None:
-        z = torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1)
-    weights = z.softmax(-1)[..., :keys]
-    return weights if blind is None else weights.masked_fill(blind, 0.0)
+    found = attention(query, key, value, return_aux=return_aux, return_weights=need_weights, impl=impl, **options)
+    if not isinstance(found, tuple):
+        return Attended(found, None, None)
+    output, *extras = found
+    return Attended(output, extras[0] if need_weights else None, extras[-1] if len(extras) > need_weights else None)

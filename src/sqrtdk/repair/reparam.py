@@ -139,7 +139,7 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
     only such rows adds nothing. At or above the floor the gradient is 0.
 
     Args:
-        aux: of `sqrtdk.attention(..., return_aux=AuxRequest(entropy=True, count=True))`, (..., Hq, L).
+        aux: of `sqrtdk.attention(..., return_aux=AuxRequest(entropy_nats=True, keys=True))`, (..., Hq, L).
         nats: the floor in nats, above 0; this or `fraction`.
         fraction: the floor as a fraction of log n, above 0, at most 1.
 
@@ -148,13 +148,13 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
 
     Raises:
         InvalidTypeError: `aux` is no AuxOutput.
-        InvalidValueError: There is not exactly one floor, or it is out of its range; `aux` has no entropy, count or
-            heads.
+        InvalidValueError: There is not exactly one floor, or it is out of its range; `aux` has no entropy_nats, keys
+            or heads.
 
     Example:
         >>> import sqrtdk
         >>> q = k = v = 9 * torch.eye(4).view(1, 1, 4, 4)
-        >>> _, aux = sqrtdk.attention(q, k, v, return_aux=sqrtdk.AuxRequest(entropy=True, count=True))
+        >>> _, aux = sqrtdk.attention(q, k, v, return_aux=sqrtdk.AuxRequest(entropy_nats=True, keys=True))
         >>> bool(entropy_floor(aux, fraction=0.5) > 0.49)
         True
 
@@ -171,12 +171,12 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
         raise InvalidValueError(
             f"one floor is given, in nats or as a fraction; got nats={nats}, fraction={fraction}", hint="Pass one."
         )
-    entropy, count = aux.entropy, aux.count
-    if entropy is None or count is None:
+    entropy, keys = aux.entropy_nats, aux.keys
+    if entropy is None or keys is None:
         held = [name for name, value in zip(aux._fields, aux, strict=True) if value is not None]
         raise InvalidValueError(
-            f"aux has entropy and count; it has {', '.join(held) or 'neither'}",
-            hint="attention(..., return_aux=AuxRequest(entropy=True, count=True))",
+            f"aux has entropy_nats and keys; it has {', '.join(held) or 'neither'}",
+            hint="attention(..., return_aux=AuxRequest(entropy_nats=True, keys=True))",
         )
     if entropy.ndim < 2:
         raise InvalidValueError(
@@ -189,8 +189,8 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
         floor = finite_number("fraction", fraction, above=0.0)
         if floor > 1.0:
             raise InvalidValueError(f"fraction is at most 1; got {floor:g}", hint="A floor in nats is `nats`.")
-        value = entropy / count.clamp(min=2.0).log()
-    choice = count > 1
+        value = entropy / keys.clamp(min=2.0).log()
+    choice = keys > 1
     value = torch.where(choice, value, torch.zeros_like(value))
     value, rows = (each.movedim(-2, 0).flatten(1).sum(-1) for each in (value, choice.to(value.dtype)))
     mean = value / rows.clamp(min=1.0)

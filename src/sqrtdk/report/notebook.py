@@ -18,12 +18,12 @@ from sqrtdk.report import figures, page
 MOST_NOTEBOOK_ROWS = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
 ROW_UNITS = {
     "lse": "logits",
-    "max_scores": "logits",
-    "min_scores": "logits",
+    "max_logit": "logits",
+    "min_logit": "logits",
     "mean": "logits",
     "variance": "logits squared",
-    "entropy": "nats",
-    "count": "keys",
+    "entropy_nats": "nats",
+    "keys": "keys",
 }
 
 

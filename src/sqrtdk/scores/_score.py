@@ -1,10 +1,11 @@
-"""The interfaces of score functions, their weights, and the two scores without weights: dot product and distance.
+"""The interfaces of score functions, their weights, and the scores without weights: dot product, distance, a function.
 
 A score either changes q and k so that their dot product is the score (`FoldedScore`), or scores pairs (`PairScore`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -214,3 +215,47 @@ def distance() -> Distance:
         Tsai et al. 2019, arXiv:1908.11775; Kim et al. 2021, arXiv:2006.04710.
     """
     return Distance()
+
+
+@dataclass(frozen=True, slots=True)
+class CallableScore:
+    """A function of q and k as a score: what `attention(..., score=function)` makes of it.
+
+    Attributes:
+        function: takes query (..., Hq, R, E), a block of rows, and key (..., Hq, S, Ek), half types as float32; returns
+            the scores (..., Hq, R, S) of all pairs, before the scale. A score must depend on its pair alone.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """Return `none()`: only the caller knows the size of the scores."""
+        return none()
+
+    @property
+    def width(self) -> int:
+        """Return 1, as in a matrix product."""
+        return 1
+
+    def prepare(
+        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
+    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S Ek"]]:
+        """Return both unchanged, half types as float32."""
+        return widened(query), widened(key)
+
+    def pairs(self, query: Float[Tensor, "*#BHq R E"], key: Float[Tensor, "*#BHq S Ek"]) -> Float[Tensor, "*BHq R S"]:
+        """Return the function's result, after checking its shape."""
+        found = self.function(query, key)
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            got = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise InvalidTypeError(f"score(q, k) returns a floating tensor; got {got}", hint="q @ k.mT, for one.")
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+        wanted = (*lead, query.shape[-2], key.shape[-2])
+        if tuple(found.shape) != wanted:
+            raise InvalidValueError(
+                f"score(q, k) returns {wanted} for {tuple(query.shape)} and {tuple(key.shape)}; "
+                f"got {tuple(found.shape)}",
+                hint="q @ k.mT has this shape; q is a block of the rows.",
+            )
+        return found.to(query.dtype)

@@ -75,11 +75,11 @@ def logit_histograms(source: LogitSource | ProductSource, rows: RowStats) -> tup
     """
     batch, heads, length, keys = source.shape
     flat = rows.map(lambda field: field.transpose(0, 1).flatten(1))
-    good = (flat.n > 0) & (flat.max.abs() < math.inf)
-    finite = good & (flat.min > -math.inf)
+    good = (flat.keys > 0) & (flat.max_logit.abs() < math.inf)
+    finite = good & (flat.min_logit > -math.inf)
     empty = not (batch and length and keys)
-    high = flat.n.new_zeros(heads) if empty else flat.max.masked_fill(~good, -math.inf).amax(-1)
-    low = flat.n.new_zeros(heads) if empty else flat.min.masked_fill(~finite, math.inf).amin(-1)
+    high = flat.keys.new_zeros(heads) if empty else flat.max_logit.masked_fill(~good, -math.inf).amax(-1)
+    low = flat.keys.new_zeros(heads) if empty else flat.min_logit.masked_fill(~finite, math.inf).amin(-1)
     low = torch.minimum(low, high)
     width = high - low
     spread = torch.where(width > 0, LOGIT_BINS / width, 0.0)

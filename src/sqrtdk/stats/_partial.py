@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from sqrtdk.errors import did_you_mean
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,14 +25,16 @@ if TYPE_CHECKING:
 class RowStats:
     """Partial sums of rows of logits; every field is a float32 or float64 tensor of one shape, one entry a row.
 
-    A row of `n = 0` visible keys is the neutral element of `merge`: max -inf, min +inf, every sum 0. A row with a NaN
-    or +inf logit is NaN in every field except `n`. A row whose visible logits are all -inf has max -inf and NaN
-    weights.
+    The properties are the statistics, under the names that `AuxOutput` gives them.
+
+    A row of 0 visible keys is the neutral element of `merge`: max_logit -inf, min_logit +inf, every sum 0. A row with
+    a NaN or +inf logit is NaN in every field except `keys`. A row whose visible logits are all -inf has max_logit -inf
+    and NaN weights.
     """
 
-    n: Float[Tensor, "*rows"]  # visible keys, including -inf logits
-    max: Float[Tensor, "*rows"]  # natural-log units, as are min and mean
-    min: Float[Tensor, "*rows"]
+    keys: Float[Tensor, "*rows"]  # visible keys n, including -inf logits
+    max_logit: Float[Tensor, "*rows"]  # m; natural-log units, as are min_logit and mean
+    min_logit: Float[Tensor, "*rows"]
     rest: Float[Tensor, "*rows"]  # sum of e^{z-m} over all visible keys except one that holds the maximum
     # the same for e^{2(z-m)}, over rest^2: squares leave the dtype's range long before rest does
     share2: Float[Tensor, "*rows"]
@@ -54,10 +58,19 @@ class RowStats:
             tensor([-inf, -inf])
         """
         low, high = -math.inf, math.inf
-        start = {"max": low, "min": high}
+        start = {"max_logit": low, "min_logit": high}
         return cls(
             **{f.name: torch.full(shape, start.get(f.name, 0.0), dtype=dtype, device=device) for f in fields(cls)}
         )
+
+    def __repr__(self) -> str:
+        kind = str(self.keys.dtype).removeprefix("torch.")
+        return f"RowStats({', '.join(STATISTIC_NAMES)}: each {tuple(self.keys.shape)} {kind})"
+
+    if not TYPE_CHECKING:  # a type checker shall still refuse an unknown name
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"RowStats has no {name!r}{did_you_mean(name, STATISTIC_NAMES)}")
 
     def map(self, function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]) -> RowStats:
         """Return the same statistics with `function` (a reshape, a move, a cast) applied to every field."""
@@ -81,7 +94,7 @@ class RowStats:
             >>> torch.allclose(both.entropy_nats, row_stats(z).entropy_nats)
             True
         """
-        shape = torch.broadcast_shapes(self.n.shape, other.n.shape)  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(self.keys.shape, other.keys.shape)  # type: ignore[no-untyped-call]
         both = (
             torch.stack([getattr(part, field.name).expand(shape) for part in (self, other)]) for field in fields(self)
         )
@@ -100,20 +113,20 @@ class RowStats:
             >>> torch.allclose(halves.merged(0).variance, row_stats(z).variance)
             True
         """
-        top, low = self.max.amax(dim, keepdim=True), self.min.amin(dim, keepdim=True)
+        top, low = self.max_logit.amax(dim, keepdim=True), self.min_logit.amin(dim, keepdim=True)
         lowest = -torch.finfo(top.dtype).max
-        gap = (self.max - top.masked_fill(top == -math.inf, 0.0)).clamp(min=lowest)
+        gap = (self.max_logit - top.masked_fill(top == -math.inf, 0.0)).clamp(min=lowest)
         weight = gap.exp()  # factor on a block's sums: 1 if it holds the maximum, 0 if it has no key
         others = weight.frac()  # the weight of each block's own maximum, if it is not the row's
         ties = ((weight == 1.0).sum(dim, keepdim=True) - 1.0).clamp(min=0.0)
-        n = self.n.sum(dim, keepdim=True)
-        blind = self.n == 0
+        n = self.keys.sum(dim, keepdim=True)
+        blind = self.keys == 0
         # a mean relative to which nothing cancels
         start = self.mean.masked_fill(blind, -math.inf).amax(dim, keepdim=True)
         start = start.masked_fill(start == -math.inf, 0.0)
         step = (0.5 * self.mean - 0.5 * start).masked_fill(blind, 0.0)  # halves stay within the range of the dtype
-        offset = (step * (self.n / n.clamp(min=1.0))).sum(dim, keepdim=True)
-        spread = self.m2 + self.n * ((step - offset) * 2.0) ** 2
+        offset = (step * (self.keys / n.clamp(min=1.0))).sum(dim, keepdim=True)
+        spread = self.m2 + self.keys * ((step - offset) * 2.0) ** 2
         mean = torch.maximum((0.5 * start + offset) * 2.0, low).masked_fill(n == 0, 0.0)
         overflowed = ((low == -math.inf) | (mean == -math.inf)) & (top < math.inf)
 
@@ -126,9 +139,9 @@ class RowStats:
         part, others, ties = part / whole, others / whole, ties / whole
 
         joined = {
-            "n": n,
-            "max": top,
-            "min": low,
+            "keys": n,
+            "max_logit": top,
+            "min_logit": low,
             "rest": rest,
             "share2": total(part**2 * self.share2 + others**2) + ties / whole,
             "share3": total(part**3 * self.share3 + others**3) + ties / whole / whole,
@@ -139,27 +152,27 @@ class RowStats:
         return RowStats(**{name: value.squeeze(dim) for name, value in joined.items()})
 
     def _weights_exist(self, value: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-        return value.masked_fill(self.max == -math.inf, math.nan)
+        return value.masked_fill(self.max_logit == -math.inf, math.nan)
 
     @property
     def l(self) -> Float[Tensor, "*rows"]:  # noqa: E743 - the name of the design and of every flash-attention paper
         """Sum of e^{z-m} over the visible keys."""
-        return self.rest + (self.n > 0)
+        return self.rest + (self.keys > 0)
 
     @property
     def c2(self) -> Float[Tensor, "*rows"]:
         """Sum of e^{2(z-m)} over the visible keys."""
-        return self.share2 * self.rest**2 + (self.n > 0)
+        return self.share2 * self.rest**2 + (self.keys > 0)
 
     @property
     def c3(self) -> Float[Tensor, "*rows"]:
         """Sum of e^{3(z-m)} over the visible keys."""
-        return self.share3 * self.rest**3 + (self.n > 0)
+        return self.share3 * self.rest**3 + (self.keys > 0)
 
     @property
     def lse(self) -> Float[Tensor, "*rows"]:
         """Log of the sum of e^z; -inf for a row that sees no key."""
-        return self.max + torch.log1p(self.rest)
+        return self.max_logit + torch.log1p(self.rest)
 
     @property
     def peak(self) -> Float[Tensor, "*rows"]:
@@ -202,7 +215,7 @@ class RowStats:
     @property
     def variance(self) -> Float[Tensor, "*rows"]:
         """Variance of the visible logits (divided by n, not n - 1); NaN for a row that sees no key."""
-        return (self.m2 / self.n.clamp(min=1.0)).masked_fill(self.n == 0, math.nan)
+        return (self.m2 / self.keys.clamp(min=1.0)).masked_fill(self.keys == 0, math.nan)
 
 
 def within_range(keys: int) -> float:
@@ -215,4 +228,9 @@ def within_range(keys: int) -> float:
     return 0.5 ** (1 + keys.bit_length())
 
 
+# What a reader asks a row for; the other fields are sums that `merge` needs.
+STATISTIC_NAMES = (
+    "keys", "max_logit", "min_logit", "mean", "variance", "lse", "entropy_nats", "collision", "effective_keys", "peak",
+    "off_peak", "jacobian_norm",
+)  # fmt: skip
 ROW_STATS_FIELDS = tuple(field.name for field in fields(RowStats))

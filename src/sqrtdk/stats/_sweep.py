@@ -93,7 +93,7 @@ def sweep_tiles(
         if rows is not None:
             statistics[:, *block.rows] = torch.stack(_fields(rows))
         if weighed is not None and rows is not None and sums is not None:
-            share = rows.peak.masked_fill(rows.n == 0, 0.0).unsqueeze(-1)
+            share = rows.peak.masked_fill(rows.keys == 0, 0.0).unsqueeze(-1)
             torch.mul(sums, share, out=weighed[block.rows])
         elif weighed is not None:
             weighed[block.rows] = 0.0
@@ -140,10 +140,10 @@ def _rows(
         if weigher is not None:
             part = weigher(b, tile)
             if sums is None or top is None:
-                sums, top = part, found.max
+                sums, top = part, found.max_logit
             else:
-                below, top = top, torch.maximum(top, found.max)
-                sums = sums.mul_(_down(below, top)).add_(part.mul_(_down(found.max, top)))
+                below, top = top, torch.maximum(top, found.max_logit)
+                sums = sums.mul_(_down(below, top)).add_(part.mul_(_down(found.max_logit, top)))
         parts.append(reduce_tile(b, a, found))
     if not parts:
         return None, None

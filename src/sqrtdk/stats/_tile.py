@@ -29,9 +29,9 @@ FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a smaller total weight,
 class Shifted:
     """Values of a tile that precede the sums without the maximum: (..., R) each."""
 
-    n: Float[Tensor, "*rows"]  # visible keys
-    max: Float[Tensor, "*rows"]
-    min: Float[Tensor, "*rows"]
+    keys: Float[Tensor, "*rows"]  # visible keys
+    max_logit: Float[Tensor, "*rows"]
+    min_logit: Float[Tensor, "*rows"]
     mean: Float[Tensor, "*rows"]
     m2: Float[Tensor, "*rows"]
     mass: Float[Tensor, "*rows"]  # sum of e^{z-m}
@@ -91,7 +91,7 @@ def exponentials(
     mass = b.sum(-1)
     if not distance > -math.inf:
         a.clamp_(min=-torch.finfo(a.dtype).max)  # otherwise -inf times a weight of 0 would give NaN
-    return Shifted(n=n, max=top, min=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1) / unit)
+    return Shifted(keys=n, max_logit=top, min_logit=low, mean=mean, m2=m2, mass=mass, a=a.mul_(b).sum(-1) / unit)
 
 
 def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"], found: Shifted) -> RowStats:
@@ -115,9 +115,9 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
     share2 = (torch.mul(b, b, out=scratch).sum(-1) + ties) / whole**2
     share3 = (scratch.mul_(b).sum(-1) + ties) / whole**3
     return RowStats(
-        n=found.n,
-        max=found.max,
-        min=found.min,
+        keys=found.keys,
+        max_logit=found.max_logit,
+        min_logit=found.min_logit,
         rest=rest,
         share2=share2,
         share3=share3,
@@ -130,9 +130,9 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
 def exact_extremes(rows: RowStats) -> RowStats:
     """Set the exact values of rows without a finite maximum or minimum, and of weights too small to count."""
     none = rows.rest < FLUSH[rows.rest.dtype]
-    blind = rows.n == 0
-    overflowed = (rows.min == -math.inf) & ~blind
-    bad = ~(rows.max < math.inf)
+    blind = rows.keys == 0
+    overflowed = (rows.min_logit == -math.inf) & ~blind
+    bad = ~(rows.max_logit < math.inf)
     exact = {
         "rest": rows.rest.masked_fill(none, 0.0),
         "share2": rows.share2.masked_fill(none, 0.0),
@@ -140,7 +140,7 @@ def exact_extremes(rows: RowStats) -> RowStats:
         "a": rows.a.masked_fill(none, 0.0),
         "mean": rows.mean.masked_fill(overflowed, -math.inf).masked_fill(blind, 0.0),
         "m2": rows.m2.masked_fill(overflowed, math.inf).masked_fill(blind, 0.0),
-        "max": rows.max,
-        "min": rows.min,
+        "max_logit": rows.max_logit,
+        "min_logit": rows.min_logit,
     }
-    return RowStats(n=rows.n, **{name: value.masked_fill(bad, math.nan) for name, value in exact.items()})
+    return RowStats(keys=rows.keys, **{name: value.masked_fill(bad, math.nan) for name, value in exact.items()})

@@ -145,10 +145,10 @@ def call_stats(source: LogitSource | ProductSource, *, future: bool = False) -> 
     rows, product, ahead = result.rows, result.max_product, result.future
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None
-    if product is not None and bool((known := (rows.n > 0) & ~product.isnan()).any()):
+    if product is not None and bool((known := (rows.keys > 0) & ~product.isnan()).any()):
         largest = float(product.masked_fill(~known, 0.0).amax())
     if ahead is not None:
-        seeing = (rows.n > 0) & (rows.max > -math.inf)
+        seeing = (rows.keys > 0) & (rows.max_logit > -math.inf)
         weight = float(ahead.masked_fill(~seeing, 0.0).sum(dtype=torch.float64) / seeing.sum())
     return CallStats(stats, largest, None if weight is None or math.isnan(weight) else weight)
 
@@ -169,13 +169,13 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
         >>> head_stats(row_stats(torch.zeros(1, 2, 2, 4)), logit_histograms=[flat, flat]).entropy_fraction
         (1.0, 1.0)
     """
-    heads = rows.n.shape[-2]
+    heads = rows.keys.shape[-2]
     rows = rows.map(lambda field: field.movedim(-2, 0).flatten(1))
-    count = rows.n.shape[1]
-    blind = rows.n == 0
-    broken = ~blind & ~(rows.max.abs() < math.inf)
+    count = rows.keys.shape[1]
+    blind = rows.keys == 0
+    broken = ~blind & ~(rows.max_logit.abs() < math.inf)
     good = ~(blind | broken)
-    choice = good & (rows.n > 1)
+    choice = good & (rows.keys > 1)
     total, choices = good.sum(-1), choice.sum(-1)
 
     def mean(
@@ -189,18 +189,18 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
         return value.masked_fill(~good, -math.inf).amax(-1).masked_fill(total == 0, math.nan)
 
     entropy, peak = rows.entropy_nats, rows.peak
-    longest = rows.n.amax(-1).clamp(min=1.0) if count else rows.n.new_ones(heads)
+    longest = rows.keys.amax(-1).clamp(min=1.0) if count else rows.keys.new_ones(heads)
     room = torch.log(longest)
     spread = torch.where(room > 0, ENTROPY_BINS / room, 0.0).unsqueeze(-1)
     p05, p50, p95 = row_quantiles(entropy.masked_fill(~good, math.inf), total, QUANTILES)
     named = {
         "blind_rows": blind.sum(-1),
         "nan_rows": broken.sum(-1),
-        "keys": mean(rows.n),
-        "max_logit": largest(rows.max),
-        "min_logit": -largest(-rows.min),
-        "max_abs_logit": largest(torch.maximum(rows.max.abs(), rows.min.abs())),
-        "max_above_mean": largest(rows.max - rows.mean),
+        "keys": mean(rows.keys),
+        "max_logit": largest(rows.max_logit),
+        "min_logit": -largest(-rows.min_logit),
+        "max_abs_logit": largest(torch.maximum(rows.max_logit.abs(), rows.min_logit.abs())),
+        "max_above_mean": largest(rows.max_logit - rows.mean),
         "mean_logit": mean(rows.mean),
         "std_logit": mean(rows.variance).sqrt(),
         "row_offset": largest(rows.mean.abs()),
@@ -208,7 +208,7 @@ def head_stats(rows: RowStats, *, logit_histograms: Sequence[Histogram] = ()) ->
         "entropy_p05": p05,
         "entropy_p50": p50,
         "entropy_p95": p95,
-        "entropy_fraction": mean(entropy / rows.n.clamp(min=2.0).log(), choice, choices),
+        "entropy_fraction": mean(entropy / rows.keys.clamp(min=2.0).log(), choice, choices),
         "effective_keys": mean(rows.effective_keys),
         "peak": mean(peak),
         "peak_max": largest(peak),

@@ -62,7 +62,9 @@ def row_summary(
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise InvalidTypeError(f"values are a floating tensor; got {got}", hint="Pass rows.max, aux.entropy, ...")
+        raise InvalidTypeError(
+            f"values are a floating tensor; got {got}", hint="Pass rows.max_logit, aux.entropy_nats, ..."
+        )
     if values.ndim < 2:
         raise InvalidValueError(
             f"values have the shape (..., H, L); got {tuple(values.shape)}", hint="Add the missing dimensions."

@@ -213,8 +213,8 @@ def sweep_product(
     ahead = weighed.squeeze(-1) if value is None and weighed is not None else None
     if product and source.max_product is None:
         assert not isinstance(source.scale, Tensor)
-        largest = torch.maximum(rows.max.abs(), rows.min.abs()) / abs(source.scale)
-        return AttentionRows(rows, largest.masked_fill(rows.n == 0, 0.0), output, ahead)
+        largest = torch.maximum(rows.max_logit.abs(), rows.min_logit.abs()) / abs(source.scale)
+        return AttentionRows(rows, largest.masked_fill(rows.keys == 0, 0.0), output, ahead)
     return AttentionRows(rows, source.max_product, output, ahead)
 
 
@@ -256,7 +256,7 @@ def attention_row_stats(
 
     Example:
         >>> q = k = torch.eye(4).view(1, 1, 4, 4)
-        >>> attention_row_stats(q, k, scale=0.5, is_causal=True).rows.n
+        >>> attention_row_stats(q, k, scale=0.5, is_causal=True).rows.keys
         tensor([[[1., 2., 3., 4.]]])
     """
     tensors = {"query": query, "key": key, "value": value, "bias": bias, "visible": visible, "float_mask": float_mask}

@@ -157,8 +157,8 @@ def scale_from_entropy(
         return torch.where(choice, of.double(), 0.0).sum(dims) / choice.sum(dims)
 
     first = sweep(1.0)
-    choice = first.n > 1
-    uniform = mean(first.n.double().clamp(min=1.0).log()).reshape(-1).tolist()
+    choice = first.keys > 1
+    uniform = mean(first.keys.double().clamp(min=1.0).log()).reshape(-1).tolist()
     if any(map(math.isnan, uniform)):
         raise InvalidValueError(
             f"{'each head' if per_head else 'the call'} has a row that sees at least two keys; got none",
@@ -169,11 +169,11 @@ def scale_from_entropy(
 
     def excess(logs: Sequence[float]) -> list[float]:
         scales = torch.tensor([math.exp(x) for x in logs], dtype=torch.float64, device=query.device)
-        rows = sweep(scales.to(first.max.dtype).view(-1, 1, 1) if per_head else float(scales))
+        rows = sweep(scales.to(first.max_logit.dtype).view(-1, 1, 1) if per_head else float(scales))
         entropies = mean(rows.entropy_nats).reshape(-1).tolist()
         return [entropy - want for entropy, want in zip(entropies, wanted, strict=True)]
 
-    enough = 1e-12 if first.max.dtype == torch.float64 else 5e-7
+    enough = 1e-12 if first.max_logit.dtype == torch.float64 else 5e-7
     size = float(query.detach().abs().amax().double() * key.detach().abs().amax().double()) * query.shape[-1]
     if not math.isfinite(size) or any(map(math.isnan, spread)):
         raise InvalidValueError("query and key are finite; their products are not", hint="Look for NaN or infinity.")

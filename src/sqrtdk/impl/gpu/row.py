@@ -27,15 +27,15 @@ FAR = tl.constexpr(-1e5)  # 2^FAR is 0; an infinite distance times it would be N
 
 # The requested statistics, see `wanted`.
 LSE = tl.constexpr(BITS["lse"])
-MAX = tl.constexpr(BITS["max_scores"])
-MIN = tl.constexpr(BITS["min_scores"])
+MAX = tl.constexpr(BITS["max_logit"])
+MIN = tl.constexpr(BITS["min_logit"])
 MEAN = tl.constexpr(BITS["mean"])
 VARIANCE = tl.constexpr(BITS["variance"])
-ENTROPY = tl.constexpr(BITS["entropy"])
+ENTROPY = tl.constexpr(BITS["entropy_nats"])
 COLLISION = tl.constexpr(BITS["collision"])
 PEAK = tl.constexpr(BITS["peak"])
 JACOBIAN = tl.constexpr(BITS["jacobian_norm"])
-COUNT = tl.constexpr(BITS["count"])
+COUNT = tl.constexpr(BITS["keys"])
 ROWS = tl.constexpr(given.ROWS)
 OWN_TENSORS = tl.constexpr(given.OWN_TENSORS)
 # The statistics that need each part of the state.

@@ -9,14 +9,14 @@ from sqrtdk.stats.request import AuxOutput
 
 BITS = {name: 1 << place for place, name in enumerate(AuxOutput._fields)}
 ROWS = 1 << len(BITS)  # all of RowStats
-APART = ("lse", "entropy")  # statistics with gradients, which have their own tensors
+APART = ("lse", "entropy_nats")  # statistics with gradients, which have their own tensors
 
 
 def bits_of(names: Iterable[str]) -> int:
     """Return the number that encodes these statistics.
 
     Example:
-        >>> bits_of(["lse", "min_scores"])
+        >>> bits_of(["lse", "min_logit"])
         5
     """
     return sum(BITS[name] for name in names)
@@ -29,7 +29,7 @@ def planes_of(statistics: int) -> int:
     """Return how many planes the statistics fill.
 
     Example:
-        >>> planes_of(bits_of(["lse", "min_scores", "peak"]))
+        >>> planes_of(bits_of(["lse", "min_logit", "peak"]))
         2
     """
     return len(ROW_STATS_FIELDS) if statistics & ROWS else (statistics & ~OWN_TENSORS).bit_count()

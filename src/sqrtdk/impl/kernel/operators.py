@@ -14,7 +14,8 @@ from sqrtdk.impl.rows import gradients_of_formula
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-PLANES = ("n", "max", "min", "rest", "share2", "share3", "a", "mean", "m2")  # the planes, in the order of row.h
+# in the order of row.h
+PLANES = ("keys", "max_logit", "min_logit", "rest", "share2", "share3", "a", "mean", "m2")
 Gradients = tuple[Tensor | None, ...]
 
 

@@ -10,7 +10,7 @@ namespace sqrtdk {
 // Powers of small p underflow. Times 2^100 they do not before p = 1e-34 (squares) and 2e-23 (cubes), and 2^20 keys of
 // p = 1 fit. ROOT is the square root of that factor.
 constexpr float ROOT = 0x1p50f;
-constexpr int PLANES = 9;  // n, max, min, rest, share2, share3, a, mean, m2: the fields of RowStats
+constexpr int PLANES = 9;  // keys, max_logit, min_logit, rest, share2, share3, a, mean, m2: the fields of RowStats
 
 // Statistics of a row over the keys so far. `rest`, `c2`, `c3` and `a` are sums over all keys but one of the maximum.
 struct Row {

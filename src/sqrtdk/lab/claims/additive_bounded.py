@@ -34,7 +34,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         for width in run["widths"]:
             v, rows = _scores(run, width, std(width))
             bound = v.abs().sum(-1)
-            extreme = torch.maximum(rows.max.amax(-1), -rows.min.amin(-1))
+            extreme = torch.maximum(rows.max_logit.amax(-1), -rows.min_logit.amin(-1))
             unbiased = run["keys"] / (run["keys"] - 1)
             figures += [
                 largest_draw("largest_score_over_bound", extreme / bound, start=start, width=width),

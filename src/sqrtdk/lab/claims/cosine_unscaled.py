@@ -31,7 +31,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         query, key = own_keys(run.generator("rows", d_k), run["rows"], RANDOM_KEYS, d_k)
         gain = _gain(run, d_k)
         rows = sqrtdk.measure(query, key, score=cosine(gain=gain))
-        extreme = torch.maximum(rows.max.abs(), rows.min.abs()).flatten() / gain
+        extreme = torch.maximum(rows.max_logit.abs(), rows.min_logit.abs()).flatten() / gain
         stds.append((rows.variance.flatten() * RANDOM_KEYS / (RANDOM_KEYS - 1)).sqrt())
         wide = sqrtdk.measure(query, key, score=cosine(gain=d_k**0.5)).entropy_nats.flatten()
         figures += [

@@ -26,7 +26,7 @@ def measure(run: ExperimentRun) -> ExperimentResult:
         product = products(run.generator("rows", d_k), draws=run["rows"], keys=run["keys"], d_k=d_k)
         for side in SIDES:
             rows = row_stats(product * factor(run[side], d_k))
-            largest[side, d_k], smallest[side, d_k] = rows.peak.flatten(), (rows.min - rows.lse).flatten()
+            largest[side, d_k], smallest[side, d_k] = rows.peak.flatten(), (rows.min_logit - rows.lse).flatten()
     figures = []
     for side in SIDES:
         for name, weights in (("largest_weight", largest), ("log_smallest_weight", smallest)):

@@ -15,7 +15,8 @@ from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 WORDS = words_of(__name__)
 
-ROW_STATISTICS = AuxRequest(entropy=True, peak=True, jacobian_norm=True)
+FIGURE_FIELDS = {"peak": "peak", "entropy": "entropy_nats", "jacobian_norm": "jacobian_norm"}
+ROW_STATISTICS = AuxRequest(**dict.fromkeys(FIGURE_FIELDS.values(), True))
 
 
 def measure(run: ExperimentRun) -> ExperimentResult:
@@ -33,8 +34,8 @@ def measure(run: ExperimentRun) -> ExperimentResult:
             of_logits, of_values = (factors[on] if on == place else 1.0 for place in ("logits", "values"))
             found[on] = _rows(query, key, value * of_values, upstream, of_logits)
         (plain, plain_gradient), (changed, gradient) = found["nothing"], found[run["on"]]
-        for name in ("peak", "entropy", "jacobian_norm"):
-            before, after = (getattr(rows, name).detach().flatten() for rows in (plain, changed))
+        for name, field in FIGURE_FIELDS.items():
+            before, after = (getattr(rows, field).detach().flatten() for rows in (plain, changed))
             figures += [mean(name, before, d_k=d_k, factor="none"), mean(name, after, d_k=d_k, factor="1/sqrt(d_k)")]
             figures.append(largest_draw(f"largest_change_of_{name}", (after - before).abs(), d_k=d_k))
         pair = (gradient * d_k**0.5, plain_gradient)

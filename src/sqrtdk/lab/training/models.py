@@ -18,7 +18,7 @@ from sqrtdk.scales import ScaleRule, learned, sqrt_dk
 from sqrtdk.scores import FoldedScore, LearnedGain, PairScore, cosine, keras_additive
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
-TRAINING_STATISTICS = AuxRequest(max_scores=True, min_scores=True, variance=True, entropy=True, count=True)
+TRAINING_STATISTICS = AuxRequest(max_logit=True, min_logit=True, variance=True, entropy_nats=True, keys=True)
 AuxOutputs = list[AuxOutput]
 
 

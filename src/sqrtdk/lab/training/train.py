@@ -229,16 +229,16 @@ def logit_figures(forward: Callable[[AuxOutputs], Any]) -> dict[str, float]:
     forward(record)
     largest, smallest, shares, variances = -math.inf, math.inf, [], []
     for rows in record:
-        assert rows.max_scores is not None
-        assert rows.min_scores is not None
-        assert rows.entropy is not None
+        assert rows.max_logit is not None
+        assert rows.min_logit is not None
+        assert rows.entropy_nats is not None
         assert rows.variance is not None
         # A row with one key has entropy 0 of at most log 1 = 0: no share.
-        several = rows.count > 1  # type: ignore[operator]
-        count = rows.count[several]  # type: ignore[index]
-        largest = max(largest, rows.max_scores.max().item())
-        smallest = min(smallest, rows.min_scores.min().item())
-        shares.append((rows.entropy[several] / count.log()).mean().item())
+        several = rows.keys > 1  # type: ignore[operator]
+        count = rows.keys[several]  # type: ignore[index]
+        largest = max(largest, rows.max_logit.max().item())
+        smallest = min(smallest, rows.min_logit.min().item())
+        shares.append((rows.entropy_nats[several] / count.log()).mean().item())
         variances.append((rows.variance[several] * count / (count - 1)).mean().item())
     return {
         "max_logit": largest,

@@ -87,7 +87,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
         if any(step.addend is None for step in offsets) or (offsets and not operands.axes.followed):
             return None
         rows = found.rows
-        largest = torch.maximum(rows.max.abs(), rows.min.abs()).masked_fill(rows.n == 0, 0.0)
+        largest = torch.maximum(rows.max_logit.abs(), rows.min_logit.abs()).masked_fill(rows.keys == 0, 0.0)
         factors += on_logits
     elif isinstance(operands, Vectors) and found.max_product is not None:
         largest = found.max_product

@@ -1,0 +1,98 @@
+"""FlexAttention's functions of one pair, mapped over a block of rows as torch's eager FlexAttention maps them.
+
+    score_mod(score, b, h, q_idx, kv_idx) -> logit
+    mask_mod(b, h, q_idx, kv_idx) -> True if the row sees the key
+
+All arguments are tensors without dimensions. `torch.vmap` turns the operations on them into operations on a block, so
+that the whole block takes as many of them as one pair does. Index tensors that broadcast would give some functions
+another meaning: in `tables[b][h, q_idx]` the first index gives one table, and not one of every batch element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+_OUTPUTS = {"score_mod": "one floating logit", "mask_mod": "one bool"}
+
+
+class _IndexByTensors(TorchFunctionMode):
+    """Keeps `table[h, q_idx]` an operation: of an index without dimensions torch makes a Python number otherwise."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            table, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            if all(isinstance(i, Tensor | int) and not isinstance(i, bool) for i in index):
+                return torch.ops.aten.index(table, [torch.as_tensor(i, device=table.device) for i in index])
+        return func(*args, **(kwargs or {}))
+
+
+def map_scores(
+    function: ScoreMod, scores: Float[Tensor, "B Hq R S"], rows: Int[Tensor, " R"]
+) -> Float[Tensor, "B Hq R S"]:
+    """Return the logits that a `score_mod` makes of the scores of the rows at these positions."""
+    if not scores.numel():
+        return scores
+    batch, heads, _, keys = scores.shape
+    return _mapped("score_mod", function, (scores,), batch, heads, rows, keys).to(scores.dtype)
+
+
+def map_mask(
+    function: MaskMod, batch: int, heads: int, rows: Int[Tensor, " R"], keys: int
+) -> Bool[Tensor, "#{batch} #{heads} #R #{keys}"]:
+    """Return which keys the rows at these positions see; a dimension on which nothing depends has size 1."""
+    if 0 in (batch, heads, rows.numel(), keys):
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=rows.device)
+    seen = _mapped("mask_mod", function, (), batch, heads, rows, keys)
+    # vmap expands what does not depend on a dimension: one triangle of a causal mask would become one for every head
+    return seen[tuple(slice(0, 1) if step == 0 else slice(None) for step in seen.stride())]
+
+
+def _mapped(
+    name: str,
+    function: Callable[..., Tensor],
+    scores: tuple[Float[Tensor, "B Hq R S"], ...],
+    batch: int,
+    heads: int,
+    rows: Int[Tensor, " R"],
+    keys: int,
+) -> Shaped[Tensor, "{batch} {heads} R {keys}"]:
+    def checked(*pair: Tensor) -> Tensor:
+        found = function(*pair)
+        if not isinstance(found, Tensor):
+            raise InvalidTypeError(
+                f"{name} returns a tensor, {_OUTPUTS[name]}; got {found!r}",
+                hint="Use torch.where in place of an if: the arguments are tensors.",
+            )
+        if (found.dtype == torch.bool) is (name == "score_mod"):
+            raise InvalidTypeError(
+                f"{name} returns {_OUTPUTS[name]}; got {found.dtype}",
+                hint="A function of bools is mask_mod(b, h, q_idx, kv_idx), one of logits score_mod(score, b, h, ...).",
+            )
+        if found.ndim:
+            raise InvalidValueError(
+                f"{name} returns {_OUTPUTS[name]} for one pair; got {tuple(found.shape)}",
+                hint="Index a captured table by all its dimensions: bias[h, q_idx, kv_idx].",
+            )
+        return found
+
+    # the innermost first: keys, rows, heads, batch
+    for dim in reversed(range(4)):
+        places = [None, None, None, None]
+        places[dim] = 0  # type: ignore[call-overload]
+        checked = torch.vmap(checked, in_dims=(*(0 for _ in scores), *places))
+    counts = (torch.arange(count, device=rows.device) for count in (batch, heads))
+    columns = torch.arange(keys, device=rows.device)
+    with _IndexByTensors():
+        return checked(*scores, *counts, rows, columns)
