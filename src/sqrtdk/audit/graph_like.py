@@ -20,7 +20,7 @@ from torch import nn
 from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.families import FAMILIES, MLA_YARN, Family
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_calls_named, with_health
 from sqrtdk.audit.rules.scales import SCALE_RULES, on_scales
 from sqrtdk.audit.rules.unmeasured import UNMEASURED_SOURCE, not_read
 from sqrtdk.audit.tolerance import are_close, scales_of
@@ -61,7 +61,8 @@ def as_like(run: ModelRun, module: nn.Module, model: str, options: LoadOptions) 
         judged if pair is None else _judged(judged, pair, model) for judged, pair in zip(run.calls, pairs, strict=True)
     )
     kept = (entry for entry in run.findings if entry.rule not in SCALE_RULES)
-    findings = (*kept, *on_scales(module, calls, run.mode), *_others(run.calls, pairs, other.calls, model))
+    others = with_calls_named(_others(run.calls, pairs, other.calls, model), (judged.site for judged in calls))
+    findings = (*kept, *on_scales(module, calls, run.mode), *others)
     note = Message("rules.graph.like", model=model[:200])
     notes = [*(n for n in run.environment["notes"] if id_of(n) != NOTHING_DECLARED), note]
     calls = with_health(calls, findings)
@@ -117,7 +118,7 @@ def _others(
                 fix, source = Message("rules.declared_vs_actual.fix_unlike_part"), Message("sources.threshold.like")
                 yield Finding(
                     "declared_vs_actual", "fail", call.site, str(here), str(there), message, fix, source,
-                    call.product_at,
+                    call.product_at, call.index,
                 )  # fmt: skip
     met = {id(pair) for pair in pairs}
     for other in others:
@@ -143,7 +144,8 @@ def ask_for_config(run: ModelRun, model: nn.Module) -> ModelRun:
 
     def asks(judged: JudgedCall) -> Finding:
         fix, source = Message("rules.graph.fix_config"), Message(UNMEASURED_SOURCE)
-        return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", fix, source)
+        site, index = judged.key
+        return Finding(UNMEASURED, "warn", site, None, None, judged.reason or "", fix, source, call=index)
 
     return without_verdicts(run, reasons, asks) if reasons else run
 
