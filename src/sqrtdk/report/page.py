@@ -31,7 +31,7 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 def render(
     name: str, context: Mapping[str, Any], languages: bool = False, before: Sequence[str] = (), opens: Choice = "auto"
 ) -> str:
-    """Render a page's template with the shared style and script (`base.css`, `print.js`) and the page's own.
+    """Render a page's template with the shared style and scripts (`base.css`, `print.js`, `cut.js`) and the page's own.
 
     Args:
         name: name of the template, style and script, without ending.
@@ -43,7 +43,7 @@ def render(
     """
     names = ["languages", name] if languages else [name]
     style = "".join(_asset(f"{one}.css") for one in ("base", *names))
-    script = "".join(_asset(f"{one}.js") for one in ("print", *names[:-1], *before, name))
+    script = "".join(_asset(f"{one}.js") for one in ("print", "cut", *names[:-1], *before, name))
     if opens not in (choices := get_args(Choice)):
         raise InvalidValueError(f"language must be one of {', '.join(choices)}, not {opens!r}")
     assets = {
@@ -55,6 +55,7 @@ def render(
         "colon": both(Message("words.mark.colon")),
         "verb": both(Message(f"pages.verb.{name}")),
         "languages": both(Message("pages.languages")),
+        "more_below": both(Message("pages.more_below", count="{count}")),
     }
     return _environment().get_template(f"{name}.html").render({**context, **assets})
 
