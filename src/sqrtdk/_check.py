@@ -216,7 +216,7 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
 
     def kind(finding: Finding) -> tuple[str, ...]:
         each = (finding.message,) if finding.rule == UNMEASURED else ()
-        return finding.rule, finding.site, finding.severity, finding.fix, *each
+        return finding.rule, finding.site, str(finding.call), finding.severity, finding.fix, *each
 
     kinds_of_runs = [{kind(finding) for finding in run.findings} for run in runs]
     kept: dict[tuple[str, ...], Finding] = {}

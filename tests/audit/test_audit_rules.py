@@ -12,6 +12,7 @@ from sqrtdk import check
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.verdicts import judge_all
+from sqrtdk.report.fold import fold_findings
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import Factor, Stage
@@ -222,6 +223,20 @@ def test_flat(make_call, make_stats):
     assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.9999, std_logit=0.5))]) == []
     assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.998, std_logit=0.01))]) == []
     assert run("flat", [make_call(stats=dataclasses.replace(flat, keys=(8.0, 8.0)))]) == []
+
+
+@each("rule", ["flat", "saturation", "entropy"])
+def test_heads_are_counted_by_the_call_and_summed_by_the_fold(make_call, make_stats, rule):
+    sick = {"flat": {"entropy_fraction": 0.9999, "std_logit": 0.01}, "saturation": {"saturated": 0.9}}
+    sick |= {"entropy": {"entropy_nats": 0.01}}
+    calls = [make_call(site=f"h.{i}.attn", stats=make_stats(keys=64.0, **sick[rule])) for i in range(3)]
+    found = run(rule, [*calls, make_call(site="pool", stats=make_stats(keys=64.0))])
+    assert [finding.site for finding in found] == [call.site for call in calls]
+    heads = calls[0].stats.heads
+    assert {finding.message.partition(" heads")[0] for finding in found} == {f"{heads} of {calls[0].heads}"}
+    (fold,) = fold_findings(found)
+    assert fold.message.startswith(f"{3 * heads} of {3 * calls[0].heads} heads in 3 attentions ")
+    assert " of h.0.attn" in fold.message
 
 
 def test_saturation(make_call, make_stats):

@@ -99,7 +99,7 @@ def test_the_assertion_names_the_law_the_place_and_the_fix() -> None:
     first, *lines = str(error.value).splitlines()
     assert first == "laws of Decoder: 1 law broken (fail_on: fail)"
     assert lines[0] == "attn  critical, law_causal"
-    assert lines[-1].strip() == "fix: pass the causal mask to this attention"
+    assert lines[-1].strip() == "fix: pass is_causal=True or the causal mask to this attention"
     assert assert_laws(Decoder(), ids()).broken == ()
     for allowed in ("law_causal", "attn", ("a*", "not asked")):
         assert assert_laws(leaking(), ids(), allow=allowed).broken

@@ -274,12 +274,14 @@ def test_alarms_look_back_over_the_series(tmp_path: Path) -> None:
 def test_findings_of_the_audit_are_alarms_once(tmp_path: Path) -> None:
     save(tmp_path / "a", (1, 2), growth=0.0, n_positions=48)
     measure(tmp_path / "a", tmp_path / "run", LoadOptions(seq_len=48))
-    (flat,) = [row for row in rows(tmp_path / "run")["alarms"] if row["name"] == "flat"]
-    assert (flat["step"], flat["severity"], flat["site"]) == (1, "note", "transformer.h.0.attn")
+    flat = [row for row in rows(tmp_path / "run")["alarms"] if row["name"] == "flat"]
     report = sqrtdk.check(str(tmp_path / "a" / "checkpoint-1"), seq_len=48)
-    (finding,) = [finding for finding in report.findings if finding.rule == "flat"]
-    assert finding.message in flat["text"]
-    assert flat["source"] == finding.source
+    findings = [finding for finding in report.findings if finding.rule == "flat"]
+    assert [row["site"] for row in flat] == [finding.site for finding in findings]
+    assert sorted(row["site"] for row in flat) == ["transformer.h.0.attn", "transformer.h.1.attn"]
+    for row, finding in zip(flat, findings, strict=True):
+        assert (row["step"], row["severity"], row["source"]) == (1, "note", finding.source)
+        assert finding.message in row["text"]
 
 
 @pytest.mark.slow

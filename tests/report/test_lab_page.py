@@ -179,7 +179,20 @@ def test_claims_without_a_record_are_listed_as_not_run() -> None:
     notice = to_html(records()[:1], ["a-claim", "<b>"]).split('id="missing">')[1].split("</section>")[0]
     assert "Not run: 2 of the 3 claims" in notice
     assert "未运行：3 条说法中的 2 条" in notice
-    assert "<code>a-claim</code>, <code>&lt;b&gt;</code>" in notice
+    assert "<code>a-claim</code> <code>&lt;b&gt;</code>" in notice
+
+
+def test_what_has_just_run_comes_first_and_what_did_not_run_last() -> None:
+    """As `sqrtdk lab run` makes the page of a directory that holds earlier records too."""
+    shown = records()
+    ran = [shown[3].id, shown[0].id]
+    text = to_html(shown, ["a-claim"], ran=ran)
+    listed = re.findall(r'<tr data-claim="([^"]+)"', text)
+    assert listed[:2] == ran
+    assert sorted(listed) == sorted(record.id for record in shown)
+    assert text.index("measured earlier") > text.index(f'data-claim="{ran[1]}"')
+    assert text.index('id="claims"') < text.index('id="missing"') < text.index('id="run"')
+    assert "measured earlier" not in to_html(shown)
 
 
 def test_what_is_undecided_is_listed(text: str) -> None:

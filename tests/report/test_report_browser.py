@@ -145,6 +145,21 @@ def test_the_laws_fit(show: Opener, report: Callable[[], CheckReport], width: in
     assert all((fill == "none") is (kind == "still") for kind, _, fill in boxes)
 
 
+@pytest.mark.parametrize("width", [390, 1400])
+def test_layers_that_a_box_cuts_off_are_seen_to_be(show: Opener, width: int) -> None:
+    page = show(healthy(40), width)
+    _unfold(page)
+    box, line = page.locator(".scroll:has(.members)"), page.locator(".scroll:has(.members) + .below")
+    rows = box.locator("tbody tr")
+    assert rows.count() == 40
+    page.wait_for_selector(".scroll.cut-bottom + .below", state="visible")
+    bottom = box.evaluate("box => box.getBoundingClientRect().bottom")
+    below = rows.evaluate_all(f"rows => rows.filter(row => row.getBoundingClientRect().bottom > {bottom} + 1).length")
+    assert line.inner_text() == f"↓ {below} more"
+    box.evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    page.wait_for_selector(".scroll:not(.cut-bottom):has(.members) + .below", state="hidden")
+
+
 def test_hostile_texts_are_shown_and_run_nothing(show: Opener) -> None:
     page = show(hostile())
     assert page.title().endswith("sqrtdk check")

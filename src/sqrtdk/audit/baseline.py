@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from sqrtdk import _files
 from sqrtdk._records import parse_json, quote, record_from_json
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, at_bar, at_site
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, about_call, at_bar
 from sqrtdk.audit.tolerance import is_close
 from sqrtdk.errors import BaselineError, ModelError
 from sqrtdk.messages import Message
@@ -98,7 +98,7 @@ def ledger_of(report: CheckReport) -> Ledger:
     lines: list[LedgerLine] = []
     rest = {id(finding): finding for finding in report.findings}
     for judged in report.calls:
-        call, here = judged.call, at_site(judged.call.site, report.findings)
+        call, here = judged.call, about_call(judged.call, report.findings)
         ratio = None if call.scale.ratio is None else float(f"{call.scale.ratio:.6g}")
         lines.append(LedgerLine(*judged.key, call.formula, ratio, judged.verdict, judged.mistake, _kinds(here)))
         for finding in here:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
-from sqrtdk.audit.records import ONE_OF_SEVERAL, Finding, JudgedCall
-from sqrtdk.messages import Message
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.records import Inputs
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
@@ -122,12 +121,6 @@ class Context:
     infinite: tuple[str, ...] = ()  # those of `spoiled` without a NaN
     # Runs the model once more to find the first number that is not finite; raises a `SqrtdkError` if that run fails.
     origin: Callable[[], Origin | None] | None = None
-
-    def at_call(self, judged: JudgedCall, text: str) -> str:
-        """Return a text with "(call 2 of 12 here)" if several calls share the site, as ALBERT's layers do."""
-        site, index = judged.call.site, judged.call.index
-        calls = sum(other.call.site == site for other in self.calls)
-        return Message(ONE_OF_SEVERAL, text=text, number=index + 1, total=calls) if calls > 1 else text
 
     def module(self, site: str) -> nn.Module | None:
         """Return the module at a site, or None."""

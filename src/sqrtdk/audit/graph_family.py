@@ -54,7 +54,8 @@ def ask_for_config(run: ModelRun, model: nn.Module, graph: str) -> ModelRun:
 
     def asks(judged: JudgedCall) -> Finding:
         fix, source = Message("rules.graph.fix_config", graph=shlex.quote(graph)), Message(UNMEASURED_SOURCE)
-        return Finding(UNMEASURED, "warn", judged.call.site, None, None, judged.reason or "", fix, source)
+        site, index = judged.key
+        return Finding(UNMEASURED, "warn", site, None, None, judged.reason or "", fix, source, call=index)
 
     return without_verdicts(run, reasons, asks) if reasons else run
 

@@ -15,7 +15,7 @@ from sqrtdk.audit.context import Context
 from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_family import ask_for_config
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
-from sqrtdk.audit.records import Finding, JudgedCall, with_health
+from sqrtdk.audit.records import Finding, JudgedCall, with_calls_named, with_health
 from sqrtdk.audit.rules.numbers import logits_out_of_range, of_weights
 from sqrtdk.audit.rules.statistics import entropy, flat, max_logit, saturation
 from sqrtdk.audit.rules.unmeasured import not_read
@@ -190,7 +190,8 @@ def _run_onnx(run: ModelRun, module: nn.Module, path: str, inputs: dict[str, Ten
         for place, judged in enumerate(run.calls)
     )
     context = Context(module, calls, "dynamic", compare="never", dtype=str(run.environment["dtype"]))
-    found = [entry for rule in _ON_FIGURES for entry in rule(context) if isinstance(entry, Finding)]
+    told = (entry for rule in _ON_FIGURES for entry in rule(context) if isinstance(entry, Finding))
+    found = with_calls_named(told, (judged.site for judged in calls))
     findings = (*run.findings, *(entry for entry in found if entry not in run.findings))
     return replace(run, mode="dynamic", calls=with_health(calls, findings), findings=findings)
 

@@ -23,7 +23,16 @@ from sqrtdk.audit.attributes import Key, scales_that_follow
 from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, LawAnswer, ModelInfo, SourceFile, with_health
+from sqrtdk.audit.records import (
+    UNMEASURED,
+    Finding,
+    JudgedCall,
+    LawAnswer,
+    ModelInfo,
+    SourceFile,
+    with_calls_named,
+    with_health,
+)
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.rules.scales import SCALE_RULES
 from sqrtdk.audit.rules.unmeasured import silences
@@ -112,7 +121,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         for done, rule in enumerate(RULES.values()):
             report_progress(Message("progress.rules"), done, len(RULES))
             entries += rule(context)
-        findings = tuple(entry for entry in entries if isinstance(entry, Finding))
+        told = (entry for entry in entries if isinstance(entry, Finding))
+        findings = with_calls_named(told, (judged.site for judged in context.calls))
     missed = (
         *lost,
         *(entry for entry in idle_or_doubtful if is_idle(entry.reason)),
@@ -153,8 +163,8 @@ def without_verdicts(
         unjudged = dataclasses.replace(judged, verdict=UNMEASURED, mistake=None, declared_by=None)
         return dataclasses.replace(unjudged, reason=reason, health="warn")
 
-    calls, sites = tuple(map(without, run.calls)), {site for site, _ in reasons}
-    kept = (entry for entry in run.findings if not (entry.rule in SCALE_RULES and entry.site in sites))
+    calls = tuple(map(without, run.calls))
+    kept = (entry for entry in run.findings if not (entry.rule in SCALE_RULES and (entry.site, entry.call) in reasons))
     said = (finding_of(judged) for judged in calls if judged.key in reasons)
     return dataclasses.replace(run, calls=calls, findings=(*kept, *dict.fromkeys(said)))
 

@@ -26,7 +26,7 @@ OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 SOURCE_BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = LAW_STATES = ("kept", "broken", "not asked")  # of a law
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
-ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls at a site
+_ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls at a site
 
 
 def at_bar(fail_on: str, severity: str, rule: str) -> bool:
@@ -51,6 +51,7 @@ class Finding:
     fix: str
     source: str  # where the threshold comes from
     at: str | None = None  # file and line of the fault, "myport.py:14"; several are joined by commas
+    call: int | None = None  # 0-based index of the call at its site; None: all calls of the site
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,27 +220,48 @@ def has_nonfinite(call: AttentionCall) -> bool:
     return rows or (call.output_rms is not None and not math.isfinite(call.output_rms))
 
 
-def at_site(site: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that count for a call: those at its site or inside it."""
-    return tuple(
-        finding for finding in findings if finding.site == site or (site and finding.site.startswith(f"{site}."))
-    )
+def with_calls_named(findings: Iterable[Finding], sites: Iterable[str]) -> tuple[Finding, ...]:
+    """Return the findings; a message on one of several calls at a site says which, as "(call 2 of 12 here)".
+
+    `sites` has the site of each call, so one that is called twice is in it twice. ALBERT calls one layer twelve times.
+    """
+    calls = Counter(sites)
+
+    def named(finding: Finding) -> Finding:
+        if finding.call is None or calls[finding.site] < 2:
+            return finding
+        which = {"number": finding.call + 1, "total": calls[finding.site]}
+        return replace(finding, message=Message(_ONE_OF_SEVERAL, text=finding.message, **which))
+
+    return tuple(map(named, findings))
+
+
+def without_call(message: str) -> str:
+    """Return a message of `with_calls_named` without the words that name the call."""
+    inside = message.values["text"] if isinstance(message, Message) and message.id == _ONE_OF_SEVERAL else None
+    return inside if isinstance(inside, str) else message
+
+
+def about_call(call: AttentionCall, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that count for a call: at its site those on it or on all calls, and those inside the site."""
+
+    def counts(finding: Finding) -> bool:
+        if finding.site == call.site:
+            return finding.call in (None, call.index)
+        return bool(call.site) and finding.site.startswith(f"{call.site}.")
+
+    return tuple(filter(counts, findings))
 
 
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
-    """Return one of `HEALTH`: the severity of the worst finding at the call's site or inside it, else "ok".
+    """Return one of `HEALTH`: the severity of the worst finding about the call, see `about_call`, else "ok".
 
     It is "critical" if the call's numbers are not finite, even if the finding names another site, where they begin. It
     is "unmeasured" if nothing failed but the scale could not be judged or no statistics were taken.
     """
     if has_nonfinite(judged.call):
         return "critical"
-    severities = []
-    for finding in at_site(judged.call.site, findings):
-        message = finding.message
-        call = message.values["number"] if isinstance(message, Message) and message.id == ONE_OF_SEVERAL else None
-        if call in (None, judged.call.index + 1):
-            severities.append(finding.severity)
+    severities = (finding.severity for finding in about_call(judged.call, findings))
     worst = max(severities, key=SEVERITIES.index, default=OK)
     known = judged.call.stats is not None and judged.verdict != UNMEASURED
     return worst if known or worst in FAILING else UNMEASURED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -109,7 +110,8 @@ def run(
             finished = list(running)
             report = folder / REPORT
             progress(Message("progress.writing", path=str(report)))
-            _files.write_text(report, _page(folder, lang, drawn_in=folder)[0], force=True)
+            ran = [done.record.id for done in finished]
+            _files.write_text(report, _page(folder, lang, drawn_in=folder, ran=ran)[0], force=True)
         if json_:
             print_text(lab.verdicts_json(finished, report))
         else:
@@ -123,14 +125,14 @@ def run(
     raise typer.Exit(code)
 
 
-def _page(folder: Path, lang: Choice, drawn_in: Path | None = None) -> tuple[str, list[str]]:
-    """Return the page of a directory's records, and the claims that have none; see `to_html` for `drawn_in`."""
+def _page(folder: Path, lang: Choice, drawn_in: Path | None = None, ran: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Return the page of a directory's records, and the claims that have none; see `to_html` for the options."""
     from sqrtdk.lab.runner import claims_without_record, records
     from sqrtdk.report.lab_page import to_html
 
     recorded = records(folder)
     missing = claims_without_record(recorded)
-    return to_html(recorded, missing, lang, drawn_in), missing
+    return to_html(recorded, missing, lang, drawn_in, ran), missing
 
 
 def report_records(

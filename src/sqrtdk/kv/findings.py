@@ -8,7 +8,6 @@ the median or more.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -28,7 +27,7 @@ from sqrtdk.audit.cache import (
     CacheForecast,
     HeadError,
 )
-from sqrtdk.audit.records import ONE_OF_SEVERAL, SEVERITIES, UNMEASURED, CheckReport, Finding
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding, with_calls_named
 from sqrtdk.kv.formats import fixed_scale
 from sqrtdk.messages import Message, joined
 
@@ -82,10 +81,8 @@ def with_forecast(report: CheckReport, forecast: CacheForecast) -> CheckReport:
 
 def findings(forecast: CacheForecast) -> Iterator[Finding]:
     """Yield one finding for each key head at fault, and one for each attention that could not be forecast."""
-    counts = Counter(call.site for call in forecast.calls)
-    for call in forecast.calls:
-        for blame in _together(call.blame):
-            yield _finding(forecast, call, blame, counts[call.site])
+    every = (_finding(forecast, call, blame) for call in forecast.calls for blame in _together(call.blame))
+    yield from with_calls_named(every, (call.site for call in forecast.calls))
     for entry in forecast.not_measured:
         message = Message("cache.finding.not_forecast", reason=entry.reason)
         fix, source = Message("cache.finding.fix_not_forecast"), Message("cache.finding.source_not_forecast")
@@ -116,7 +113,7 @@ def _together(every: Iterable[Blame]) -> Iterator[Blame]:
         )
 
 
-def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here: int) -> Finding:
+def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame) -> Finding:
     errors = call.stored.heads
     by_kl = blame.cause != VALUES
     head = max(blame.heads, key=lambda i: errors[i].kl_mean_nats if by_kl else errors[i].output_error)
@@ -126,8 +123,6 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
     bar = found[1] if found is not None and level(worst) == found[0] else dict(OUTPUT_BARS)[blame.severity]
     on_kl = bar == dict(KL_BARS)[blame.severity] and found is not None
     message = joined([_of_head(forecast, call, blame, head), blamed_text(blame)])
-    if calls_here > 1:
-        message = Message(ONE_OF_SEVERAL, text=message, number=call.index + 1, total=calls_here)
     return Finding(
         rule=KV_RULE,
         severity=blame.severity,
@@ -137,6 +132,7 @@ def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame, calls_here:
         message=message,
         fix=fix_text(blame),
         source=Message("cache.finding.source_kl" if on_kl else "cache.finding.source_output"),
+        call=call.index,
     )
 
 

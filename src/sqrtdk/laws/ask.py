@@ -11,7 +11,7 @@ from torch import nn
 
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, from_module
-from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo
+from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo, without_call
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import declared_masks, finite
 from sqrtdk.laws.answers import state_of
@@ -134,6 +134,7 @@ def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
     # An answer that repeats a rule's words names its site. `finite` has none: the rule's first finding is the cause,
     # and what it reaches comes behind.
     if answer.site:
-        found = [one for one in found if (one.site, one.message) == (answer.site, answer.reason)]
+        same = answer.site, without_call(answer.reason)
+        found = [one for one in found if (one.site, without_call(one.message)) == same]
     finding = next(iter(found), None)
     return dataclasses.replace(answer, finding=finding, site=finding.site if finding is not None else "")

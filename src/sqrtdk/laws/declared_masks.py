@@ -38,7 +38,8 @@ def of_masks(subject: Subject, *, static: bool = False) -> Iterator[LawAnswer]:
 
 
 def _window(subject: Subject, call: AttentionCall, module: nn.Module | None, config: object) -> Iterator[LawAnswer]:
-    finding = next((one for one in subject.findings if (one.rule, one.site) == (REPEATED[0], call.site)), None)
+    here = (REPEATED[0], call.site, call.index)
+    finding = next((one for one in subject.findings if (one.rule, one.site, one.call) == here), None)
     if finding is not None:
         yield LawAnswer(LAW, Message(WINDOW), BROKEN, finding.message, call.site)
         return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
-from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
-from sqrtdk.messages import Message, Text, text_of_value
+from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite, without_call
+from sqrtdk.messages import Message, Text, joined, text_of_value
 from sqrtdk.report.figures import format_number, format_ratio
 from sqrtdk.report.places import in_files, places_text
 
@@ -17,6 +17,18 @@ from sqrtdk.report.places import in_files, places_text
 _EXACT_RULES = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
 _OF_LAWS = "law_"  # exact too: an output that a law fixes must not move at all
 _CLOSE_TO_BOUND = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
+# A message with `some` of a call's `heads` -> the one that counts the heads of several calls.
+_SUMS = {
+    "rules.saturation.heads": "rules.saturation.heads_of_calls",
+    "rules.entropy.heads": "rules.entropy.heads_of_calls",
+    "rules.flat.heads": "rules.flat.heads_of_calls",
+}
+# The message beside it on the worst head of a call -> the one that also names the site.
+_AT_SITE = {
+    "rules.saturation.worst": "rules.saturation.worst_at",
+    "rules.entropy.lowest": "rules.entropy.lowest_at",
+    "rules.flat.flattest": "rules.flat.flattest_at",
+}
 # -0.5, 1e-06, 1,024: findings that differ in such numbers alone fold into one
 _NUMBER_TO_FOLD = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
@@ -43,8 +55,26 @@ class FoldedFinding:
 
     @property
     def first(self) -> Finding:
-        """The worst finding, whose message is shown."""
+        """The worst finding."""
         return self.findings[0]
+
+    @property
+    def message(self) -> str:
+        """The worst finding's message. A count of heads is the sum over all findings, and says over how many calls."""
+        first = self.first.message
+        if len({finding.call for finding in self.findings}) > 1:
+            first = without_call(first)
+        return _summed(self.findings, first) if len(self.findings) > 1 else first
+
+    @property
+    def several(self) -> str | None:
+        """How many sites or calls the findings are about; None for a single finding."""
+        findings, sites = len(self.findings), len({finding.site for finding in self.findings})
+        if findings == 1:
+            return None
+        if sites in (1, findings):
+            return Message("words.sites" if sites > 1 else "words.calls", count=f"{findings:,}")
+        return Message("words.calls_at_sites", count=f"{findings:,}", sites=f"{sites:,}")
 
 
 def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
@@ -90,6 +120,29 @@ def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
 
     groups = fold(findings, lambda finding: finding.site, shown)
     return tuple(FoldedFinding(site, tuple(group)) for site, group in groups)
+
+
+def _summed(findings: Sequence[Finding], message: str) -> str:
+    """Return a message "2 of 4 heads ...; worst: head 1 ..." with the sums over all findings, and the worst's site."""
+    if not isinstance(message, Message) or message.id != "joins.semicolon":
+        return message
+    heads, worst = message.values["first"], message.values["second"]
+    counts = [one for finding in findings if (one := _count_of_heads(finding)) is not None]
+    if len(counts) < len(findings) or not isinstance(heads, Message) or not isinstance(worst, Message):
+        return message
+    some, of = (sum(pair) for pair in zip(*counts, strict=True))
+    total = Message(_SUMS[heads.id], calls=len(findings), some=some, heads=of)
+    site = site_name(findings[0].site, findings[0].call or 0)
+    return joined([total, Message(_AT_SITE[worst.id], **worst.values, site=site)])
+
+
+def _count_of_heads(finding: Finding) -> tuple[int, int] | None:
+    """Return how many heads a finding is about, and of how many; None if its message does not count heads."""
+    message = without_call(finding.message)
+    heads = message.values.get("first") if isinstance(message, Message) else None
+    if not isinstance(heads, Message) or heads.id not in _SUMS:
+        return None
+    return int(str(heads.values["some"])), int(str(heads.values["heads"]))
 
 
 def values(folded: FoldedFinding) -> Text:

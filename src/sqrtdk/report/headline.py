@@ -260,7 +260,7 @@ def _named(folded: FoldedFinding) -> str:
 
 
 def _message(folded: FoldedFinding) -> str:
-    return _without_details(folded.first.message)
+    return _without_details(folded.message)
 
 
 def _without_details(message: str) -> str:

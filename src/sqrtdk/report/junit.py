@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from sqrtdk._sites import fold_sites, site_name
-from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Finding, JudgedCall, about_call
 from sqrtdk.messages import Message
 from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.headline import NOT_FINITE
-from sqrtdk.report.places import about, at_lines, calls_of_finding
+from sqrtdk.report.places import at_lines, calls_of_finding
 from sqrtdk.report.plain import plain
 from sqrtdk.tracing.records import NotMeasured
 
@@ -72,7 +72,7 @@ def _of_calls(report: CheckReport) -> Iterable[_Case]:
     several_kinds = len({judged.call.kind for judged in report.calls}) > 1
     for judged in report.calls:
         call = judged.call
-        findings = about(report, judged)
+        findings = about_call(call, report.findings)
         lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
         if judged.verdict == UNMEASURED and not lost:
             lost = [judged.reason or call.scale.reason or Message("rules.joined.no_reason")]
@@ -92,7 +92,7 @@ def _of_laws(report: CheckReport) -> Iterable[_Case]:
 
 def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
     """Yield the cases without a call: attentions that did not run, findings on the whole model, checks not made."""
-    told = {id(finding) for judged in report.calls for finding in about(report, judged)}
+    told = {id(finding) for judged in report.calls for finding in about_call(judged.call, report.findings)}
     told |= {id(answer.finding) for answer in report.laws}
     by_site: dict[str, list[Finding]] = {}
     for finding in report.findings:
@@ -112,7 +112,7 @@ def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
 
 def _case(report: CheckReport, case: _Case) -> Element:
     attributes = {"classname": plain(report.model.id), "name": plain(case.name), "time": "0"}
-    calls = (case.call,) if case.call else calls_of_finding(report, case.findings[0].site) if case.findings else ()
+    calls = (case.call,) if case.call else calls_of_finding(report, case.findings[0]) if case.findings else ()
     at = (place for judged in calls for place in (judged.call.product_at, judged.call.softmax_at))
     if own := [spot for spot in at_lines(report, [(at, "")]) if spot.source.base == "root"]:
         attributes |= {"file": plain(own[0].source.path), "line": str(own[0].line)}

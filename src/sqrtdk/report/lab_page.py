@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +35,8 @@ from sqrtdk.report.plots import plot_files, to_svg
 ANSWERS = get_args(Answer)
 PART_STATES = get_args(PartState)
 MET = {True: "met", False: "missed", None: "undecided"}  # answer to a bar -> key of lab.part
-_OWN_IDS = ("register", "sources", "run", "claims", "zh", "en")  # anchors of the page itself; claims must use others
+# anchors of the page itself; claims must use others
+_OWN_IDS = ("register", "sources", "run", "claims", "missing", "mixed", "search", "filter", "count", "none", "zh", "en")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,21 @@ class _Shown:
 
 
 def to_html(
-    records: Sequence[Record], missing: Sequence[str] = (), language: Choice = "auto", drawn_in: Path | None = None
+    records: Sequence[Record],
+    missing: Sequence[str] = (),
+    language: Choice = "auto",
+    drawn_in: Path | None = None,
+    ran: Sequence[str] = (),
 ) -> str:
     """Draw records of claims as one self-contained page that opens from disk.
 
     Args:
         records: records of one or several runs. The page says so if their settings differ.
-        missing: ids of claims that have no record, listed as not run.
+        missing: ids of claims that have no record, listed last as not run.
         language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
         drawn_in: directory where `sqrtdk.report.plots.write_plots` drew the plots; those that it lacks are drawn anew.
             None: draw all of them, which takes a fifth of a second each.
+        ran: ids of the claims that a command has just run. They come first, in its order; other records follow.
 
     Returns:
         A complete HTML document.
@@ -76,7 +83,7 @@ def to_html(
     answers = Counter(str(record.outcome.verdict.answer) for record in records)
     settings = _settings(records)
     context = {
-        "groups": _groups(shown),
+        "groups": _groups(shown, ran),
         "total": len(records),
         "missing": missing,
         "answers": [(name, answers[name]) for name in ANSWERS],
@@ -165,11 +172,18 @@ def _drawing(record: Record, plot: Plot, drawn_in: Path | None, prefix: str, lab
     return markup.plot_svg(to_svg(plot), prefix, labelled_by)
 
 
-def _groups(shown: Sequence[_Shown]) -> list[tuple[str, list[_Shown]]]:
+def _groups(shown: Sequence[_Shown], ran: Sequence[str]) -> list[tuple[str, list[_Shown]]]:
+    """Return the claims by group: those that just ran in the order of their command, then the others."""
+    place = {id: number for number, id in enumerate(ran)}
+    now = sorted((one for one in shown if one.record.id in place), key=lambda one: place[one.record.id])
+    groups = [(named("lab.group", name), list(members)) for name, members in groupby(now, lambda one: one.record.group)]
+    others = [one for one in shown if one.record.id not in place]
     # the register's groups in its order, then any others: a record may name a group that we do not have
-    names = dict.fromkeys((*GROUPS, *(one.record.group for one in shown)))
-    members = [(named("lab.group", name), [one for one in shown if one.record.group == name]) for name in names]
-    return [(title, of_group) for title, of_group in members if of_group]
+    for name in dict.fromkeys((*GROUPS, *(one.record.group for one in others))):
+        title = named("lab.group", name)
+        if members := [one for one in others if one.record.group == name]:
+            groups.append((Message("lab.earlier", group=title) if now else title, members))
+    return groups
 
 
 def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, int]], bool]]:

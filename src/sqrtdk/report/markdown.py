@@ -142,12 +142,12 @@ def _row(fold: Fold, language: Language) -> list[str]:
 def _finding(entry: FoldedFinding, language: Language) -> str:
     first = entry.first
     sites = markdown_code(entry.site or ROOT_NAME)
-    if len(entry.findings) > 1:
-        sites += bracketed(word("words.sites", language, count=f"{len(entry.findings):,}"), language)
+    if entry.several is not None:
+        sites += bracketed(said(entry.several, language), language)
     comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
     at = f"{comma}{markdown_code(at_text(first.at, language))}" if first.at else ""
     severity = word(f"words.severity.{first.severity}", language)
-    message, fix = (markdown_text(said(one, language)) for one in (first.message, first.fix))
+    message, fix = (markdown_text(said(one, language)) for one in (entry.message, first.fix))
     fix = word("terminal.comment.fix", language, fix=fix)
     return f"- **{severity}** {sites}{at}{colon}{message}{fix}"
 

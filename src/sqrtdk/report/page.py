@@ -36,7 +36,7 @@ def render(
     opens: Choice = "auto",
     asks: bool = False,
 ) -> str:
-    """Render a page's template with the shared style and script (`base.css`, `print.js`) and the page's own.
+    """Render a page's template with the shared style and scripts (`base.css`, `print.js`, `cut.js`) and the page's own.
 
     Args:
         name: name of the template, style and script, without ending.
@@ -49,7 +49,7 @@ def render(
     """
     names = ["languages", name] if languages else [name]
     style = "".join(_asset(f"{one}.css") for one in ("base", *names))
-    script = "".join(_asset(f"{one}.js") for one in ("print", *names[:-1], *before, name))
+    script = "".join(_asset(f"{one}.js") for one in ("print", "cut", *names[:-1], *before, name))
     if opens not in (choices := get_args(Choice)):
         raise InvalidValueError(f"language must be one of {', '.join(choices)}, not {opens!r}")
     assets = {
@@ -62,6 +62,7 @@ def render(
         "colon": both(Message("words.mark.colon")),
         "verb": both(Message(f"pages.verb.{name}")),
         "languages": both(Message("pages.languages")),
+        "more_below": both(Message("pages.more_below", count="{count}")),
     }
     return _environment().get_template(f"{name}.html").render({**context, **assets})
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from sqrtdk._sites import ROOT_NAME
+from sqrtdk._sites import ROOT_NAME, site_name
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
 from sqrtdk.messages import Message, Text, text_of_value, unfilled
 from sqrtdk.report.plain import plain
@@ -122,7 +122,7 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
     call = judged.call
     return {
         "label": label,
-        "site": plain(call.site) or ROOT_NAME,
+        "site": plain(site_name(call.site, call.index)),
         "formula": plain(call.formula),
         "fails": _fails(judged),
         "values": {

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqrtdk._language import Language
-from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, SourceFile, at_site
+from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, SourceFile, about_call
 from sqrtdk.audit.sources import split_lines
 from sqrtdk.messages import word
 from sqrtdk.report.figures import format_number
@@ -64,19 +64,10 @@ class Spot:
     what: str
 
 
-def calls_of_finding(report: CheckReport, site: str) -> tuple[JudgedCall, ...]:
-    """Return the calls that a finding at a site is about: those of its module, else those of a module around it."""
-    here = tuple(judged for judged in report.calls if judged.call.site == site)
-    return here or tuple(judged for judged in report.calls if judged.call.site and _inside(site, judged.call.site))
-
-
-def about(report: CheckReport, judged: JudgedCall) -> tuple[Finding, ...]:
-    """Return the findings on a call, the same that its health counts."""
-    return at_site(judged.call.site, report.findings)
-
-
-def _inside(site: str, module: str) -> bool:
-    return site.startswith(f"{module}.")
+def calls_of_finding(report: CheckReport, finding: Finding) -> tuple[JudgedCall, ...]:
+    """Return the calls that a finding is about: those of its module, else those of a module around it."""
+    about = tuple(judged for judged in report.calls if about_call(judged.call, (finding,)))
+    return tuple(judged for judged in about if judged.call.site == finding.site) or about
 
 
 def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
@@ -85,7 +76,7 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     They are the finding's own lines, or else those of the call at its site, followed by the lines that declare the
     scale. If none of them is in the repository, the line that was audited is added.
     """
-    calls = calls_of_finding(report, finding.site)
+    calls = calls_of_finding(report, finding)
     by_call = [at for judged in calls for at in (judged.call.product_at, judged.call.softmax_at)]
     code = [finding.at] if split_lines(finding.at) else by_call
     declared = [judged.declared_at for judged in calls] if finding.rule in _RULES_AT_THE_SCALE else []

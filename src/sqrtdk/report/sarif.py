@@ -123,7 +123,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, Any]:
     site = site_name(finding.site)
-    calls = calls_of_finding(report, finding.site)
+    calls = calls_of_finding(report, finding)
     more = {
         "severity": finding.severity,
         "value": _plain_value(finding.value),

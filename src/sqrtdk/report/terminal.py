@@ -240,12 +240,11 @@ def _finding(console: Console, folded: FoldedFinding, indent: int, language: Lan
     first = folded.first
     severity = word(f"words.severity.{first.severity}", language)
     line = Text(f" {severity} ", style=_SEVERITY_STYLE.get(first.severity, ""))
-    line.append(f" {plain(said(first.message, language))}", style="not bold default on default")
+    line.append(f" {plain(said(folded.message, language))}", style="not bold default on default")
     paragraph(console, line, indent)
     where = Text(plain(folded.site) or ROOT_NAME, style="bold")
-    if len(folded.findings) > 1:
-        many = word("words.sites", language, count=f"{len(folded.findings):,}")
-        where.append(bracketed(many, language), style="not bold")
+    if folded.several is not None:
+        where.append(bracketed(said(folded.several, language), language), style="not bold")
     if first.at is not None:
         where.append(f"  {plain(at_text(first.at, language))}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")

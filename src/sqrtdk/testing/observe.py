@@ -19,7 +19,7 @@ from torch import nn
 
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE
-from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, health
+from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
 from sqrtdk.audit.rules import RULES
 from sqrtdk.audit.rules.unmeasured import silences
 from sqrtdk.audit.verdicts import judge_all
@@ -135,8 +135,8 @@ class Observation:
             idle_or_doubtful=idle_or_doubtful,
         )
         told = [entry for rule in RULES.values() for entry in rule(context)]
-        findings = _each_once([_of_test(entry, judged) for entry in told if isinstance(entry, Finding)])
-        return tuple(replace(entry, health=health(entry, findings)) for entry in judged), findings
+        findings = [_of_test(entry, judged) for entry in told if isinstance(entry, Finding)]
+        return with_health(judged, findings), _each_once(findings)
 
 
 def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
@@ -152,4 +152,7 @@ def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
 
 def _each_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings without repetition, however often the test ran the same attention."""
-    return tuple({(f.rule, f.severity, f.site, f.message): f for f in reversed(findings)}.values())[::-1]
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.rule, finding.severity, finding.site, finding.message), []).append(finding)
+    return tuple(replace(one, call=None) if others else one for one, *others in alike.values())

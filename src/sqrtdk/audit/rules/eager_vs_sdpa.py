@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -175,7 +176,8 @@ def _in_calls(eager: Rerun, second: Rerun, other: str, *, outputs: bool) -> Find
             found = (Message("rules.eager_vs_sdpa.alone", other=other), None, 0.0) if whole else None
         if found is not None:
             what, value, threshold = found
-            return _finding(call.site, value, threshold, Message("rules.eager_vs_sdpa.call", other=other, what=what))
+            finding = _finding(call.site, value, threshold, Message("rules.eager_vs_sdpa.call", other=other, what=what))
+            return replace(finding, call=call.index)
     return None
 
 

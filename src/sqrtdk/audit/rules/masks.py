@@ -146,9 +146,10 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
 
 def mask_audit(context: Context) -> Iterable[Finding]:
     """Yield one finding for each call and fault, the largest value first."""
-    faults = [(judged.call.site, *fault) for judged in context.calls for fault in _faults(context, judged)]
-    for site, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
-        yield Finding("mask_audit", severity, site, value, threshold, message, fix, Message(source))
+    faults = [(judged.call, *fault) for judged in context.calls for fault in _faults(context, judged)]
+    for call, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
+        numbers = value, threshold
+        yield Finding("mask_audit", severity, call.site, *numbers, message, fix, Message(source), call=call.index)
 
 
 def padding(context: Context) -> Iterable[Finding]:
@@ -159,12 +160,13 @@ def padding(context: Context) -> Iterable[Finding]:
     see does not matter. If no input has padding, there is nothing to compare with.
     """
     faults = [fault for judged in context.calls if (fault := _padding_fault(context, judged.call)) is not None]
-    for count, site, message, fix in sorted(faults, key=lambda fault: -fault[0]):
-        yield Finding("padding", "fail", site, float(count), 0.0, message, fix, Message(_PADDING_SOURCE))
+    source = Message(_PADDING_SOURCE)
+    for count, call, message, fix in sorted(faults, key=lambda fault: -fault[0]):
+        yield Finding("padding", "fail", call.site, float(count), 0.0, message, fix, source, call=call.index)
 
 
-def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str, str] | None:
-    """Return the count, the site, the message, and the fix, or None."""
+def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, AttentionCall, str, str] | None:
+    """Return the count, the call, the message, and the fix, or None."""
     mask, keys, seen, hidden = call.mask, context.tokens.keys(call), call.padding_seen or 0, call.tokens_hidden or 0
     least, greatest = (None, None) if mask is None or not mask.band else (mask.least, mask.greatest)
     if least is None or greatest is None or not least <= 0 <= greatest:
@@ -185,4 +187,4 @@ def _padding_fault(context: Context, call: AttentionCall) -> tuple[int, str, str
     else:
         message = Message("rules.padding.tokens_hidden", hidden=hidden, tokens=tokens)
         fix = Message("rules.padding.fix_tokens_hidden")
-    return seen + hidden, call.site, message, fix
+    return seen + hidden, call, message, fix

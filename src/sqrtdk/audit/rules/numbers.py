@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -146,9 +147,10 @@ def _of_rows(reached: list[JudgedCall]) -> Finding:
         return _finding("", None, Message("rules.nonfinite.reaches.output"), _FIND_FIRST)
     call = reached[0].call
     if call.stats is None or not any(call.stats.nan_rows):
-        return _finding(call.site, None, Message("rules.nonfinite.output"), _FIND_FIRST)
+        return replace(_finding(call.site, None, Message("rules.nonfinite.output"), _FIND_FIRST), call=call.index)
     bad, rows = sum(call.stats.nan_rows), call.stats.rows * call.stats.heads
-    return _finding(call.site, float(bad), Message("rules.nonfinite.rows", bad=bad, rows=rows), _FIND_FIRST)
+    finding = _finding(call.site, float(bad), Message("rules.nonfinite.rows", bad=bad, rows=rows), _FIND_FIRST)
+    return replace(finding, call=call.index)
 
 
 def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
@@ -216,15 +218,13 @@ def logits_out_of_range(context: Context) -> Iterable[Finding]:
     """
     for value, judged in _above(context.calls, _product, FP16_MAX):
         severity = "fail" if judged.call.logits_dtype == "float16" else "warn"
-        message = context.at_call(judged, Message("rules.range_forecast.fp16", value=f"{value:.4g}"))
-        fix, source, site = Message(_SCALE_FIRST), Message(FP16_SOURCE), judged.call.site
-        yield Finding("range_forecast", severity, site, value, FP16_MAX, message, fix, source)
+        message, (site, index) = Message("rules.range_forecast.fp16", value=f"{value:.4g}"), judged.key
+        fix, source = Message(_SCALE_FIRST), Message(FP16_SOURCE)
+        yield Finding("range_forecast", severity, site, value, FP16_MAX, message, fix, source, call=index)
     for value, judged in _above(context.calls, _offset, BF16_OFFSET):
         now = judged.call.logits_dtype == "bfloat16" and judged.call.kind == "eager"
         moves = {"value": f"{value:.4g}", "step": f"{spacing(value, 'bfloat16'):.3g}"}
-        message = context.at_call(
-            judged, Message("rules.range_forecast.bf16" if now else "rules.range_forecast.bf16_would", **moves)
-        )
+        message = Message("rules.range_forecast.bf16" if now else "rules.range_forecast.bf16_would", **moves)
         fix, source = Message("rules.range_forecast.fix_bf16"), Message(BF16_SOURCE)
-        severity, site = "warn" if now else "note", judged.call.site
-        yield Finding("range_forecast", severity, site, value, BF16_OFFSET, message, fix, source)
+        severity, (site, index) = "warn" if now else "note", judged.key
+        yield Finding("range_forecast", severity, site, value, BF16_OFFSET, message, fix, source, call=index)

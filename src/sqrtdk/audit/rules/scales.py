@@ -14,7 +14,7 @@ from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import without_input_gains
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
-from sqrtdk.audit.records import Finding, JudgedCall
+from sqrtdk.audit.records import Finding, JudgedCall, with_calls_named
 from sqrtdk.audit.sources import join_lines, of_scale
 from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
@@ -47,8 +47,8 @@ _AXIS_MESSAGES = {
 def on_scales(model: nn.Module, calls: tuple[JudgedCall, ...], mode: str) -> Iterator[Finding]:
     """Yield the findings of both rules on scales, for calls of a graph."""
     context = Context(model, calls, mode, compare="never")
-    yield from scale_ledger(context)
-    yield from declared_vs_actual(context)
+    sites = [judged.site for judged in calls]
+    yield from with_calls_named((*scale_ledger(context), *declared_vs_actual(context)), sites)
 
 
 def scale_ledger(context: Context) -> Iterable[Finding]:
@@ -95,7 +95,7 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
         else:
             continue
         at, source = of_scale(call, mistake.name if mistake else None), Message(_TEXTBOOK_SOURCE)
-        yield Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, source, at)
+        yield Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, source, at, call.index)
 
 
 def _size(call: AttentionCall) -> str:
@@ -128,7 +128,8 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
                 message = Message("rules.declared_vs_actual.mistake", mistake=mistake.name, **said)
             at, source = of_scale(call, judged.mistake), Message(_DECLARED_SOURCE)
             values = call.scale.effective, judged.expected
-            yield Finding("declared_vs_actual", "fail", call.site, *values, message, mistake.fix_declared, source, at)
+            fix = mistake.fix_declared
+            yield Finding("declared_vs_actual", "fail", call.site, *values, message, fix, source, at, call.index)
 
 
 def unlike_blocks(context: Context) -> Iterable[Finding]:
@@ -150,7 +151,7 @@ def unlike_blocks(context: Context) -> Iterable[Finding]:
         message = joined([why, Message("rules.blocks.textbook", d=call.head_dim, textbook=textbook)])
         fix, source = Message("rules.blocks.fix"), Message(_BLOCKS_SOURCE)
         at = join_lines(factor.at for factor in factors) or call.product_at
-        yield Finding("blocks", severity, call.site, ratio, 1.01, message, fix, source, at)
+        yield Finding("blocks", severity, call.site, ratio, 1.01, message, fix, source, at, call.index)
 
 
 def softmax_axis(context: Context) -> Iterable[Finding]:
@@ -169,7 +170,8 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
         faults = {id_of(step) for step in call.unknown}
         id = next((id for fault, id in _AXIS_MESSAGES.items() if fault in faults), None)
         if id is not None:
-            yield Finding("softmax_axis", "fail", call.site, None, None, Message(id), fix, source, call.softmax_at)
+            at = call.softmax_at
+            yield Finding("softmax_axis", "fail", call.site, None, None, Message(id), fix, source, at, call.index)
 
 
 def _is_meant(call: AttentionCall) -> bool:

@@ -65,8 +65,8 @@ def max_logit(context: Context) -> Iterable[Finding]:
         above = Message("rules.max_logit.above_mean", head=head, value=f"{value:.4g}")
         # A released model may be like this by design. Only somebody who trains it can do something about it.
         fix = Message(_NORMALISED if norm_of_q_and_k(judged.call) else "rules.max_logit.fix")
-        message, site = context.at_call(judged, above), judged.call.site
-        yield Finding("max_logit", severity, site, value, threshold, message, fix, Message(source))
+        site, index = judged.key
+        yield Finding("max_logit", severity, site, value, threshold, above, fix, Message(source), call=index)
 
 
 def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
@@ -82,7 +82,7 @@ def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
 
 
 def saturation(context: Context) -> Iterable[Finding]:
-    """Report heads whose rows put nearly all weight on one key: one finding for the model, at the worst head.
+    """Report heads whose rows put nearly all weight on one key: one finding for each call, the worst first.
 
     Formula: fraction of rows (two visible keys or more) with peak > 0.99. There the Frobenius norm of the softmax's
     Jacobian diag(p) - p p^T is below 2 p (1 - p) = 0.0198, its value if all other weight is on one other key. The
@@ -91,21 +91,19 @@ def saturation(context: Context) -> Iterable[Finding]:
     trained heads may be saturated too: those that park on the first token (attention sinks, Xiao et al. 2023).
     """
     heads = 0
-    saturated: list[tuple[float, int, int]] = []
+    saturated: dict[int, list[tuple[float, int]]] = {}
     for place, call, stats in _measured(context):
         if call.key_len > 1:  # the weight on a single key is always 1
             heads += stats.heads
-            saturated += [(share, place, head) for head, share in enumerate(stats.saturated) if share > SATURATED_ROWS]
-    if not saturated:
-        return
-    fraction, place, head = max(saturated)
-    worst = context.calls[place]
-    severity = "warn" if len(saturated) > SATURATED_HEADS * heads else "note"
-    many = Message("rules.saturation.heads", saturated=len(saturated), heads=heads)
-    details = Message("rules.saturation.worst", head=head, share=f"{100 * fraction:.0f}")
-    message = context.at_call(worst, joined([many, details]))
+            saturated[place] = [(share, h) for h, share in enumerate(stats.saturated) if share > SATURATED_ROWS]
+    some = sum(map(len, saturated.values()))
+    severity = "warn" if some > SATURATED_HEADS * heads else "note"
     fix, source = Message("rules.saturation.fix"), Message(PEAK_SOURCE)
-    yield Finding("saturation", severity, worst.call.site, fraction, SATURATED_ROWS, message, fix, source)
+    for place in sorted(filter(saturated.__getitem__, saturated), key=lambda place: -max(saturated[place])[0]):
+        call, (share, head) = context.calls[place].call, max(saturated[place])
+        many = Message("rules.saturation.heads", some=len(saturated[place]), heads=call.heads)
+        message = joined([many, Message("rules.saturation.worst", head=head, share=f"{100 * share:.0f}")])
+        yield Finding("saturation", severity, call.site, share, SATURATED_ROWS, message, fix, source, call=call.index)
 
 
 @lru_cache(maxsize=256)
@@ -121,7 +119,7 @@ def bar_nats(keys: int, sigma: float) -> float:
 
 
 def entropy(context: Context) -> Iterable[Finding]:
-    """Report heads that spread their weight over too few keys (entropy collapse): one finding, at the lowest entropy.
+    """Report heads that spread their weight over too few keys (entropy collapse): one finding for each call.
 
     Formula: a head's mean entropy H (nats) against the finite-n expectation H*(n, sigma_c) at the critical standard
     deviation sigma_c = sqrt(2 log n), above which a Gaussian row depends on few keys only (random energy model, Derrida
@@ -132,7 +130,7 @@ def entropy(context: Context) -> Iterable[Finding]:
     is H* at 1.5 times that deviation.
     """
     heads = 0
-    low: list[tuple[float, float, float, int, int]] = []
+    low: dict[int, list[tuple[float, float, float, int]]] = {}
     for place, call, stats in _measured(context):
         known = context.calls[place].verdict in ("exact", "declared")
         sigma = norm_sigma(call.scale.ratio, norm_size(call)) if known else 0.0
@@ -140,37 +138,43 @@ def entropy(context: Context) -> Iterable[Finding]:
             if math.isfinite(nats) and keys >= LEAST_KEYS_JUDGED:
                 heads += 1
                 bar = bar_nats(round(keys), sigma)
-                low += [(nats / bar, nats, bar, place, head)] if nats < bar else []
-    if not heads or len(low) < NOTE_FRACTION * heads:
+                if nats < bar:
+                    low.setdefault(place, []).append((nats / bar, nats, bar, head))
+    some = sum(map(len, low.values()))
+    if some < NOTE_FRACTION * heads:
         return
-    _, nats, bar, place, head = min(low)
-    lowest = context.calls[place]
-    severity = "warn" if len(low) >= WARN_FRACTION * heads else "note"
-    many = Message("rules.entropy.heads", low=len(low), heads=heads)
-    details = Message("rules.entropy.lowest", head=head, entropy=f"{nats:.3g}", bar=f"{bar:.3g}")
-    message = context.at_call(lowest, joined([many, details]))
-    fix = Message(_NORMALISED if norm_of_q_and_k(lowest.call) else "rules.entropy.fix")
-    yield Finding("entropy", severity, lowest.call.site, nats, bar, message, fix, Message(ENTROPY_SOURCE))
+    severity = "warn" if some >= WARN_FRACTION * heads else "note"
+    for place in sorted(low, key=lambda place: min(low[place])):
+        call, (_, nats, bar, head) = context.calls[place].call, min(low[place])
+        many = Message("rules.entropy.heads", some=len(low[place]), heads=call.heads)
+        details = Message("rules.entropy.lowest", head=head, entropy=f"{nats:.3g}", bar=f"{bar:.3g}")
+        message, fix = joined([many, details]), Message(_NORMALISED if norm_of_q_and_k(call) else "rules.entropy.fix")
+        source, index = Message(ENTROPY_SOURCE), call.index
+        yield Finding("entropy", severity, call.site, nats, bar, message, fix, source, call=index)
 
 
 def flat(context: Context) -> Iterable[Finding]:
-    """Report heads whose rows average their keys whatever the query: one note for the model, at the first flat site.
+    """Report heads whose rows average their keys whatever the query: one note for each call, the flattest first.
 
     Formula: entropy / log(n) of a head, and the within-row standard deviation of its logits. Thresholds: fraction
     > 0.999 at n >= 16 keys and standard deviation < 0.1 (H = log n - sigma^2/2, so both say the same); a note
     if at least half of a model's heads are flat. Fresh weights are flat by design (initialiser 0.02).
     """
     heads = 0
-    flat_heads: list[tuple[str, float, float]] = []
-    for _, call, stats in _measured(context):
-        for keys, fraction, std in zip(stats.keys, stats.entropy_fraction, stats.std_logit, strict=True):
+    flat_heads: dict[int, list[tuple[float, float, int]]] = {}
+    for place, _, stats in _measured(context):
+        spread = zip(stats.keys, stats.entropy_fraction, stats.std_logit, strict=True)
+        for head, (keys, fraction, std) in enumerate(spread):
             if keys >= LEAST_KEYS_JUDGED:
                 heads += 1
-                flat_heads += [(call.site, fraction, std)] if fraction > FLAT_FRACTION and std < FLAT_STD else []
-    if not flat_heads or len(flat_heads) < FLAT_SHARE * heads:
+                if fraction > FLAT_FRACTION and std < FLAT_STD:
+                    flat_heads.setdefault(place, []).append((fraction, std, head))
+    if sum(map(len, flat_heads.values())) < FLAT_SHARE * heads:
         return
-    site, fraction, std = flat_heads[0]
-    spread = {"fraction": f"{fraction:.5f}", "std": f"{std:.2g}"}
-    message = Message("rules.flat.heads", flat=len(flat_heads), heads=heads, **spread)
     fix, source = Message("rules.flat.fix"), Message(FLAT_SOURCE)
-    yield Finding("flat", "note", site, fraction, FLAT_FRACTION, message, fix, source)
+    for place in sorted(flat_heads, key=lambda place: -max(flat_heads[place])[0]):
+        call, (fraction, std, head) = context.calls[place].call, max(flat_heads[place])
+        many = Message("rules.flat.heads", some=len(flat_heads[place]), heads=call.heads)
+        details = Message("rules.flat.flattest", head=head, fraction=f"{fraction:.5f}", std=f"{std:.2g}")
+        message, numbers = joined([many, details]), (fraction, FLAT_FRACTION)
+        yield Finding("flat", "note", call.site, *numbers, message, fix, source, call=call.index)

@@ -32,6 +32,7 @@ from sqrtdk.tracing.spine.rotations import SKEWED
 
 UNMEASURED_SOURCE = "sources.threshold.unmeasured"
 _UNMEASURED_FIX = "rules.unmeasured.fix"
+_NO_SCALE_FIX = "rules.unmeasured.fix_no_scale"
 _ROTATION_COUNTS = {  # how often q and k are rotated
     (2, 1): "rules.unmeasured.q_rotated_twice",
     (1, 2): "rules.unmeasured.k_rotated_twice",
@@ -78,10 +79,10 @@ def unmeasured(context: Context) -> Iterable[Finding]:
         if call.score == "additive":
             unseen = call.mask is None and call.stats is None
             message = Message("rules.unmeasured.additive_no_mask" if unseen else "rules.unmeasured.additive")
-            yield _finding("note", call.site, context.at_call(judged, message), _UNMEASURED_FIX, call.softmax_at)
+            yield _finding("note", call.site, message, _NO_SCALE_FIX, call.softmax_at, call.index)
         elif call.score == "distance" and not call.unknown:
             message = Message("rules.unmeasured.distance", formula=call.formula)
-            yield _finding("note", call.site, context.at_call(judged, message), _UNMEASURED_FIX, call.softmax_at)
+            yield _finding("note", call.site, message, _NO_SCALE_FIX, call.softmax_at, call.index)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             reason, fix = judged.reason or Message("rules.joined.no_reason"), _UNMEASURED_FIX
             if any(mentions(name, SKEWED) for name in call.unknown):
@@ -90,11 +91,11 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             if turns in _ROTATION_COUNTS:
                 reason, fix = Message(_ROTATION_COUNTS[turns], reason=reason), "rules.unmeasured.fix_rotated_twice"
             text = _with_formula(Message("rules.unmeasured.scale", reason=reason), call.formula)
-            yield _finding("warn", call.site, context.at_call(judged, text), fix, of_loss(call))
+            yield _finding("warn", call.site, text, fix, of_loss(call), call.index)
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or Message("rules.joined.no_reason")
             message = Message("rules.unmeasured.logits", reason=why)
-            yield _finding("note", call.site, context.at_call(judged, message), _UNMEASURED_FIX, call.softmax_at)
+            yield _finding("note", call.site, message, _UNMEASURED_FIX, call.softmax_at, call.index)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
         severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"
@@ -132,5 +133,8 @@ def _with_formula(text: str, formula: str | None) -> str:
     return Message("rules.joined.seen", text=text, formula=formula) if formula else text
 
 
-def _finding(severity: str, site: str, message: str, fix: str, at: str | None = None) -> Finding:
-    return Finding(UNMEASURED, severity, site, None, None, message, Message(fix), Message(UNMEASURED_SOURCE), at)
+def _finding(
+    severity: str, site: str, message: str, fix: str, at: str | None = None, call: int | None = None
+) -> Finding:
+    source = Message(UNMEASURED_SOURCE)
+    return Finding(UNMEASURED, severity, site, None, None, message, Message(fix), source, at, call)

@@ -74,7 +74,7 @@ def unused(context: Context) -> Iterable[Finding]:
     """
     source = Message(_UNUSED_SOURCE)
     for judged in context.calls:
-        site, actual = judged.call.site, judged.call.softcap
+        site, index, actual = *judged.key, judged.call.softcap
         norm, unread = _idle_norm(context, judged), _unread_gains(context, judged)
         of_norm = norm is not None or any(name.split(".")[0] in NORM_NAMES for name in unread)
         config = context.config(site) if of_norm else None
@@ -82,30 +82,32 @@ def unused(context: Context) -> Iterable[Finding]:
         declared = any(x is True or (isinstance(x, str) and x.lower() not in NO_NORM) for x in said)
         severity = "fail" if declared else "warn"
         if norm is not None:
-            message, fix = Message("rules.unused.norm", norm=norm), Message("rules.unused.fix_norm")
-            yield Finding("unused", severity, site, None, None, message, fix, source)
+            message, fix = Message("rules.unused.norm", norm=norm), Message("rules.unused.fix_norm", norm=norm)
+            yield Finding("unused", severity, site, None, None, message, fix, source, call=index)
         elif unread:
             gains = "rules.unused.gain" if len(unread) == 1 else "rules.unused.gains"
-            message, fix = Message(gains, names=joined(unread, "comma")), Message("rules.unused.fix_gain")
-            yield Finding("unused", severity, site, None, None, message, fix, source)
+            names = joined(unread, "comma")
+            message, fix = Message(gains, names=names), Message("rules.unused.fix_gain", names=names)
+            yield Finding("unused", severity, site, None, None, message, fix, source, call=index)
         cap = _declared_cap(context, judged)
         bent = next((s.detail for s in judged.call.stages if s.name == "softcap" and s.detail[:1] == "z"), "")
         if bent:  # the logits in place of the cap: z * tanh(z / c)
             right = f"{bent.partition('/ ')[2].rstrip(')')} * {bent.removeprefix('z * ')}"
             message = Message("rules.unused.bent_cap", wrong=bent, right=right)
             fix = Message("rules.unused.fix_bent_cap", right=right)
-            yield Finding("unused", "warn" if cap is None else cap[2], site, None, None, message, fix, source)
+            severity = "warn" if cap is None else cap[2]
+            yield Finding("unused", severity, site, None, None, message, fix, source, call=index)
             continue
         if cap is None or judged.call.unknown or (actual is not None and is_close(actual, cap[1])):
             continue
         by, value, severity = cap
         if actual is None:
             message = Message("rules.unused.not_capped", cap=by, value=f"{value:g}")
-            fix = Message("rules.unused.fix_not_capped")
+            fix = Message("rules.unused.fix_not_capped", cap=by)
         else:
             message = Message("rules.unused.other_cap", cap=by, value=f"{value:g}", actual=f"{actual:g}")
-            fix = Message("rules.unused.fix_other_cap")
-        yield Finding("unused", severity, site, actual, value, message, fix, source)
+            fix = Message("rules.unused.fix_other_cap", value=f"{value:g}")
+        yield Finding("unused", severity, site, actual, value, message, fix, source, call=index)
 
 
 def _idle_norm(context: Context, judged: JudgedCall) -> str | None:
@@ -156,7 +158,8 @@ def dropout(context: Context) -> Iterable[Finding]:
         rate = judged.call.dropout
         if rate > 0 and not context.model.training:
             message = Message("rules.dropout.on", rate=f"{rate:g}")
-            yield Finding("dropout", "fail", judged.call.site, rate, 0.0, message, fix, source)
+            site, index = judged.key
+            yield Finding("dropout", "fail", site, rate, 0.0, message, fix, source, call=index)
 
 
 def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
@@ -177,17 +180,17 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
         yield NotMeasured("", Message("rules.responsiveness.raised", factor=PROBE_FACTOR, error=kind_and_text(error)))
         return
     for key, (judged, attribute) in holding.items():
-        site, path = judged.call.site, attribute.path
+        site, path = key[0], attribute.path
         if key not in moved:
             yield NotMeasured(site, Message("rules.responsiveness.not_read", attribute=path))
         elif not moved[key]:
             scale = f"{judged.call.scale.effective:.6g}"
             message = Message("rules.responsiveness.idle", attribute=path, scale=scale, factor=PROBE_FACTOR)
-            severity, fix = "note", Message("rules.responsiveness.fix_right")
+            severity, fix = "note", Message("rules.responsiveness.fix_right", attribute=path)
             if judged.verdict == "unexplained":
-                severity, fix = "fail", Message("rules.responsiveness.fix")
+                severity, fix = "fail", Message("rules.responsiveness.fix", attribute=path)
             source = Message(_ATTRIBUTE_SOURCE)
-            yield Finding("responsiveness", severity, site, 1.0, PROBE_FACTOR, message, fix, source)
+            yield Finding("responsiveness", severity, site, 1.0, PROBE_FACTOR, message, fix, source, call=key[1])
 
 
 def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:

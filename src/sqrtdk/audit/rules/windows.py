@@ -155,4 +155,6 @@ def _judge(call: AttentionCall, window: Window) -> Finding | None:
     else:
         message = Message("rules.sliding_window.other", seen=seen, by=window.by, expected=expected)
     fix, source = Message("rules.sliding_window.fix"), Message(_WINDOW_SOURCE)
-    return Finding("sliding_window", "fail", call.site, float(seen), float(expected), message, fix, source)
+    return Finding(
+        "sliding_window", "fail", call.site, float(seen), float(expected), message, fix, source, call=call.index
+    )

@@ -68,7 +68,7 @@
     maps.replaceChildren();
     grid.length = 0;
     const most = Math.max(...rows.map((row) => row.logits.length));
-    const margin = 14 + 7 * Math.max(...rows.map((row) => Math.min(row.label.length, 12)));
+    const margin = 24 + 7 * Math.max(...rows.map((row) => Math.min(row.label.length, 12)));
     const room = Math.max(maps.clientWidth - 40, 300) - margin;
     const wide = Math.max(8, Math.min(48, Math.floor(room / most)));
     const tall = Math.max(12, Math.min(24, wide));
@@ -102,6 +102,8 @@
         const x = margin + (head + 0.5) * wide;
         drawing.append(svg("text", { x, y: group.rows.length * tall + 14, "text-anchor": "middle" }, String(head)));
       }
+      const corner = { x: margin - 6, y: group.rows.length * tall + 14, "text-anchor": "end" };
+      drawing.append(svg("text", corner, say("heads")));
       maps.append(drawing);
     });
     paint();
