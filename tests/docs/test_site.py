@@ -152,7 +152,11 @@ def test_the_search_finds_without_a_network(browser: Browser, site: Path, tree: 
     page.close()
 
 
-COPIED = {"commands": "sqrtdk check demo --lang zh-CN\n", "session": "import torch, sqrtdk\n", "program": "import torch, sqrtdk\n"}
+COPIED = {
+    "commands": "sqrtdk check demo --lang zh-CN\n",
+    "session": "import torch, sqrtdk\n",
+    "program": "import torch, sqrtdk\n",
+}
 BLOCKS = {"commands": ("start", "console", 1), "session": ("check", "python", 0), "program": ("start", "python", 0)}
 
 
