@@ -19,13 +19,13 @@ FRONT = {language: f"docs/{language}/index.md" for language in PAGES}
 
 CLONE = {
     "en": """```console
-$ make demo                    # makes .venv, installs sqrtdk there, checks a small model
+$ make demo                    # makes .venv with torch and sqrtdk (minutes), checks a small model
 $ source .venv/bin/activate    # from here on `sqrtdk` is that of .venv
 $ sqrtdk check demo:unscaled   # a model without its scale; exit code 1
 ```
 """,
     "zh": """```console
-$ make demo                    # 建立 .venv，在其中安装 sqrtdk，并检查一个小模型
+$ make demo                    # 建立 .venv，安装 torch 和 sqrtdk（几分钟），并检查一个小模型
 $ source .venv/bin/activate    # 此后的 `sqrtdk` 就是 .venv 中的
 $ sqrtdk check demo:unscaled   # 没有缩放的模型；退出码 1
 ```
