@@ -94,16 +94,17 @@ def test_a_large_causal_bias_runs_in_the_compiled_kernel_as_well(side: str) -> N
 def test_modules_and_statistics_take_a_causal_bias(side: str) -> None:
     x, seen = torch.randn(2, 7, 8), triangle(side, 7, 7)
     module = sqrtdk.nn.MultiHeadAttention(8, 2, batch_first=True)
-    padding = torch.ones(2, 7, dtype=torch.bool)
-    padding[:, 5:] = False
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[:, 5:] = True
     for key_padding_mask in (None, padding):
-        found, wanted = (module(x, x, x, key_padding_mask, attn_mask=mask)[0] for mask in (bias_of(side, 7, 7), seen))
+        found, wanted = (module(x, x, x, key_padding_mask, attn_mask=mask)[0] for mask in (bias_of(side, 7, 7), ~seen))
         assert torch.equal(found, wanted)
     q, k = torch.randn(2, 7, 8), torch.randn(2, 9, 8)
     for single in (sqrtdk.nn.ScaledDotProductAttention(8), sqrtdk.nn.AdditiveAttention(8, 8, 4)):
         for need_weights in (False, True):
             found, wanted = (
-                single(q, k, k, mask, need_weights=need_weights) for mask in (bias_of(side, 7, 9), triangle(side, 7, 9))
+                single(q, k, k, mask, need_weights=need_weights)
+                for mask in (bias_of(side, 7, 9), ~triangle(side, 7, 9))
             )
             torch.testing.assert_close(found, wanted)
     logits, visible = torch.randn(2, 3, 7, 9), triangle(side, 7, 9)

@@ -80,8 +80,8 @@ def test_dot_product(qkv: tuple[Tensor, ...], masked: bool) -> None:
     q, k, v = qkv
     seen = torch.rand(B, 1, L, S) < 0.5
     seen[..., 0] = True
-    mask = seen if masked else None
-    check(ScaledDotProductAttention(E)(q, k, v, mask), softened(q @ k.mT / math.sqrt(E), v, mask))
+    hidden, seen = (~seen, seen) if masked else (None, None)
+    check(ScaledDotProductAttention(E)(q, k, v, hidden), softened(q @ k.mT / math.sqrt(E), v, seen))
 
 
 def test_dot_product_with_all_options(qkv: tuple[Tensor, ...]) -> None:

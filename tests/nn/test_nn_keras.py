@@ -82,7 +82,7 @@ def test_additive(keras: Any, use_scale: bool, causal: bool) -> None:
         module.score.v.copy_(vector if use_scale else torch.ones(D))
         module.score.query_weight.copy_(torch.eye(D))
         module.score.key_weight.copy_(torch.eye(D))
-    output, found = module(q, k, v, real[:, None], causal, need_weights=True)
+    output, found = module(q, k, v, ~real[:, None], causal, need_weights=True)
     compare(output, expected, [q, k, v], torch.float32)
     compare(found, weights, [q, k], torch.float32)
 
@@ -92,7 +92,9 @@ def test_dot_product(keras: Any, causal: bool) -> None:
     q, k, v, real = leaf(B, L, D), leaf(B, S, D), leaf(B, S, 3), mask_of_keys()
     layer = keras.layers.Attention(use_scale=False, dtype="float64")
     expected = layer([q, v, k], mask=[None, real], use_causal_mask=causal, training=False)
-    compare(ScaledDotProductAttention(D, scale=1.0)(q, k, v, real[:, None], causal), expected, [q, k, v], torch.float32)
+    compare(
+        ScaledDotProductAttention(D, scale=1.0)(q, k, v, ~real[:, None], causal), expected, [q, k, v], torch.float32
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -157,7 +159,8 @@ def test_multi_head(keras: Any, bias: bool, causal: bool, cross: bool) -> None:
     expected, weights = layer(
         q, v, k, attention_mask=mask, use_causal_mask=causal, return_attention_scores=True, training=False
     )
-    output, found = module(q, k, v, attn_mask=mask[:, None], is_causal=causal, average_attn_weights=False)
+    seen = mask.tril() if causal else mask
+    output, found = module(q, k, v, attn_mask=~seen[:, None], average_attn_weights=False)
     leaves = [q, k, v] if cross else [q]
     compare(output, expected, leaves)
     compare(found, weights, leaves[:2])

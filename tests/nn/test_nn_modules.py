@@ -161,8 +161,8 @@ def test_masks_of_both_kinds_and_types_hold_together() -> None:
     seen, real = torch.rand(LENGTH, LENGTH) < 0.7, torch.rand(2, LENGTH) < 0.7
     expected = (seen & real[:, None, :])[:, None].expand(2, HEADS, LENGTH, LENGTH)
     as_float = [torch.zeros(m.shape, dtype=torch.float64).masked_fill(~m, -torch.inf) for m in (seen, real)]
-    for attn in (seen, as_float[0], seen.expand(2, 1, LENGTH, LENGTH)):
-        for padding in (real, as_float[1]):
+    for attn in (~seen, as_float[0], ~seen.expand(2, 1, LENGTH, LENGTH)):
+        for padding in (~real, as_float[1]):
             _, weights = module(x, x, x, padding, attn_mask=attn, average_attn_weights=False)
             assert torch.equal(weights > 0, expected)
 
@@ -170,8 +170,8 @@ def test_masks_of_both_kinds_and_types_hold_together() -> None:
 def test_a_row_that_sees_nothing_gives_the_bias_of_the_output() -> None:
     module, x = multi_head(), torch.randn(2, LENGTH, MODEL, requires_grad=True)
     nn.init.normal_(module.out_proj.bias)
-    real = torch.tensor([[True] * LENGTH, [False] * LENGTH])
-    output, weights = module(x, x, x, key_padding_mask=real)
+    padding = torch.tensor([[False] * LENGTH, [True] * LENGTH])
+    output, weights = module(x, x, x, key_padding_mask=padding)
     assert torch.equal(output[1], module.out_proj.bias.expand(LENGTH, MODEL))
     assert not weights[1].any()
     with torch.autograd.set_detect_anomaly(True):
@@ -214,7 +214,7 @@ BAD = {
     "mask of integers": (
         lambda x: multi_head()(*[torch.zeros(2, 6, 32)] * 3, key_padding_mask=torch.ones(2, 6).long()),
         InvalidTypeError,
-        "True takes part",
+        "True is hidden",
     ),
     "activation": (lambda x: Block(8, 2, activation="selu"), InvalidValueError, "activation is relu or gelu"),
     "no activation": (lambda x: Block(8, 2, activation=1), InvalidTypeError, "activation is a function"),
@@ -266,14 +266,13 @@ def test_empty_sequences(rows: int, keys: int) -> None:
 
 
 def test_nothing_hidden_leaks_into_output_or_weights() -> None:
-    q, real = torch.randn(2, HEADS, LENGTH, WIDTH), torch.ones(2, 1, 1, LENGTH, dtype=torch.bool)
-    real[..., -1] = False
+    q, hidden = torch.randn(2, HEADS, LENGTH, WIDTH), torch.arange(LENGTH) == LENGTH - 1
     k, v = q.clone(), q.clone()
     k[..., -1, :], v[..., -1, :] = torch.nan, torch.inf
     q.requires_grad_()
     module = ScaledDotProductAttention(WIDTH)
-    output, weights = module(q, k, v, real, need_weights=True)
-    expected, wanted = module(q, q, q, real, need_weights=True)
+    output, weights = module(q, k, v, hidden, need_weights=True)
+    expected, wanted = module(q, q, q, hidden, need_weights=True)
     assert complaint(output, expected.double(), torch.float32, length=LENGTH, logit=10.0) is None
     assert torch.equal(weights, wanted)
     (gradient,) = torch.autograd.grad(output[..., 0].sum() + weights[..., 0].sum(), q)

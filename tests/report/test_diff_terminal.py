@@ -101,7 +101,7 @@ def test_markup_in_names_is_text() -> None:
 def test_chinese_says_the_same(make: Callable[[], DiffReport]) -> None:
     report = make()
     english, chinese = (to_text(report, width=120, language=language) for language in ("en", "zh"))
-    for words in ("attention", "pair of", "pairs of", "follows", "Exit code", "first difference", "rounding allows"):
+    for words in (" attention", "pair of", "pairs of", "follows", "Exit code", "first difference", "rounding allows"):
         assert words not in chinese
     assert f"退出码 {report.exit_code}（fail-on：different）。" in chinese
     assert chinese.splitlines()[-1] == diff_summary_line(report, "zh")

@@ -109,10 +109,13 @@ def _masks() -> None:
         module = nn_cases.multi_head(**options)
         x = nn_cases.model_in()
         length, heads = nn_cases.LENGTH, nn_cases.HEADS
-        padding = torch.ones(2, length, dtype=torch.bool)
-        for mask in (torch.ones(length, length).tril().log(), torch.ones(2 * heads, length, length).bool()):
-            for is_causal in (False, True):
-                module(*x, key_padding_mask=padding, attn_mask=mask, is_causal=is_causal)
+        padding = torch.arange(length).expand(2, length) > 3
+        causal = torch.ones(length, length).tril().log()
+        for mask in (causal, causal.bool().expand(2 * heads, length, length)):
+            module(*x, key_padding_mask=padding, attn_mask=mask)
+        for hidden in (padding, torch.zeros(2, length)):
+            module(*x, key_padding_mask=hidden, is_causal=True)
+        module(*x, is_causal=True, attn_mask=None if options else causal)
     x = torch.randn(nn_cases.LENGTH, nn_cases.MODEL)
     module(x, x, x, key_padding_mask=padding[0], average_attn_weights=False)
 
@@ -123,7 +126,7 @@ def _unclean() -> None:
     mask = torch.arange(5) > 0
     for impl in ("dense", "tiled"):
         sqrtdk.attention(q, k, v, mask, impl=impl, sinks=torch.zeros(2, 5, 1))
-    ScaledDotProductAttention(4)(q, k, v, mask, need_weights=True)
+    ScaledDotProductAttention(4)(q, k, v, ~mask, need_weights=True)
     sqrtdk.explain(q, k, v, mask)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.audit import records
-from sqrtdk.testing import plugin
+from sqrtdk.messages import Message
+from sqrtdk.testing import below, plugin
 from tests.support.program import warm
 
 pytest_plugins = ["pytester"]
@@ -82,6 +83,8 @@ def test_nothing():
     pass
 """
 LINE = re.compile(r"^sqrtdk: .*$", re.MULTILINE)
+# the title, the rule with its place, the message and the tests of the first finding below it
+BELOW = re.compile(r"^(below the bar, .*)\n  (.*)\n    (.*)\n    in (.*)$", re.MULTILINE)
 FAILED = {
     "test_scales[1.0]": "unexplained: missing", "test_note": "note, scale_ledger", "test_slip": "it takes allow",
     "test_own_failure": "of the test",
@@ -125,7 +128,24 @@ def test_a_run(suite: pytest.Pytester, workers: tuple[str, ...]) -> None:
     ]
     assert "- found:    softmax(q.k)  (unexplained: missing)" in text
     assert "+ expected: softmax(0.25 * q.k)" in text
-    assert "not judged: test_suite.py::test_lost: (no module): the scale could not be judged" in text
+    (lost,) = re.findall(r"^not judged: test_suite.py::test_lost: (.*)$", text, re.MULTILINE)
+    assert lost.startswith("(no module): the scale could not be judged")
+    assert lost.endswith(" (fails with --sqrtdk-fail-on unmeasured)")
+    assert BELOW.findall(text) == [
+        (
+            'below the bar, fail; fails with @pytest.mark.attention(fail_on="fail"):',
+            "scale_ledger  Layer  test_suite.py:15",
+            "scale 1 instead of 1/sqrt(16) = 0.25, 4 times too large: missing, no 1/sqrt(head_dim) was applied",
+            "test_suite.py::test_bar_of_its_own",
+        ),
+        (
+            "below the bar, note; fails with --sqrtdk-fail-on note:",
+            "scale_ledger  (no module)  test_suite.py:58",
+            "scale 0.3 instead of 1/sqrt(16) = 0.25, 1.2 times too large: nothing declares or explains it; "
+            "it ran outside any module, where nothing could declare it",
+            "test_suite.py::test_lost",
+        ),
+    ]
     weak = re.findall(r"^could not have failed: test_suite.py::(\S+): (.{7})", text, re.MULTILINE)
     assert sorted(weak) == [("test_nothing", "no atte"), ("test_one_key", "one key"), ("test_scales[0.25]", "scale 0")]
     assert "of the fixture" in text
@@ -179,6 +199,22 @@ def test_unmeasured_fails_where_it_is_asked_for(suite: pytest.Pytester) -> None:
     assert "the scale could not be judged" in run.stdout.str()
 
 
+def test_findings_below_the_bar_are_one_short_list() -> None:
+    messages = [Message("joins.brackets", first="a logit", second=f"{10 * layer}") for layer in range(4)]
+    found = [
+        records.Finding("max_logit", "warn", f"h.{layer}", None, None, message, "a fix", "a source")
+        for layer, message in enumerate(messages)
+    ]
+    (entry,) = below.below_bar(found, (), found[:1], ("h.3",), None)
+    assert entry == ["warn", "--sqrtdk-fail-on warn", "max_logit  h.1-2 (2 sites)", "a logit (10) (the first of them)"]
+    tests = [f"test_{number}" for number in range(14)]
+    folded = below.below_lines((test, entry) for test in tests)
+    assert folded[-1] == "    in test_0, test_1, test_2 and 11 more"
+    apart = below.below_lines((test, ["note", "--o", test, ""]) for test in tests)
+    assert apart.count("below the bar, note; fails with --o:") == 1
+    assert apart[-1] == f"below the bar: ... and {14 - below.MOST_LISTED} more"
+
+
 def test_its_words_are_those_of_the_audit() -> None:
     assert plugin.FAIL_ON_CHOICES == records.FAIL_ON
     assert list(reversed(plugin.WORST_FIRST)) == list(records.SEVERITIES)
@@ -223,6 +259,10 @@ def test_slip():
 def test_nothing():
     nn.Linear(3, 3)(torch.ones(2, 3))
 
+@pytest.mark.laws("causal", fail_on="never")
+def test_bar():
+    Layer(False)(torch.linspace(-1, 1, 2 * 8 * 16).view(2, 8, 16))
+
 def test_unmarked():
     Layer(False)(torch.ones(2, 8, 16))
 """
@@ -232,12 +272,15 @@ def test_laws_are_asked_of_the_models_that_a_marked_test_calls(pytester: pytest.
     pytester.makepyfile(test_laws=LAWS)
     run = forked(pytester, "--strict-markers")
     text = run.stdout.str()
-    run.assert_outcomes(failed=2, passed=4)
+    run.assert_outcomes(failed=2, passed=5)
     assert "laws of Layer in test_layer[False] (fail_on: fail)" in text
     assert "critical, law_causal" in text
     assert "marker laws: there is no law 'gravity'" in text
     assert "no law asked: test_laws.py::test_nothing: Linear: " in text
     (line,) = re.findall(r"^sqrtdk laws: .*$", text, re.MULTILINE)
-    assert re.fullmatch(r"sqrtdk laws: 4 tests, \d+ answers kept, 2 broken, \d+ not asked", line)
+    assert re.fullmatch(r"sqrtdk laws: 5 tests, \d+ answers kept, 3 broken, \d+ not asked", line)
+    ((title, place, _, tests),) = BELOW.findall(text)
+    assert title == 'below the bar, critical; fails with @pytest.mark.laws(fail_on="critical"):'
+    assert (place.split()[0], tests) == ("law_causal", "test_laws.py::test_bar")
     assert "sqrtdk: 1 test, 1 attention" in text  # the runs of laws are not among them
     assert "INTERNALERROR" not in text

@@ -52,7 +52,7 @@ def _loaded() -> None:
         ({"scale": nn.Parameter(torch.full((H, 1, 1), 0.2))}, {}, "scale[h] * q.k"),
         ({"softcap": 5.0, "window": (3, 0)}, {}, f"5 * tanh({PLAIN} / 5) + window"),
         ({"sinks": nn.Parameter(torch.zeros(H))}, {"is_causal": True}, f"{PLAIN} + causal + sinks"),
-        ({"position": ALIBI}, {"key_padding_mask": PADDED.view(B, L)}, f"{PLAIN} + alibi + padding"),
+        ({"position": ALIBI}, {"key_padding_mask": ~PADDED.view(B, L)}, f"{PLAIN} + alibi + padding"),
     ],
     ids=["plain", "causal", "grouped rope", "normed", "scale", "softcap window", "sinks", "alibi padding"],
 )

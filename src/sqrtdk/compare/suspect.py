@@ -219,14 +219,15 @@ def _sentence(row: CauseRow, found: PartDifference, vectors: list[str]) -> str:
     if isinstance(a, float) and isinstance(b, float):
         a, b = unequal_texts(a, b, row.digits)
     if isinstance(text, tuple):
-        text = text[0 if _absent(b) else 1 if _absent(a) else 2]
+        text = text[0 if is_absent(b) else 1 if is_absent(a) else 2]
     words = {name: f"{x:g}" if isinstance(x, float) else "" if x is None else x for name, x in (("a", a), ("b", b))}
     words |= {"parts": joined(vectors, "and")} if vectors else {}
     words |= found.words
     return Message(text, **{name: words[name] for name in placeholders(catalogue_text(text).en)})
 
 
-def _absent(word: Word) -> bool:
+def is_absent(word: Word) -> bool:
+    """Returns whether a side has nothing of a kind."""
     return word is None or id_of(word) in ABSENT_WORDS
 
 

@@ -1,4 +1,9 @@
-"""Modules built on `sqrtdk.attention`; each has its `parameter_count()` and the formula for it."""
+"""Modules built on `sqrtdk.attention`; each has its `parameter_count()` and the formula for it.
+
+The masks of every module follow `torch.nn`: a bool `attn_mask` or `key_padding_mask` is **True where a key is hidden**,
+a floating one is added to the logits. `sqrtdk.attention` follows torch's `scaled_dot_product_attention`, in whose mask
+True takes part: `~mask` goes from one to the other.
+"""
 
 from sqrtdk.nn._block import TransformerBlock as TransformerBlock
 from sqrtdk.nn._inventory import AttentionPart as AttentionPart

@@ -1,6 +1,7 @@
 """One call of `sqrtdk.attention` that can also return the weights, and the masks of a multi-head module.
 
-The masks are merged into one that broadcasts to (N, heads, L, S); True takes part.
+A module's bool mask hides where it is True, as in `torch.nn`; the functions below it take the inverse, True takes part.
+This is the only file that turns one into the other.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch.nn import functional
 from sqrtdk._arguments import autocast_dtype
 from sqrtdk._attention import attention
 from sqrtdk._resolve import resolve_arguments
-from sqrtdk._subclasses import as_bool_mask, check_class
+from sqrtdk._subclasses import as_bool_mask, check_class, is_causal_bias
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.impl.call import Call, repeat_heads
+from sqrtdk.impl.call import Call, has_values, repeat_heads
 from sqrtdk.impl.rows import block_rows, guarded_logits, guarded_sum, row_logits, sink_column
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
@@ -28,21 +29,39 @@ if TYPE_CHECKING:
     from sqrtdk._shapes import AnyKey, Factor, Logits, Output, Query, Value, Visible
 
 
+# The least negative "lowest number" in use, float16's: a floating mask with it or less hides.
+_HIDING = torch.finfo(torch.float16).min
+
+
+def function_mask(attn_mask: Tensor) -> Tensor:
+    """Return a module's mask as `sqrtdk.attention` takes it; torch's causal bias has one meaning for both.
+
+    Raises:
+        InvalidTypeError: It is neither bool nor floating, or a subclass that is no plain mask.
+    """
+    if is_causal_bias(attn_mask):
+        return attn_mask
+    _check_type("attn_mask", attn_mask)
+    return ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
+
+
 def merged_mask(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     *,
+    is_causal: bool,
     batch: int,
     heads: int,
     length: int,
     keys: int,
     device: Any,
 ) -> Shaped[Tensor, "#{batch} #{heads} #{length} {keys}"] | None:
-    """Merge both masks into one: bool if both are, otherwise floating with -inf where a bool mask hides.
+    """Merge a module's masks into one for `sqrtdk.attention`: bool if both are, otherwise floating.
 
     Args:
         attn_mask: (L, S), (N * heads, L, S), or (N or 1, heads or 1, L, S), bool or floating; or torch's causal bias.
         key_padding_mask: (N, S), or (S,) if N is 1, bool or floating.
+        is_causal: `attn_mask`, if given, must be the causal mask.
         batch: N.
         heads: query heads.
         length: L.
@@ -51,9 +70,11 @@ def merged_mask(
 
     Raises:
         InvalidTypeError: A mask is neither bool nor floating, or a subclass that is no plain mask.
-        InvalidValueError: A mask has another shape.
+        InvalidValueError: A mask has another shape, or is not causal although `is_causal` says so.
     """
     attn = None if attn_mask is None else _attn(attn_mask, batch, heads, length, keys, device)
+    if is_causal and attn is not None:
+        _check_causal(attn)
     padding = None if key_padding_mask is None else _padding(key_padding_mask, batch, keys)
     if attn is None or padding is None:
         return padding if attn is None else attn
@@ -85,8 +106,8 @@ def _hide(mask: Shaped[Tensor, "#N #Hq #L #S"], seen: Bool[Tensor, "L S"]) -> Sh
 def _attn(
     mask: Tensor, batch: int, heads: int, length: int, keys: int, device: Any
 ) -> Shaped[Tensor, "#{batch} #{heads} {length} {keys}"]:
-    mask = as_bool_mask("attn_mask", mask, length, keys, device)
-    _check_type("attn_mask", mask)
+    causal = is_causal_bias(mask)
+    mask = as_bool_mask("attn_mask", mask, length, keys, device) if causal else function_mask(mask)
     shape = tuple(mask.shape)
     if shape == (length, keys):
         return mask[None, None]
@@ -104,10 +125,10 @@ def _attn(
 def _padding(mask: Tensor, batch: int, keys: int) -> Shaped[Tensor, "{batch} 1 1 {keys}"]:
     _check_type("key_padding_mask", mask)
     if tuple(mask.shape) == (batch, keys) or (batch == 1 and tuple(mask.shape) == (keys,)):
-        return mask.reshape(batch, 1, 1, keys)
+        return (~mask if mask.dtype == torch.bool else mask).reshape(batch, 1, 1, keys)
     raise InvalidValueError(
         f"key_padding_mask is (N, S) = {(batch, keys)}; got {tuple(mask.shape)}",
-        hint="Give one mark for every key: True for a real one.",
+        hint="Give one mark for every key: True for padding.",
     )
 
 
@@ -117,8 +138,25 @@ def _check_type(name: str, mask: Any) -> None:
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise InvalidTypeError(
-            f"{name} is a bool tensor (True takes part) or a floating one (added); got {got}",
-            hint="Convert 0/1 masks with `mask.bool()`.",
+            f"{name} is a bool tensor (True is hidden) or a floating one (added); got {got}",
+            hint="Convert a mask whose 0 is padding with `mask == 0`, one whose 1 is padding with `mask.bool()`.",
+        )
+
+
+def _check_causal(mask: Shaped[Tensor, "#N #Hq L S"]) -> None:
+    """Refuse a mask beside `is_causal` that is not the causal mask.
+
+    In torch `is_causal` is a hint about `attn_mask`: with weights the mask decides, without them the hint does. They
+    agree for the causal mask alone. Where the numbers can't be read (a compiler, a CUDA graph), both apply.
+    """
+    if not has_values(mask) or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    causal = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    fits = mask == causal if mask.dtype == torch.bool else torch.where(causal, mask == 0, mask <= _HIDING)
+    if not fits.all():
+        raise InvalidValueError(
+            "is_causal=True says that attn_mask is the causal mask, row i sees keys j <= i; it is another",
+            hint="Pass is_causal=False, and attn_mask | torch.ones(L, S).triu(1).bool() to hide the future as well.",
         )
 
 

@@ -26,8 +26,8 @@ class TransformerBlock(Counted):
     """Self-attention and a network of one hidden layer, each with a residual and a norm.
 
     With `norm_first`: x + attention(norm1(x)), then x + mlp(norm2(x)); else norm1(x + attention(x)), then
-    norm2(x + mlp(x)). Arguments, state_dict and, for the same weights, outputs and gradients are those of
-    `torch.nn.TransformerEncoderLayer`; **bool masks are the other way round**: here True takes part.
+    norm2(x + mlp(x)). Arguments, masks, state_dict and, for the same weights, outputs and gradients are those of
+    `torch.nn.TransformerEncoderLayer`; it can stand in a `torch.nn.TransformerEncoder`.
 
     Args:
         d_model: channels.
@@ -101,9 +101,10 @@ class TransformerBlock(Counted):
 
         Args:
             src: (L, N, d_model), (N, L, d_model) with `batch_first`, or (L, d_model).
-            src_mask: as `attn_mask` of `MultiHeadAttention`; True takes part.
-            src_key_padding_mask: as `key_padding_mask` there; True takes part.
-            is_causal: row i sees keys j <= i.
+            src_mask: as `attn_mask` of `MultiHeadAttention`: bool, **True where the key is hidden from the row**; or
+                floating, added.
+            src_key_padding_mask: as `key_padding_mask` there: bool, True for padding; or floating, added.
+            is_causal: row i sees keys j <= i; a `src_mask` beside it must be this causal mask.
             return_aux: statistics of the attention to return.
 
         Returns:

@@ -32,8 +32,8 @@ Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class MultiHeadAttention(Projections):
     """Multi-head self and cross attention with any score, scale and position.
 
-    If the features are those of `torch.nn.MultiheadAttention`, so are the arguments, the state_dict and, for the same
-    weights, outputs and gradients. **Bool masks are the other way round**: here True takes part.
+    If the features are those of `torch.nn.MultiheadAttention`, so are the arguments, the masks, the state_dict and, for
+    the same weights, outputs and gradients: one can stand in the other's place.
 
     Args:
         embed_dim: d_model, channels of the query and of the output.
@@ -79,8 +79,9 @@ class MultiHeadAttention(Projections):
         Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245 (fewer key heads).
 
     Differs from torch:
-        True in a bool mask takes part; `is_causal` needs no mask beside it; a row that sees no key gives 0 before the
-        output's projection, not NaN; with `add_bias_kv` or `add_zero_attn` a causal row still sees those keys.
+        `is_causal` without `attn_mask` is causal; torch raises, or, in evaluation without gradients, drops it. A row
+        that sees no key gives 0 before the output's projection; torch gives NaN, or 0 with `need_weights=False` outside
+        its fused path. With `add_bias_kv` or `add_zero_attn` a causal row still sees those keys.
     """
 
     def __init__(
@@ -155,14 +156,16 @@ class MultiHeadAttention(Projections):
             query: (L, N, d_model), (N, L, d_model) with `batch_first`, or (L, d_model).
             key: (S, N, kdim), (N, S, kdim) or (S, kdim).
             value: (S, N, vdim), (N, S, vdim) or (S, vdim).
-            key_padding_mask: (N, S), or (S,) without a batch: bool, **True for a key that takes part**, False for
-                padding (torch's module has it the other way round: pass `~mask`); or floating, added to the logits.
+            key_padding_mask: (N, S), or (S,) without a batch: bool, True for padding, which is hidden; or floating,
+                added to the logits.
             need_weights: whether to return the weights, which must then be held in memory; without them fused kernels
                 run.
-            attn_mask: (L, S), (N h, L, S) or (N, h, L, S): bool, **True where the row sees the key**; or floating,
-                added. Both masks apply together, whatever their types.
+            attn_mask: (L, S), (N h, L, S) or (N, h, L, S): bool, **True where the key is hidden from the row**; or
+                floating, added. Both masks apply together, whatever their types. `sqrtdk.attention` takes a bool mask
+                the other way round, as `scaled_dot_product_attention` does.
             average_attn_weights: return the mean of the weights over heads, (N, L, S); otherwise (N, h, L, S).
-            is_causal: row i sees keys j <= i; no mask is needed beside it.
+            is_causal: row i sees keys j <= i. No mask is needed beside it, and an `attn_mask` beside it must be this
+                causal mask.
             return_aux: statistics to return, (N, h, L) each; see `sqrtdk.AuxRequest`.
 
         Returns:
@@ -170,9 +173,10 @@ class MultiHeadAttention(Projections):
             (output, weights, statistics). Inputs without a batch give results without one.
 
         Raises:
-            InvalidValueError: The shapes do not fit.
+            InvalidValueError: The shapes do not fit, or `is_causal` stands beside another mask than the causal one.
             InvalidTypeError: A mask has integers.
-            UnsupportedError: `need_weights` is combined with an `impl` that never holds them.
+            UnsupportedError: `need_weights` is combined with an `impl` that never holds them, or appended keys with
+                both `is_causal` and `attn_mask`.
         """
         batched = self._check_inputs(query, key, value)
         q, k, v = self.project(query, key, value)
@@ -186,6 +190,7 @@ class MultiHeadAttention(Projections):
         mask = merged_mask(
             attn_mask,
             key_padding_mask,
+            is_causal=is_causal,
             batch=batch,
             heads=self.num_heads,
             length=length,
@@ -193,6 +198,7 @@ class MultiHeadAttention(Projections):
             device=q.device,
         )
         if self.bias_k is not None or self.add_zero_attn:
+            _check_hint(is_causal, attn_mask)
             k, v = self._appended(k, v)
             extra = k.shape[-2] - keys
             mask = with_extra_keys(mask, extra, is_causal=is_causal, length=length, keys=keys, device=q.device)
@@ -305,4 +311,13 @@ def _check(position: object, window: object, appended: bool) -> None:
         raise UnsupportedError(
             "add_bias_kv and add_zero_attn append keys that have no position; got a position or a window with them",
             hint="Use sinks for a key that every row sees.",
+        )
+
+
+def _check_hint(is_causal: bool, attn_mask: object) -> None:
+    """Refuse both beside appended keys: torch shows them to every row with weights, and hides them without."""
+    if is_causal and attn_mask is not None:
+        raise UnsupportedError(
+            "with add_bias_kv or add_zero_attn, is_causal=True and attn_mask leave open who sees the appended keys",
+            hint="Pass is_causal=False: attn_mask is enough, and every row sees the appended keys.",
         )

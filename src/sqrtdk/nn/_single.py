@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from sqrtdk._arguments import dropout_rate
-from sqrtdk.nn._attend import attend
+from sqrtdk.nn._attend import attend, function_mask
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule
 from sqrtdk.scores import FoldedScore, PairScore
@@ -116,8 +116,9 @@ class ScoreAttention(Counted):
             query: (..., heads, L, E), or (..., L, E) if no part has heads.
             key: (..., heads, S, Ek).
             value: (..., heads, S, Ev).
-            attn_mask: broadcastable to (..., heads, L, S): bool, True where the row sees the key, or floating, added.
-            is_causal: row i sees keys j <= i.
+            attn_mask: broadcastable to (..., heads, L, S): bool, **True where the key is hidden from the row**, as in
+                torch's modules; or floating, added. `sqrtdk.attention` takes a bool mask the other way round.
+            is_causal: row i sees keys j <= i, and of these only what `attn_mask` leaves.
             need_weights: whether to return the weights, (..., heads, L, S), after dropout.
             return_aux: statistics to return, see `sqrtdk.AuxRequest`.
 
@@ -129,7 +130,7 @@ class ScoreAttention(Counted):
             query,
             key,
             value,
-            attn_mask=attn_mask,
+            attn_mask=None if attn_mask is None else function_mask(attn_mask),
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=is_causal,
             scale=self.scale,

@@ -307,7 +307,8 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
         if plot.y_axis == "log":
             axes.set_ylim(bottom=_floor(plot))
     elif plot.x_axis == "log" and _powers_of_two(plot):
-        axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=11))
+        beside = axes.get_subplotspec().get_gridspec().ncols > 1  # a panel of two has half the room
+        axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=8 if beside else 11))
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(_power))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

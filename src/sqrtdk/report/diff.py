@@ -10,6 +10,7 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
+from sqrtdk.compare.fixes import fixes_of
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
 from sqrtdk.messages import said
@@ -39,6 +40,7 @@ _PAIR_COLUMNS = ("first", "cause", "explained", "residue", "allowed")
 _NARROW_CONSOLE = 80  # on a narrower console, columns are one blank apart instead of two
 _NARROWEST_CAUSE = 12
 _MOST_DIFF_NOTES = 8
+_MOST_FIXES = 8
 
 
 def to_text(report: DiffReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
@@ -78,6 +80,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
             paragraph(console, Text(plain(said(text, language))), 0)
         if report.paragraphs:
             console.print()
+        _fixes(console, report, language)
         _alone(console, report, language)
         paragraph(console, _summary(report, language), 0, most=console.width)
 
@@ -164,6 +167,21 @@ def _cause(pair: PairDiff, how: str, language: Language) -> str:
         causes = (change(cause, language) for cause in shown_causes(pair.causes))
         return plain(word_of_diff("semicolon", language).join(causes) or cause_name(UNKNOWN_CAUSE, language))
     return said(outcome_word(how), language)
+
+
+def _fixes(console: Console, report: DiffReport, language: Language) -> None:
+    """Print what to change in B, once for each cause of a difference that follows from no other."""
+    own = (pair for pair in report.pairs if outcome(pair) == DIFFERS)
+    found = fixes_of(cause for pair in own for cause in shown_causes(pair.causes))
+    if not found:
+        return
+    paragraph(console, Text(word_of_diff("to_change", language), style="bold"), 0)
+    for fix, cause in [*found.items()][:_MOST_FIXES]:
+        name, at = plain(cause_name(cause.name, language)), f"  {plain(cause.at_b)}" if cause.at_b else ""
+        paragraph(console, Text.assemble((name, "bold red"), (at, "dim"), "  ", plain(said(fix, language))), 2)
+    if len(found) > _MOST_FIXES:
+        paragraph(console, Text(word_of_diff("more", language, count=len(found) - _MOST_FIXES)), 2)
+    console.print()
 
 
 def _alone(console: Console, report: DiffReport, language: Language) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.records import CANCELS as CANCELLED
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
 from sqrtdk.compare.suspect import STAGES
@@ -97,6 +98,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "marks": _marks,
         "mark": mark,
         "meaning": _meaning,
+        "fix": _fix,
         "formulas": marked_formulas,
         "drawable": lambda fold: any(map(drawable, fold.pairs)),
         "ladder": ladder,
@@ -247,6 +249,11 @@ def _stage_reason(stage: StageDiff) -> Markup:
 def _meaning(cause: Cause) -> Markup:
     known = has_words(cause.name)
     return both(Message(f"causes.{cause.name}.meaning").text) if known else escape(plain(cause.text))
+
+
+def _fix(cause: Cause) -> Markup | None:
+    fix = fix_of(cause)
+    return None if fix is None else both(fix.text)
 
 
 def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:

@@ -10,6 +10,7 @@ import importlib.metadata
 from typing import Any
 
 from sqrtdk._json import json_document
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.messages import fields
 
@@ -72,7 +73,7 @@ def _reasoned(record: Any) -> dict[str, Any]:
 
 
 def _pair(pair: PairDiff) -> dict[str, Any]:
-    causes = [_fields(cause) | fields(cause.text) for cause in pair.causes]
+    causes = [_fields(cause) | fields(cause.text) | {"fix": fix_of(cause)} for cause in pair.causes]
     return _reasoned(pair) | {"causes": causes, "stages": [_reasoned(stage) for stage in pair.stages]}
 
 

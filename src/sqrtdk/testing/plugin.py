@@ -8,7 +8,7 @@ reports, which pytest-xdist sends from its workers to the main process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from sqrtdk.testing import plugin_laws
 
 if TYPE_CHECKING:
+    from sqrtdk.audit.records import Finding
     from sqrtdk.testing.observe import AuditedTest
 
 ATTENTION_MARKER = "attention"
@@ -65,7 +66,7 @@ class Audit:
     def __init__(self, fail_on: str) -> None:
         self.fail_on = fail_on
         self.records: dict[str, dict[str, Any]] = {}  # node id of a test -> its record
-        self._audits = pytest.StashKey[tuple["AuditedTest", str]]()
+        self._audits = pytest.StashKey[tuple[dict[str, Any], str]]()  # record of a test, and the text of its failure
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -86,7 +87,8 @@ class Audit:
             bad = failing(audit.findings, audit.calls, fail_on, allow)
             lines = findings_lines(bad, audit.calls, OUTSIDE)
             told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *lines])
-            item.stash[self._audits] = audit, told if bad else ""
+            own_bar = ATTENTION_MARKER if marker.kwargs.get("fail_on") else None
+            item.stash[self._audits] = _record(audit, bad, allow, own_bar), told if bad else ""
         if bad:
             pytest.fail(told, pytrace=False)
         return result
@@ -122,10 +124,12 @@ class Audit:
             return report
         audited = item.stash.get(self._audits, None)
         if report.when == "call" and audited is not None:
-            audit, told = audited
+            record, told = audited
+            if not report.passed:
+                record["weak"] = []  # it can fail
             # skipped before any attention ran; an xfail is reported as skipped too, but ran
-            unrun = report.skipped and not audit.calls and not hasattr(report, "wasxfail")
-            setattr(report, _AUDIT_RECORD, {"ran": False} if unrun else _record(audit, report.passed))
+            unrun = report.skipped and not record["attentions"] and not hasattr(report, "wasxfail")
+            setattr(report, _AUDIT_RECORD, {"ran": False} if unrun else record)
             # the test failed by itself: show the audit's findings below its own failure
             if told and report.failed and told not in report.longreprtext:
                 report.sections.append(("sqrtdk", told))
@@ -142,9 +146,14 @@ class Audit:
             self.records[report.nodeid] = record  # by node id, so a test that is rerun counts once
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write one line on all marked tests, and name what was not judged and what could not have failed."""
+        """Write one line on all marked tests, then findings below the bar, what was not judged, and weak tests."""
         terminalreporter.section("sqrtdk", sep="-")
         terminalreporter.line(summary_line(list(self.records.values())))
+        below = [(node, entry) for node, record in self.records.items() for entry in record.get("below", ())]
+        if below:
+            from sqrtdk.testing.below import below_lines
+
+            terminalreporter.write("".join(f"{line}\n" for line in below_lines(below)))
         for title, key in (("not judged", "unjudged"), ("could not have failed", "weak")):
             named = [(node, text) for node, record in self.records.items() for text in record.get(key, ())]
             for node, text in named[:_MOST_SUMMARY_LINES]:
@@ -153,18 +162,24 @@ class Audit:
                 terminalreporter.line(f"{title}: ... and {len(named) - _MOST_SUMMARY_LINES} more")
 
 
-def _record(audit: AuditedTest, passed: bool) -> dict[str, Any]:
-    """Return the record of a test in plain types that xdist can send. A failed test is not weak: it can fail."""
+def _record(audit: AuditedTest, bad: Sequence[Finding], allow: Sequence[str], own_bar: str | None) -> dict[str, Any]:
+    """Return the record of a test in plain types that xdist can send; `own_bar` as `marker` of `below_bar`."""
     from sqrtdk.audit.records import UNMEASURED
-    from sqrtdk.testing.standing import OUTSIDE, printable
+    from sqrtdk.testing.below import below_bar, failed_by
+    from sqrtdk.testing.standing import OUTSIDE, is_allowed, printable
 
-    lost = [found for found in audit.findings if found.rule == UNMEASURED]
+    lost, option = [], f" (fails with {failed_by(UNMEASURED, own_bar)})"
+    for found in audit.findings:
+        if found.rule == UNMEASURED:
+            stands = found in bad or is_allowed(found, audit.calls, allow)
+            lost.append(printable(f"{found.site or OUTSIDE}: {found.message}") + ("" if stands else option))
     return {
         "ran": True,
         "attentions": len(audit.calls),
         "findings": dict(Counter(found.severity for found in audit.findings if found.rule != UNMEASURED)),
-        "unjudged": [printable(f"{found.site or OUTSIDE}: {found.message}") for found in lost],
-        "weak": list(audit.weak) if passed else [],
+        "below": below_bar(audit.findings, audit.calls, bad, allow, own_bar),
+        "unjudged": lost,
+        "weak": list(audit.weak),
     }
 
 

@@ -40,6 +40,7 @@ class Laws:
         marker = item.get_closest_marker(LAWS_MARKER)
         if marker is None:
             return (yield)
+        from sqrtdk.testing.below import below_bar
         from sqrtdk.testing.laws import CalledModels, broken_lines
         from sqrtdk.testing.standing import failing
 
@@ -47,17 +48,21 @@ class Laws:
         with CalledModels() as called:
             result = yield
         states: Counter[str] = Counter()
-        lines, silent = [], []
+        lines, silent, below = [], [], []
+        own_bar = LAWS_MARKER if marker.kwargs.get("fail_on") else None
         for cls, told in called.reports(names):
             if isinstance(told, str):
                 silent.append(f"{cls}: {told}")
                 continue
             states.update(answer.state for answer in told.answers)
-            if bad := failing(told.findings, (), fail_on, allow):
+            bad = failing(told.findings, (), fail_on, allow)
+            below += below_bar(told.findings, (), bad, allow, own_bar)
+            if bad:
                 lines += [f"laws of {cls} in {item.name} (fail_on: {fail_on})", *broken_lines(bad, ())]
         unasked = not called.calls or len(silent) == len(called.calls)
         item.stash[self._record] = {
             "states": {state: states[state] for state in _LAW_STATES},
+            "below": below,
             "silent": (silent or ["no module was called in it"]) if unasked else [],
         }
         if lines:
@@ -107,11 +112,16 @@ class Laws:
             self.records[report.nodeid] = record
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write one line on all marked tests, and name the tests in which no law could be asked."""
+        """Write one line on all marked tests, then findings below the bar, and tests in which no law could be asked."""
         if not self.records:
             return
         terminalreporter.section("sqrtdk laws", sep="-")
         terminalreporter.line(summary_line(list(self.records.values())))
+        below = [(node, entry) for node, record in self.records.items() for entry in record["below"]]
+        if below:
+            from sqrtdk.testing.below import below_lines
+
+            terminalreporter.write("".join(f"{line}\n" for line in below_lines(below)))
         named = [(node, text) for node, record in self.records.items() for text in record["silent"]]
         for node, text in named[:_MOST_SUMMARY_LINES]:
             terminalreporter.line(f"no law asked: {node}: {text}")

@@ -13,6 +13,7 @@ from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import RULES
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.outputs import percent_of_size
 from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
@@ -213,12 +214,8 @@ def _cause(cause: Cause) -> list[str]:
     said = f"{cause.name}: B {cause.text}" if cause.text else cause.name
     if cause.name == "input":
         return [said, "fix: mend what comes before it"]
-    fix = "" if cause.a == cause.b else f"fix: in B, {cause.name} {_value(cause.b)} -> {_value(cause.a)}"
-    return [said, *filter(None, [fix])]
-
-
-def _value(value: str | float | None) -> str:
-    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    fix = fix_of(cause)
+    return [said] if fix is None else [said, f"fix: in B, {fix}"]
 
 
 def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str]:

@@ -8,6 +8,8 @@ import re
 import pytest
 
 from sqrtdk.compare import suspect
+from sqrtdk.compare.fixes import fix_of
+from sqrtdk.compare.records import Cause
 from sqrtdk.messages import said
 from sqrtdk.report.diff_fold import value_in_words
 from tests.compare import cause_records
@@ -23,11 +25,15 @@ CHINESE = {
 
 def test_the_causes_say_what_was_recorded_and_say_it_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     chinese: dict[str, str] = {}
+    unfixed = []
     as_recorded = cause_records._said
 
     def noted(found: suspect.Suspicion) -> list[object]:
         chinese[found.text] = said(found.text, "zh")
         assert not any(ENGLISH.search(value_in_words(side, "zh")) for side in (found.a, found.b))
+        fix = fix_of(Cause(found.name, found.a, found.b, 1.0, found.text, found.stage))
+        if fix is None or "{" in fix or ENGLISH.search(re.sub(r"1 \+ weight|torch\.\S+", "", said(fix, "zh"))):
+            unfixed.append((found.text, fix))
         return as_recorded(found)
 
     monkeypatch.setattr(cause_records, "_said", noted)
@@ -36,4 +42,5 @@ def test_the_causes_say_what_was_recorded_and_say_it_in_chinese(monkeypatch: pyt
     assert list(now) == list(recorded)
     assert {name: said for name, said in now.items() if differences(recorded[name], said)} == {}
     assert [text for text in chinese.values() if ENGLISH.search(text)] == []
+    assert unfixed == []
     assert {text: chinese.get(text) for text in CHINESE} == CHINESE

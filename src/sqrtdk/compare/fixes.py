@@ -1,0 +1,105 @@
+"""What to change in B for a cause: the call, the argument or the key of a config (`messages/words/fixes.toml`).
+
+A fix is found by the name of the cause and then, most particular first: the cause's sentence ("padding.on_rows"), the
+words for what A has ("mask_alignment.lower_right") or B has ("head_order.qkv_mixed"), else "set" or "drop".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqrtdk.compare.records import Cause
+from sqrtdk.compare.suspect import NO_VALUE, is_absent
+from sqrtdk.messages import Message, catalogue_text, id_of, placeholders
+from sqrtdk.messages._catalogue import topic
+
+# sentences whose fix is that of another one; a key here is read before the catalogue
+_SAME_FIX = {
+    "scale.at_place": "scale.factors",
+    "scale.range_by": "scale.factors",
+    "padding.rows_see_all": "padding.rows",
+    "padding.rows_see_own": "padding.rows",
+    "padding.rows_see_none": "padding.rows",
+    "padding.rows_no_longer": "padding.rows",
+    "mask.inverts": "padding.inverts",
+    "mask.of_others": "padding.of_others",
+    "mask.own": "padding.own",
+    "mask.documents.moved": "mask.documents.lost",
+    "mask.chunks.moved": "mask.chunks.lost",
+    "mask.prefix.moved": "mask.prefix.lost",
+    "mask.blocks.moved": "mask.blocks.lost",
+    "weights.gain_shift": "weights.gain",
+    "positions.twice_beside": "positions.twice_not_once",
+    "positions.cache_twice": "positions.cache_turned",
+}
+_NORMS = {"RMS": "nn.RMSNorm", "LayerNorm": "nn.LayerNorm", "L2": "F.normalize"}  # by the word for what A has
+_BY_WORDS_OF_B = ("head_order", "weights")  # what A has is "in order", or "gain"
+
+
+def fix_of(cause: Cause) -> Message | None:
+    """Returns what to change in B; None for a changed input, an unknown cause, or a record with other words.
+
+    Example:
+        >>> fix_of(Cause("softcap", None, 50.0, 1.0, "has a softcap (50), which A has not", "softcap"))
+        'take the tanh out; attn_logit_softcapping=None in a Gemma 2 config'
+    """
+    known, values = topic("fixes"), _values(cause)
+    for key in _keys(cause):
+        key = _SAME_FIX.get(key, key)
+        if key in known and (names := placeholders(catalogue_text(f"fixes.{key}").en)) <= values.keys():
+            return Message(f"fixes.{key}", **{name: values[name] for name in names})
+    return None
+
+
+def fixes_of(causes: Iterable[Cause]) -> dict[Message, Cause]:
+    """Returns each fix once, with the first cause that it is for, in the order of the causes."""
+    found: dict[Message, Cause] = {}
+    for cause in causes:
+        if (fix := fix_of(cause)) is not None:
+            found.setdefault(fix, cause)
+    return found
+
+
+def _keys(cause: Cause) -> Iterator[str]:
+    name, a, b = cause.name, cause.a, cause.b
+    if name == "mask_offset" and a == 0:
+        yield "mask_offset.causal"
+    if name == "softcap" and isinstance(a, str) and isinstance(b, str):
+        yield "softcap.form"
+    if name == "mask_magnitude" and a == "-inf":
+        yield "mask_magnitude.infinite"
+    if name == "group_order":
+        yield f"group_order.{_repeat(str(a))}"
+    for word in (cause.text, a, *([b] if name in _BY_WORDS_OF_B else [])):
+        if (id := id_of(word) or "").startswith(f"causes.{name}."):
+            yield id.removeprefix("causes.")
+    if is_absent(a):
+        yield f"{name}.drop"
+    yield f"{name}.set"
+
+
+def _repeat(heads: str) -> str:
+    """Returns how key heads are repeated: "0 0 1 1" is interleaved, "0 1 0 1" repeated."""
+    numbers = heads.split()
+    if "..." in numbers or len(set(numbers)) == len(numbers):
+        return "set"
+    first = list(dict.fromkeys(numbers))
+    if numbers == sorted(numbers, key=first.index):
+        return "interleaved"
+    return "repeated" if numbers == first * (len(numbers) // len(first)) else "set"
+
+
+def _values(cause: Cause) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, word in (("a", cause.a), ("b", cause.b)):
+        shown = Message(NO_VALUE) if word is None else word
+        values[name] = f"{shown:.6g}" if isinstance(shown, float) else shown
+    for text in (cause.b, cause.text):  # the sentence has a number with its unit, or in more digits
+        if isinstance(text, Message):
+            values |= text.values
+    if isinstance(cause.a, float | int):
+        values["diagonal"] = f"{-cause.a:g}"
+    if cause.a in _NORMS:
+        values["module"] = _NORMS[cause.a]
+    return values

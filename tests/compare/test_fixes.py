@@ -1,0 +1,63 @@
+"""What to change in B: the fix of a cause, and that no fix of the catalogue is out of reach.
+
+`causes/test_cause_records.py` asks for the fix of every planted cause.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sqrtdk.compare import fixes
+from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.fixes import fix_of, fixes_of
+from sqrtdk.compare.records import Cause
+from sqrtdk.messages import Message
+from sqrtdk.messages._catalogue import topic
+
+COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop"}
+
+
+def cause(name: str, a: object, b: object, key: str = "", /, **values: object) -> Cause:
+    text = Message(f"causes.{name}.{key}", **values) if key else "as a stranger's record says it"  # type: ignore[arg-type]
+    return Cause(name, a, b, 1.0, text, "")  # type: ignore[arg-type]
+
+
+FIXES = {
+    "scale": (cause("scale", 0.125, 1.0), "scale=0.125 in scaled_dot_product_attention"),
+    "softcap": (cause("softcap", 50.0, None), "50 * torch.tanh(z / 50)"),
+    "no softcap": (cause("softcap", None, 50.0), "attn_logit_softcapping=None"),
+    "causal": (cause("mask_offset", 0, Message("causes.value.none")), "is_causal=True"),
+    "one ahead": (cause("mask_offset", -1, 0), "tril(1)"),
+    "lower right": (cause("mask_alignment", Message("causes.mask_alignment.lower_right"), ""), "tril(S - L)"),
+    "groups": (cause("group_order", "0 0 1 1", "0 1 0 1", "other", a="0 0 1 1", b="0 1 0 1", parts="k"), "interleave"),
+    "tiles": (cause("group_order", "0 1 0 1", "0 0 1 1", "other", a="0 1 0 1", b="0 0 1 1", parts="k"), "1, n, 1, 1"),
+    "own heads": (
+        cause("group_order", "0 1 2", "2 1 0", "other", a="0 1 2", b="2 1 0", parts="k"),
+        "heads 0 1 2 of k: x[:, order]",
+    ),
+    "inverted": (cause("mask", "", "", "inverts"), "pass ~mask"),
+    "norm": (cause("qk_norm", "RMS", None, "missing", a="RMS", parts="q"), "nn.RMSNorm"),
+    "no parts in a record": (cause("qk_norm", "RMS", None), None),
+    "input": (cause("input", None, None, "other"), None),
+    "unknown": (cause("unknown", None, None), None),
+}
+
+
+@pytest.mark.parametrize(("one", "words"), FIXES.values(), ids=FIXES.keys())
+def test_a_fix_names_the_call(one: Cause, words: str | None) -> None:
+    fix = fix_of(one)
+    assert fix is words is None or (fix is not None and words is not None and words in fix)
+
+
+def test_equal_fixes_are_one() -> None:
+    twice, other = [cause("softcap", 50.0, None), cause("softcap", 50.0, None)], cause("softcap", 30.0, None)
+    assert list(fixes_of([*twice, other]).values()) == [twice[0], other]
+
+
+def test_no_fix_is_out_of_reach() -> None:
+    sentences, known = topic("causes"), topic("fixes")
+    assert set(fixes._SAME_FIX.values()) <= known.keys()
+    assert set(fixes._SAME_FIX) <= sentences.keys()
+    own = known.keys() - set(fixes._SAME_FIX.values())
+    assert {key for key in own if key not in sentences and key.rpartition(".")[2] not in COMPUTED} == set()
+    assert {key.partition(".")[0] for key in known} == set(CAUSES)
