@@ -239,7 +239,7 @@ def test_without_permission_to_comment_the_job_goes_on(runner: Runner, api: str,
 @pytest.mark.full
 def test_a_baseline_fails_only_on_what_changed(runner: Runner) -> None:
     home = runner.folder / "repository" / "src"
-    write = [sys.executable, "-m", "sqrtdk", "baseline", "write", "nets:broken", "b.json"]
+    write = [sys.executable, "-m", "sqrtdk", "check", "nets:broken", "--baseline", "b.json", "--update"]
     subprocess.run(write, cwd=home, env=environment() | runner.variables, check=True, capture_output=True)
     runner.inputs |= {"models": "nets:broken", "baselines": "b.json"}
     assert runner.run("Check") == 0, runner.log
@@ -293,7 +293,7 @@ def test_the_hook_runs_a_verb_and_installs_what_it_needs() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert hook["additional_dependencies"] == project["optional-dependencies"]["hf"]
-    assert hook["entry"] == "sqrtdk configs"
+    assert hook["entry"] == "sqrtdk check --static"
     matches = re.compile(hook["files"])
     assert all(matches.search(path) for path in ("config.json", "models/a/config.json"))
     assert not any(matches.search(path) for path in ("tsconfig.json", "config.json.bak"))

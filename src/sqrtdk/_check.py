@@ -62,7 +62,8 @@ def check(
 
     Args:
         model: A module; or a name for `sqrtdk.models.load.resolve`: "demo", a directory, a hub id, a factory; or an
-            exported graph, .onnx or .pt2, which is read without running it; or a .gguf file, for its metadata.
+            exported graph, .onnx or .pt2, which is read, and runs only on an `input_file`; or a .gguf file, for its
+            metadata.
         inputs: A dict or tuple for forward, or one tensor; None makes suitable inputs from the config.
         static: Run on the meta device: scales and formulas, no statistics.
         attn: "eager" or "sdpa" audits that implementation, "both" audits one after the other. None audits the model's
@@ -116,13 +117,10 @@ def check_with(
     laws: str | Sequence[str] | None = None,
     fail_on: str = "fail",
     command: str = "",
-    like: str | None = None,
-    run_graph: bool = False,
     after: Callable[[LoadedModel], None] | None = None,
 ) -> CheckReport:
     """Audit a model as `check` does, with the loading options in one object, and report progress.
 
-    An exported graph may be judged by a model that it is `like`, and may be run for the statistics of its logits.
     `after` receives each model once it is audited, while it is still in memory.
     """
     attn = options.attn
@@ -142,13 +140,11 @@ def check_with(
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
             raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
-        run, lost, told = audit_graph(model, options, like=like, run_it=run_graph)
+        run, lost, told = audit_graph(model, options)
         run = dataclasses.replace(
             run, laws=tuple(law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
         )
         return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
-    if like is not None or run_graph:
-        raise InvalidValueError(Message("errors.options.for_graphs"), hint=Message("errors.hint.diff"))
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")

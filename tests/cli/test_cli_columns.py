@@ -12,14 +12,16 @@ CONFIG = '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab
 VERBS = {  # with what stands in its tables, and would be cut where a column is too narrow
     "check demo:unscaled": "blocks.0-2.attention softmax(rope(q).rope(k) missing saturated",
     "check demo:twice --static --fail-on never": "blocks.0-2.attention twice saturated",
-    "check demo --kv-dtype int8 --fail-on never": "blocks.0.attention exact saturated",
-    "configs config.json --fail-on never": "config.json:",
+    "kv demo --cache-dtype int8 --fail-on never": "blocks.0.attention exact saturated",
+    "kv demo": "format fp8_e4m3 tensor q8_0 block health ok",
+    "kv demo --lang zh-CN": "格式 fp8_e4m3 tensor 键改变 输出偏差 良好",
+    "check --static config.json config.json --fail-on never": "config.json:",
     "diff demo demo:unscaled": "blocks.1-2.attention explained allowed",
     "params": "gpt2-medium cross-attention 12,079,595,520 31.9%",
     "params gpt2-xl": "self-attention 491,827,200 d_model^2",
     "params demo": "blocks.0-2.attention DemoAttention 196,608 128x128",
     "env": "transformers platform compiler",
-    "baseline check demo:unscaled kept.json": "changed: blocks.0-2.attention",
+    "check demo:unscaled --baseline kept.json": "changed: blocks.0-2.attention",
     "lab list": "seed-code-shapes dimensions S4",
     "lab list --lang zh-CN": "seed-code-shapes softmax S4",
     "lab show grad-norm": "grad-norm saturates Control",
@@ -38,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(CONFIG)
     write_sick(folder / "a")
     write_sick(folder / "b")
-    assert called("baseline", "write", "demo", "kept.json", cwd=folder).returncode == 0
+    assert called("check", "demo", "--baseline", "kept.json", "--update", cwd=folder).returncode == 0
     return folder
 
 

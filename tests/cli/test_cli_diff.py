@@ -65,7 +65,7 @@ def test_exit_codes(make: Callable[[], DiffReport], fail_on: str, code: int, com
 def test_an_option_of_both_reaches_both_and_one_of_a_side_that_side(compared: list[typing.Any]) -> None:
     compared.append(ModelError("enough"))
     words = (
-        "--attn eager --attn-b sdpa --dtype-a bf16 --device cpu --device-b meta --revision r --revision-a s --text t"
+        "--attn eager --b attn=sdpa --a dtype=bf16 --device cpu --b device=meta --revision r --a revision=s --text t"
     )
     words += " --input i --batch 2 --seq-len 3 --seed 5 --trust-remote-code --map m.json --fail-on never"
     done = diff("demo", "demo:twice", *words.split())

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sqrtdk import cli
 from sqrtdk.cli import output
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.old_spellings import NEW_SPELLINGS
 from sqrtdk.errors import ModelError
 from tests.cli.commands import EVERY
 from tests.cli.errors import check_error
@@ -48,15 +49,27 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "check --attn flash": ("'flash' is not one of 'eager', 'sdpa', 'both'", "sqrtdk check --help"),
     "check demo --fail-on sometimes": ("'--fail-on': 'sometimes' is not one of 'note'", "sqrtdk check --help"),
     "check --no-such-option": ("No such option", "sqrtdk check --help"),
-    "check demo demo": ("unexpected extra argument", "sqrtdk check --help"),
+    "check demo demo": ("2 MODELs given without --static", "sqrtdk check --static A B C"),
+    "check --update": ("--update given without --baseline", "--baseline FILE --update"),
+    "check --baseline b.json": ("the baseline 'b.json' can't be read", "sqrtdk check demo --baseline b.json --update"),
+    "check --baseline b.json --junit j.xml": ("--junit given with --baseline", "sqrtdk check --help"),
+    "check --baseline b.json --update --fail-on warn": ("--fail-on warn given with --update", "sqrtdk check --help"),
+    "check --baseline no/b.json --update": ("there is no directory no", ""),
+    "kv": ("Missing ", "for example: sqrtdk kv demo; all options: sqrtdk kv --help"),
+    "kv demo --cache-dtype int3": ("'int3' is not one of 'fp8_e4m3'", "sqrtdk kv --help"),
+    "kv demo --cache-scale head": ("--cache-scale head given without", "--cache-dtype int8 --cache-scale head"),
     "check demo --html": ("Option ", "for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help"),
     "chekc": ("No such command", ""),
     "diff": ("Missing ", "for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
     "diff demo": ("Missing ", "sqrtdk diff --help"),
     "diff demo demo demo": ("unexpected extra argument", "sqrtdk diff --help"),
-    "diff demo demo --attn-b flash": ("'flash' is not one of 'eager', 'sdpa'", "sqrtdk diff --help"),
+    "diff demo demo --b attn=flash": ("--b attn=flash is no option of one side", "attn=eager|sdpa, dtype=DTYPE"),
+    "diff demo demo --a batch=2": ("--a batch=2 is no option of one side", "device=DEVICE, revision=NAME"),
+    "diff demo demo --a eager": ("--a eager is no option of one side", "attn=eager|sdpa"),
+    "diff demo demo --a dtype=": ("--a dtype= is no option of one side", "attn=eager|sdpa"),
+    "diff demo demo --a dtype=bf16 --a dtype=fp16": ("--a dtype=fp16 is the second value", "given once"),
     "diff demo demo --fail-on fail": ("'fail' is not one of", "sqrtdk diff --help"),
-    "diff demo demo --dtype-b int8": ("B: there is no dtype 'int8' to run a model in", ""),
+    "diff demo demo --b dtype=int8": ("B: there is no dtype 'int8' to run a model in", ""),
     "diff demo demo --map nowhere.json": ("the map nowhere.json can't be read", ""),
     "diff demo demo --input nowhere.safetensors": ("nowhere.safetensors", ""),
     "diff demo demo --output here.json --html here.json": ("two reports would be written to here.json", ""),
@@ -107,9 +120,23 @@ def test_what_is_wrong_is_told_and_nothing_is_written(command: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("old", NEW_SPELLINGS)
+def test_an_old_spelling_says_the_new_one(old: str, tmp_path: Path) -> None:
+    """Alone, and with what stood around it; the new one is a command that there is, with these options."""
+    option = old.rpartition(" ")[2]
+    for words in ([*old.split(), "x"], [*old.split()[:-1], "demo", option, "x"] if option.startswith("--") else []):
+        if words:
+            check_error(called(*words, cwd=tmp_path), "No such ", f"it is now: {NEW_SPELLINGS[old]}")
+    chinese = called(*old.split(), "x", "--lang", "zh-CN", cwd=tmp_path)
+    assert f"现在的写法：{NEW_SPELLINGS[old]}" in chinese.stderr
+    verb, *arguments = NEW_SPELLINGS[old].split()[1:]
+    flags = {flag for parameter in EVERY[verb][0].params for flag in parameter.opts}
+    assert {word for word in arguments if word.startswith("--")} <= flags
+
+
 CHOICES = {  # of an option that takes any text
-    "device": ["cpu", "meta"], "dtype": ["float32", "bf16", "fp16", "float64"], "kv_dtype": ["int8", "float16"],
-    "model": ["demo", "demo:unscaled", "demo:twice", "demo:inverted"],
+    "device": ["cpu", "meta"], "dtype": ["float32", "bf16", "fp16", "float64"],
+    "models": ["demo", "demo:unscaled", "demo:twice", "demo:inverted"],
 }  # fmt: skip
 SMALL = {"batch": 2, "seq_len": 6, "seed": 2**32}
 

@@ -144,8 +144,7 @@ complete_words sqrtdk lab r
 def test_the_bars_are_those_of_the_records() -> None:
     for path, bars in {
         "check": AUDIT,
-        "configs": AUDIT,
-        "baseline check": AUDIT,
+        "kv": AUDIT,
         "watch show": AUDIT,
         "diff": DIFF,
     }.items():

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sqrtdk.cli.baseline import FILE
 from sqrtdk.cli.options import STDOUT
 from tests.cli.errors import check_error
 from tests.report import sarif_rules
@@ -83,6 +82,7 @@ OWN_CONFIG = {
     "head_dim": 64,
     "query_pre_attn_scalar": 144,
 }
+FILE = "attention.json"
 MODULES = {"pull_nets.py": NETS}
 FILES = ["--sarif", "a.sarif", "--junit", "a.xml", "--markdown", "a.md", "--html", "a.html", "--output", "a.json"]
 LLAMA = {
@@ -162,22 +162,43 @@ def test_markdown_on_stdout_is_alone_there(nets: Path) -> None:
 
 
 def test_a_baseline_passes_what_it_knows_and_names_what_changed(nets: Path) -> None:
-    written = called("baseline", "write", "pull_nets:bad", cwd=nets)
-    assert written.returncode == 0, written.stderr
+    kept = ("--baseline", FILE)
+    check_error(called("check", "pull_nets:bad", *kept, cwd=nets), "can't be read", f"--baseline {FILE} --update")
+    assert not (nets / FILE).exists()
+    written = called("check", "pull_nets:bad", *kept, "--update", cwd=nets)
+    assert (written.returncode, written.stdout) == (0, "")
     assert "1 attention: 1 unexplained." in written.stderr
-    file = nets / FILE
-    assert called("baseline", "check", "pull_nets:bad", cwd=nets).returncode == 0
-    changed = called("baseline", "check", "pull_nets:good", FILE, "--markdown", "c.md", cwd=nets)
+    assert called("check", "pull_nets:bad", *kept, cwd=nets).returncode == 0
+    changed = called("check", "pull_nets:good", *kept, "--markdown", "c.md", cwd=nets)
     assert changed.returncode == 1
     assert "- verdict unexplained: missing\n       + verdict exact" in changed.stdout
     assert "verdict changed" in (nets / "c.md").read_text()
-    document = json.loads(called("baseline", "check", "pull_nets:good", "--json", cwd=nets).stdout)
+    document = json.loads(called("check", "pull_nets:good", *kept, "--json", cwd=nets).stdout)
     assert {change["what"] for change in document["changes"]} >= {"formula", "ratio", "verdict"}
     assert document["exit_code"] == 1
-    assert called("baseline", "check", "pull_nets:good", "--fail-on", "never", cwd=nets).returncode == 0
-    before = file.read_bytes()
-    assert called("baseline", "write", "pull_nets:good", cwd=nets).returncode == 2
-    assert file.read_bytes() == before
+    assert called("check", "pull_nets:good", *kept, "--fail-on", "never", cwd=nets).returncode == 0
+
+
+def test_an_update_says_what_changed_and_nothing_fails(nets: Path) -> None:
+    update = ("--baseline", FILE, "--update")
+    called("check", "pull_nets:bad", *update, cwd=nets)
+    before = (nets / FILE).read_bytes()
+    renewed = called("check", "pull_nets:good", *update, cwd=nets)
+    assert renewed.returncode == 0
+    assert "+ verdict exact" in renewed.stdout
+    assert (nets / FILE).read_bytes() != before
+    again = json.loads(called("check", "pull_nets:good", *update, "--json", cwd=nets).stdout)
+    assert (again["changes"], again["exit_code"]) == ([], 0)
+
+
+def test_an_update_gives_up_a_file_that_is_no_baseline_only_by_force(nets: Path) -> None:
+    for content in ("my notes", '{"schema_version": 1, "model": "m", "mode": "static", "attentions": []}'):
+        (nets / FILE).write_text(content)
+        done = called("check", "pull_nets:bad", "--baseline", FILE, "--update", cwd=nets)
+        check_error(done, "")
+        assert (nets / FILE).read_text() == content
+        assert called("check", "pull_nets:bad", "--baseline", FILE, "--update", "--force", cwd=nets).returncode == 0
+        assert called("check", "pull_nets:bad", "--baseline", FILE, cwd=nets).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +207,7 @@ def test_a_baseline_passes_what_it_knows_and_names_what_changed(nets: Path) -> N
 def test_a_baseline_of_another_kind_is_one_error(nets: Path, content: str | None, why: str) -> None:
     if content is not None:
         (nets / "b.json").write_text(content)
-    done = called("baseline", "check", "pull_nets:good", "b.json", cwd=nets)
+    done = called("check", "pull_nets:good", "--baseline", "b.json", cwd=nets)
     check_error(done, why)
 
 
@@ -196,18 +217,26 @@ def test_each_config_is_looked_at_and_the_worst_counts(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
     files = {name: f"{name}/config.json" for name in contents}
-    fine = called("configs", files["good"], files["other"], cwd=tmp_path)
+    fine = called("check", "--static", files["good"], files["other"], cwd=tmp_path)
     assert fine.returncode == 0, fine.stderr
     (line,) = fine.stdout.splitlines()
     assert line.startswith("good/config.json: The one attention has the textbook scale")
     assert " 1 attention call: 1 exact. No findings" in line
     assert "other/config.json: not checked, it names no model_type" in fine.stderr
-    worst = called("configs", files["broken"], files["good"], cwd=tmp_path)
+    worst = called("check", "--static", files["broken"], files["good"], cwd=tmp_path)
     assert worst.returncode == 2
     assert "good/config.json: The one attention has" in worst.stdout
     assert "broken/config.json: not checked" in worst.stderr
     (tmp_path / "good" / "my_model.json").write_text(contents["good"])
-    renamed = called("configs", "good/my_model.json", cwd=tmp_path)
-    assert renamed.stdout.startswith("good/my_model.json: The one attention has the textbook scale")
-    strict = called("configs", files["good"], "--fail-on", "note", cwd=tmp_path)
+    renamed = called("check", "--static", "good/my_model.json", cwd=tmp_path)
+    assert "The one attention has the textbook scale" in renamed.stdout
+    strict = called("check", "--static", files["good"], "--fail-on", "note", cwd=tmp_path)
     assert strict.returncode == 0
+    assert called("check", "--static", files["other"], cwd=tmp_path).returncode == 0  # what a hook gives of one file
+
+
+def test_documents_are_of_one_model(tmp_path: Path) -> None:
+    check_error(called("check", "demo", "demo:twice", cwd=tmp_path), "2 MODELs", "--static A B C")
+    for option in (["--json"], ["--html", "a.html"], ["--baseline", FILE]):
+        done = called("check", "--static", "demo", "demo:twice", *option, cwd=tmp_path)
+        check_error(done, f"{option[0]} given with several MODELs")

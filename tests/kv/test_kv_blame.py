@@ -161,5 +161,5 @@ def test_findings_name_the_head_and_the_remedy_and_set_the_exit_code() -> None:
     found = [finding for finding in told.findings if finding.rule == "kv_cache"]
     assert {finding.site for finding in found} == {"model.layers.1.self_attn"}
     assert all("key head 1" in finding.message for finding in found)
-    assert any("--kv-scale channel" in finding.fix and "folding" in finding.fix for finding in found)
+    assert any("--cache-scale channel" in finding.fix and "folding" in finding.fix for finding in found)
     assert [judged.health for judged in told.calls] == [judged.health for judged in report.calls]

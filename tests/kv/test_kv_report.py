@@ -31,7 +31,7 @@ EVIL = "<script>alert(1)</script>\x1b[31m"
 
 
 def run(*arguments: str):  # type: ignore[no-untyped-def]
-    return CliRunner().invoke(cli._app, ["check", "demo", *SMALL, *arguments])
+    return CliRunner().invoke(cli._app, ["kv", "demo", *SMALL, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def report() -> CheckReport:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_every_format_is_an_option(dtype: str) -> None:
-    done = run("--kv-dtype", dtype, "--json")
+    done = run("--cache-dtype", dtype, "--json")
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
@@ -52,29 +52,46 @@ def test_every_format_is_an_option(dtype: str) -> None:
     assert len(cache["calls"][0]["stored"]["heads"]) == 2
 
 
-def test_both_attentions_have_one_cache() -> None:
-    document = json.loads(run("--kv-dtype", "int8", "--attn", "both", "--json").stdout)
-    assert len(document["kv_cache"]["calls"]) == 3
-
-
-def test_without_the_option_nothing_is_added() -> None:
-    document = json.loads(run("--json").stdout)
+def test_without_a_format_all_are_compared_and_none_is_a_finding(tmp_path: Path) -> None:
+    done = run("--json", "--html", str(tmp_path / "a.html"), "--fail-on", "note")
+    document = json.loads(done.stdout)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert "kv_cache" not in document
-    assert "cache" not in to_text(check("demo", seq_len=16))
+    assert {"kv_cache", "unmeasured"}.isdisjoint(finding["rule"] for finding in document["findings"])
+    for name, cache in zip(FORMATS, document["kv_formats"], strict=True):
+        alone = json.loads(run("--cache-dtype", name, "--json").stdout)["kv_cache"]
+        assert cache == alone
+    page = (tmp_path / "a.html").read_text()
+    assert all(f"<code>{name}</code>" in page.partition('<section id="cache">')[2] for name in FORMATS)
+
+
+def test_the_line_of_a_format_is_of_its_worst_head(report: CheckReport) -> None:
+    forecast = report.kv_cache
+    assert forecast is not None
+    fine = replace(forecast, dtype="int8", calls=())
+    unfit = replace(fine, dtype="q8_0", not_measured=(NotMeasured("a", "its heads are odd"),))
+    text = to_text(replace(report, kv_cache=None, kv_formats=(forecast, unfit)), width=100)
+    line = next(line.split() for line in text.splitlines() if line.startswith("int4"))
+    worst = max(head.kl_mean_nats for call in forecast.calls for head in call.stored.heads)
+    assert line[1:5] == ["warn", "4", "tensor", f"{worst:.3g}"]
+    assert "q8_0: 1 attentions not judged: its heads are odd" in text
+
+
+def test_a_check_has_no_forecast() -> None:
+    assert "kv_" not in "".join(json.loads(to_json(check("demo", seq_len=16))))
+    assert "cache" not in to_text(check("demo", seq_len=16, laws="none"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        (["--kv-scale", "head"], "no kv_dtype is given"),
-        (["--kv-rows", "8"], "no kv_dtype is given"),
-        (["--kv-dtype", "int8", "--kv-rows", "0"], "kv-rows"),
-        (["--kv-dtype", "q8_0", "--kv-scale", "head"], "scales of its own"),
-        (["--kv-dtype", "int8", "--static"], "no values"),
-        (["--kv-dtype", "int3"], "int3"),
-        (["--kv-dtype", "int4", "--kv-scale", "1"], "none can be fixed"),
-        (["--kv-dtype", "int8", "--kv-scale", "0"], "above 0"),
-        (["--kv-dtype", "int8", "--kv-scale", "row"], "row"),
+        (["--cache-dtype", "int8", "--rows", "0"], "rows"),
+        (["--cache-dtype", "q8_0", "--cache-scale", "head"], "scales of its own"),
+        (["--static"], "--static"),
+        (["--cache-dtype", "int3"], "int3"),
+        (["--cache-dtype", "int4", "--cache-scale", "1"], "none can be fixed"),
+        (["--cache-dtype", "int8", "--cache-scale", "0"], "above 0"),
+        (["--cache-dtype", "int8", "--cache-scale", "row"], "row"),
     ],
 )
 def test_what_makes_no_sense_is_one_error(arguments: list[str], rule: str, tmp_path: Path) -> None:
@@ -211,7 +228,7 @@ def make():
 """
 
 
-@pytest.mark.parametrize("more", [[], ["--kv-rows", "4"]])
+@pytest.mark.parametrize("more", [[], ["--rows", "4"]])
 def test_the_model_that_is_audited_is_the_one_that_is_forecast(
     more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +236,7 @@ def test_the_model_that_is_audited_is_the_one_that_is_forecast(
     name = f"forecast_once_{len(more)}"
     (tmp_path / f"{name}.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(cli._app, ["check", f"{name}:make", "--kv-dtype", "int8", "--json", *more])
+    done = CliRunner().invoke(cli._app, ["kv", f"{name}:make", "--cache-dtype", "int8", "--json", *more])
     assert done.exit_code == 0, done.stderr
     (call,) = json.loads(done.stdout)["kv_cache"]["calls"]
     assert (call["rows"], call["rows_of"]) == (4 if more else 16, 16)
@@ -227,7 +244,7 @@ def test_the_model_that_is_audited_is_the_one_that_is_forecast(
 
 
 def test_the_forecast_of_the_command_line_is_that_of_python() -> None:
-    told = json.loads(run("--kv-dtype", "int4", "--kv-rows", "5", "--json").stdout)["kv_cache"]["calls"]
+    told = json.loads(run("--cache-dtype", "int4", "--rows", "5", "--json").stdout)["kv_cache"]["calls"]
     own = kv_forecast("demo", kv_dtype="int4", rows=5, seq_len=16).calls
     assert [head["kl_mean_nats"] for call in told for head in call["stored"]["heads"]] == [
         head.kl_mean_nats for call in own for head in call.stored.heads

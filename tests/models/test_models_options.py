@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +12,13 @@ import typer
 
 import sqrtdk
 import sqrtdk._check
-import sqrtdk.audit.baseline
 import sqrtdk.compare.diff
 import sqrtdk.kv.forecast
 import sqrtdk.kv.request
 import sqrtdk.monitor.checkpoints
 import sqrtdk.recording.record
 from sqrtdk import cli
-from sqrtdk.cli.baseline import check_against_baseline as check_baseline
-from sqrtdk.cli.baseline import write_baseline as write_baseline
+from sqrtdk.cli.diff import OF_A_SIDE
 from sqrtdk.cli.options import LOADING, expanded
 from sqrtdk.cli.watch_runs import checkpoints
 from sqrtdk.models import names
@@ -26,7 +26,6 @@ from sqrtdk.models.options import LoadOptions
 
 NAMES = {field.name for field in dataclasses.fields(LoadOptions)}
 OF_TWO = {"static", "device_map", "offload_folder"}
-OF_A_SIDE = ("attn", "dtype", "device", "revision")
 
 # The verb, what it hands the object to, the options that it does not take, and its other arguments.
 VERBS: dict[str, tuple[Callable[..., Any], str, set[str], dict[str, Any]]] = {
@@ -35,14 +34,14 @@ VERBS: dict[str, tuple[Callable[..., Any], str, set[str], dict[str, Any]]] = {
     "kv_forecast": (sqrtdk.kv.forecast.kv_forecast, "sqrtdk.kv.forecast._loaded", {"static"},
                     {"model": "demo", "kv_dtype": "int8"}),
     "diff": (sqrtdk.diff, "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
-    "sqrtdk check": (expanded(cli.check), "sqrtdk.kv.request.check_and_forecast", set(), {}),
+    "sqrtdk check": (expanded(cli.check), "sqrtdk._check.check_with", set(), {}),
+    "sqrtdk check --static": (expanded(cli.check), "sqrtdk._check.check_with", set(), {"models": ["demo", "demo"]}),
+    "sqrtdk check --update": (expanded(cli.check), "sqrtdk._check.check_with", set(),
+                              {"baseline": Path("x"), "update": True}),
+    "sqrtdk kv": (expanded(cli.kv), "sqrtdk.kv.request.audit_and_forecast", {"static"}, {"model": "demo"}),
     "sqrtdk record": (expanded(cli.record), "sqrtdk.recording.record.record_with", {"static"},
                       {"model": "demo", "output": "x"}),
     "sqrtdk diff": (expanded(cli.diff), "sqrtdk.compare.diff.diff_with", OF_TWO, {"a": "demo", "b": "demo"}),
-    "sqrtdk baseline write": (expanded(write_baseline), "sqrtdk._check.check_with", set(),
-                              {"model": "demo", "file": "x"}),
-    "sqrtdk baseline check": (expanded(check_baseline), "sqrtdk._check.check_with", set(),
-                              {"model": "demo", "file": "x"}),
     "sqrtdk watch checkpoints": (expanded(checkpoints), "sqrtdk.monitor.checkpoints.measure_checkpoints",
                                  {"static", "revision", "device_map", "offload_folder"},
                                  {"patterns": ["x"], "output": "x"}),
@@ -65,7 +64,6 @@ def handed_on(monkeypatch: pytest.MonkeyPatch, verb: str, **own: Any) -> list[Lo
     function, receiver, without, others = VERBS[verb]
     monkeypatch.setattr(receiver, catch)
     monkeypatch.setattr(names, "check_name", lambda *args: None)
-    monkeypatch.setattr(sqrtdk.audit.baseline, "read_baseline", lambda file: None)
     monkeypatch.setattr(sqrtdk.kv.forecast, "check_sizes", lambda *sizes: None)
     monkeypatch.setattr(sqrtdk.kv.forecast, "check_seed", lambda seed: None)
     values = {name: f"a value of {name}" for name in NAMES - without}
@@ -89,7 +87,10 @@ def test_a_verb_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, verb: str
 
 @pytest.mark.parametrize("verb", ["diff", "sqrtdk diff"])
 def test_what_a_side_has_of_its_own_wins(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    own = {f"{name}_{side}": f"{name} of {side}" for name in OF_A_SIDE for side in "ab"}
+    own: dict[str, Any] = {f"{name}_{side}": f"{name} of {side}" for name in OF_A_SIDE for side in "ab"}
+    if verb == "sqrtdk diff":
+        monkeypatch.setattr(sys.modules["sqrtdk.cli.diff"], "ATTN", ("attn of a", "attn of b"))
+        own = {f"of_{side}": [f"{name}={name} of {side}" for name in OF_A_SIDE] for side in "ab"}
     a, b = handed_on(monkeypatch, verb, **own)
     for name in OF_A_SIDE:
         assert (getattr(a, name), getattr(b, name)) == (f"{name} of a", f"{name} of b")
@@ -98,11 +99,10 @@ def test_what_a_side_has_of_its_own_wins(monkeypatch: pytest.MonkeyPatch, verb: 
 
 
 def test_what_a_side_may_have_of_its_own_is_an_option_of_both() -> None:
-    for verb in (sqrtdk.diff, expanded(cli.diff)):
-        parameters = set(inspect.signature(verb).parameters)
-        own = {name[:-2] for name in parameters if name.endswith(("_a", "_b"))} - {"inputs"}
-        assert own == set(OF_A_SIDE)
-        assert own <= parameters & NAMES
+    parameters = set(inspect.signature(sqrtdk.diff).parameters)
+    own = {name[:-2] for name in parameters if name.endswith(("_a", "_b"))} - {"inputs"}
+    assert own == set(OF_A_SIDE)
+    assert own <= parameters & NAMES
 
 
 def test_each_field_has_an_option_of_its_name() -> None:

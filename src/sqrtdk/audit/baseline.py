@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from sqrtdk.models.limits import read_bytes
 BASELINE_VERSION = 1
 MAX_BASELINE_BYTES = 2**24
 CHANGES = ("added", "removed", "changed", "new finding", "gone finding")
-_WRITE_ANEW = "Write it anew with sqrtdk baseline write --force, and review what changes."
+_WRITE_ANEW = "Write it anew with --update --force, and review what changes."
 _NUMBER_IN_FORMULA = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -208,8 +209,26 @@ def same_formula(old: str | None, new: str | None) -> bool:
     return all(one == other or is_close(float(other), float(one)) for one, other in pairs)
 
 
-def read_baseline(path: str | os.PathLike[str]) -> Ledger:
-    """Read a baseline, which is an untrusted file.
+def read_for_update(path: Path, force: bool) -> Ledger | None:
+    """Return the baseline that is to be written anew; None without a file.
+
+    A file that is no baseline may be someone's work. `force` gives it up, and None is returned.
+
+    Raises:
+        BaselineError: See `read_baseline`.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        return read_baseline(path)
+    except BaselineError:
+        if force:
+            return None
+        raise
+
+
+def read_baseline(path: str | os.PathLike[str], model: str = "MODEL") -> Ledger:
+    """Read a baseline, which is an untrusted file. `model` is named in the hint on how to write one.
 
     Raises:
         BaselineError: The file can't be read, is not a baseline, has another version, or breaks a rule of the format.
@@ -220,7 +239,7 @@ def read_baseline(path: str | os.PathLike[str]) -> Ledger:
     except OSError as error:
         raise BaselineError(
             Message("errors.baseline.unreadable", path=quote(os.fspath(path)), reason=_files.os_reason(error)),
-            hint=Message("errors.hint.write_baseline"),
+            hint=Message("errors.hint.write_baseline", model=shlex.quote(model), path=shlex.quote(os.fspath(path))),
         ) from error
     except ModelError as error:
         raise BaselineError(error.message, hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""Audits an exported graph: walked on shapes, and run on the CPU if that is asked for."""
+"""Audits an exported graph: walked on shapes, and run on the CPU if it is given inputs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sqrtdk._progress import report_progress
 from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gguf import audit_gguf
-from sqrtdk.audit.graph_like import as_like, ask_for_config
+from sqrtdk.audit.graph_family import ask_for_config
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
 from sqrtdk.audit.records import Finding, JudgedCall, with_health
 from sqrtdk.audit.rules.numbers import logits_out_of_range, of_weights
@@ -34,20 +34,17 @@ from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 
 # Loading options that were settled when the graph was exported.
-_SETTLED = ("text", "input_file", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
+_SETTLED = ("text", "batch", "seq_len", "device", "dtype", "device_map", "offload_folder", "revision",
             "attn")  # fmt: skip
-_OPTIONS = {"input_file": "input", "seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
+_OPTIONS = {"seq_len": "seq-len", "device_map": "device-map", "offload_folder": "offload-folder"}
 _ON_FIGURES = (max_logit, logits_out_of_range, saturation, entropy, flat)  # rules on the logits of a run
 
 
-def audit_graph(
-    model: str, options: LoadOptions, *, like: str | None = None, run_it: bool = False
-) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
+def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge every attention of a graph without running it.
 
     `model` is the path of an .onnx, .pt2 or .gguf file; of a .gguf file only the metadata is read. Loading options that
-    a graph has settled are refused. The attentions of `like`, another model, serve as the declaration. With `run_it`
-    the graph also runs on the CPU, for the figures of its logits.
+    a graph has settled are refused. With inputs the graph also runs on the CPU, for the figures of its logits.
 
     Returns:
         The run, and the attentions that were not read, with a finding on each.
@@ -57,8 +54,7 @@ def audit_graph(
         ModelError: The file, or the config beside it, can't be read, or it has no attention.
         MissingExtraError: onnx is not installed.
     """
-    taken = ("input_file",) if run_it else ()
-    settled = [_OPTIONS.get(n, n) for n in _SETTLED if n not in taken and getattr(options, n) is not None]
+    settled = [_OPTIONS.get(n, n) for n in _SETTLED if getattr(options, n) is not None]
     if settled:
         raise InvalidValueError(
             f"{', '.join(f'--{name}' for name in settled)} given with a graph, which is read as it was exported",
@@ -66,10 +62,8 @@ def audit_graph(
         )
     path = os.path.expanduser(model)
     if graph_kind(path) == ".gguf":
-        if like is not None or run_it:
-            raise InvalidValueError(
-                "--like and --run given with a GGUF file", hint="It holds no graph: leave them out."
-            )
+        if options.input_file is not None:
+            raise InvalidValueError("--input given with a GGUF file", hint="It holds no graph to run: leave it out.")
         run, lost, findings = audit_gguf(path, model)
         return _at_file(run, path), lost, findings
     config, notes = config_beside(path)
@@ -90,15 +84,13 @@ def audit_graph(
         run = _without_sizes(run, walked, _at_other_sizes(path, config, options))
     sick = (of_weights(walked.sick),) if walked.sick else ()
     run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
-    if run_it and graph_kind(path) == ".pt2":
-        run = _run_program(path, config, options)
-    elif run_it:
-        run = _run_onnx(run, loaded.module, path, options)
-    if config is None and like is None:
-        run = ask_for_config(run, loaded.module)
-    if like is not None:
-        run = as_like(run, loaded.module, like, options)
-    elif any(judged.mistake == "missing" for judged in run.calls):
+    if options.input_file is not None:
+        inputs = dict(read_tensors(options.input_file))
+        of_program = graph_kind(path) == ".pt2"
+        run = _run_program(path, config, inputs, options) if of_program else _run_onnx(run, loaded.module, path, inputs)
+    if config is None:
+        run = ask_for_config(run, loaded.module, model)
+    if any(judged.mistake == "missing" for judged in run.calls):
         run = _noted(run, Message("rules.graph.folded"))
     return _at_file(run, path), missing, tuple(map(not_read, missing))
 
@@ -119,9 +111,8 @@ def _at_file(run: ModelRun, path: str) -> ModelRun:
     return replace(run, model=replace(run.model, at=f"{name}:1"), sources=sources)
 
 
-def _noted(run: ModelRun, *notes: str, first: bool = False) -> ModelRun:
-    known = run.environment["notes"]
-    return replace(run, environment=run.environment | {"notes": [*notes, *known] if first else [*known, *notes]})
+def _noted(run: ModelRun, note: str) -> ModelRun:
+    return replace(run, environment=run.environment | {"notes": [*run.environment["notes"], note]})
 
 
 def _by_operator(calls: tuple[JudgedCall, ...], walked: GraphModel) -> tuple[JudgedCall, ...]:
@@ -167,35 +158,25 @@ def _without_sizes(run: ModelRun, walked: GraphModel, again: tuple[AttentionCall
     return without_verdicts(run, reasons, follows_a_size)
 
 
-def _run_program(path: str, config: Any, options: LoadOptions) -> ModelRun:
+def _run_program(path: str, config: Any, inputs: dict[str, Tensor], options: LoadOptions) -> ModelRun:
     """Run a program of torch.export as a model is run."""
     from sqrtdk.graphs.program import read_exported
 
-    inputs = None if options.input_file is None else dict(read_tensors(options.input_file))
     loaded = read_exported(path, inputs, trust_remote_code=options.trust_remote_code)
     if config is not None and not hasattr(loaded.module, "config"):
         loaded.module.config = config
-    notes = (Message("rules.graph.exported_inputs"),) if inputs is None else ()
-    return run_model(replace(loaded, config=config, notes=notes), "own", seed=options.seed, compare="never")
+    return run_model(replace(loaded, config=config), "own", seed=options.seed, compare="never")
 
 
-def _run_onnx(run: ModelRun, module: nn.Module, path: str, options: LoadOptions) -> ModelRun:
+def _run_onnx(run: ModelRun, module: nn.Module, path: str, inputs: dict[str, Tensor]) -> ModelRun:
     """Return the reading of an ONNX graph with the figures of its logits, from a run through onnxruntime.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
         ModelError: onnxruntime refuses the graph or the inputs.
     """
-    from sqrtdk.graphs.graph import load_graph
-    from sqrtdk.graphs.inputs import inputs_summary, invented_inputs
     from sqrtdk.graphs.onnx import read_onnx
 
-    if options.input_file is not None:
-        inputs = dict(read_tensors(options.input_file))
-    else:
-        inputs = invented_inputs(load_graph(path), options.seed)
-        note = Message("rules.graph.made_up_inputs", seed=options.seed, inputs=inputs_summary(inputs))
-        run = _noted(run, note, first=True)
     ran = read_onnx(path, inputs)
     reasons = {entry.site: entry.reason for entry in ran.missing}
     by_site = {(call.site, call.index): call for call in ran.calls}

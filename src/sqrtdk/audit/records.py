@@ -146,6 +146,7 @@ class CheckReport(Saved, Shown):
     root: str = ""  # the repository in which the check ran, else the working directory
     laws: tuple[LawAnswer, ...] = ()
     kv_cache: CacheForecast | None = None  # forecast of a cache in fewer bits, if asked for
+    kv_formats: tuple[CacheForecast, ...] = ()  # forecasts of all formats, to choose one
 
     def __repr__(self) -> str:
         verdicts = Counter(judged.verdict for judged in self.calls)

@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli import options, process
-from sqrtdk.cli.baseline import baseline
 from sqrtdk.cli.check import check
-from sqrtdk.cli.configs import configs, params
 from sqrtdk.cli.diff import diff
 from sqrtdk.cli.errors import PlainMessages, fail
+from sqrtdk.cli.kv import kv
 from sqrtdk.cli.lab import lab
 from sqrtdk.cli.machine import app, build, env
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, speak, unwritable
+from sqrtdk.cli.params import params
 from sqrtdk.cli.record import record
 from sqrtdk.cli.verbs import group_of, pass_language_on, register
 from sqrtdk.cli.watch import watch
@@ -43,9 +43,9 @@ def _program(
 
 
 _app = group_of("sqrtdk", short_help=None, help="cli.program", callback=_program, pretty_exceptions_enable=False)
-for _verb in (check, configs, diff, record, params, build, env, app):
+for _verb in (check, diff, kv, record, params, build, env, app):
     register(_app, _verb)
-for _group in (baseline, lab, watch):
+for _group in (lab, watch):
     _app.add_typer(_group)
 
 

@@ -1,52 +1,49 @@
-"""`sqrtdk check [MODEL]`: audit every attention of a model."""
+"""`sqrtdk check [MODEL]`: audit every attention of a model, also against a baseline file that is kept for review."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sqrtdk._language import Choice
 from sqrtdk.cli import options
+from sqrtdk.cli.audit_reports import AuditReports, show
 from sqrtdk.cli.errors import reported
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.models.options import LoadOptions
+
+if TYPE_CHECKING:
+    from sqrtdk.audit.records import CheckReport
 
 Attn = Annotated[
     Literal["eager", "sdpa", "both"] | None,
     typer.Option("--attn", help="cli.options.attn_or_both", show_default="cli.defaults.own"),
 ]
-KvDtype = Literal["fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "int4"]
-_LOADING_OF_A_DIFF = ("input_file", "seed", "trust_remote_code")
-_OF_A_DIFF: dict[str, Literal["different", "unmeasured", "never"]] = {  # --fail-on of check -> of diff
-    "fail": "different",
-    "unmeasured": "unmeasured",
-    "never": "never",
-}
+
+Input = Annotated[
+    Path | None, typer.Option("--input", metavar="FILE", help="cli.check.input", show_default="cli.defaults.input")
+]
+_HELP = "sqrtdk check --help"
 
 
 def check(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="cli.check.model")] = "demo",
-    loading: Annotated[LoadOptions, options.LoadingFields(instead={"attn": Attn})] = options.DEFAULT_LOADING,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help="cli.check.model", show_default="demo")
+    ] = None,
+    loading: Annotated[
+        LoadOptions, options.LoadingFields(instead={"attn": Attn, "input_file": Input})
+    ] = options.DEFAULT_LOADING,
     laws: options.Laws = None,
-    like: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="cli.check.like", show_default="cli.defaults.no_model")
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="cli.check.baseline", show_default="cli.defaults.no_baseline"),
     ] = None,
-    run_graph: Annotated[bool, typer.Option("--run", help="cli.check.run")] = False,
-    kv_dtype: Annotated[
-        KvDtype | None,
-        typer.Option("--kv-dtype", help="cli.check.kv_dtype", show_default="cli.defaults.no_forecast"),
-    ] = None,
-    kv_scale: Annotated[
-        str | None,
-        typer.Option("--kv-scale", metavar="GRAIN", help="cli.check.kv_scale", show_default="cli.defaults.kv_scale"),
-    ] = None,
-    kv_rows: Annotated[
-        int | None, typer.Option("--kv-rows", min=1, metavar="N", help="cli.check.kv_rows", show_default="256")
-    ] = None,
+    update: Annotated[bool, typer.Option("--update", help="cli.check.update")] = False,
     json_: options.Json = False,
     output: options.Output = None,
     html: options.Html = None,
@@ -59,73 +56,83 @@ def check(
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit every attention of a model, print or write the report, and end with its exit code."""
-    if like is not None and run_graph:
-        from sqrtdk.cli.diff import diff
-
-        with reported(show_traceback):
-            unused = {
-                f"--{name.replace('_', '-')}": getattr(loading, name)
-                for name in options.LOADING
-                if name not in _LOADING_OF_A_DIFF
-            }
-            unused |= {
-                "--laws": laws, "--kv-dtype": kv_dtype, "--kv-scale": kv_scale, "--kv-rows": kv_rows, "--sarif": sarif,
-                "--junit": junit, "--markdown": markdown, f"--fail-on {fail_on}": fail_on not in _OF_A_DIFF,
-            }  # fmt: skip
-            where, instead = Message("errors.options.as_diff"), f"sqrtdk diff {like} {model} --help"
-            options.refuse_ignored(unused, where, instead)
-        diff(  # ends with typer.Exit, so the audit below does not run
-            like,
-            model,
-            LoadOptions(**{name: getattr(loading, name) for name in _LOADING_OF_A_DIFF}),
-            json_=json_,
-            output=output,
-            html=html,
-            force=force,
-            lang=lang,
-            show_traceback=show_traceback,
-            fail_on=_OF_A_DIFF[fail_on],
-        )
+    model, *others = models or ["demo"]
+    wanted = AuditReports(output, html, sarif, junit, markdown, json_, force)
     with reported(show_traceback):
-        from sqrtdk import _files
+        _refuse_unfit(wanted, len(others) + 1, loading.static, baseline, update, fail_on)
+        wanted.refuse_unwritable()  # before torch is imported
+        if others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
+            from sqrtdk.cli.check_static import check_each
 
-        comment = options.file_or_stdout(markdown, json_ and output is None)
-        _files.check_outputs((output, html, sarif, junit, comment), force)  # before torch is imported
-        from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working, write_stderr
-
-        with working(Message("progress.checking", model=model)):
-            from sqrtdk.models.names import check_name
-
-            check_name(model, loading.revision, announce)
-            from sqrtdk.kv.request import check_and_forecast, request_of
-            from sqrtdk.report.html import to_html
-            from sqrtdk.report.json import to_json
-            from sqrtdk.report.junit import to_junit
-            from sqrtdk.report.markdown import to_markdown
-            from sqrtdk.report.sarif import to_sarif
-            from sqrtdk.report.terminal import summary_line, to_text
-
-            cache = request_of(model, kv_dtype, kv_scale, kv_rows, loading.static)
-            command = shlex.join(["sqrtdk", *sys.argv[1:]])
-            report = check_and_forecast(
-                model, loading, cache, laws=laws, fail_on=fail_on, command=command, like=like, run_graph=run_graph
-            )
-            language = options.language_of_choice(lang)
-            documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (
-                (output, lambda: to_json(report), "JSON"),
-                (html, lambda: to_html(report, lang), "HTML"),
-                (sarif, lambda: to_sarif(report), "SARIF"),
-                (junit, lambda: to_junit(report), "JUnit XML"),
-                (comment, lambda: to_markdown(report, language), "Markdown"),
-            )
-            wanted = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
-        for path, document, kind in wanted:
-            _files.write_text(path, document, force)
-            say_written(kind, path)
-        if (json_ and output is None) or markdown == options.STDOUT:
-            print_text(to_markdown(report, language) if markdown == options.STDOUT else to_json(report))
-            write_stderr(summary_line(report, language))
+            code = check_each([model, *others], loading, laws, fail_on, lang, show_traceback)
+        elif baseline is None:
+            code = show(_audited(model, loading, laws, fail_on), wanted, lang)
+        elif update:
+            code = _renew(model, loading, laws, baseline, wanted, lang)
         else:
-            print_text(to_text(report, width=width(), color=colors(), language=language))
-        code = report.exit_code
+            from sqrtdk.audit.baseline import compare_with_baseline, read_baseline
+
+            before = read_baseline(baseline, model)
+            report = _audited(model, loading, laws, fail_on)
+            code = show(report, wanted, lang, compare_with_baseline(before, report, str(baseline)))
     raise typer.Exit(code)
+
+
+def _refuse_unfit(
+    wanted: AuditReports, models: int, static: bool, baseline: Path | None, update: bool, fail_on: str
+) -> None:
+    """Refuse options that do not fit together."""
+    if update and baseline is None:
+        raise InvalidValueError(Message("errors.options.update_alone"), hint=Message("errors.hint.update_alone"))
+    if models > 1:
+        if not static:
+            raise InvalidValueError(
+                Message("errors.options.several_models", count=models), hint=Message("errors.hint.several_models")
+            )
+        where = Message("errors.options.with_several_models")
+        options.refuse_ignored({"--baseline": baseline, **wanted.by_option}, where, _HELP)
+    if baseline is not None:
+        options.refuse_ignored(
+            {"--html": wanted.html, "--junit": wanted.junit},
+            Message("errors.options.with_option", option="--baseline"),
+            _HELP,
+        )
+    if update:
+        never = {f"--fail-on {fail_on}": fail_on != "fail"}
+        options.refuse_ignored(never, Message("errors.options.with_option", option="--update"), _HELP)
+
+
+def _audited(model: str, loading: LoadOptions, laws: str | None, fail_on: str) -> CheckReport:
+    from sqrtdk.cli.output import announce, working
+
+    with working(Message("progress.checking", model=model)):
+        from sqrtdk.models.names import check_name
+
+        check_name(model, loading.revision, announce)
+        from sqrtdk._check import check_with
+
+        command = shlex.join(["sqrtdk", *sys.argv[1:]])
+        return check_with(model, None, loading, laws=laws, fail_on=fail_on, command=command)
+
+
+def _renew(model: str, loading: LoadOptions, laws: str | None, file: Path, wanted: AuditReports, lang: Choice) -> int:
+    """Write the baseline file, and show what changed since it was written before."""
+    from sqrtdk import _files
+    from sqrtdk.audit.baseline import Ledger, compare_with_baseline, ledger_of, read_for_update
+    from sqrtdk.cli.output import tell_reader, write_stderr
+    from sqrtdk.report.baseline import ledger_line, to_file
+    from sqrtdk.report.plain import plain
+
+    _files.check_writable(file, force=True)  # before the model runs
+    before = read_for_update(file, wanted.force)
+    report = _audited(model, loading, laws, "never")
+    if before is not None and before.mode != report.mode and wanted.force:
+        before = None
+    now = ledger_of(report)
+    if before is not None or wanted:
+        comparison = compare_with_baseline(before or Ledger(now.model, now.mode, ()), report, str(file))
+        show(report, wanted, lang, comparison)
+    _files.write_text(file, to_file(now), force=True)
+    tell_reader(Message("progress.baseline", path=plain(str(file))))
+    write_stderr(ledger_line(now, options.language_of_choice(lang)))
+    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,12 +12,14 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
-from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.options import ATTN, LoadOptions
 
 FailOn = Literal["different", "unmeasured", "never"]
 
 _NOT_OF_TWO = ("static", "device_map", "offload_folder")  # loading options that a comparison does not have
+OF_A_SIDE = ("attn", "dtype", "device", "revision")  # options that a side may have of its own
 _FILES = (".safetensors", ".onnx", ".pt2")  # endings of sides that are files, not model names
 
 
@@ -25,37 +27,13 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="cli.diff.a")],
     b: Annotated[str, typer.Argument(metavar="B", help="cli.diff.b")],
     loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_TWO)] = options.DEFAULT_LOADING,
-    attn_a: Annotated[
-        Literal["eager", "sdpa"] | None,
-        typer.Option("--attn-a", help="cli.diff.of_a", show_default="cli.defaults.as_attn"),
+    of_a: Annotated[
+        list[str] | None,
+        typer.Option("--a", metavar="OPTION=VALUE", help="cli.diff.of_a", show_default="cli.defaults.as_both"),
     ] = None,
-    attn_b: Annotated[
-        Literal["eager", "sdpa"] | None,
-        typer.Option("--attn-b", help="cli.diff.of_b", show_default="cli.defaults.as_attn"),
-    ] = None,
-    dtype_a: Annotated[
-        str | None,
-        typer.Option("--dtype-a", metavar="DTYPE", help="cli.diff.of_a", show_default="cli.defaults.as_dtype"),
-    ] = None,
-    dtype_b: Annotated[
-        str | None,
-        typer.Option("--dtype-b", metavar="DTYPE", help="cli.diff.of_b", show_default="cli.defaults.as_dtype"),
-    ] = None,
-    device_a: Annotated[
-        str | None,
-        typer.Option("--device-a", metavar="DEVICE", help="cli.diff.of_a", show_default="cli.defaults.as_device"),
-    ] = None,
-    device_b: Annotated[
-        str | None,
-        typer.Option("--device-b", metavar="DEVICE", help="cli.diff.of_b", show_default="cli.defaults.as_device"),
-    ] = None,
-    revision_a: Annotated[
-        str | None,
-        typer.Option("--revision-a", metavar="NAME", help="cli.diff.of_a", show_default="cli.defaults.as_revision"),
-    ] = None,
-    revision_b: Annotated[
-        str | None,
-        typer.Option("--revision-b", metavar="NAME", help="cli.diff.of_b", show_default="cli.defaults.as_revision"),
+    of_b: Annotated[
+        list[str] | None,
+        typer.Option("--b", metavar="OPTION=VALUE", help="cli.diff.of_b", show_default="cli.defaults.as_both"),
     ] = None,
     kv_scale: Annotated[
         float | None,
@@ -77,13 +55,14 @@ def diff(
     with reported(show_traceback):
         from sqrtdk import _files
 
+        own_a, own_b = options_of_side("--a", of_a), options_of_side("--b", of_b)
         _files.check_outputs((output, html), force)  # before torch is imported and the models run
         from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working, write_stderr
 
         with working(Message("progress.comparing", a=a, b=b)):
             from sqrtdk.models.names import check_name
 
-            for model, own in ((a, revision_a), (b, revision_b)):
+            for model, own in ((a, own_a.get("revision")), (b, own_b.get("revision"))):
                 if not model.lower().endswith(_FILES):
                     check_name(model, own or loading.revision, announce)
             from sqrtdk.compare.diff import diff_with
@@ -92,16 +71,12 @@ def diff(
             from sqrtdk.report.diff_html import to_html
             from sqrtdk.report.diff_json import to_json
 
-            of_a, of_b = options_of_sides(
-                loading,
-                attn=(attn_a, attn_b),
-                dtype=(dtype_a, dtype_b),
-                device=(device_a, device_b),
-                revision=(revision_a, revision_b),
+            options_a, options_b = options_of_sides(
+                loading, **{name: (own_a.get(name), own_b.get(name)) for name in OF_A_SIDE}
             )
             command = shlex.join(["sqrtdk", *sys.argv[1:]])
             report = diff_with(
-                a, b, None, of_a, of_b, mapping=mapping, kv_scale=kv_scale, fail_on=fail_on, command=command
+                a, b, None, options_a, options_b, mapping=mapping, kv_scale=kv_scale, fail_on=fail_on, command=command
             )
             documents: tuple[tuple[Path | None, Callable[[], str], str], ...]
             documents = ((output, lambda: to_json(report), "JSON"), (html, lambda: to_html(report, lang), "HTML"))
@@ -116,3 +91,33 @@ def diff(
             print_text(to_text(report, width=width(), color=colors(), language=options.language_of_choice(lang)))
         code = report.exit_code
     raise typer.Exit(code)
+
+
+def options_of_side(option: str, written: Sequence[str] | None) -> dict[str, str]:
+    """Return the options of one side by name.
+
+    Args:
+        option: "--a" or "--b", for the error.
+        written: its values on the command line.
+
+    Raises:
+        InvalidValueError: A value is not OPTION=VALUE, the side has no such option, or has it twice.
+
+    Example:
+        >>> options_of_side("--b", ["attn=eager", "dtype=bf16"])
+        {'attn': 'eager', 'dtype': 'bf16'}
+    """
+    own: dict[str, str] = {}
+    for text in written or ():
+        name, _, value = text.partition("=")
+        if name not in OF_A_SIDE or not value or name in own or (name == "attn" and value not in ATTN):
+            raise InvalidValueError(
+                Message(
+                    "errors.options.of_side_twice" if name in own else "errors.options.of_side",
+                    option=option,
+                    text=text,
+                ),
+                hint=Message("errors.hint.of_side", option=option, attn="|".join(ATTN)),
+            )
+        own[name] = value
+    return own

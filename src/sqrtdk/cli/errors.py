@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import typer
 
 from sqrtdk.cli.help import HelpfulGroup
+from sqrtdk.cli.old_spellings import new_spelling
 from sqrtdk.cli.output import spoken, tell_reader, write_stderr
 from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, interrupted, swallowed
 from sqrtdk.cli.verbs import EXAMPLES
@@ -32,6 +33,7 @@ _INSTEAD: Mapping[tuple[str, str], str] = {  # of removed features: (command, ho
     ("sqrtdk", "No such command 'bench'"): "errors.usage.bench",
     ("sqrtdk app", "Got unexpected extra argument"): "errors.usage.app_file",
 }
+_ALIKE = re.compile(r" \(Possible options: .+\)$| Did you mean .+\?$")
 # How typer words usage errors, each with the id of its sentence. A reason is worded by one of the patterns below it.
 _TYPERS_WORDS: Mapping[str, str] = {
     r"No such option: (?P<option>\S+) \(Possible options: (?P<options>.+)\)": "errors.usage.no_option_but",
@@ -88,7 +90,12 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
     hint: str
     if hasattr(error, "format_message"):  # a ClickException; typer has classes of that name in several modules
         refusal = error.format_message().replace(": Value error, ", ": ", 1)
-        message, hint = _in_our_words(refusal), _how_it_is_used(error, refusal)
+        now = _spelled_now(error)
+        if now is not None:  # what looks alike is not what is meant
+            refusal, hint = _ALIKE.sub("", refusal), Message("errors.usage.now", command=now)
+        else:
+            hint = _how_it_is_used(error, refusal)
+        message = _in_our_words(refusal)
     elif isinstance(error, SqrtdkError):
         message, hint = error.message, error.hint
     else:
@@ -116,6 +123,15 @@ def _in_our_words(refusal: str) -> str:
                 values["options"] = joined(values["options"].split(", "), "comma")
             return Message(id, **values)
     return refusal
+
+
+def _spelled_now(error: Any) -> str | None:
+    """Return the command that replaces a removed verb or option, or None if that is not what was refused."""
+    context, words = getattr(error, "ctx", None), getattr(error, "words", ())
+    option = getattr(error, "option_name", None)
+    if context is None or not (option or words):
+        return None
+    return new_spelling(context.command_path, option, words)
 
 
 def _how_it_is_used(error: Any, refusal: str) -> str:

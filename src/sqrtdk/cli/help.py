@@ -92,6 +92,15 @@ class HelpfulCommand(_Helpful, TyperCommand):
 class HelpfulGroup(_Helpful, TyperGroup):
     """A group of verbs, or the program."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb. The error for one that does not exist lacks the words that were typed, so they are added."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            told: Any = error
+            told.words = args
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of options and verbs."""
         super().format_options(ctx, formatter)

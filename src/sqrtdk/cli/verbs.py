@@ -20,10 +20,18 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "check": {
         "sqrtdk check demo:unscaled": "cli.examples.missing",
         "sqrtdk check ./my-model --html report.html": "",
-        "sqrtdk check ./my-model --static": "cli.examples.static",
+        "sqrtdk check --static models/*/config.json": "cli.examples.static",
+        "sqrtdk check ./my-model --baseline attention.json": "cli.examples.baseline",
     },
-    "configs": {"sqrtdk configs models/*/config.json": ""},
-    "diff": {"sqrtdk diff demo demo:unscaled": "", "sqrtdk diff ./original ./port --html diff.html": ""},
+    "diff": {
+        "sqrtdk diff demo demo:unscaled": "",
+        "sqrtdk diff ./original ./port --html diff.html": "",
+        "sqrtdk diff org/model org/model --a attn=eager --b attn=sdpa": "",
+    },
+    "kv": {
+        "sqrtdk kv demo": "cli.examples.formats",
+        "sqrtdk kv ./my-model --cache-dtype int8 --cache-scale head": "",
+    },
     "record": {
         "sqrtdk record demo --output trace.safetensors": "",
         "sqrtdk record ./my-model --calls '*layers.0.*' --output layer0.safetensors": "",
@@ -32,12 +40,6 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "build": {"sqrtdk build": "", "sqrtdk build --if-possible": "cli.examples.script"},
     "env": {"sqrtdk env": "", "sqrtdk env --json": ""},
     "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "cli.examples.port"},
-    "baseline": {"sqrtdk baseline write demo": "", "sqrtdk baseline check demo": ""},
-    "baseline write": {"sqrtdk baseline write demo": "", "sqrtdk baseline write ./my-model attention.json --force": ""},
-    "baseline check": {
-        "sqrtdk baseline check demo": "",
-        "sqrtdk baseline check ./my-model attention.json --markdown -": "",
-    },
     "lab": {"sqrtdk lab list": "", "sqrtdk lab show grad-norm": "", "sqrtdk lab run grad-norm --quick": ""},
     "lab list": {"sqrtdk lab list": ""},
     "lab show": {"sqrtdk lab show grad-norm": ""},

@@ -13,13 +13,11 @@ from torch import Tensor
 
 from sqrtdk import _extras
 from sqrtdk.errors import ModelError
-from sqrtdk.graphs.graph import Graph, load_graph
+from sqrtdk.graphs.graph import load_graph
 from sqrtdk.graphs.model_file import ONNX_EXTRA
-from sqrtdk.graphs.onnx_step import torch_dtype
 from sqrtdk.messages import Message
 
 PADDING_MASK_NAME = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # names of padding masks
-MOST_INPUT = 2**28  # largest invented input, in elements
 _MOST_NAMES_LISTED = 12  # names listed in a message
 _MOST_TERMS = 8  # terms of a sum of sizes, such as "past + tokens"
 _ONNX_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
@@ -203,56 +201,3 @@ def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool
         cached = "past" in name or (not symbol and "past" in of and axis == 2)
         sizes[name] = 0 if cached else number_for(axis, sizes, larger)
     return sizes[name]
-
-
-# -- made up -----------------------------------------------------------------------------------------------------------
-
-
-def invented_inputs(graph: Graph, seed: int) -> dict[str, Tensor]:
-    """Returns invented inputs for a graph: random ids and features, masks of ones, positions in order."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes: dict[str, int] = {}
-    made: dict[str, Tensor] = {}
-    for value in graph.inputs:
-        name, kind = value.name, value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-            raise ModelError(f"no value can be made up for the input {name[:100]!r}", hint="Give it with --input FILE.")
-        shape, dtype = onnx_input_shape(value, sizes), torch_dtype(int(kind.elem_type))
-        if torch.Size(shape).numel() > MOST_INPUT:
-            raise ModelError(f"the input {name[:100]!r} has the shape {shape[:8]}", hint="Give it with --input.")
-        if dtype is torch.bool or "mask" in name:
-            made[name] = torch.ones(shape, dtype=dtype)
-        elif dtype.is_floating_point:
-            made[name] = torch.randn(shape, generator=generator).to(dtype)
-        elif "position" in name and shape:
-            made[name] = torch.arange(shape[-1], dtype=dtype).expand(shape).clone()
-        elif "type" in name:
-            made[name] = torch.zeros(shape, dtype=dtype)
-        else:
-            made[name] = torch.randint(0, _vocabulary(graph, name), shape, generator=generator, dtype=dtype)
-    return made
-
-
-def inputs_summary(made: Mapping[str, Tensor]) -> str:
-    """Returns a summary of the inputs for a reader: "input_ids (1, 2), attention_mask (1, 2) of ones"."""
-    shown = []
-    for name, tensor in [*made.items()][:6]:
-        alike = tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
-        value = {1: " of ones", 0: " of zeros"}.get(int(tensor.flatten()[0]), "") if alike else ""
-        shown.append(f"{name[:40]} {tuple(tensor.shape)}{value}")
-    more = f" and {len(made) - 6} more" if len(made) > 6 else ""
-    return ", ".join(shown) + more
-
-
-def _vocabulary(graph: Graph, name: str) -> int:
-    """Returns the number of rows of the table that an input indexes, or 2 if no table is found."""
-    pending, seen = [name], {name}
-    while pending and len(seen) < 256:
-        for node in graph.taken_by.get(pending.pop(0), ()):
-            table = graph.initializers.get(node.input(0)) if node.op == "Gather" else None
-            if table is not None and len(table.dims) == 2 and node.input(1) in seen:
-                return max(int(table.dims[0]), 1)
-            if node.op in _ONNX_VIEWS and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                pending.append(node.outputs[0])
-    return 2

@@ -108,7 +108,7 @@ def _traced(walk: Walk) -> Trace:
     except Exception as error:  # torch raises many types for values that an operation does not accept
         raise ModelError(
             f"the graph can't be walked on values: {kind_and_text(error)}",
-            hint="Leave --run out: the graph is read without values.",
+            hint="Leave the inputs out: sqrtdk check reads a graph without values.",
         ) from error
     return trace
 

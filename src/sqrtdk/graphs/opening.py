@@ -15,8 +15,6 @@ from sqrtdk.models.checkpoint import CONFIG
 from sqrtdk.models.config import clean_config_dict, load_config, read_config_dict
 from sqrtdk.models.names import graph_kind
 
-NOTHING_DECLARED = "graphs.no_config"
-
 
 def open_graph(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
@@ -52,7 +50,7 @@ def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
     """
     folder = folder_of(path)
     if not os.path.lexists(folder / CONFIG):
-        return None, (Message(NOTHING_DECLARED, name=CONFIG),)
+        return None, (Message("graphs.no_config", name=CONFIG),)
     file_beside(folder, CONFIG)
     raw = read_config_dict(folder)
     try:

@@ -93,7 +93,7 @@ def heads_at_fault(
         bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
         if bad:
             by_kl = any(kl_level(stored.heads[i]) for i in bad)
-            # A fixed scale is asked about first: `--kv-scale 1` cuts keys of 900 off at 448 in fp8_e4m3, and the same
+            # A fixed scale is asked about first: `--cache-scale 1` cuts keys of 900 off at 448 in fp8_e4m3, and these
             # keys look like outliers as well.
             of_the_scale = limit is not None and _is_of_the_scale(bad, stored, others, by_kl=by_kl)
             if of_the_scale and (head.cut_off if by_kl else head.cut_off_values):

@@ -183,5 +183,5 @@ def fix_text(blame: Blame) -> str:
 
 
 def _either(names: Sequence[str]) -> str:
-    remedies = [Message(_FIX_IDS[name]) if name in _FIX_IDS else f"--kv-scale {name}" for name in names]
+    remedies = [Message(_FIX_IDS[name]) if name in _FIX_IDS else f"--cache-scale {name}" for name in names]
     return reduce(lambda first, second: Message("cache.fix.either", first=first, second=second), remedies)

@@ -110,7 +110,8 @@ def kv_forecast(
     check_sizes(options.rows, options.seq_len)
     with progress_shown("forecast of the cache"):
         loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
-        return forecast_of_model(loaded, options, request)
+        (forecast,) = forecasts_of_model(loaded, options, (request,))
+    return forecast
 
 
 def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
@@ -149,12 +150,14 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
     raise InvalidValueError(f"kv_scale is {kv_scale!r}", hint=f"Use one of: {', '.join(form.grains)}{or_number}.")
 
 
-def forecast_of_model(loaded: LoadedModel, options: LoadOptions, request: ForecastRequest) -> CacheForecast:
-    """Return the forecast of a model that is already built, from one more run of it."""
+def forecasts_of_model(
+    loaded: LoadedModel, options: LoadOptions, requests: Sequence[ForecastRequest]
+) -> tuple[CacheForecast, ...]:
+    """Return a forecast for each request, of a model that is already built, from one more run of it."""
     with by_default_of(loaded.module):
         run = _traced(loaded, options)
-        forecast = _forecast(run.tensors, request)
-    return replace(forecast, not_measured=(*forecast.not_measured, *run.not_measured))
+        every = [_forecast(run.tensors, request) for request in requests]
+    return tuple(replace(one, not_measured=(*one.not_measured, *run.not_measured)) for one in every)
 
 
 def forecast_calls(

@@ -1,7 +1,8 @@
-"""The forecast options of `sqrtdk check`: refused before a model is built, their result added to its report."""
+"""The forecasts of `sqrtdk kv`: refused before a model is built, their result added to the report of an audit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqrtdk._check import check_with
@@ -10,60 +11,50 @@ from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.kv.call import ForecastRequest
 from sqrtdk.kv.findings import with_forecast
-from sqrtdk.kv.forecast import checked_scale, forecast_of_model
+from sqrtdk.kv.forecast import checked_scale, forecasts_of_model
+from sqrtdk.kv.formats import FORMATS
 from sqrtdk.messages import Message
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 
 
-def request_of(
-    model: str, kv_dtype: str | None, kv_scale: str | None, kv_rows: int | None, static: bool
-) -> ForecastRequest | None:  # fmt: skip
-    """Return the request for the options of `sqrtdk check`; None without a format.
+def requests_of(
+    model: str, cache_dtype: str | None, cache_scale: str | None, rows: int | None
+) -> tuple[ForecastRequest, ...]:
+    """Return the request for a format, or one for each format, with its own scale, if none is named.
 
     Raises:
-        InvalidValueError: Format and scale do not fit together, another option comes without a format, or the run has
-            no values.
+        InvalidValueError: Format and scale do not fit together, a scale comes without a format, or the model is a
+            graph, which has no values.
 
     Example:
-        >>> request_of("demo", "int8", None, None, False).scale, request_of("demo", None, None, None, True)
-        ('tensor', None)
+        >>> [request.scale for request in requests_of("demo", None, None, None)]
+        ['tensor', 'tensor', 'tensor', 'block', 'group']
     """
-    if kv_dtype is None:
-        for name, value in (("kv_scale", kv_scale), ("kv_rows", kv_rows)):
-            if value is not None:
-                raise InvalidValueError(
-                    Message("errors.options.no_kv_dtype", name=name, value=repr(value)),
-                    hint=Message("errors.hint.add_kv_dtype"),
-                )
-        return None
-    scale = checked_scale(kv_dtype, kv_scale)
-    if static:
-        raise InvalidValueError(
-            Message("errors.options.kv_static", kv_dtype=repr(kv_dtype)),
-            hint=Message("errors.hint.leave_static_out"),
-        )
     if graph_kind(model) is not None:
+        raise InvalidValueError(Message("errors.options.kv_graph"), hint=Message("errors.hint.exported"))
+    if cache_dtype is not None:
+        return (ForecastRequest(cache_dtype, checked_scale(cache_dtype, cache_scale), rows, 0),)
+    if cache_scale is not None:
         raise InvalidValueError(
-            Message("errors.options.kv_graph", kv_dtype=repr(kv_dtype)),
-            hint=Message("errors.hint.exported"),
+            Message("errors.options.no_cache_dtype", scale=cache_scale),
+            hint=Message("errors.hint.add_cache_dtype", scale=cache_scale),
         )
-    return ForecastRequest(kv_dtype, scale, kv_rows, 0)
+    return tuple(ForecastRequest(name, form.scale, rows, 0) for name, form in FORMATS.items())
 
 
-def check_and_forecast(model: str, options: LoadOptions, cache: ForecastRequest | None, **audit: Any) -> CheckReport:
-    """Return the report of `check_with`; if requested, with the forecast of a cache, from one more run of the model.
+def audit_and_forecast(
+    model: str, options: LoadOptions, requests: tuple[ForecastRequest, ...], **audit: Any
+) -> CheckReport:
+    """Return the report of `check_with` with the forecasts, from one more run of the model.
 
-    If both implementations of attention are audited, the first is used, as they cache the same k and v.
+    One forecast adds its findings. Of several nobody has chosen one yet, so they are compared, and none is a finding.
     """
-    if cache is None:
-        return check_with(model, None, options, **audit)
-    told: list[CacheForecast] = []
+    forecasts: list[CacheForecast] = []
 
     def forecast(loaded: LoadedModel) -> None:
-        if not told:
-            told.append(forecast_of_model(loaded, options, cache))
+        forecasts.extend(forecasts_of_model(loaded, options, requests))
 
     report = check_with(model, None, options, after=forecast, **audit)
-    return with_forecast(report, *told)
+    return with_forecast(report, *forecasts) if len(requests) == 1 else replace(report, kv_formats=tuple(forecasts))

@@ -73,7 +73,10 @@ def baseline_summary_line(comparison: BaselineComparison, language: Language = "
     others = len(comparison.changes) - failing
     changed = Message("baseline.changes", count=f"{failing:,}")
     parts = [changed if failing else Message("baseline.nothing_changed")]
-    parts += [Message("baseline.more_not_counted", count=others)] if others else []
+    if others and comparison.fail_on == "never":
+        parts = [Message("baseline.changes", count=f"{others:,}")]
+    elif others:
+        parts.append(Message("baseline.more_not_counted", count=others))
     parts.append(Message("baseline.as_before", attentions=_attentions(comparison.unchanged)))
     if comparison.unjudged:
         parts.append(Message("baseline.not_judged", attentions=_attentions(comparison.unjudged)))

@@ -23,7 +23,7 @@ from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
 from sqrtdk.report.fold import Fold, expected_text, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
-from sqrtdk.report.kv_cache import cache_section
+from sqrtdk.report.kv_cache import cache_section, formats_section
 from sqrtdk.report.page import both
 from sqrtdk.report.payload import check_page_data
 from sqrtdk.report.places import at_text, source_lines
@@ -83,7 +83,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
-        "kv_cache": cache_section(report.kv_cache),
+        "kv_cache": cache_section(report.kv_cache) or formats_section(report.kv_formats),
         "laws": law_table.laws_section(report.laws),
         "both": both,
         "say": _say,

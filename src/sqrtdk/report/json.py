@@ -26,7 +26,7 @@ def to_json(report: CheckReport) -> str:
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
         `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and `exit_code`. A report
-        with the forecast of a quantised cache also has `kv_cache`.
+        with the forecast of a quantised cache also has `kv_cache`, and one with those of all formats `kv_formats`.
 
     Example:
         >>> import json
@@ -61,7 +61,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "sources": [_fields(item) for item in report.sources],
         "fail_on": report.fail_on,
         "exit_code": report.exit_code,
-    } | ({} if report.kv_cache is None else {"kv_cache": _forecast(report.kv_cache)})
+    } | _forecasts(report)
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:
@@ -85,6 +85,11 @@ def _call(judged: JudgedCall) -> dict[str, Any]:
 def _law(answer: LawAnswer) -> dict[str, Any]:
     """Return the fields of an answer without its finding, which is listed in `findings`."""
     return {name: value for name, value in _fields(answer).items() if name != "finding"} | fields(answer.reason)
+
+
+def _forecasts(report: CheckReport) -> dict[str, Any]:
+    one = {} if report.kv_cache is None else {"kv_cache": _forecast(report.kv_cache)}
+    return one | ({"kv_formats": list(map(_forecast, report.kv_formats))} if report.kv_formats else {})
 
 
 def _forecast(forecast: CacheForecast) -> dict[str, Any]:

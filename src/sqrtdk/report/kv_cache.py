@@ -12,7 +12,7 @@ from rich.text import Text as Line
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
-from sqrtdk.kv.findings import blamed_text, fix_text, scale_text
+from sqrtdk.kv.findings import KL_BARS, blamed_text, fix_text, level, scale_text
 from sqrtdk.messages import Message, joined, said, text_of_value, word
 from sqrtdk.report.console import TableColumn, bracketed, list_sites, paragraph, print_table
 from sqrtdk.report.figures import format_number, format_percent
@@ -20,6 +20,11 @@ from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
 CACHE_COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
+FORMAT_COLUMNS = (
+    "cache.formats.format", "words.column.health", "cache.formats.bits", "cache.formats.scale",
+    "cache.table.column.kl", "cache.table.column.key_changes", "cache.table.column.output_off",
+)  # fmt: skip
+_OF_NUMBERS = (2, 4, 5, 6)  # places of the columns of numbers
 MOST_CALLS_SHOWN = 40
 _CACHE_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
@@ -43,6 +48,78 @@ def draw_cache(console: Console, forecast: CacheForecast | None, language: Langu
             0,
         )
     console.print()
+
+
+def draw_formats(console: Console, forecasts: Sequence[CacheForecast], language: Language = "en") -> None:
+    """Print a line for each format, or nothing if none were compared."""
+    if not forecasts:
+        return
+    paragraph(console, Line(word("cache.formats.title", language), style="bold"), 0)
+    columns = [TableColumn(said(name, language), right=at in _OF_NUMBERS) for at, name in _format_titles()]
+    lines = []
+    for forecast in forecasts:
+        severity, cells = _format_row(forecast)
+        style = _CACHE_STYLES.get(severity, "")
+        told = [said(cell, language) for cell in cells]
+        lines.append([Line(told[0], style="bold"), *(Line(cell, style=style) for cell in told[1:])])
+    print_table(console, columns, lines, language=language)
+    for name, note in _notes_of_formats(forecasts):
+        paragraph(console, Line(said(joined([name, note], "colon"), language), style="dim"), 0)
+    paragraph(console, Line(word("cache.formats.legend", language), style="dim"), 0)
+    console.print()
+
+
+def formats_section(forecasts: Sequence[CacheForecast]) -> dict[str, Any] | None:
+    """Return the page's section on several formats, or None if none were compared."""
+    if not forecasts:
+        return None
+    return {
+        "title": _both(Message("cache.formats.title")),
+        "legend": _both(Message("cache.formats.legend")),
+        "titles": [_both(name) for _, name in _format_titles()],
+        "rows": [[_both(cell) for cell in _format_row(forecast)[1]] for forecast in forecasts],
+        "notes": [(name, _both(note)) for name, note in _notes_of_formats(forecasts)],
+        "source": _both(joined(list(dict.fromkeys(forecast.source for forecast in forecasts)), "semicolon")),
+    }
+
+
+def _format_titles() -> list[tuple[int, Message]]:
+    return list(enumerate(Message(name) for name in FORMAT_COLUMNS))
+
+
+def _format_row(forecast: CacheForecast) -> tuple[str, list[str]]:
+    """Return the worst severity of a format, and the cells of its line, with the figures of the head that has it."""
+    ranks = ["", *reversed([name for name, _ in KL_BARS])]  # "": below every bar
+    heads = [(call, head) for call in forecast.calls for head in range(len(call.stored.heads))]
+    stored = (format_number(forecast.bits), forecast.scale)
+    if not heads:
+        return "", [forecast.dtype, Message("words.verdict.unmeasured"), *stored, *"---"]
+
+    def badness(place: tuple[CacheCall, int]) -> tuple[int, float]:
+        error = place[0].stored.heads[place[1]]
+        return ranks.index(level(error) or ""), error.kl_mean_nats
+
+    call, head = max(heads, key=badness)
+    error, rows = call.stored.heads[head], call.seeing_rows[head]
+    severity = level(error) or ""
+    figures = [
+        format_number(error.kl_mean_nats, 3),
+        format_percent(error.changed_rows / rows if rows else None),
+        format_percent(error.output_error),
+    ]
+    return severity, [forecast.dtype, Message(f"words.severity.{severity or 'ok'}"), *stored, *figures]
+
+
+def _notes_of_formats(forecasts: Sequence[CacheForecast]) -> list[tuple[str, Message]]:
+    """Return each format that could not be judged on some attentions, with the first reason."""
+    return [
+        (
+            one.dtype,
+            Message("cache.formats.not_judged", count=len(one.not_measured), reason=one.not_measured[0].reason),
+        )
+        for one in forecasts
+        if one.not_measured
+    ]
 
 
 def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from sqrtdk.report.console import TableColumn, bracketed, console_text, list_sit
 from sqrtdk.report.figures import format_number, format_percent, format_ratio, worst_head
 from sqrtdk.report.fold import Fold, FoldedFinding, expected_text, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
-from sqrtdk.report.kv_cache import draw_cache
+from sqrtdk.report.kv_cache import draw_cache, draw_formats
 from sqrtdk.report.laws import draw_laws
 from sqrtdk.report.places import at_text, in_files, places_text
 from sqrtdk.report.plain import plain
@@ -82,6 +82,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
         _calls(console, report, language)
         draw_laws(console, report.laws, language)
         draw_cache(console, report.kv_cache, language)
+        draw_formats(console, report.kv_formats, language)
         _findings(console, report, language)
         _asides(console, report, language)
         paragraph(console, _summary(report, language), most=console.width)

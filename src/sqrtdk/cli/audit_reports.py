@@ -1,0 +1,99 @@
+"""Shows the report of an audit, or its comparison with a baseline, and writes it to files: for `check` and `kv`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqrtdk._language import Choice
+from sqrtdk.cli import options
+
+if TYPE_CHECKING:
+    from sqrtdk.audit.baseline import BaselineComparison
+    from sqrtdk.audit.records import CheckReport
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReports:
+    """The documents that a command line asks for; see the options of the same names."""
+
+    output: Path | None
+    html: Path | None
+    sarif: Path | None
+    junit: Path | None
+    markdown: str | None
+    json_: bool
+    force: bool
+
+    @property
+    def by_option(self) -> dict[str, object]:
+        """Option -> its value, as `options.refuse_ignored` takes them."""
+        return {
+            "--json": self.json_, "--output": self.output, "--html": self.html, "--sarif": self.sarif,
+            "--junit": self.junit, "--markdown": self.markdown,
+        }  # fmt: skip
+
+    @property
+    def comment(self) -> Path | None:
+        """The file of the comment for a pull request."""
+        return options.file_or_stdout(self.markdown, self.json_ and self.output is None)
+
+    def __bool__(self) -> bool:
+        return any(self.by_option.values())
+
+    def refuse_unwritable(self) -> None:
+        """Refuse files that can't be written, and two documents on stdout."""
+        from sqrtdk import _files
+
+        _files.check_outputs((self.output, self.html, self.sarif, self.junit, self.comment), self.force)
+
+
+def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: BaselineComparison | None = None) -> int:
+    """Write the documents, print the report or what it is held against, and return the exit code.
+
+    Args:
+        report: of the audit.
+        wanted: the documents.
+        lang: `--lang`.
+        comparison: of the report with a baseline. It is shown instead of the report, which SARIF still is of: all
+            findings, those too that the baseline knows.
+    """
+    from sqrtdk import _files
+    from sqrtdk.cli.output import colors, print_text, say_written, width, write_stderr
+    from sqrtdk.report import baseline, json, markdown, terminal
+    from sqrtdk.report.html import to_html
+    from sqrtdk.report.junit import to_junit
+    from sqrtdk.report.sarif import to_sarif
+
+    language = options.language_of_choice(lang)
+
+    def as_json() -> str:
+        return json.to_json(report) if comparison is None else baseline.to_json(comparison)
+
+    def as_comment() -> str:
+        if comparison is None:
+            return markdown.to_markdown(report, language)
+        return baseline.to_markdown(comparison, language)
+
+    documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (
+        (wanted.output, as_json, "JSON"),
+        (wanted.html, lambda: to_html(report, lang), "HTML"),
+        (wanted.sarif, lambda: to_sarif(report), "SARIF"),
+        (wanted.junit, lambda: to_junit(report), "JUnit XML"),
+        (wanted.comment, as_comment, "Markdown"),
+    )
+    drawn = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
+    for path, document, kind in drawn:  # nothing is written before all is drawn
+        _files.write_text(path, document, wanted.force)
+        say_written(kind, path)
+    if (wanted.json_ and wanted.output is None) or wanted.markdown == options.STDOUT:
+        print_text(as_comment() if wanted.markdown == options.STDOUT else as_json())
+        line = terminal.summary_line(report, language)
+        write_stderr(line if comparison is None else baseline.baseline_summary_line(comparison, language))
+    elif comparison is None:
+        print_text(terminal.to_text(report, width=width(), color=colors(), language=language))
+    else:
+        print_text(baseline.to_text(comparison, width=width(), color=colors(), language=language))
+    return report.exit_code if comparison is None else comparison.exit_code
