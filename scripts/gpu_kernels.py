@@ -6,7 +6,7 @@ assembler and disassembler are those of Triton's wheel.
 
     python scripts/gpu_kernels.py                 all, one line each
     python scripts/gpu_kernels.py sm_90 128       the ones whose target or name has all of these words
-    python scripts/gpu_kernels.py --write         also to docs/*/gpu-kernel.md, benchmarks/results/gpu-kernels.json
+    python scripts/gpu_kernels.py --write         also to docs/*/kernels.md, benchmarks/results/gpu-kernels.json
     python scripts/gpu_kernels.py --check         exit 1 where these say something else
 
 Exits 1 where a requirement is not met: see `shortfalls`. Without a GPU; one core, a quarter of an hour for all.
@@ -40,7 +40,7 @@ from sqrtdk.impl.gpu import gradients, launch
 from sqrtdk.impl.gpu.wanted import BITS, bits_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = {language: ROOT / "docs" / language / "gpu-kernel.md" for language in ("en", "zh")}
+PAGES = {language: ROOT / "docs" / language / "kernels.md" for language in ("en", "zh")}
 COLUMNS = {
     "en": "| kernel | tile, warps, stages | shared KiB | registers | spilled bytes | in hot loop | products | TMA |"
     " a logit | FMA, ADD, MUL / pairs / compare, select / exp |",
@@ -233,7 +233,7 @@ def line(record: dict[str, Any]) -> str:
 
 
 def page(records: list[dict[str, Any]], language: str) -> str:
-    """The generated part of docs/LANGUAGE/gpu-kernel.md."""
+    """The generated part of docs/LANGUAGE/kernels.md."""
     lines = [START, "", f"Triton {triton.__version__}{'。' if language == 'zh' else '.'}"]
     for target in TARGETS:
         lines += [
@@ -319,7 +319,7 @@ def main() -> int:
                 if options.write:
                     write(records)
     if options.check and not agrees(records):
-        print("docs/*/gpu-kernel.md or benchmarks/results/gpu-kernels.json say something else: run with --write")
+        print("docs/*/kernels.md or benchmarks/results/gpu-kernels.json say something else: run with --write")
         failed += 1
     return int(failed > 0)
 

@@ -25,6 +25,9 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
+from install_lines import PUBLISHED
+from page_programs import programs
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OLDEST_TORCH = "2.11.0"
@@ -82,6 +85,7 @@ def inspect(sdist: Path, wheel: Path) -> list[Outcome]:
         "the README is the long description": []
         if (ROOT / "README.md").read_text(encoding="utf-8") in metadata
         else ["README.md"],
+        "the pages say that the index has it": [] if PUBLISHED else ["PUBLISHED in scripts/install_lines.py"],
         "the papers have this version": [
             path
             for path, line in (("CITATION.cff", f"version: {version}"), ("CHANGELOG.md", f"## {version}"))
@@ -98,17 +102,6 @@ def torch_versions(python: str) -> dict[str, bool]:
     versions = [version.strip() for version in listed[1].split(",")] if listed else []
     alone = sys.platform != "linux"  # elsewhere the plain build has no CUDA
     return {version.split("+")[0]: alone or f"{version.split('+')[0]}+cpu" in versions for version in versions}
-
-
-def _first_block(page: str) -> str:
-    """The README's ten lines of Python, without what they print."""
-    block = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    if block is None:
-        raise SystemExit("README.md has no block of Python")
-    lines = block[1].splitlines()
-    if not any(line.startswith(">>> ") for line in lines):
-        return block[1]
-    return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
 
 
 def try_out(package: Path, python: str, torch: str, folder: Path) -> Outcome:
@@ -129,10 +122,10 @@ def try_out(package: Path, python: str, torch: str, folder: Path) -> Outcome:
             return Outcome(
                 step, "failed", f"sqrtdk {' '.join(arguments)}: exit code {done.returncode}: {_last_line(done)}"
             )
-    code = _first_block((ROOT / "README.md").read_text(encoding="utf-8"))
-    done = _run(folder / "bin" / "python", "-W", "error", "-c", code)
-    if done.returncode:
-        return Outcome(step, "failed", f"the README's lines: {_last_line(done)}")
+    for code, _ in programs((ROOT / "README.md").read_text(encoding="utf-8")):
+        done = _run(folder / "bin" / "python", "-W", "error", "-c", code)
+        if done.returncode:
+            return Outcome(step, "failed", f"a program of the README: {_last_line(done)}")
     return Outcome(step, "ok")
 
 

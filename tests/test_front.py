@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 from functools import cache
@@ -13,8 +12,10 @@ import torch
 from rich.cells import cell_len
 
 import cost_page
+import install_lines
 import readme_picture
 import sqrtdk
+from page_programs import without_blanks
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
 from sqrtdk.audit.records import SEVERITIES, VERDICTS
 from sqrtdk.models.demo import VARIANTS, weights_name
@@ -23,7 +24,7 @@ from tests.support.program import called
 ROOT = Path(__file__).parents[1]
 WEIGHTS = ROOT / "src" / "sqrtdk" / "models" / "weights"
 READMES = ("README.md", "README.zh-CN.md")
-MOST_LINES = 150
+MOST_LINES = 220
 SWITCH = "**English** | [简体中文](README.zh-CN.md)", "[English](README.md) | **简体中文**"
 LANGUAGES = {"en": "en", "zh": "zh-CN"}  # as the folders of the documentation have them, and `--lang`
 # pages with `text` blocks of `sqrtdk check`: their languages, and how many
@@ -52,26 +53,20 @@ def test_a_readme_is_short_and_begins_with_the_switch(name: str) -> None:
     assert lines[2] == SWITCH[READMES.index(name)]
 
 
-def test_what_is_typed_after_the_two_commands_works() -> None:
-    """`sqrtdk` is on the path only once the environment of `make` is."""
-    (lines,) = [block.splitlines() for block in blocks("README.md", "console") if "make demo" in block]
-    assert [re.split(r"\s{2,}#", line[2:])[0] for line in lines] == [
-        "make demo",
-        "make test",
-        "source .venv/bin/activate",
-        "sqrtdk check demo:unscaled",
-    ]
+def test_the_pages_say_what_is_true_of_the_package_index() -> None:
+    """After PUBLISHED is set: python scripts/install_lines.py."""
+    assert {path for path, page in install_lines.wanted().items() if page != path.read_text(encoding="utf-8")} == set()
 
 
-@pytest.mark.parametrize("name", READMES)
-def test_the_python_of_the_readme_runs(name: str) -> None:
-    session = "".join(blocks(name, "python"))
-    example = doctest.DocTestParser().get_doctest(session, {}, name, name, 0)
-    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE)
-    said: list[str] = []
-    runner.run(example, out=said.append)
-    assert runner.summarize(verbose=False).attempted > 5
-    assert not said, "".join(said)
+@pytest.mark.parametrize("published", [False, True])
+def test_one_line_changes_what_they_say(published: bool) -> None:
+    found = re.compile(r"\$ pip install sqrtdk |`pip install sqrtdk` installs|用 `pip install sqrtdk` 安装")
+    first = {path: text.split(install_lines.START)[1] for path, text in install_lines.wanted(published).items()}
+    assert len(first) == 6
+    for path, text in first.items():
+        assert bool(re.search("not on the package index yet|还没有发布到软件包索引", text)) is not published, path
+        assert bool(found.search(text)) is published, path
+        assert ("$ make demo" in text) is (path.stem != "index")
 
 
 @cache
@@ -92,11 +87,44 @@ def test_the_output_shown_is_real(name: str) -> None:
     assert len(samples) == count
     for sample in samples:
         model = "demo:unscaled" if "missing" in sample else "demo"
-        output = steady(printed("check", model, "--lang", LANGUAGES[language]))
+        output = steady(printed("check", model, "--laws", "all", "--lang", LANGUAGES[language]))
         for part in steady(sample).split("...\n"):
             before, found, output = output.partition(part)
             assert found, f"not in what is printed:\n{part}"
             assert before == "" or before.endswith("\n")
+
+
+@pytest.mark.full
+def test_two_lines_watch_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader's own program has the other names of the block."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": 16, "bos_token_id": 0, "eos_token_id": 0, "n_positions": 8, "n_embd": 16}
+    mine = {
+        "Trainer": transformers.Trainer,
+        "model": transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, n_layer=1, n_head=2)),
+        "arguments": transformers.TrainingArguments(
+            max_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False
+        ),
+        "data": [{"input_ids": row, "labels": row} for row in torch.randint(16, (8, 8))],
+    }
+    (block,) = [block for block in blocks("README.md", "python") if "Trainer(" in block]
+    exec(block, mine)
+    mine["trainer"].train()
+    (command,) = re.findall(r"`sqrtdk (watch show \S+)`", text("README.md"))
+    assert "1 sample" in called(*command.split()).stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "language"), [*zip(READMES, LANGUAGES.values(), strict=True)])
+def test_the_claim_shown_is_real(name: str, language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the seconds that it took."""
+    monkeypatch.chdir(tmp_path)
+    (sample,) = [block for block in blocks(name, "text") if block.startswith("saturation-by-dim")]
+    command = re.findall(r"^\$ sqrtdk (lab run .*)$", text(name), re.MULTILINE)
+    output = called(*command[0].split(), "--lang", language, COLUMNS=COLUMNS).stdout
+    assert without_blanks(steady(output)).startswith(without_blanks(steady(sample)))
 
 
 @pytest.mark.full
@@ -106,7 +134,7 @@ def test_the_comparison_shown_is_real(language: str) -> None:
     (sample,) = [block for block in blocks(f"docs/{language}/start.md", "text") if block.startswith("A  demo")]
     assert max(map(cell_len, sample.splitlines())) <= int(COLUMNS)
     output = printed("diff", "demo", "demo:unscaled", "--lang", LANGUAGES[language])
-    assert "".join(steady(sample).split()) == "".join(steady(output).split())
+    assert without_blanks(steady(sample)) == without_blanks(steady(output))
 
 
 def test_the_page_lists_every_option_of_check() -> None:

@@ -43,6 +43,7 @@ html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 templates_path = ["templates"]
 html_copy_source = False
 html_show_sphinx = False

@@ -30,7 +30,7 @@ def text_of(name: str) -> str:
 # what is said
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/en/limits.md", "docs/en/gpu.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/en/limits.md", "docs/en/kernels.md"])
 def test_pages_say_what_the_record_does(name: str) -> None:
     record = gpu_record.read()
     assert (record is None) is not gpu_record.RECORD.exists()
@@ -38,7 +38,7 @@ def test_pages_say_what_the_record_does(name: str) -> None:
     assert (gpu_record.NOT_MEASURED in text_of(name)) is (record is None)
 
 
-@pytest.mark.parametrize("name", ["README.zh-CN.md", "docs/zh/limits.md", "docs/zh/gpu.md", "docs/zh/gpu-kernel.md"])
+@pytest.mark.parametrize("name", ["README.zh-CN.md", "docs/zh/limits.md", "docs/zh/kernels.md"])
 def test_the_chinese_pages_say_so_too(name: str) -> None:
     assert ("尚未在 GPU 上测量" in text_of(name)) is (gpu_record.read() is None)
 
@@ -96,9 +96,9 @@ def test_the_pages_have_the_targets() -> None:
     bars = []
     for target in gpu.TARGETS.values():
         what, _, bar = target.text.rpartition(", ")
-        assert f"| {what} | {bar} |" in text_of("docs/en/gpu.md")
+        assert f"| {what} | {bar} |" in text_of("docs/en/kernels.md")
         bars.append(bar.replace("at least", "至少").replace("at most", "至多"))
-    assert re.findall(r"\| (至[少多] [^|]+) \|", text_of("docs/zh/gpu.md")) == bars
+    assert re.findall(r"\| (至[少多] [^|]+) \|", text_of("docs/zh/kernels.md")) == bars
 
 
 # targets

@@ -1,24 +1,26 @@
-"""What stands after `>>>` on a page runs and gives what the page says.
+"""Programs of a page, and what stands after `>>>`, run and give what the page says.
 
 Of the Chinese pages those run whose code or output has Chinese words; the others have the code of the English ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import doctest
+import io
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from page_programs import programs, without_blanks
 from tests.docs.pages import ROOT, pages
 
 # Pages whose examples another test runs, together with the rest of what it holds of them.
 ELSEWHERE = {
     "trace": "tests/trace/test_trace_page.py",
     "watch": "tests/report/test_watch_docs.py",
-    "watch-metrics": "tests/monitor/test_metrics.py",
     "kv-cache": "tests/kv/test_kv_report.py",
     "trace-file": "tests/recording_files/test_printed_writer.py",
 }
@@ -66,6 +68,39 @@ def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     torch._dynamo.reset()  # its hooks look into the names of the examples, as long as they are there
     assert not said, "".join(said)
     assert result.attempted
+
+
+SOURCES = {f"{tree}/{name}": path for tree in ("en", "zh") for name, path in sorted(pages(tree).items())}
+SOURCES |= {name: ROOT / name for name in ("README.md", "README.zh-CN.md")}
+PROGRAMS = {
+    f"{name}: {number}": program
+    for name, path in SOURCES.items()
+    for number, program in enumerate(programs(path.read_text(encoding="utf-8")), 1)
+}
+
+
+def steady(printed: str) -> str:
+    """Without the last digits of a share, which differ from CPU to CPU."""
+    return without_blanks(re.sub(r"\d+\.\d+%", "#%", printed))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_prints_what_stands_behind_it(name: str) -> None:
+    code, printed = PROGRAMS[name]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    assert steady(output.getvalue()) == steady(printed)
+
+
+def test_readme_and_the_first_page_have_programs() -> None:
+    counted = {name: sum(program.startswith(f"{name}: ") for program in PROGRAMS) for name in SOURCES}
+    assert {name: count for name, count in counted.items() if count} == {
+        "README.md": 4,
+        "README.zh-CN.md": 4,
+        "en/start": 2,
+        "zh/start": 2,
+    }
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

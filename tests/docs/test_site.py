@@ -152,6 +152,33 @@ def test_the_search_finds_without_a_network(browser: Browser, site: Path, tree: 
     page.close()
 
 
+COPIED = {
+    "commands": "sqrtdk check demo --lang zh-CN\n",
+    "session": "import torch, sqrtdk\n",
+    "program": "import torch, sqrtdk\n",
+}
+BLOCKS = {"commands": ("start", "console", 1), "session": ("check", "python", 0), "program": ("start", "python", 0)}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("what", BLOCKS)
+def test_a_button_copies_what_is_to_be_run(browser: Browser, site: Path, what: str) -> None:
+    """Without prompts, output and comments of commands."""
+    name, language, number = BLOCKS[what]
+    page = browser.new_page()
+    page.add_init_script("navigator.clipboard.writeText = async text => { window.written = text; }")
+    page.goto((site / "zh" / f"{name}.html").as_uri())
+    block = page.locator(f".highlight-{language}").nth(number)
+    block.hover()
+    block.get_by_role("button", name="复制").click()
+    block.get_by_role("button", name="已复制").wait_for()
+    written = page.evaluate("window.written")
+    assert written.startswith(COPIED[what])
+    assert re.findall(r"^(?:\$|>>>|\.\.\.) |  # .*[一-龥]", written, re.MULTILINE) == []
+    assert page.locator(".highlight-text button").count() == 0
+    page.close()
+
+
 @pytest.mark.browser
 def test_the_other_language_is_one_click_away(browser: Browser, site: Path) -> None:
     page = browser.new_page()

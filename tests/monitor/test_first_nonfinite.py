@@ -171,7 +171,7 @@ def test_the_module_and_the_cause_are_named(case: str) -> None:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_page_shows_what_an_alarm_says(language: Language) -> None:
-    page = (Path(__file__).parents[2] / "docs" / language / "watch-alarms.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / language / "numbers.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     shown = " ".join(shown.split())
     where = re.split("; |；", shown, maxsplit=1)[1]

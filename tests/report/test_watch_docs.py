@@ -34,16 +34,25 @@ def joined(name: str) -> str:
     return {"std_logit": "root of sum / count", "scale_ratio": "of the formula"}.get(name, "-")
 
 
-def row(table: str, column: Column) -> str:
+def row(column: Column) -> str:
     meaning = column.meaning.replace("|", r"\|")
-    cells = [f"`{column.name}`", column.type, column.unit or "-", meaning]
-    return f"| {' | '.join([*cells, joined(column.name)] if table == 'heads' else cells)} |"
+    return f"| {' | '.join([f'`{column.name}`', column.type, column.unit or '-', meaning])} |"
 
 
-@pytest.mark.parametrize("table", COLUMNS_BY_TABLE)
+def test_the_page_of_numbers_says_how_a_column_is_joined() -> None:
+    page = (PAGE.parent / "numbers.md").read_text(encoding="utf-8")
+    section = page[page.index("## One number for each head") : page.index("## From which value on")]
+    rows = re.findall(r"^\| (`.*?) \| .* \| ([^|]*) \|$", section, re.MULTILINE)
+    said = {name: how for names, how in rows for name in re.findall(r"`(\w+)`", names)}
+    columns = {column.name for column in COLUMNS_BY_TABLE["heads"]} & said.keys()
+    assert len(columns) > 25
+    assert {name: said[name] for name in columns} == {name: joined(name) for name in columns}
+
+
+@pytest.mark.parametrize("table", [table for table in COLUMNS_BY_TABLE if table != "heads"])
 def test_the_tables_are_those_of_the_columns(table: str) -> None:
     section = TEXT.split(f"\n`{table}` has a row for each")[1].split("has a row for each")[0]
-    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(table, column) for column in COLUMNS_BY_TABLE[table]]
+    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == [row(column) for column in COLUMNS_BY_TABLE[table]]
 
 
 @pytest.mark.full

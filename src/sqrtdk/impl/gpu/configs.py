@@ -1,6 +1,6 @@
 """Sizes of tiles and programs, by architecture; nothing is tuned at run time.
 
-Chosen from what `scripts/gpu_kernels.py` reports of the compiled kernels (docs/en/gpu-kernel.md): shared memory,
+Chosen from what `scripts/gpu_kernels.py` reports of the compiled kernels (docs/en/kernels.md): shared memory,
 registers, spills, instructions per logit. `python benchmarks/gpu_configs.py` times other sizes on the present GPU.
 """
 
