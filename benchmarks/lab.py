@@ -7,8 +7,7 @@
 
 Exit code 1 where a verdict of a claim differs between two of its runs, or one of them decides nothing. A directory of
 `--seeds` may hold any of the claims; a claim without a quick record of each of five seeds is an error. Times are those
-of the records: a run that reused trainings of an interrupted one shows less than it took. With `--partial` a claim may
-lack its full run: it is recorded as null.
+of the records: a run that reused trainings of an interrupted one shows less than it took.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ SEEDS = range(5)
 SIZES = {True: "quick", False: "full"}
 
 
-def row(quick: Record, full: Record | None, seeds: Sequence[Record]) -> dict[str, object]:
+def row(quick: Record, full: Record, seeds: Sequence[Record]) -> dict[str, object]:
     """What all runs said of one claim.
 
     Args:
         quick: its record of the quick run.
-        full: its record of the full run; None if that is still to be made.
+        full: its record of the full run.
         seeds: its records of further runs, which may be of other seeds.
     """
     found: dict[str, object] = {"id": quick.id}
     for name, record in (("quick", quick), ("full", full)):
-        found[name] = record and {
+        found[name] = {
             "verdict": record.outcome.verdict.answer,
             "control": record.control.verdict.answer,
             "decided": record.sound and record.decided,
             "seconds": record.duration_s,
         }
-    every = sorted((record for record in (quick, full, *seeds) if record is not None), key=lambda record: record.seed)
+    every = sorted((quick, full, *seeds), key=lambda record: record.seed)
     if seeds:
         found["seeds"] = {
             size: {str(record.seed): record.outcome.verdict.answer for record in every if record.quick is is_quick}
@@ -59,12 +58,10 @@ def main() -> None:
     parser.add_argument("quick", help="directory of `sqrtdk lab run all --quick`")
     parser.add_argument("full", help="directory of `sqrtdk lab run all`")
     parser.add_argument("--seeds", nargs="+", default=[], metavar="DIR", help="directories of runs with other seeds")
-    parser.add_argument("--partial", action="store_true", help="claims may lack their full run")
     parser.add_argument("--json")
     options = parser.parse_args()
     runs = {name: {record.id: record for record in records(getattr(options, name))} for name in ("quick", "full")}
-    whole = {name: found for name, found in runs.items() if name == "quick" or not options.partial}
-    missing = [f"{claim} ({name})" for name, found in whole.items() for claim in CLAIMS if claim not in found]
+    missing = [f"{claim} ({name})" for name, found in runs.items() for claim in CLAIMS if claim not in found]
     wrong = [
         f"{one.id} in {name}" for name, found in runs.items() for one in found.values() if SIZES[one.quick] != name
     ]
@@ -78,10 +75,10 @@ def main() -> None:
             missing += [f"{claim} (quick, seed {seed})" for seed in SEEDS if seed not in there]
     if missing or wrong:
         sys.exit(f"no record of {', '.join(missing)}" if missing else f"of the other size: {', '.join(wrong)}")
-    rows = [row(runs["quick"][claim], runs["full"].get(claim), others[claim]) for claim in CLAIMS]
+    rows = [row(runs["quick"][claim], runs["full"][claim], others[claim]) for claim in CLAIMS]
     minutes = {name: sum(record.duration_s for record in found.values()) / 60 for name, found in runs.items()}
     for one in rows:
-        texts = [f"{one[n]['verdict']:8s} {one[n]['seconds']:8.1f} s" if one[n] else "-" for n in ("quick", "full")]
+        texts = [f"{one[n]['verdict']:8s} {one[n]['seconds']:8.1f} s" for n in ("quick", "full")]
         marks = [mark for mark, fine in (("DIFFERS", one["same"]), ("UNDECIDED", one["answered"])) if not fine]
         print(f"{one['id']:20s} {texts[0]}   {texts[1]}   {' '.join(marks)}".rstrip())
     print(f"{len(rows)} claims: quick {minutes['quick']:.1f} min, full {minutes['full']:.1f} min")

@@ -4,7 +4,7 @@
     python benchmarks/lab_figures.py FULL --json benchmarks/results/lab-figures.json
 
 A claim is taken from the first directory that has it. Exit code 1 where one has no sound and decided record of a full
-run. With `--partial QUICK` a claim without a full run is taken from there, and marked as quick.
+run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqrtdk.lab.runner import records
 
 def row(record: Record) -> dict[str, object]:
     """A claim with its figures."""
-    return {"id": record.id, "quick": record.quick, "figures": record.outcome.figures}
+    return {"id": record.id, "figures": record.outcome.figures}
 
 
 def line(content: object) -> str:
@@ -30,20 +30,16 @@ def line(content: object) -> str:
 
 
 def answers(record: Record | None) -> bool:
-    """Whether the record decides its claim: its control is sound, and nothing is undecided."""
-    return record is not None and record.sound and record.decided
+    """Whether the record decides its claim: of a full run, with a sound control, and nothing undecided."""
+    return record is not None and not record.quick and record.sound and record.decided
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", help="directories of `sqrtdk lab run`")
-    parser.add_argument("--partial", metavar="QUICK", help="directory of quick runs, for claims without a full one")
     parser.add_argument("--json", required=True)
     options = parser.parse_args()
-    found = {record.id: record for record in records(options.partial)} if options.partial else {}
-    found |= {
-        record.id: record for folder in reversed(options.folders) for record in records(folder) if not record.quick
-    }
+    found = {record.id: record for folder in reversed(options.folders) for record in records(folder)}
     if unanswered := [claim for claim in CLAIMS if not answers(found.get(claim))]:
         sys.exit(f"no sound and decided record of a full run of {', '.join(unanswered)}")
     runs = [found[claim] for claim in CLAIMS]

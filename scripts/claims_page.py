@@ -53,10 +53,10 @@ WORDS = {
     ),
     "made": Text(
         "The verdicts are those of the full run in [lab.json](../../benchmarks/results/lab.json): torch {torch} on a "
-        "CPU ({cpu}, {threads} threads), {minutes} minutes for {count} claims. The quick run takes {quick} minutes and "
-        "comes to the same verdicts.",
+        "CPU ({cpu}, {threads} threads), {minutes} minutes for all. The quick run takes {quick} minutes and comes to "
+        "the same verdicts.",
         "判定取自 [lab.json](../../benchmarks/results/lab.json) 中的完整运行：torch {torch}，"
-        "CPU（{cpu}，{threads} 个线程），{count} 条说法用时 {minutes} 分钟。快速运行用时 {quick} 分钟，判定相同。",
+        "CPU（{cpu}，{threads} 个线程），全部用时 {minutes} 分钟。快速运行用时 {quick} 分钟，判定相同。",
     ),
     "verdicts": Text("What the verdicts mean", "判定的含义"),
     "verdict": Text("Verdict", "判定"),
@@ -73,11 +73,6 @@ WORDS = {
     "from": Text("From", "出处"),
     "condition": Text("Condition", "条件"),
     "run": Text("Run it", "运行"),
-    "quick": Text(
-        "The full run of some claims, which train many models, is still to be made; their verdicts and figures are "
-        "those of the quick run: {claims}.",
-        "有些说法要训练许多模型，其完整运行尚未完成，这里的判定与数值取自快速运行：{claims}。",
-    ),
     "seeds": Text(
         "The verdicts do not hang on the seed: the quick runs of all claims come to the same with each of the seeds "
         "{quick}, and so do the full runs of the {count} claims that train no model.",
@@ -110,11 +105,7 @@ def said(text: Text, language: str) -> str:
 def verdicts() -> dict[str, Any]:
     """The record of the lab's runs, its claims by id."""
     record = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    return {
-        **record,
-        "claims": {row["id"]: (row["full"] or row["quick"])["verdict"] for row in record["claims"]},
-        "full": sum(row["full"] is not None for row in record["claims"]),
-    }
+    return {**record, "claims": {row["id"]: row["full"]["verdict"] for row in record["claims"]}}
 
 
 @cache
@@ -233,15 +224,12 @@ def page(language: str) -> str:
         "cpu": environment["cpu"],
         "threads": environment["threads"],
         "minutes": f"{minutes['full']:.0f}",
-        "count": record["full"],
         "quick": f"{minutes['quick']:.0f}",
     }
     lines = [f"# {word('title')}", "", wrapped(word("lead", count=len(CLAIMS))), "", wrapped(word("made", **made)), ""]
     if seeds := seeds_told():
         lines[-2] += f"\n{wrapped(word('seeds', **seeds))}"
     lines += [wrapped(word("figures", level=f"{CONFIDENCE:.0%}")), ""]
-    if quick := [link(row["id"]) for row in figures()["claims"].values() if row["quick"]]:
-        lines += [wrapped(word("quick", claims=word("comma").join(quick))), ""]
     lines += [
         f"## {word('verdicts')}",
         "",

@@ -41,9 +41,11 @@ def as_score(score: Any) -> FoldedScore | PairScore:
     if isinstance(score, str):
         made: FoldedScore | PairScore = _made("score", score, SCORES, "scores")
         return made
-    if isinstance(score, FoldedScore | PairScore):
+    # one protocol at a time: a compiler reads a union of them as False for a module, such as scores.cosine()
+    if isinstance(score, FoldedScore) or isinstance(score, PairScore):  # noqa: SIM101
         return score
-    if callable(score) and not isinstance(score, type) and score not in SCORES.values():
+    is_maker = any(score is maker for maker in SCORES.values())  # scores.cosine, which has yet to be called
+    if callable(score) and not isinstance(score, type) and not is_maker:
         return CallableScore(score)
     name = getattr(score, "__name__", "cosine")
     hint = f"Call it: scores.{name}(), for one." if callable(score) else "scores.cosine() or 'cosine', for one."
@@ -125,7 +127,8 @@ def mask_of_blocks(block_mask: Any, batch: int, heads: int, length: int, keys: i
             f"block_mask is made for (batch, heads, L, S) = {(batch, heads, length, keys)}; got {made}",
             hint="Pass the function that it is made of as mask_mod.",
         )
-    if block_mask.mask_mod.__name__ == "noop_mask":
+    # FlexAttention's function for masks of blocks alone, which is right where the blocks hide nothing
+    if getattr(block_mask.mask_mod, "__name__", "") == "noop_mask" and not block_mask.to_dense().all():
         raise InvalidValueError(
             "block_mask has a mask_mod; got one that only has blocks", hint="Pass BlockMask.from_kv_blocks a mask_mod."
         )

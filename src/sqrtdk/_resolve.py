@@ -63,7 +63,9 @@ def resolve_arguments(
     shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
     diagonal = shift if is_causal or causal_lower_right else None
     if is_causal_bias(attn_mask):
-        diagonal, attn_mask = _with_causal_bias(attn_mask, query.shape[-2], key.shape[-2], is_causal, diagonal), None
+        own = _causal_bias_diagonal(attn_mask, query.shape[-2], key.shape[-2], is_causal)
+        diagonal, attn_mask = own if diagonal is None else min(own, diagonal), None
+        shift = shift or own  # the last row is at the last key: window and positions count from there
     if is_block_mask(attn_mask) and block_mask is None:
         attn_mask, block_mask = None, attn_mask
     call = Call(
@@ -122,14 +124,13 @@ def _mask_mods(call: Call, mask_mod: Any, block_mask: Any) -> tuple[MaskMod, ...
     return tuple(mod for mod in mods if mod is not None)
 
 
-def _with_causal_bias(mask: Any, length: int, keys: int, is_causal: bool, diagonal: int | None) -> int:
-    """Return the diagonal including torch's causal bias, which torch refuses beside `is_causal`."""
+def _causal_bias_diagonal(mask: Any, length: int, keys: int, is_causal: bool) -> int:
+    """Return the diagonal of torch's causal bias, which torch refuses beside `is_causal`."""
     if is_causal:
         raise InvalidValueError(
             "attn_mask is a causal bias or is_causal is True; got both", hint="The bias alone is enough."
         )
-    own = causal_diagonal("attn_mask", mask, length, keys)
-    return own if diagonal is None else min(own, diagonal)
+    return causal_diagonal("attn_mask", mask, length, keys)
 
 
 def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import AuxRequest as FlexRequest
 
 import sqrtdk
@@ -54,6 +55,10 @@ SAME: dict[str, tuple[Call, Call]] = {
         lambda q, k, v: sqrtdk.attention(q[..., 9:, :], k, v, causal_lower_right=True, window=5),
         lambda q, k, v: SDPA(q[..., 9:, :], k, v, attn_mask=near()[9:]),
     ),
+    "keys of a window beside torch's causal bias": (
+        lambda q, k, v: sqrtdk.attention(q[..., 9:, :], k, v, causal_lower_right(L - 9, L), window=5),
+        lambda q, k, v: SDPA(q[..., 9:, :], k, v, attn_mask=near()[9:]),
+    ),
     "scale of each head": (
         lambda q, k, v: sqrtdk.attention(q, k, v, scale=SLOPE),
         lambda q, k, v: SDPA(q * SLOPE.view(H, 1, 1), k, v, scale=1.0),
@@ -67,6 +72,16 @@ SAME: dict[str, tuple[Call, Call]] = {
             q, k[:, :2], v[:, :2], score=lambda q, k: q @ k.mT, scale="sqrt_dk", enable_gqa=True
         ),
         lambda q, k, v: SDPA(q, k[:, :2], v[:, :2], enable_gqa=True),
+    ),
+    "function as a score, with one key head for all": (
+        lambda q, k, v: sqrtdk.attention(
+            q,
+            k[:, :1],
+            v[:, :1],
+            score=lambda q, k: torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, (2, H)),
+            enable_gqa=True,
+        ),
+        lambda q, k, v: SDPA(q, k[:, :1], v[:, :1], scale=1.0, enable_gqa=True),
     ),
     "weights": (
         lambda q, k, v: sqrtdk.attention(q, k, v, return_weights=True)[1],
@@ -184,3 +199,10 @@ def test_a_function_as_a_score_learns_by_blocks_of_rows(
     torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-4)
     half = sqrtdk.attention(*(t.bfloat16() for t in qkv), score=score)
     assert half.dtype == torch.bfloat16
+
+
+def test_a_compiler_reads_the_score_of_a_module(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    module = sqrtdk.nn.CosineAttention()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*qkv), module(*qkv))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -238,6 +239,11 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], type[Exception], str]] = {
         ValueError,
         r"one floating logit for one pair; got \(5,\)",
     ),
+    "score_mod that decides by a value": (
+        lambda: {"score_mod": lambda s, b, h, i, j: s if i >= j else s - 1},
+        NotImplementedError,
+        "decides by the value of a tensor",
+    ),
     "mask_mod that is a tensor": (lambda: {"mask_mod": torch.ones(6, 5)}, TypeError, "mask_mod is a function.*Tensor"),
     "blocks of other sizes": (
         lambda: {"block_mask": blocks_of(6, 6)},
@@ -261,3 +267,43 @@ def test_what_is_no_such_function_is_refused(name: str) -> None:
         sqrtdk.attention(q, k, v, **options())
     assert isinstance(raised.value, SqrtdkError)
     assert raised.value.hint
+
+
+def test_a_block_mask_of_any_callable_or_of_none_is_read() -> None:
+    q, k, v = qkv(2, 3)
+
+    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor, *, n: int) -> Tensor:
+        return (i - j).abs() < n
+
+    mods = {
+        mod: flex.create_block_mask(mod, None, None, 6, 5, device="cpu") for mod in (partial(near, n=2), flex.noop_mask)
+    }
+    for mod, mask in mods.items():
+        assert torch.equal(sqrtdk.attention(q, k, v, block_mask=mask), sqrtdk.attention(q, k, v, mask_mod=mod))
+
+
+def test_a_score_mod_hides_what_it_makes_infinite_and_nothing_else() -> None:
+    """A bias of -inf lowers a logit; a key that it lowers to -inf counts as visible, as without the function."""
+    q, k, v = qkv(2, 3)
+    bias = torch.zeros(5).index_fill(0, torch.tensor([3]), -math.inf)
+    plain, same, hidden = (
+        sqrtdk.attention(q, k, v, bias=bias, return_aux=True, **mods)[1]
+        for mods in (
+            {},
+            {"score_mod": lambda s, *_: s},
+            {"score_mod": lambda s, b, h, i, j: s.where(j != 1, -math.inf)},
+        )
+    )
+    assert torch.equal(plain.keys, same.keys)
+    assert torch.equal(plain.min_logit, same.min_logit)
+    assert (hidden.keys == plain.keys - 1).all()
+
+
+def test_a_table_that_is_written_before_the_backward_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "block_rows", lambda call: 2)
+    q, k, v = (tensor.requires_grad_() for tensor in qkv(2, 3))
+    document = torch.zeros(6, dtype=torch.long)
+    output = sqrtdk.attention(q, k, v, mask_mod=lambda b, h, i, j: document[i] == document[j], impl="tiled")
+    document[2] = 1
+    with pytest.raises(SqrtdkError, match="changed in place between forward and backward"):
+        output.sum().backward()

@@ -83,17 +83,3 @@ def test_figures_are_of_full_runs(record: Record, call: Callable[..., tuple[obje
     quick, full = put(tmp_path / "quick", record), put(tmp_path / "full", replace(record, quick=False))
     assert call(lab_figures, quick)[1] == "no sound and decided record of a full run of onehot-64"
     assert call(lab_figures, full)[1] == 0
-
-
-def test_a_full_run_that_is_still_to_be_made_is_recorded_as_such(
-    record: Record, call: Callable[..., tuple[dict[str, list[dict[str, object]]], object]], tmp_path: Path
-) -> None:
-    quick, full = put(tmp_path / "quick", record), put(tmp_path / "full", replace(record, quick=False))
-    assert call(lab, quick, full, "--partial")[0]["claims"][0]["full"]
-    assert call(lab_figures, full, "--partial", quick)[0]["claims"][0]["quick"] is False
-    none = put(tmp_path / "none", replace(record, id="var-linear", quick=False))  # the full run of another claim
-    found, code = call(lab, quick, none, "--partial")
-    assert (code, found["claims"][0]["full"]) == (0, None)
-    assert call(lab, quick, none)[1] == "no record of onehot-64 (full)"
-    found, code = call(lab_figures, none, "--partial", quick)
-    assert (code, found["claims"][0]["quick"]) == (0, True)

@@ -137,7 +137,7 @@ def test_a_real_kill_loses_nothing_and_doubles_nothing(engine: str, tmp_path: Pa
 def test_another_grid_is_refused(other: dict[str, Any], difference: str, tmp_path: Path, whole: bytes) -> None:
     sweep(SMALL, tmp_path)
     grid = Grid(**(SMALL.content() | other))
-    with pytest.raises(OutputError, match=difference) as raised:
+    with pytest.raises(OutputError, match=f"(?m){difference}") as raised:
         sweep(grid, tmp_path)
     assert "--output" in raised.value.hint
     assert "--force" in raised.value.hint

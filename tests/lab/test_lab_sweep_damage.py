@@ -108,7 +108,7 @@ def test_a_whole_file_that_does_not_fit_is_left_alone(
         interrupted(tmp_path, 5, monkeypatch)
     change(tmp_path / name)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(OutputError, match=message) as raised:
+    with pytest.raises(OutputError, match=f"(?m){message}") as raised:
         sweep(SMALL, tmp_path)
     assert "--force" in raised.value.hint
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

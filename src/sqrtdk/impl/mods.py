@@ -10,6 +10,8 @@ another meaning: in `tables[b][h, q_idx]` the first index gives one table, and n
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -36,6 +38,26 @@ class _IndexByTensors(TorchFunctionMode):
             if all(isinstance(i, Tensor | int) and not isinstance(i, bool) for i in index):
                 return torch.ops.aten.index(table, [torch.as_tensor(i, device=table.device) for i in index])
         return func(*args, **(kwargs or {}))
+
+
+def captured_tensors(function: Callable[..., Any]) -> list[Tensor]:
+    """Return the tensors that a function reads from its closure, its module or, if it is a partial, its arguments.
+
+    Tensors inside lists and objects are not found.
+
+    Example:
+        >>> bias = torch.zeros(4)
+        >>> [tensor is bias for tensor in captured_tensors(lambda score, b, h, q_idx, kv_idx: score + bias[h])]
+        [True]
+    """
+    if isinstance(function, functools.partial):
+        own = [*function.args, *function.keywords.values()]
+        return [value for value in own if isinstance(value, Tensor)] + captured_tensors(function.func)
+    try:
+        names = inspect.getclosurevars(function)
+    except TypeError:  # no Python function
+        return []
+    return [value for value in (*names.nonlocals.values(), *names.globals.values()) if isinstance(value, Tensor)]
 
 
 def map_scores(
@@ -94,5 +116,13 @@ def _mapped(
         checked = torch.vmap(checked, in_dims=(*(0 for _ in scores), *places))
     counts = (torch.arange(count, device=rows.device) for count in (batch, heads))
     columns = torch.arange(keys, device=rows.device)
-    with _IndexByTensors():
-        return checked(*scores, *counts, rows, columns)
+    try:
+        with _IndexByTensors():
+            return checked(*scores, *counts, rows, columns)
+    except RuntimeError as error:
+        if "data-dependent control flow" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"{name} decides by the value of a tensor, as in `if q_idx >= kv_idx`",
+            hint="Use torch.where(q_idx >= kv_idx, a, b) in place of an if.",
+        ) from error

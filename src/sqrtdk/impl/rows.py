@@ -9,7 +9,7 @@ memory grows with L + S, not with L S. `gradients_of_formula` gives a kernel gra
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, cut_rows, has_values, repeat_heads, transformed
+from sqrtdk.impl.mods import captured_tensors
 from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
 
@@ -78,14 +80,16 @@ def block_stats(call: Call, start: int, stop: int) -> RowStats:
 def _logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
     """Return the logits of rows start..stop, and which keys they see; None: all."""
     seen = call.seen(start, stop)
-    z = (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
-    # FlexAttention's way to mask in a score_mod: torch.where(q_idx >= kv_idx, score, -inf)
-    return z, seen if call.score_mod is None else z.detach() != -math.inf
+    return (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
 
 
-def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False) -> Logits:
-    """Return logits (..., Hq, R, S), -inf at hidden keys; `guarded` keeps gradients away from products of hidden
-    keys."""
+def row_logits(
+    call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False
+) -> tuple[Logits, Visible | None]:
+    """Return logits (..., Hq, R, S), -inf at hidden keys, and which keys are seen after a `score_mod`.
+
+    `guarded` keeps gradients away from products of hidden keys.
+    """
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
     # 0 * NaN is NaN: the zero gradient of a hidden logit would carry the NaN of a row without keys into the keys.
     if guarded and seen is not None:
@@ -111,24 +115,27 @@ def row_logits(call: Call, start: int, stop: int, seen: Visible | None, *, guard
     if call.softcap is not None:
         z = call.softcap * torch.tanh(z / call.softcap)
     if call.score_mod is not None:
-        z = call.modified(z, start, stop)
+        modified = call.modified(z, start, stop)
+        # torch.where(q_idx >= kv_idx, score, -inf) hides keys; a product that overflowed to -inf before does not
+        shown = (modified.detach() != -math.inf) | (z.detach() == -math.inf)
+        z, seen = modified, shown if seen is None else seen & shown
     if term is not None and call.term is not None and not call.term.content:
         z = z + term
     if call.bias is not None:
         z = z + cut_rows(call.bias, start, stop).to(call.dtype)
     if seen is not None:
         z = z.masked_fill(~seen, -math.inf)
-    return z
+    return z, seen
 
 
-def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> Logits:
-    """Return the same logits, but zeros where gradients pass: at keys with NaN or infinity, and at hidden keys."""
+def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> tuple[Logits, Visible | None]:
+    """Return the same, but zeros where gradients pass: at keys with NaN or infinity, and at hidden keys."""
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
-        raw = row_logits(call, start, stop, seen)
+        raw, shown = row_logits(call, start, stop, seen)
     bad = repeat_heads(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
-    return torch.where(bad, raw, row_logits(clean, start, stop, seen, guarded=True))
+    return torch.where(bad, raw, row_logits(clean, start, stop, seen, guarded=True)[0]), shown
 
 
 def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
@@ -303,11 +310,29 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, spans, dtype)
     if torch.is_grad_enabled() and not transformed():
-        blocks = [checkpoint(attend_rows, call, start, stop, use_reentrant=False) for start, stop in spans]
+        block = attend_rows if torch.compiler.is_compiling() else _unless_changed(call)
+        blocks = [checkpoint(block, call, start, stop, use_reentrant=False) for start, stop in spans]
     else:
         blocks = [attend_rows(call, start, stop) for start, stop in spans]
     outputs, statistics = zip(*blocks, strict=True)
     return torch.cat(outputs, -2).to(dtype), _joined(statistics)
+
+
+def _unless_changed(call: Call) -> Callable[[Call, int, int], tuple[Output, AuxOutput]]:
+    """Return `attend_rows`, which raises if a tensor that a mod reads was written since: gradients would be wrong."""
+    mods = [mod for mod in (call.score_mod, *call.mask_mods) if mod is not None]
+    read = [tensor for mod in mods for tensor in captured_tensors(mod) if not tensor.is_inference()]
+    versions = [tensor._version for tensor in read]
+
+    def block(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
+        if versions != [tensor._version for tensor in read]:
+            raise UnsupportedError(
+                "a tensor that score_mod or mask_mod reads was changed in place between forward and backward pass",
+                hint="Make a new tensor for each step, or pass impl='dense', which computes nothing again.",
+            )
+        return attend_rows(call, start, stop)
+
+    return block
 
 
 def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:

@@ -127,6 +127,7 @@ def clean_config_dict(raw: dict[str, Any], *, trust_remote_code: bool = False) -
         >>> clean_config_dict({"num_hidden_layers": 10**9})
         Traceback (most recent call last):
         sqrtdk.errors.ModelError: config: num_hidden_layers = 1000000000 is over the limit of 1000
+        Hint: No known model is this large; check the config.
     """
     notes: list[str] = []
     sizes = {"layers": 1, "experts": 1}

@@ -43,6 +43,7 @@ def check_version(module: Any) -> Any:
         >>> check_version(types.SimpleNamespace(__version__="4.57.1"))
         Traceback (most recent call last):
         sqrtdk.errors.MissingExtraError: transformers 4.57.1 is too old: 5.20.2 or newer is needed
+        Hint: Run: pip install 'sqrtdk[hf]'
     """
     version = str(module.__version__)
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < TRANSFORMERS_AT_LEAST:

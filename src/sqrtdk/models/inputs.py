@@ -106,6 +106,7 @@ def guess_inputs(
         >>> guess_inputs(nn.Linear(4, 4))
         Traceback (most recent call last):
         sqrtdk.errors.InvalidValueError: no inputs were given, and Linear has no config to make them from
+        Hint: Pass inputs=(...) or inputs={...} for forward(input); a factory may return (module, inputs).
     """
     if isinstance(module, DemoModel):
         made, notes = demo_inputs(batch=batch, seq_len=seq_len)

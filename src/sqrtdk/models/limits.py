@@ -24,6 +24,7 @@ def check_seed(seed: int) -> None:
         >>> check_seed(2**64)
         Traceback (most recent call last):
         sqrtdk.errors.InvalidValueError: seed 18446744073709551616 is not from -2^63 to 2^64 - 1
+        Hint: Give a smaller number.
     """
     if not SEEDS[0] <= seed <= SEEDS[1]:
         raise InvalidValueError(Message("errors.options.seed", seed=seed), hint=Message("errors.hint.smaller_number"))
@@ -51,6 +52,7 @@ def check_elements(name: str, shape: Sequence[int]) -> None:
         >>> check_elements("input_ids", (2**13, 2**14))
         Traceback (most recent call last):
         sqrtdk.errors.InvalidValueError: input_ids (8192, 16384) has 134217728 elements; at most 67108864 are made
+        Hint: Give a smaller --batch or --seq-len, or --input FILE.safetensors.
     """
     shape = tuple(shape)
     if min(shape) < 1:

@@ -70,6 +70,7 @@ def refuse_odd(module: nn.Module) -> None:
         >>> refuse_odd(nn.LazyLinear(4))
         Traceback (most recent call last):
         sqrtdk.errors.ModelError: LazyLinear has weights without a shape yet, first weight
+        Hint: Run it once on an input of the right width, then check it.
     """
     name = type(module).__name__
     try:

@@ -101,6 +101,7 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
         >>> call(nn.Linear(3, 2), (torch.ones(5, 4),))
         Traceback (most recent call last):
         sqrtdk.errors.ModelError: Linear raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (5x4 and 3x2)
+        Hint: It got 0 (5, 4); its forward takes input. Give other inputs by these names with --input FILE.safetensors.
     """
     is_meta = any(p.is_meta for p in module.parameters()) and not is_spread(module)
     try:

@@ -50,6 +50,7 @@ def at_most(count: int, limit: int, what: str) -> None:
         >>> at_most(9, 8, "dimensions")
         Traceback (most recent call last):
         sqrtdk.errors.TraceFileError: 9 dimensions; at most 8 are read
+        Hint: Record less: --calls, --rows or --heads.
     """
     if count > limit:
         refuse_file(f"{count} {what}; at most {limit} are read", "Record less: --calls, --rows or --heads.")
@@ -69,6 +70,7 @@ def parse_trace_json(text: bytes | str, what: str) -> Any:
         >>> parse_trace_json('{"a": 1, "a": 2}', "the header")
         Traceback (most recent call last):
         sqrtdk.errors.TraceFileError: the header has the name 'a' twice
+        Hint: Write the file again; docs/en/trace-file.md says how.
     """
     return _records.parse_json(text, what, TraceFileError, REPLACE)
 

@@ -42,6 +42,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
         >>> read_trace_file("/dev/null")
         Traceback (most recent call last):
         sqrtdk.errors.TraceFileError: '/dev/null' can't be read as a trace file: it is not a regular file
+        Hint: Copy its content to a file, and give that.
     """
     path = Path(path)
     try:

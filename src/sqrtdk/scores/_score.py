@@ -246,11 +246,13 @@ class CallableScore:
 
     def pairs(self, query: Float[Tensor, "*#BHq R E"], key: Float[Tensor, "*#BHq S Ek"]) -> Float[Tensor, "*BHq R S"]:
         """Return the function's result, after checking its shape."""
+        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+        # one key head, or one batch element, for all: the function sees as many of q as of k
+        query, key = (tensor.expand(*lead, *tensor.shape[-2:]) for tensor in (query, key))
         found = self.function(query, key)
         if not isinstance(found, Tensor) or not found.is_floating_point():
             got = found.dtype if isinstance(found, Tensor) else type(found).__name__
             raise InvalidTypeError(f"score(q, k) returns a floating tensor; got {got}", hint="q @ k.mT, for one.")
-        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
         wanted = (*lead, query.shape[-2], key.shape[-2])
         if tuple(found.shape) != wanted:
             raise InvalidValueError(
