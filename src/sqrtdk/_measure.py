@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 def measure(
     query: Query,
     key: AnyKey,
+    *,  # no third tensor by its place: `measure(q, k, v)` would add v to the logits as a mask
     attn_mask: Visible | Bias | None = None,
     is_causal: bool = False,
     scale: AnyScale | None = None,
     enable_gqa: bool = False,
-    *,
     score: AnyScore | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from sqrtdk.integrations.trainer import AttentionWatch
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.monitor.watch import AttentionAlarm
+from sqrtdk.monitor.watch import AttentionAlarm, AttentionWarning
 
 LENGTH, BATCH, HEADS = 12, 3, 2
 STEPS = 12  # two epochs and more
@@ -47,6 +47,25 @@ def _trainer(folder: Path, *callbacks: TrainerCallback, gain: float = 1.0, **opt
 
 def _losses(trainer: Trainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+class _Breaks(TrainerCallback):
+    """Writes a NaN into a weight after the third step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            model.transformer.h[1].mlp.c_fc.weight.data[0, 0] = torch.nan
+
+
+def test_a_nan_that_the_trainer_logs_as_zero_is_an_alarm(tmp_path: Path) -> None:
+    watch = AttentionWatch(every=100, to=tmp_path / "run")
+    trainer = _trainer(tmp_path, _Breaks(), watch)
+    with pytest.warns(AttentionWarning, match="the loss is nan at step 4; this step was not sampled"):
+        trainer.train()
+    assert _losses(trainer)[3:] == [0.0, 0.0, 0.0]  # `logging_nan_inf_filter`, of which a Trainer tells nobody
+    (alarm,) = watch.watch.alarms
+    assert (alarm.name, alarm.severity, alarm.step) == ("nonfinite", "fail", 4)
+    assert read_run(tmp_path / "run").alarms.column("step").to_pylist() == [4]
 
 
 @pytest.mark.full

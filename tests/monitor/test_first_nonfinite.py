@@ -209,6 +209,20 @@ class Classes(nn.Module):
         return logits if self.softmax is None else self.softmax(logits)
 
 
+def test_a_loss_of_an_unsampled_step_is_said_once_and_the_next_sample_says_where() -> None:
+    model = Decoder()
+    told: list[Alarm] = []
+    with Watch(model, every=4, on_alarm=told.append) as health:
+        for step in range(1, 9):
+            if step == 3:
+                model.blocks[1].attention.out.weight.data.fill_(math.nan)
+            with torch.no_grad():
+                health.step(squares(model(ones())))
+    found = [alarm for alarm in told if alarm.name == "nonfinite"]
+    assert [(alarm.severity, alarm.step) for alarm in found] == [("fail", 3), ("critical", 4)]
+    assert "blocks.1.attention.out" in found[1].text
+
+
 def test_minus_infinity_is_let_pass_and_named_where_it_matters() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 3, 8)

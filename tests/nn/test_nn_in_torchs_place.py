@@ -114,6 +114,20 @@ def test_the_block_stands_in_torchs_encoder(norm_first: bool) -> None:
         theirs.train()
 
 
+@pytest.mark.parametrize("padding", PADDING_MASKS.values(), ids=PADDING_MASKS)
+def test_the_attention_stands_in_torchs_encoder_layer(padding: Tensor | None) -> None:
+    """In evaluation the layer has a fast path, which asks its attention for more than a forward pass."""
+    options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "dtype": F64}
+    theirs, layer = (nn.TransformerEncoderLayer(D, H, 12, **options) for _ in range(2))
+    layer.self_attn = MultiHeadAttention(D, H, batch_first=True, dtype=F64)
+    layer.load_state_dict(theirs.state_dict())
+    ours = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    x = torch.randn(N, L, D, dtype=F64)
+    same([ours(x, FUTURE, padding)], [theirs(x, FUTURE, padding)])
+    with torch.no_grad():
+        same([ours.eval()(x, FUTURE, padding)], [theirs.eval()(x, FUTURE, padding)])
+
+
 def test_a_row_that_sees_nothing_is_nan_in_torch_and_zero_here() -> None:
     theirs, ours = pair()
     x, hidden = torch.randn(L, N, D, dtype=F64), torch.zeros(L, L, dtype=torch.bool)

@@ -91,7 +91,7 @@ def test_a_loss_that_is_not_finite_comes_first_though_no_alarm_names_it(
     run = with_losses(told["unscaled"], bad)
     head = run_headline(run)
     assert head.text.en == what
-    assert "checkpoint before step 30" in head.fix
+    assert "checkpoint before step 29" in head.fix
     unsampled = run_headline(dataclasses.replace(run, samples=run.samples[run.samples < 30]))
     assert unsampled.text.en == f"{what}: no step was sampled since, so where it begins is not known"
     assert "`sqrtdk.watch(model, every=1)`" in unsampled.fix

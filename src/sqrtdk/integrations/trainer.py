@@ -8,6 +8,7 @@ where a clip by the watch happens.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from sqrtdk._extras import load_extra
@@ -77,9 +78,12 @@ class AttentionWatch(_callback):  # type: ignore[misc]
         self._fit.stepped()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Note the loss."""
-        if logs is not None and "loss" in logs:
-            self._fit.told(float(logs["loss"]))
+        """Note the loss; NaN where the gradients are NaN, since `logging_nan_inf_filter` logs such a loss as finite."""
+        if logs is None or "loss" not in logs:
+            return
+        loss, gradient = float(logs["loss"]), float(logs.get("grad_norm", 0.0))
+        # with fp16 the gradients of a step that the scaler skips are NaN, and its loss is not
+        self._fit.told(math.nan if math.isnan(gradient) and not args.fp16 else loss)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the records up to a checkpoint."""

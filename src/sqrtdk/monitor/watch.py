@@ -7,6 +7,7 @@ copy of it is not watched.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from sqrtdk.errors import InvalidValueError, SqrtdkError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms import fresh, holding, idle
+from sqrtdk.monitor.alarms.nonfinite import unsampled_loss
 from sqrtdk.monitor.forwards import Forwards, Place
 from sqrtdk.monitor.gradients import unwrapped
 from sqrtdk.monitor.journal import Journal, numbers
@@ -205,7 +207,7 @@ class Watch:
         self._steps += 1
         if self._journal is not None:
             self._journal.step(self._step, loss)
-        found = self._finish(loss) if self._sampling else []
+        found = self._finish(loss) if self._sampling else self._loss_alone(loss)
         self._plan(found)
         self.alarms += found
         self._tell(found)
@@ -271,6 +273,20 @@ class Watch:
     def _arm(self) -> None:
         if self._sampling and self._open and not self._pauses:
             self._armed.enter_context(self._forwards)
+
+    def _loss_alone(self, loss: Tensor | float | None) -> list[Alarm]:
+        """Judge the loss of a step that is not sampled, where no device has to be waited for, and no other rank."""
+        if loss is None or self._ranks is not None or (isinstance(loss, Tensor) and loss.device.type != "cpu"):
+            return []
+        number = float(loss)
+        if math.isfinite(number):
+            return []
+        found = fresh([unsampled_loss(self._step, number)], self.alarms)
+        if self._journal is not None:
+            self._journal.note(found)
+        for alarm in found:
+            self._untold += self._sinks.alarm(alarm)
+        return found
 
     def _finish(self, loss: Tensor | float | None) -> list[Alarm]:
         try:

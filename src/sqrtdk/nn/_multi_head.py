@@ -84,6 +84,9 @@ class MultiHeadAttention(Projections):
         its fused path. With `add_bias_kv` or `add_zero_attn` a causal row still sees those keys.
     """
 
+    # torch's encoder layers ask for it before their fast path, which would read the weights and skip `forward`
+    _qkv_same_embed_dim = False
+
     def __init__(
         self,
         embed_dim: int,

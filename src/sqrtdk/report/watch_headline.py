@@ -86,7 +86,7 @@ def run_headline(run: Summary) -> Headline:
 def alarm_fix(run: Summary, alarm: Alarm) -> str:
     """Return what to do about an alarm: a call or a command, or the address of a page."""
     if alarm.name == NONFINITE:
-        return _fix_nonfinite(alarm)
+        return _fix_nonfinite(run, alarm)
     if alarm.name in _OF_LARGE_LOGITS and _too_large(run):
         return Message("runs.fix.scale")
     if mentions(alarm.text, "alarms.collapsed.flat"):
@@ -98,16 +98,27 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
     return Message("runs.fix.audit" if known else "runs.fix.page")
 
 
-def _fix_nonfinite(alarm: Alarm) -> str:
+def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
     if alarm.severity == "note":
         return Message("runs.fix.scaler")
+    if mentions(alarm.text, "alarms.nonfinite.first.inputs"):
+        return Message("runs.fix.inputs", step=alarm.step)
     for of, fix in (
-        ("alarms.nonfinite.first.inputs", "runs.fix.inputs"),
         ("alarms.nonfinite.blame.product", "runs.fix.product"),
+        ("alarms.nonfinite.where.unsampled", "runs.fix.look_closer"),
     ):
         if mentions(alarm.text, of):
-            return Message(fix, step=alarm.step)
-    return Message("runs.fix.go_back", step=alarm.step)
+            return Message(fix, step=_last_fine(run, alarm.step))
+    return Message("runs.fix.go_back", step=_last_fine(run, alarm.step))
+
+
+def _last_fine(run: Summary, step: int) -> int:
+    """Return the last step before `step` whose forward pass is known to be finite, or `step` itself if none is.
+
+    A checkpoint from before that step is sound. Its own update may have made the weights NaN.
+    """
+    fine = [run.samples, run.loss_steps[np.isfinite(run.losses)]]
+    return max((int(steps[steps < step].max()) for steps in fine if (steps < step).any()), default=step)
 
 
 def _not_finite(run: Summary) -> Headline | None:
@@ -120,11 +131,15 @@ def _not_finite(run: Summary) -> Headline | None:
     if alarm is None:
         since = bool(bad) and bool((run.samples >= bad[0]).any())
         why: str | float | None = None if since else Message("runs.headline.not_sampled")
-        fix: str = Message("runs.fix.go_back" if since else "runs.fix.look_closer", step=bad[0]) if bad else ""
+        fix: str = (
+            Message("runs.fix.go_back" if since else "runs.fix.look_closer", step=_last_fine(run, bad[0]))
+            if bad
+            else ""
+        )
     else:
         values = alarm.text.values if isinstance(alarm.text, Message) else {}
         why = next((_begins(values[name]) for name in _REASON_VALUES if name in values), None)
-        fix = _fix_nonfinite(alarm)
+        fix = _fix_nonfinite(run, alarm)
         if what := _tensor(run, alarm):
             told.append((alarm.step, what))
         elif not bad:  # a recorded alarm of a later version, or of an older one

@@ -94,6 +94,16 @@ def _loss(now: StepSample) -> Alarm | None:
     return Alarm("nonfinite", "critical", now.step, text, Message(NAN_SOURCE), value=now.loss, bar=0.0)
 
 
+def unsampled_loss(step: int, loss: float) -> Alarm:
+    """Return the alarm of a loss that is not finite at a step of which nothing else is known.
+
+    It is less severe than that of a sampled step, which knows where the numbers begin and so is shown after it.
+    """
+    where = Message("alarms.nonfinite.where.unsampled")
+    text = Message("alarms.nonfinite.loss", loss=str(loss), step=step, where=where)
+    return Alarm("nonfinite", "fail", step, text, Message(NAN_SOURCE), value=loss, bar=0.0)
+
+
 def _where(now: StepSample) -> str:
     """Say where a loss that is not finite begins."""
     first = now.first
