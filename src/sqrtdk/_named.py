@@ -97,19 +97,30 @@ def as_request(request: Any) -> AuxRequest | None:
     )
 
 
-def as_window(window: Any, causal: bool) -> Any:
-    """Return (left, right) of a number of keys, and anything else unchanged."""
+def as_window(window: Any, diagonal: int | None, shift: int) -> Any:
+    """Return (left, right) of a number of keys, and anything else unchanged.
+
+    Args:
+        window: the argument.
+        diagonal: row i sees keys up to i + diagonal; None: the call is not causal.
+        shift: a window of row i is around key i + shift.
+    """
     if isinstance(window, bool) or not isinstance(window, int):
         return window
     if window < 1:
         raise InvalidValueError(
             f"window is a number of keys, at least 1, or (left, right); got {window}", hint="None: no bound."
         )
-    if not causal:
+    if diagonal is None:
         raise InvalidValueError(
             f"window={window} is {window} keys up to the row's own only in a causal call, and this call is not causal",
             hint=f"Pass is_causal=True, or one of these: ({window - 1}, 0), {window} keys up to the row's own; "
             f"({window}, {window}), {window} keys on either side.",
+        )
+    if diagonal != shift:  # as any mask, torch's lower-right bias leaves a window where it is
+        raise InvalidValueError(
+            f"window={window} ends at the key of the row, and the bias in attn_mask is aligned with the last key",
+            hint="Pass causal_lower_right=True in place of the bias: it moves the window as well.",
         )
     return window - 1, 0
 

@@ -65,7 +65,6 @@ def resolve_arguments(
     if is_causal_bias(attn_mask):
         own = _causal_bias_diagonal(attn_mask, query.shape[-2], key.shape[-2], is_causal)
         diagonal, attn_mask = own if diagonal is None else min(own, diagonal), None
-        shift = shift or own  # the last row is at the last key: window and positions count from there
     if is_block_mask(attn_mask) and block_mask is None:
         attn_mask, block_mask = None, attn_mask
     call = Call(
@@ -77,7 +76,7 @@ def resolve_arguments(
         softcap=None if softcap is None else arguments.finite_number("softcap", softcap, above=0.0),
         score_mod=_function("score_mod", score_mod, "score, b, h, q_idx, kv_idx"),
         diagonal=diagonal,
-        window=UNBOUNDED if window is None else arguments.window_sides(as_window(window, diagonal is not None)),
+        window=UNBOUNDED if window is None else arguments.window_sides(as_window(window, diagonal, shift)),
         shift=shift,
         dropout_p=arguments.dropout_rate(dropout_p),
         aux=aux,

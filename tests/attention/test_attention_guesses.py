@@ -55,10 +55,6 @@ SAME: dict[str, tuple[Call, Call]] = {
         lambda q, k, v: sqrtdk.attention(q[..., 9:, :], k, v, causal_lower_right=True, window=5),
         lambda q, k, v: SDPA(q[..., 9:, :], k, v, attn_mask=near()[9:]),
     ),
-    "keys of a window beside torch's causal bias": (
-        lambda q, k, v: sqrtdk.attention(q[..., 9:, :], k, v, causal_lower_right(L - 9, L), window=5),
-        lambda q, k, v: SDPA(q[..., 9:, :], k, v, attn_mask=near()[9:]),
-    ),
     "scale of each head": (
         lambda q, k, v: sqrtdk.attention(q, k, v, scale=SLOPE),
         lambda q, k, v: SDPA(q * SLOPE.view(H, 1, 1), k, v, scale=1.0),
@@ -134,6 +130,10 @@ CURES: dict[str, tuple[Call, str]] = {
     "window of both sides or of the past": (
         lambda q, k, v: sqrtdk.attention(q, k, v, window=5),
         "is_causal=True, or one of these: (4, 0), 5 keys up to the row's own; (5, 5), 5 keys on either side",
+    ),
+    "window beside a bias that ends at the last key": (
+        lambda q, k, v: sqrtdk.attention(q[..., 9:, :], k, v, causal_lower_right(L - 9, L), window=5),
+        "Pass causal_lower_right=True in place of the bias",
     ),
     "name of a score": (lambda q, k, v: sqrtdk.attention(q, k, v, score="cosin"), "did you mean 'cosine'?"),
     "score that is not called": (lambda q, k, v: sqrtdk.attention(q, k, v, score=scores.distance), "scores.distance()"),

@@ -76,7 +76,7 @@ def test_a_causal_bias_beside_what_else_there_is(impl: str, side: str) -> None:
         options: dict[str, Any] = {"enable_gqa": True, "impl": impl, **more}
         close(sqrtdk.attention(q, k, k, mask, **options), sqrtdk.attention(q, k, k, seen, **options).double())
         options.pop("impl")
-        measured, wanted = (sqrtdk.measure(q, k, m, **options) for m in (mask, seen))
+        measured, wanted = (sqrtdk.measure(q, k, attn_mask=m, **options) for m in (mask, seen))
         assert torch.equal(measured.keys, wanted.keys)
         assert sqrtdk.explain(q, k, k, mask, **options).impl
 

@@ -48,7 +48,7 @@ def test_no_rows_at_all() -> None:
 def test_of_measured_rows_that_see_nothing() -> None:
     q = torch.randn(1, 2, 6, 8)
     mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # the first row sees nothing
-    rows = sqrtdk.measure(q, q, mask)
+    rows = sqrtdk.measure(q, q, attn_mask=mask)
     found = row_summary(rows.max_logit, above=[0.0])
     seen = rows.max_logit[0, :, 1:].double()
     assert found.rows == (5, 5)
