@@ -7,7 +7,6 @@ copy of it is not watched.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -275,13 +274,8 @@ class Watch:
             self._armed.enter_context(self._forwards)
 
     def _loss_alone(self, loss: Tensor | float | None) -> list[Alarm]:
-        """Judge the loss of a step that is not sampled, where no device has to be waited for, and no other rank."""
-        if loss is None or self._ranks is not None or (isinstance(loss, Tensor) and loss.device.type != "cpu"):
-            return []
-        number = float(loss)
-        if math.isfinite(number):
-            return []
-        found = fresh([unsampled_loss(self._step, number)], self.alarms)
+        """Judge the loss of a step that is not sampled. Ranks would have to agree, which takes a collective."""
+        found = fresh(unsampled_loss(self._step, loss), self.alarms) if self._ranks is None else []
         if self._journal is not None:
             self._journal.note(found)
         for alarm in found:

@@ -168,7 +168,7 @@ class MultiHeadAttention(Projections):
                 the other way round, as `scaled_dot_product_attention` does.
             average_attn_weights: return the mean of the weights over heads, (N, L, S); otherwise (N, h, L, S).
             is_causal: row i sees keys j <= i. No mask is needed beside it, and an `attn_mask` beside it must be this
-                causal mask (a compiler can not check it: there both apply).
+                causal mask (a compiler can't check it: there both apply).
             return_aux: statistics to return, (N, h, L) each; see `sqrtdk.AuxRequest`.
 
         Returns:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from sqrtdk.audit.rules.numbers import NAN_SOURCE
 from sqrtdk.messages import Message, joined
 from sqrtdk.monitor import samples
@@ -94,14 +96,17 @@ def _loss(now: StepSample) -> Alarm | None:
     return Alarm("nonfinite", "critical", now.step, text, Message(NAN_SOURCE), value=now.loss, bar=0.0)
 
 
-def unsampled_loss(step: int, loss: float) -> Alarm:
-    """Return the alarm of a loss that is not finite at a step of which nothing else is known.
+def unsampled_loss(step: int, loss: Tensor | float | None) -> Iterator[Alarm]:
+    """Yield at most one alarm, of a loss that is not finite at a step of which nothing else is known.
 
-    It is less severe than that of a sampled step, which knows where the numbers begin and so is shown after it.
+    It is less severe than that of a sampled step, which knows where the numbers begin and so is shown after it. A
+    tensor on another device than the CPU is not looked at, because reading it would wait for the device.
     """
+    if loss is None or (isinstance(loss, Tensor) and loss.device.type != "cpu") or math.isfinite(number := float(loss)):
+        return
     where = Message("alarms.nonfinite.where.unsampled")
-    text = Message("alarms.nonfinite.loss", loss=str(loss), step=step, where=where)
-    return Alarm("nonfinite", "fail", step, text, Message(NAN_SOURCE), value=loss, bar=0.0)
+    text = Message("alarms.nonfinite.loss", loss=str(number), step=step, where=where)
+    yield Alarm("nonfinite", "fail", step, text, Message(NAN_SOURCE), value=number, bar=0.0)
 
 
 def _where(now: StepSample) -> str:
