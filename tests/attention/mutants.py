@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planting.changes import Change, Planted, plant
 
 ATTEND, LOGITS, SOFTMAX, ROW_STATS = (
-    f"impl/rows.py:{name}" for name in ("attend_rows", "row_logits", "_softmax", "traceable_row_stats")
+    f"impl/rows.py:{name}" for name in ("weighed_rows", "row_logits", "_softmax", "traceable_row_stats")
 )
 SEEN, COUNT, GROW = "impl/call.py:Call.seen", "impl/call.py:Call.visible_keys", "impl/call.py:repeat_heads"
 RESOLVE, MASKS = "_resolve.py:resolve_arguments", "_resolve.py:_masks"
@@ -71,7 +71,9 @@ MUTANTS: dict[str, Planted] = {
     "window's left side not aligned": plant(SEEN, Change("A + (B - C)", "A - C")),
     "window's right side not aligned": plant(SEEN, Change("A + (B + C)", "A + C")),
     "masks joined by or": plant(SEEN, Change("A & B", "A | B")),
-    "mask rows of the first block": plant(SEEN, Change("F(A, B, C)", "F(A, 0, C - B)")),
+    "mask rows of the first block": plant(
+        SEEN, Change("None if A is None else F(A, B, C)", "None if A is None else F(A, 0, C - B)")
+    ),
     "lower right by one": plant(RESOLVE, Change("A - B if C else 0", "1 + A - B if C else 0")),
     "lower right is upper left": plant(RESOLVE, Change("A if B or C else None", "0 if B or C else None")),
     "finite float masks hide": plant(MASKS, Change("A != -math.inf", "A >= 0")),

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from sqrtdk.integrations.trainer import AttentionWatch
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.monitor.watch import AttentionAlarm, AttentionWarning
+from sqrtdk.monitor.telling import AttentionAlarm, AttentionWarning
 
 LENGTH, BATCH, HEADS = 12, 3, 2
 STEPS = 12  # two epochs and more

@@ -28,7 +28,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor import journal, ranks
-from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
+from sqrtdk.monitor.telling import AttentionAlarm
+from sqrtdk.monitor.watch import Watch, watch
 
 WIDTH, HEADS, LENGTH = 32, 4, 6
 STEPS = 2  # the first one finds where q and k are projected

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.monitor.watch import LOUD, watch
+from sqrtdk.monitor.telling import LOUD
+from sqrtdk.monitor.watch import watch
 
 
 class Attention(nn.Module):

@@ -16,7 +16,8 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor import alarms, folder, journal, sinks, tables
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.monitor.watch import AttentionAlarm, Watch, watch
+from sqrtdk.monitor.telling import AttentionAlarm
+from sqrtdk.monitor.watch import Watch, watch
 from tests.monitor.run_records import files_up_to, parts, rows, whole, writer
 from tests.monitor.watched_models import Attend
 
@@ -294,7 +295,7 @@ class Closing:
         raise RuntimeError("out of order")
 
 
-@pytest.mark.filterwarnings("ignore::sqrtdk.monitor.watch.AttentionWarning")
+@pytest.mark.filterwarnings("ignore::sqrtdk.monitor.telling.AttentionWarning")
 def test_an_alarm_after_a_flush_stands_at_its_step(tmp_path: Path) -> None:
     model = Attend()
     with Watch(model, every=2, to=tmp_path / "run", sinks=[Closing()]) as health:

@@ -19,7 +19,8 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.sinks import SINKS, sink_of
 from sqrtdk.monitor.sinks.jsonl import JsonLines
-from sqrtdk.monitor.watch import AttentionWarning, Watch, watch
+from sqrtdk.monitor.telling import AttentionWarning
+from sqrtdk.monitor.watch import Watch, watch
 from tests.integrations.sinks_read import READERS, lines_of, needs
 
 ALARM = Alarm("max_logit", "warn", 3, "a logit of 120", "a paper", "block", 0, 1, math.inf, 100.0)

@@ -18,7 +18,8 @@ from sqrtdk.messages import said
 from sqrtdk.monitor import journal
 from sqrtdk.monitor.forwards import Forwards
 from sqrtdk.monitor.reading import Run, read_run
-from sqrtdk.monitor.watch import AttentionWarning, Watch
+from sqrtdk.monitor.telling import AttentionWarning
+from sqrtdk.monitor.watch import Watch
 from sqrtdk.report.watch_json import to_json
 from sqrtdk.report.watch_summary import summarise
 from sqrtdk.report.watch_terminal import to_text

@@ -19,7 +19,8 @@ from sqrtdk.monitor import forwards
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.schedule import Every
 from sqrtdk.monitor.sums import MAXIMUM_COLUMNS, SUM_COLUMNS
-from sqrtdk.monitor.watch import LOUD, AttentionWarning, Watch
+from sqrtdk.monitor.telling import LOUD, AttentionWarning
+from sqrtdk.monitor.watch import Watch
 from tests.monitor.watched_models import (
     Attend,
     alarming,

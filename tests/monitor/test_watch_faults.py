@@ -16,7 +16,8 @@ from sqrtdk.monitor import forwards, journal, sums
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.sums import HeadSums
-from sqrtdk.monitor.watch import AttentionAlarm, AttentionWarning, Watch, watch
+from sqrtdk.monitor.telling import AttentionAlarm, AttentionWarning
+from sqrtdk.monitor.watch import Watch, watch
 from sqrtdk.tracing.trace import Trace
 from tests.monitor.run_records import files_up_to
 from tests.monitor.watched_models import (

@@ -138,23 +138,19 @@ class Call:
     def seen(self, start: int, stop: int) -> Visible | None:
         """Return which keys rows start..stop see, bool, broadcastable to (..., stop - start, S); None: all."""
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
-        for mod in self.mask_mods:
-            shown = self._shown(mod, start, stop)
-            found = shown if found is None else found & shown
+        shown = [self._shown(mod, start, stop) for mod in self.mask_mods]
         left, right = self.window
-        if self.diagonal is None and self.window == UNBOUNDED:
-            return found
-        rows = self.positions(start, stop).unsqueeze(-1)
-        columns = torch.arange(self.keys, device=self.query.device)
-        bounds = []
-        if self.diagonal is not None:
-            bounds.append(columns <= rows + self.diagonal)
-        if left is not None:
-            bounds.append(columns >= rows + (self.shift - left))
-        if right is not None:
-            bounds.append(columns <= rows + (self.shift + right))
-        for bound in bounds:
-            found = bound if found is None else found & bound
+        if self.diagonal is not None or self.window != UNBOUNDED:
+            rows = self.positions(start, stop).unsqueeze(-1)
+            columns = torch.arange(self.keys, device=self.query.device)
+            if self.diagonal is not None:
+                shown.append(columns <= rows + self.diagonal)
+            if left is not None:
+                shown.append(columns >= rows + (self.shift - left))
+            if right is not None:
+                shown.append(columns <= rows + (self.shift + right))
+        for keys in shown:
+            found = keys if found is None else found & keys
         return found
 
     def _shown(self, mod: MaskMod, start: int, stop: int) -> Visible:

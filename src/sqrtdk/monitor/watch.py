@@ -7,7 +7,6 @@ copy of it is not watched.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from sqrtdk.errors import InvalidValueError, SqrtdkError, kind_and_text
+from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms import fresh, holding, idle
 from sqrtdk.monitor.alarms.nonfinite import unsampled_loss
@@ -32,25 +31,13 @@ from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, copied_loss, schedule_of
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
 from sqrtdk.monitor.sums import WatchedStep
+from sqrtdk.monitor.telling import LOUD, tell
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # remembered samples, for trends
 NUMBERS_IN_MEMORY = 2**23  # statistics in them, about 32 bytes each: 50 samples of 4,000 heads
-LOUD = ("warn", "fail", "critical")
 LOOP = "with watch(model) as health: ... health.step(loss)"
 _watched: WeakSet[nn.Module] = WeakSet()
-
-
-class AttentionWarning(UserWarning):
-    """The warning for an alarm of a watch."""
-
-
-class AttentionAlarm(SqrtdkError, RuntimeError):
-    """An alarm of a watch with `on_alarm="raise"`; `alarm` is its record."""
-
-    def __init__(self, alarm: Alarm) -> None:
-        super().__init__(alarm.text, hint=f"source of the bar: {alarm.source}")
-        self.alarm = alarm
 
 
 class Watch:
@@ -183,8 +170,7 @@ class Watch:
         if journal is not None:
             found += journal.close(found)
         self.alarms += found
-        for alarm in closing:
-            warnings.warn(AttentionWarning(alarm.text), stacklevel=2)  # a warning even with "raise": the run is over
+        tell(closing, "warn")  # a warning even with "raise": the run is over
         if error is None:
             self._tell([alarm for alarm in found if alarm not in closing])
 
@@ -319,13 +305,7 @@ class Watch:
         return found
 
     def _tell(self, found: list[Alarm]) -> None:
-        for alarm in found:
-            if callable(self._on_alarm):
-                self._on_alarm(alarm)
-            elif alarm.severity in LOUD and self._on_alarm == "raise":
-                raise AttentionAlarm(alarm)
-            elif alarm.severity in LOUD and (self._ranks is None or self._ranks.first):
-                warnings.warn(AttentionWarning(alarm.text), stacklevel=3)
+        tell(found, self._on_alarm, warns=self._ranks is None or self._ranks.first)
 
 
 def watch(
