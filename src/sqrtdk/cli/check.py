@@ -13,6 +13,7 @@ from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.audit_reports import AuditReports, show
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.output import announce, tell_reader, working, write_stderr
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.models.options import LoadOptions
@@ -61,6 +62,8 @@ def check(
     with reported(show_traceback):
         _refuse_unfit(wanted, len(others) + 1, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported
+        if not models:  # `sqrtdk check $MODEL` with an empty variable must not pass for a check of a model
+            tell_reader(Message("progress.demo"))
         if others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
             from sqrtdk.cli.check_static import check_each
 
@@ -103,7 +106,6 @@ def _refuse_unfit(
 
 
 def _audited(model: str, loading: LoadOptions, laws: str | None, fail_on: str) -> CheckReport:
-    from sqrtdk.cli.output import announce, working
 
     with working(Message("progress.checking", model=model)):
         from sqrtdk.models.names import check_name
@@ -119,7 +121,6 @@ def _renew(model: str, loading: LoadOptions, laws: str | None, file: Path, wante
     """Write the baseline file, and show what changed since it was written before."""
     from sqrtdk import _files
     from sqrtdk.audit.baseline import Ledger, compare_with_baseline, ledger_of, read_for_update
-    from sqrtdk.cli.output import tell_reader, write_stderr
     from sqrtdk.report.baseline import ledger_line, to_file
     from sqrtdk.report.plain import plain
 

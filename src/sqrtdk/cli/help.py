@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 import re
 import unicodedata
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sqrtdk.cli.output import spoken
@@ -79,7 +81,15 @@ class HelpfulCommand(_Helpful, TyperCommand):
     """A verb."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. The error for an option without a value lacks its command, so it is added."""
+        """Parse the arguments. The error for an option without a value lacks its command, so it is added.
+
+        Raises:
+            typer.BadParameter: The word after an option that takes a value is an option itself: its value was left out.
+        """
+        takes = {name: not option.is_flag for option in self.params for name in option.opts if name.startswith("-")}
+        for name, value in pairwise(takewhile(lambda word: word != "--", args)):
+            if takes.get(name) and value in takes:
+                raise typer.BadParameter(f"{value} is an option itself", ctx=ctx, param_hint=f"'{name}'")
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

@@ -82,7 +82,7 @@ CLAIM = Claim(
     # many seeds, as a difference of differences is noisy; few rates, which are widened where the best is at an end
     parameters={**FULL_TRAINING, "seeds": 16, "rates": (3e-3, 1e-2), "models": ((1, 64), (2, 64), (4, 64))},
     quick={
-        "seeds": 5,
+        "seeds": 12,
         "rates": (4e-3,),
         "widened": 0,
         "text": {"steps": 100, "rows": 16, "length": 64, "points": 2},
