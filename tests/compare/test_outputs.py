@@ -77,7 +77,7 @@ def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], 
     assert report.paragraphs[0].startswith("The attentions agree; outputs differ")
     said = without_lines(report.paragraphs[0])
     assert said.endswith(f". The first difference is in {words}. Nothing else differs.")
-    assert report.paragraphs[1].startswith("The largest difference of the attentions is ")
+    assert report.paragraphs[1].startswith("For the same q, k and v the attentions differ by at most ")
     assert report.forwards == (3, 2)  # A once more, with B's part
 
 
