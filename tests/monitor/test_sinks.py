@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,10 @@ def test_what_failed_is_in_the_records_and_the_records_in_the_loggers(tmp_path: 
 
     layer = _model()
     with watch(layer, every=1, sinks=[f"jsonl:{tmp_path / 'a.jsonl'}"], to=tmp_path / "gone", on_alarm=str) as health:
-        for step in range(journal.SAMPLES_A_PART + 1):  # a part is written as the next step is noted
+        for step in range(journal.SAMPLES_A_PART + 2):  # a part is written as the next step is noted
             layer(torch.randn(1, 3, 16))
-            if step == journal.SAMPLES_A_PART:
-                (tmp_path / "gone" / "parts").rmdir()
+            if step == journal.SAMPLES_A_PART + 1:
+                shutil.rmtree(tmp_path / "gone" / "parts")
             health.step()
         (tmp_path / "gone" / "parts").mkdir()
     assert "records" in [alarm.name for alarm in health.alarms]

@@ -108,13 +108,16 @@ class Journal:
         counts = {"calls": len(sample.measured), "unmeasured": sample.unmeasured}
         self._samples[sample.step] = how_row(sample.how) | counts
         self._alarms += alarms
-        due = len(self._samples) >= SAMPLES_A_PART or self._bytes >= PART_BYTES // 2
-        self._due = self._due or due or time.monotonic() - self._flushed >= SECONDS
+        full = len(self._samples) >= SAMPLES_A_PART or self._bytes >= PART_BYTES // 2
+        # the first sample shows that the run is watched; an alarm may be the last thing before the run is killed
+        self._due = self._due or full or not (self.writer.parts or self._failing) or bool(alarms)
+        self._due = self._due or time.monotonic() - self._flushed >= SECONDS
         return self.untold()
 
     def note(self, alarms: Sequence[Alarm]) -> None:
-        """Record alarms that came after the sample of their step."""
+        """Record alarms that came after the sample of their step, or at one that is not sampled."""
         self._alarms += alarms
+        self._due = self._due or bool(alarms)
 
     def untold(self) -> list[Alarm]:
         """Return the failures since the last call, as alarms."""
