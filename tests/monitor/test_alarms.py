@@ -187,6 +187,7 @@ def test_saturated_heads(hot: int, severity: str | None) -> None:
         ("float16", math.inf, "fail"),
         ("float32", 65504.0, None),
         ("float32", 65505.0, "warn"),
+        ("float32", math.inf, None),
     ],
 )
 def test_the_range_of_float16(dtype: str, product: float, severity: str | None) -> None:

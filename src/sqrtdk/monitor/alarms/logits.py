@@ -74,8 +74,8 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
     """Yield at most one alarm for each attention."""
     for call in now.calls:
         value, half = _product(call), call.logits_dtype == "float16"
-        if not value > (FP16_HEADROOM if half else FP16_MAX):
-            continue
+        if not value > (FP16_HEADROOM if half else FP16_MAX) or (value == math.inf and not half):
+            continue  # infinite in a wider dtype: the run has numbers that are not finite, and `nonfinite` says so
         severity, bar = "warn", FP16_MAX
         said: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
         if value > FP16_MAX:
