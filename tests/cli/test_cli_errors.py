@@ -63,6 +63,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "check demo --baseline no/b.json --update": ("there is no directory no", ""),
     "kv": ("Missing ", "for example: sqrtdk kv demo; all options: sqrtdk kv --help"),
     "kv demo --cache-dtype int3": ("'int3' is not one of 'fp8_e4m3'", "sqrtdk kv --help"),
+    "kv demo --dtype int4": ("there is no dtype 'int4'", "sqrtdk kv MODEL --cache-dtype FORMAT"),
     "kv demo --cache-scale head": ("--cache-scale head given without", "--cache-dtype int8 --cache-scale head"),
     "check demo --html": ("Option ", "for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help"),
     "check demo --html --json": ("'--html': --json is an option itself; the value was left out", "sqrtdk check --help"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,10 @@ def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
     full = name.removeprefix("torch.")
     full = DTYPE_NAMES.get(full, full)
     if full not in MODEL_DTYPES:
+        of_a_cache = re.match("u?int|float8|fp8|q[0-9]", name)
+        hint = "errors.hint.dtype_of_cache" if of_a_cache else "errors.hint.one_of"
         names = joined((*MODEL_DTYPES, *DTYPE_NAMES), "comma")
-        raise ModelError(
-            Message("errors.options.dtype", name=repr(name)), hint=Message("errors.hint.one_of", names=names)
-        )
+        raise ModelError(Message("errors.options.dtype", name=repr(name)), hint=Message(hint, names=names))
     dtype: torch.dtype = getattr(torch, full)
     return dtype
 
