@@ -169,7 +169,8 @@ def _mods() -> None:
     for lead in ((), (2,), (2, 4), (2, 3, 4)):
         q, k, v = torch.randn(*lead, 5, 8), torch.randn(*lead, 7, 8), torch.randn(*lead, 7, 3)
         options: dict[str, Any] = {"score_mod": alibi, "mask_mod": lambda b, h, q_idx, kv_idx: q_idx + b >= kv_idx}
-        sqrtdk.attention(q, k, v, **options, return_aux=True, return_weights=True)
+        _, _, aux = sqrtdk.attention(q, k, v, **options, return_aux=True, return_weights=True)
+        assert aux.max_scores is aux.max_logit
         sqrtdk.attention(q, k[..., :0, :], v[..., :0, :], **options)
         sqrtdk.measure(q, k, score=lambda q, k: q @ k.mT, scale=torch.rand(lead[-1:]), **options)
 
