@@ -86,7 +86,8 @@ class HelpfulCommand(_Helpful, TyperCommand):
         Raises:
             typer.BadParameter: The word after an option that takes a value is an option itself: its value was left out.
         """
-        takes = {name: not option.is_flag for option in self.params for name in option.opts if name.startswith("-")}
+        options = [(name, option) for option in self.params for name in option.opts if name.startswith("-")]
+        takes = {name: not getattr(option, "is_flag", True) for name, option in options}
         for name, value in pairwise(takewhile(lambda word: word != "--", args)):
             if takes.get(name) and value in takes:
                 raise typer.BadParameter(f"{value} is an option itself", ctx=ctx, param_hint=f"'{name}'")
