@@ -75,9 +75,8 @@ WORDS = {
     "run": Text("Run it", "运行"),
     "seeds": Text(
         "The verdicts do not hang on the seed: the quick runs of all claims come to the same with each of the seeds "
-        "{quick}, and so do the full runs of the {count} claims that train no model.",
-        "判定与随机种子无关：种子取 {quick} 中的任何一个，所有说法的快速运行都得出相同的判定；"
-        "不训练模型的 {count} 条说法，其完整运行也是如此。",
+        "{first} to {last}.",
+        "判定与随机种子无关：种子取 {first} 到 {last} 中的任何一个，所有说法的快速运行都得出相同的判定。",
     ),
     "figures": Text(
         "After each claim come the parts of it that hold, the parts that do not, and the reason with its figures, "
@@ -128,13 +127,13 @@ def judged(claim: Claim) -> tuple[ClaimVerdict, Text]:
 
 
 def seeds_told() -> dict[str, str]:
-    """The seeds whose quick runs the record has for every claim, and the number of claims with their full runs."""
+    """The first and the last of the seeds whose quick runs the record has for every claim; empty if it has none."""
     runs = [row["seeds"] for row in json.loads(VERDICTS.read_text(encoding="utf-8"))["claims"] if "seeds" in row]
     if not runs:
         return {}
-    every = set.intersection(*(set(run["quick"]) for run in runs))
-    seeds = sorted(every, key=int)
-    return {"quick": ", ".join(seeds), "count": str(sum(every <= set(run["full"]) for run in runs))}
+    seeds = sorted(map(int, set.intersection(*(set(run["quick"]) for run in runs))))
+    assert seeds == list(range(seeds[0], seeds[-1] + 1))
+    return {"first": str(seeds[0]), "last": str(seeds[-1])}
 
 
 def wrapped(text: str, *, first: str = "", rest: str = "") -> str:

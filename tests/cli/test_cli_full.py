@@ -51,7 +51,7 @@ def test_a_full_stdout_is_an_error(sqrtdk: Warm, name: str) -> None:
 def test_a_full_stdout_is_an_error_to_the_very_end(sqrtdk: Warm, warm: bool) -> None:
     """The interpreter's own last flush fails too, and has an exit code of its own."""
     if warm:
-        done = sqrtdk(*SMALL, "--json", stdout=FULL, to_the_end=True)
+        done = sqrtdk("demo", *SMALL, "--json", stdout=FULL, to_the_end=True)
     else:
         command = [sys.executable, "-m", "sqrtdk", "--version"]
         with open(FULL, "w") as full:
@@ -79,7 +79,7 @@ def test_what_is_no_place_for_a_report(tmp_path: Path, option: str, target: str)
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "directory").mkdir()
     (tmp_path / "link").symlink_to("/proc/self/fd/1")  # as /dev/stdout
-    check_error(called("check", *SMALL, option, target, "--force", cwd=tmp_path), "Error: cannot write ")
+    check_error(called("check", "demo", *SMALL, option, target, "--force", cwd=tmp_path), "Error: cannot write ")
     assert sorted(os.listdir(tmp_path)) == ["directory", "fifo", "link"]
     assert (tmp_path / "link").is_symlink()
 
@@ -98,7 +98,7 @@ def test_a_limit_on_the_size_of_files_leaves_the_old_report(
 
 
 def test_a_limit_on_the_size_of_stdout(sqrtdk: Warm) -> None:
-    done = sqrtdk(*SMALL, "--json", file_bytes=1000)
+    done = sqrtdk("demo", *SMALL, "--json", file_bytes=1000)
     assert done.returncode == 2
     assert "cannot write to stdout: File too large" in done.stderr
 

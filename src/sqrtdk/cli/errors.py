@@ -47,7 +47,7 @@ _TYPERS_WORDS: Mapping[str, str] = {
     r"Option (?P<option>.+) requires an argument\.": "errors.usage.value_missing",
     r"Option (?P<option>.+) does not take a value\.": "errors.usage.no_value",
     r"Invalid value for (?P<option>'.+?'): (?P<reason>.+)": "errors.usage.invalid",
-    r"(?P<value>.+) is an option itself": "errors.usage.option_itself",
+    r"(?P<value>.+) is an option itself; the value was left out": "errors.usage.option_itself",
     r"(?P<value>.+) is not one of (?P<choices>.+)\.": "errors.usage.choice",
     r"Input should be greater than or equal to (?P<least>.+)": "errors.usage.least",
     r"Input should be less than or equal to (?P<most>.+)": "errors.usage.most",

@@ -90,7 +90,9 @@ class HelpfulCommand(_Helpful, TyperCommand):
         takes = {name: not getattr(option, "is_flag", True) for name, option in options}
         for name, value in pairwise(takewhile(lambda word: word != "--", args)):
             if takes.get(name) and value in takes:
-                raise typer.BadParameter(f"{value} is an option itself", ctx=ctx, param_hint=f"'{name}'")
+                raise typer.BadParameter(
+                    f"{value} is an option itself; the value was left out", ctx=ctx, param_hint=f"'{name}'"
+                )
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
