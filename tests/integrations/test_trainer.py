@@ -68,6 +68,15 @@ def test_a_nan_that_the_trainer_logs_as_zero_is_an_alarm(tmp_path: Path) -> None
     assert read_run(tmp_path / "run").alarms.column("step").to_pylist() == [4]
 
 
+def test_the_module_is_named_where_only_gradients_tell(tmp_path: Path) -> None:
+    """The last module breaks, no attention sees it, and the loss is not logged at the sampled step."""
+    watch = AttentionWatch(every=1)
+    trainer = _trainer(tmp_path, watch, max_steps=1, logging_steps=5)
+    trainer.model.transformer.h[-1].mlp.c_fc.weight.data[0, 0] = torch.inf
+    with pytest.warns(AttentionWarning, match=r"mlp\.c_fc \(Conv1D\); its parameter weight holds NaN or infinity"):
+        trainer.train()
+
+
 @pytest.mark.full
 def test_losses_and_weights_are_those_of_a_run_without(tmp_path: Path) -> None:
     """Bit by bit, dropout included, so no random number was drawn either."""

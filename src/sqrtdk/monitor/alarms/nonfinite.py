@@ -177,13 +177,20 @@ def _backward(now: StepSample) -> Alarm | None:
             which=_gradients(*(f"{counts[name]:.0f}" if counts[name] else "" for name in GRADIENT_COLUMNS)),
             step=now.step,
             head=head,
-            forward=Message(_FORWARD_MESSAGES[now.loss is not None, searching]),
+            forward=_before_backward(now, searching),
         )
         severity = "note" if searching else "critical"
         return Alarm(
             "nonfinite", severity, now.step, text, Message(NAN_SOURCE), call.site, call.index, head, counts[name], 0.0
         )
     return None
+
+
+def _before_backward(now: StepSample, searching: bool) -> str:
+    """Say what the forward pass did: a loss that is not known, or logged as 0, may not have been finite."""
+    if now.first is not None and now.first.cause != samples.RULED_OUT:
+        return _begins(now.first)
+    return Message(_FORWARD_MESSAGES[now.loss is not None, searching])
 
 
 def _gradients(queries: str, keys: str) -> str:
