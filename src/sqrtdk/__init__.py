@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"sqrtdk.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'sqrtdk' has no attribute {name!r}")
+        import_module("sqrtdk._guesses").no_attribute(__name__, name, [*_HOME, *_ROOMS])
     return getattr(import_module(_HOME[name]), name)
 
 

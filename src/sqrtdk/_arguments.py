@@ -142,7 +142,8 @@ def _aligned(name: str, shape: Sequence[int], full: Sequence[int]) -> str:
         ),
     }
     if tuple(shape) not in layouts:
-        return "Align the dimensions from the right."
+        per_head = f" One number a head is ({heads},)." if name == "scale" else ""
+        return f"Align the dimensions from the right.{per_head}"
     cure, meaning = layouts[tuple(shape)]
     return f"Pass {name}{cure}: {meaning}."
 
@@ -208,10 +209,10 @@ def scale_number(scale: Any) -> float:
     return finite_number("scale", scale)
 
 
-def dropout_rate(value: Any) -> float:
+def dropout_rate(name: str, value: Any) -> float:
     """Return a dropout rate, 0 <= p <= 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
-        raise InvalidValueError(f"dropout_p is from 0 to 1; got {value!r}", hint="Pass 0.0 in evaluation.")
+        raise InvalidValueError(f"{name} is from 0 to 1; got {value!r}", hint="0.0: no dropout.")
     return float(value)
 
 

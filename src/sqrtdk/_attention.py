@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from sqrtdk import _arguments as arguments
+from sqrtdk._guesses import parameters_of, refuse_arguments
 from sqrtdk._resolve import needs_care, resolve_arguments
 from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
@@ -20,6 +21,8 @@ from sqrtdk.impl.rows import weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
     from sqrtdk._shapes import AnyKey, Bias, Key, Output, Query, Sinks, Value, Visible
     from sqrtdk.impl.mods import MaskMod, ScoreMod
@@ -127,6 +130,7 @@ def attention(
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
+    **_unknown: Never,
 ) -> Any:
     r"""Attention with any score, scale, bias and mask; a drop-in for torch's `scaled_dot_product_attention`.
 
@@ -206,6 +210,8 @@ def attention(
         row whose logits hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as
         float32. If finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
     """
+    if _unknown:
+        refuse_arguments("attention", _unknown, parameters_of(attention))
     arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
     both = is_causal and attn_mask is not None
     plain = impl == "auto" and not (causal_lower_right or both or return_aux or return_weights)
@@ -282,6 +288,7 @@ def explain(
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
+    **_unknown: Never,
 ) -> Choice:
     """Return the implementation that `attention` would take for the same arguments; no attention is computed.
 
@@ -297,6 +304,8 @@ def explain(
         >>> explain(q.double(), q.double(), q.double(), softcap=30.0).impl
         'dense'
     """
+    if _unknown:
+        refuse_arguments("explain", _unknown, parameters_of(explain))
     try:
         call = resolve_arguments(
             query,
@@ -350,7 +359,7 @@ def _check(
         call = Call(query, key, value, 1.0)
         arguments.check_mask(attn_mask, (*call.lead, call.length, call.keys), value)
     if dropout_p != 0.0:
-        arguments.dropout_rate(dropout_p)
+        arguments.dropout_rate("dropout_p", dropout_p)
     if scale is not None:
         arguments.scale_number(scale)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._arguments import autocast_dtype
+from sqrtdk._guesses import parameters_of, refuse_arguments
 from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
@@ -24,6 +25,8 @@ from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxRequest
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from jaxtyping import Int
 
     from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 def measure(
     query: Query,
     key: AnyKey,
-    *,  # no third tensor by its place: `measure(q, k, v)` would add v to the logits as a mask
+    *_values: Never,  # no third tensor by its place: `measure(q, k, v)` would add v to the logits as a mask
     attn_mask: Visible | Bias | None = None,
     is_causal: bool = False,
     scale: AnyScale | None = None,
@@ -48,6 +51,7 @@ def measure(
     window: AnyWindow | None = None,
     causal_lower_right: bool = False,
     rows: int | Int[Tensor, " R"] | None = None,
+    **_unknown: Never,
 ) -> RowStats:
     """Statistics of every row of logits, exact, without an L x S matrix and without gradients; no sink joins them.
 
@@ -83,6 +87,13 @@ def measure(
         tensor([[[1., 4.],
                  [1., 4.]]])
     """
+    if _values:
+        raise InvalidTypeError(
+            f"measure takes query and key, and no value; got {len(_values) + 2} arguments without a name",
+            hint="Pass measure(q, k), and masks by their names.",
+        )
+    if _unknown:
+        refuse_arguments("measure", _unknown, parameters_of(measure))
     tensors = {"query": query, "key": key, "attn_mask": attn_mask, "scale": scale, "bias": bias, "score": score}
     with torch.no_grad(), named_in_errors(tensors):
         if isinstance(key, Tensor):

@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch import Tensor
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, did_you_mean
+from sqrtdk._guesses import check_parameters, near_value
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.mods import MaskMod
 from sqrtdk.positions import PositionTerm, alibi, deberta, shaw, t5_bias, transformer_xl
 from sqrtdk.scales import SCALES, ScaleRule
@@ -46,6 +48,8 @@ def as_score(score: Any) -> FoldedScore | PairScore:
         return score
     is_maker = any(score is maker for maker in SCORES.values())  # scores.cosine, which has yet to be called
     if callable(score) and not isinstance(score, type) and not is_maker:
+        if not torch.compiler.is_compiling():
+            check_parameters("score", score, "q, k")
         return CallableScore(score)
     name = getattr(score, "__name__", "cosine")
     hint = f"Call it: scores.{name}(), for one." if callable(score) else "scores.cosine() or 'cosine', for one."
@@ -69,7 +73,7 @@ def as_bias(bias: Any, heads: int) -> Any:
 def _made(argument: str, name: str, table: Mapping[str, Callable[..., Any]], namespace: str) -> Any:
     if name not in table:
         raise InvalidValueError(
-            f"{argument}={name!r} is no name of sqrtdk.{namespace}{did_you_mean(name, table)}",
+            f"{argument}={name!r} is no name of sqrtdk.{namespace}{near_value(name, table)}",
             hint=f"Its names: {', '.join(table)}.",
         )
     needed = [p.name for p in inspect.signature(table[name]).parameters.values() if p.default is p.empty]

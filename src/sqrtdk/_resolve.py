@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _arguments as arguments
+from sqrtdk._guesses import check_parameters
 from sqrtdk._named import as_bias, as_request, as_scale, as_score, as_window, is_block_mask, mask_of_blocks
 from sqrtdk._subclasses import causal_diagonal, check_class, is_causal_bias
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
@@ -78,7 +79,7 @@ def resolve_arguments(
         diagonal=diagonal,
         window=UNBOUNDED if window is None else arguments.window_sides(as_window(window, diagonal, shift)),
         shift=shift,
-        dropout_p=arguments.dropout_rate(dropout_p),
+        dropout_p=arguments.dropout_rate("dropout_p", dropout_p),
         aux=aux,
     )
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
@@ -112,6 +113,8 @@ def _function(name: str, function: Any, parameters: str) -> Any:
             f"{name} is a function, {name}({parameters}); got {type(function).__name__}",
             hint="A BlockMask is block_mask." if is_block_mask(function) else "A tensor is bias or attn_mask.",
         )
+    if function is not None and not torch.compiler.is_compiling():
+        check_parameters(name, function, parameters)
     return function
 
 

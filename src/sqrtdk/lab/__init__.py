@@ -25,7 +25,7 @@ __all__ = [*_HOME]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'sqrtdk.lab' has no attribute {name!r}")
+        import_module("sqrtdk._guesses").no_attribute(__name__, name, _HOME)
     return getattr(import_module(f"sqrtdk.lab.{_HOME[name]}"), name)
 
 

@@ -95,7 +95,7 @@ class TransformerBlock(Counted):
         src_key_padding_mask: Shaped[Tensor, "N L"] | Shaped[Tensor, " L"] | None = None,
         is_causal: bool = False,
         *,
-        return_aux: AuxRequest | None = None,
+        return_aux: AuxRequest | bool | None = None,
     ) -> Any:
         """Run the block.
 

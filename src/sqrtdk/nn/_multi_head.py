@@ -10,21 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk._arguments import dropout_rate
+from sqrtdk._guesses import parameters_of, refuse_arguments
+from sqrtdk._named import as_bias
 from sqrtdk._subclasses import check_class
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from sqrtdk.nn._attend import attend, merged_mask, with_extra_keys
 from sqrtdk.nn._projections import Projections, new_qk_norm, split_heads
 from sqrtdk.nn._single import own_terms, store_attribute
-from sqrtdk.positions import PositionTerm
-from sqrtdk.scales import ScaleRule
-from sqrtdk.scores import FoldedScore, PairScore
+from sqrtdk.positions import PositionTerm, rope
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from jaxtyping import Float, Shaped
 
-    from sqrtdk._shapes import Factor
+    from sqrtdk._named import AnyScale, AnyScore, AnyWindow
 
 Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -53,11 +55,12 @@ class MultiHeadAttention(Projections):
         out_bias: whether the output's projection has a bias; None: as `bias`.
         qk_norm: "rms" or "layer", a norm with learned gains on q and k of each head (`q_norm`, `k_norm`), before the
             rotation; or a function that makes a module for d_k.
-        score: a score of `sqrtdk.scores`; None: the dot product.
-        scale: a number, a rule of `sqrtdk.scales` or a tensor; None: the score's own, 1/sqrt(d_k).
-        position: a term of `sqrtdk.positions`, or a function that rotates query and key, such as `positions.rope`.
+        score: a score of `sqrtdk.scores`, its name, or a function of q and k; None: the dot product.
+        scale: a number, a rule of `sqrtdk.scales`, its name or a tensor; None: the score's own, 1/sqrt(d_k).
+        position: a term of `sqrtdk.positions`, "alibi", or a function that rotates query and key, such as
+            `positions.rope`, or "rope".
         softcap: c of c tanh(z / c).
-        window: (left, right): row i sees keys i - left to i + right.
+        window: (left, right): row i sees keys i - left to i + right; or in a causal call a number of keys.
         sinks: (h,) logits, or a number, that join the softmax's denominator; a Parameter is learned.
         impl: as in `sqrtdk.attention`.
 
@@ -106,14 +109,17 @@ class MultiHeadAttention(Projections):
         value_head_dim: int | None = None,
         out_bias: bool | None = None,
         qk_norm: str | Callable[[int], nn.Module] | None = None,
-        score: FoldedScore | PairScore | None = None,
-        scale: float | Factor | ScaleRule | None = None,
-        position: PositionTerm | Rotation | None = None,
+        score: AnyScore | None = None,
+        scale: AnyScale | None = None,
+        position: PositionTerm | Rotation | str | None = None,
         softcap: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: AnyWindow | None = None,
         sinks: Float[Tensor, " Hq"] | float | None = None,
         impl: str = "auto",
+        **_unknown: Never,
     ) -> None:
+        if _unknown:
+            refuse_arguments(type(self).__name__, _unknown, parameters_of(MultiHeadAttention))
         super().__init__(
             embed_dim,
             num_heads,
@@ -128,8 +134,9 @@ class MultiHeadAttention(Projections):
             device=device,
             dtype=dtype,
         )
+        position = rope if position == "rope" else as_bias(position, self.num_heads)
         _check(position, window, add_bias_kv or add_zero_attn)
-        self.dropout = dropout_rate(dropout)
+        self.dropout = dropout_rate("dropout", dropout)
         self.batch_first = batch_first
         self.add_zero_attn = add_zero_attn
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -151,7 +158,8 @@ class MultiHeadAttention(Projections):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        return_aux: AuxRequest | None = None,
+        return_aux: AuxRequest | bool | None = None,
+        **_unknown: Never,
     ) -> Any:
         """Attend.
 
@@ -181,6 +189,8 @@ class MultiHeadAttention(Projections):
             UnsupportedError: `need_weights` is combined with an `impl` that never holds them, or appended keys with
                 both `is_causal` and `attn_mask`.
         """
+        if _unknown:
+            refuse_arguments(type(self).__name__, _unknown, parameters_of(MultiHeadAttention.forward))
         batched = self._check_inputs(query, key, value)
         q, k, v = self.project(query, key, value)
         if not batched:
@@ -234,7 +244,7 @@ class MultiHeadAttention(Projections):
             aux = None if aux is None else type(aux)(*(None if x is None else x.squeeze(0) for x in aux))
         elif not self.batch_first:
             output = output.transpose(0, 1)
-        return (output, weights) if return_aux is None else (output, weights, aux)
+        return (output, weights) if aux is None else (output, weights, aux)
 
     def _check_inputs(
         self, query: Float[Tensor, "*NL d_model"], key: Float[Tensor, "*NS kdim"], value: Float[Tensor, "*NS vdim"]

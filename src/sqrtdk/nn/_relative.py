@@ -12,15 +12,17 @@ from sqrtdk.nn._attend import Attended
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import shaw
 from sqrtdk.positions._term import INIT_STD
-from sqrtdk.scales import ScaleRule
 from sqrtdk.scales._numbers import whole_number
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from jaxtyping import Float
 
-    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Value, Visible
+    from sqrtdk._named import AnyScale
+    from sqrtdk._shapes import AnyKey, Bias, Query, Value, Visible
 
 
 class RelativeAttention(ScoreAttention):
@@ -68,7 +70,7 @@ class RelativeAttention(ScoreAttention):
         relative_values: bool = False,
         value_dim: int | None = None,
         heads: int | None = None,
-        scale: float | Factor | ScaleRule | None = None,
+        scale: AnyScale | None = None,
         enable_gqa: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -96,12 +98,13 @@ class RelativeAttention(ScoreAttention):
         is_causal: bool = False,
         *,
         need_weights: bool = False,
-        return_aux: AuxRequest | None = None,
+        return_aux: AuxRequest | bool | None = None,
+        **_unknown: Never,
     ) -> Any:
         """Attend; arguments and results are those of `ScoreAttention.forward`."""
-        if self.value_table is None:
+        if _unknown or self.value_table is None:
             return super().forward(
-                query, key, value, attn_mask, is_causal, need_weights=need_weights, return_aux=return_aux
+                query, key, value, attn_mask, is_causal, need_weights=need_weights, return_aux=return_aux, **_unknown
             )
         if value.shape[-1] != self.value_table.shape[-1]:
             raise InvalidValueError(

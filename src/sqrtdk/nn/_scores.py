@@ -15,13 +15,13 @@ import torch
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.nn._single import ScoreAttention
 from sqrtdk.positions import PositionTerm
-from sqrtdk.scales import ScaleRule
 from sqrtdk.scales._numbers import whole_number
 from sqrtdk.scores import LearnedGain, cosine, fresh_additive, fresh_bilinear
 from sqrtdk.theory.parameters import Terms, additive_terms, bilinear_terms
 
 if TYPE_CHECKING:
-    from sqrtdk._shapes import Factor, Query
+    from sqrtdk._named import AnyScale, AnyWindow
+    from sqrtdk._shapes import Query
 
 
 class ScaledDotProductAttention(ScoreAttention):
@@ -33,7 +33,7 @@ class ScaledDotProductAttention(ScoreAttention):
         scale: a number, a rule of `sqrtdk.scales` or a tensor instead of 1/sqrt(d_k).
         bias: a term of `sqrtdk.positions`.
         softcap: c of c tanh(z / c).
-        window: (left, right): row i sees keys i - left to i + right.
+        window: (left, right): row i sees keys i - left to i + right; or in a causal call a number of keys.
         enable_gqa: fewer key and value heads than query heads.
         impl: as in `sqrtdk.attention`.
 
@@ -58,10 +58,10 @@ class ScaledDotProductAttention(ScoreAttention):
         d_k: int,
         dropout: float = 0.0,
         *,
-        scale: float | Factor | ScaleRule | None = None,
-        bias: PositionTerm | None = None,
+        scale: AnyScale | None = None,
+        bias: PositionTerm | str | None = None,
         softcap: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: AnyWindow | None = None,
         enable_gqa: bool = False,
         impl: str = "auto",
     ) -> None:
@@ -119,7 +119,7 @@ class BilinearAttention(ScoreAttention):
         dropout: float = 0.0,
         *,
         heads: int | None = None,
-        scale: float | Factor | ScaleRule | None = None,
+        scale: AnyScale | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         impl: str = "auto",
@@ -176,7 +176,7 @@ class AdditiveAttention(ScoreAttention):
         dropout: float = 0.0,
         *,
         bias: bool = False,
-        scale: float | Factor | ScaleRule | None = None,
+        scale: AnyScale | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         impl: str = "auto",
@@ -239,8 +239,8 @@ class CosineAttention(ScoreAttention):
         gain: float | None = None,
         maximum: float = 100.0,
         learned: bool = True,
-        scale: float | Factor | ScaleRule | None = None,
-        bias: PositionTerm | None = None,
+        scale: AnyScale | None = None,
+        bias: PositionTerm | str | None = None,
         enable_gqa: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

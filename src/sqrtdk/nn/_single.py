@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from sqrtdk._arguments import dropout_rate
+from sqrtdk._guesses import parameters_of, refuse_arguments
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.nn._attend import attend, function_mask
 from sqrtdk.positions import PositionTerm
-from sqrtdk.scales import ScaleRule
-from sqrtdk.scores import FoldedScore, PairScore
 from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
-    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Value, Visible
+    from typing import Never
+
+    from sqrtdk._named import AnyScale, AnyScore, AnyWindow
+    from sqrtdk._shapes import AnyKey, Bias, Query, Value, Visible
 
 
 class Counted(nn.Module):
@@ -73,25 +76,30 @@ class ScoreAttention(Counted):
         impl: as in `sqrtdk.attention`.
     """
 
-    score: FoldedScore | PairScore | None
-    scale: float | Factor | ScaleRule | None
-    bias: PositionTerm | None
+    score: AnyScore | None
+    scale: AnyScale | None
+    bias: PositionTerm | str | None
 
     def __init__(
         self,
-        score: FoldedScore | PairScore | None,
+        score: AnyScore | None,
         dropout: float = 0.0,
         *,
-        scale: float | Factor | ScaleRule | None = None,
-        bias: PositionTerm | None = None,
+        scale: AnyScale | None = None,
+        bias: PositionTerm | str | None = None,
         softcap: float | None = None,
-        window: tuple[int | None, int | None] | None = None,
+        window: AnyWindow | None = None,
         enable_gqa: bool = False,
         impl: str = "auto",
     ) -> None:
         super().__init__()
         self.score = score
-        self.dropout = dropout_rate(dropout)
+        if isinstance(dropout, int) and dropout > 1:  # the num_heads of a module with projections
+            raise InvalidValueError(
+                f"{type(self).__name__} takes a rate of dropout, and no number of heads beside a width; got {dropout}",
+                hint="MultiHeadAttention(embed_dim, num_heads, score=scores.cosine()) projects, for one.",
+            )
+        self.dropout = dropout_rate("dropout", dropout)
         store_attribute(self, "scale", scale)
         self.bias = bias
         self.softcap = softcap
@@ -108,7 +116,8 @@ class ScoreAttention(Counted):
         is_causal: bool = False,
         *,
         need_weights: bool = False,
-        return_aux: AuxRequest | None = None,
+        return_aux: AuxRequest | bool | None = None,
+        **_unknown: Never,
     ) -> Any:
         """Attend.
 
@@ -126,6 +135,8 @@ class ScoreAttention(Counted):
             The output (..., heads, L, Ev); with `need_weights` or `return_aux` a tuple of it and the requested weights
             and statistics.
         """
+        if _unknown:
+            refuse_arguments(type(self).__name__, _unknown, parameters_of(ScoreAttention.forward))
         return attend(
             query,
             key,

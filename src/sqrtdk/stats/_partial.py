@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sqrtdk.errors import did_you_mean
+from sqrtdk._guesses import near_statistic
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -70,7 +70,7 @@ class RowStats:
     if not TYPE_CHECKING:  # a type checker shall still refuse an unknown name
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"RowStats has no {name!r}{did_you_mean(name, STATISTIC_NAMES)}")
+            raise AttributeError(f"RowStats has no {name!r}{near_statistic(name, STATISTIC_NAMES)}")
 
     def map(self, function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]) -> RowStats:
         """Return the same statistics with `function` (a reshape, a move, a cast) applied to every field."""

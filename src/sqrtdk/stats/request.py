@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk._guesses import near_statistic
 from sqrtdk._shown import notebook_table
-from sqrtdk.errors import InvalidTypeError, did_you_mean
+from sqrtdk.errors import InvalidTypeError
 from sqrtdk.stats._partial import RowStats
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ class AuxRequest:
     jacobian_norm: bool = False
     keys: bool = False
     max_scores: bool = field(default=False, repr=False)  # torch's name of max_logit, in FlexAttention's AuxRequest
+
+    def __new__(cls, *args: Any, **names: Any) -> AuxRequest:
+        """Refuse an unknown statistic with the name that it has here."""
+        known = (*AuxOutput._fields, "max_scores")
+        for name in names:
+            if name not in known:
+                raise InvalidTypeError(
+                    f"AuxRequest has no {name!r}{near_statistic(name, known)}",
+                    hint=f"Its statistics: {', '.join(AuxOutput._fields)}.",
+                )
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         for name in (*AuxOutput._fields, "max_scores"):
@@ -97,7 +109,7 @@ class AuxOutput(NamedTuple):
 
 
 def _unknown(aux: AuxOutput, name: str) -> Any:
-    raise AttributeError(f"AuxOutput has no {name!r}{did_you_mean(name, aux._fields)}")
+    raise AttributeError(f"AuxOutput has no {name!r}{near_statistic(name, aux._fields)}")
 
 
 # Not in the class, where a type checker would take it for leave to read any name.

@@ -1,0 +1,149 @@
+"""Names that other libraries use: an unknown argument, attribute or option is refused with what stands in its place.
+
+torch, transformers, FlexAttention, flash-attn and x-transformers name the same things differently. Where one name is
+enough, the function takes it (`return_aux=True`, `window=8`); where the meaning differs, the error says the cure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqrtdk.errors import InvalidTypeError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_DROPPED = "It changes nothing here: leave it out."
+_MASK = "Pass attn_mask: a bool mask, True where the key takes part; (batch, keys) as mask.bool()[:, None, None, :]."
+_PACKED = "Pass mask_mod=lambda b, h, q_idx, kv_idx: document[q_idx] == document[kv_idx], for one."
+_QK_NORM = "Norm q and k before the call, or pass score='cosine'; a module takes qk_norm='rms'."
+_ROTATION = "Rotate q and k before the call: q, k = sqrtdk.positions.rope(q, k)."
+_SCALE = "Pass scale, the factor on q k^T; a temperature t is scale=scales.temperature(t)."
+_SLOPES = "Pass bias='alibi', or bias=positions.alibi(slopes=slopes)."
+_WEIGHTS = "Pass return_weights=True to `attention`, need_weights=True to a module."
+_WINDOW = "Pass window=n in a causal call, n keys with the row's own, or window=(left, right)."
+
+# arguments of other libraries' attention, by what stands in their place
+_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(("mask", "attention_mask", "key_padding_mask", "padding_mask"), _MASK),
+    **dict.fromkeys(("attn_bias", "position_bias", "rel_pos"), "Pass bias, added to the scaled scores."),
+    **dict.fromkeys(("alibi", "alibi_slopes", "alibi_pos_bias"), _SLOPES),
+    **dict.fromkeys(("window_size", "sliding_window", "local_window_size", "max_attend_past"), _WINDOW),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "document_ids", "segment_ids"), _PACKED),
+    **dict.fromkeys(("need_weights", "output_attentions", "return_attn_probs", "return_attention"), _WEIGHTS),
+    **dict.fromkeys(("qk_norm", "q_norm", "k_norm"), _QK_NORM),
+    **dict.fromkeys(("rope", "rotary", "rotary_pos_emb", "position_embeddings"), _ROTATION),
+    **dict.fromkeys(("temperature", "softmax_scale", "sm_scale", "scaling", "scale_factor", "tau"), _SCALE),
+    **dict.fromkeys(("logit_cap", "logits_soft_cap", "logit_softcapping", "softclamp"), "Pass softcap=c."),
+    **dict.fromkeys(("sink", "learnable_sink", "s_aux", "attention_sink"), "Pass sinks, a logit a head."),
+    **dict.fromkeys(("return_stats", "stats", "return_statistics"), "Pass return_aux=True, or an AuxRequest."),
+    **dict.fromkeys(("deterministic", "kernel_options", "training"), _DROPPED),
+    "return_lse": "Pass return_aux=AuxRequest(lse=True).",
+    "return_softmax_lse": "Pass return_aux=AuxRequest(lse=True).",
+    "causal": "Pass is_causal=True; aligned to the last key, as flash-attn does it: causal_lower_right=True.",
+    "dropout": "Pass dropout_p, which applies in train and eval alike.",
+    "softmax": "The weights are always those of the softmax; sinks=0.0 is the off-by-one softmax.",
+    "position": "Pass bias=positions.alibi(heads), for one; a rotation is applied to q and k before the call.",
+    "value": "The statistics of the logits need no value.",
+}
+# the same in the call of a module, whose bool masks are the other way round
+_MODULE_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("mask", "attention_mask", "key_padding_mask", "padding_mask", "src_mask", "src_key_padding_mask"),
+        "Pass attn_mask, True where a key is hidden: mask == 0 of one whose 0 hides; MultiHeadAttention also takes "
+        "key_padding_mask, (batch, keys).",
+    ),
+    **dict.fromkeys(("return_weights", "output_attentions", "return_attention"), "Pass need_weights=True."),
+    **dict.fromkeys(("return_lse", "return_softmax_lse"), "Pass return_aux=AuxRequest(lse=True)."),
+    **dict.fromkeys(("return_stats", "stats", "return_statistics"), "Pass return_aux=True, or an AuxRequest."),
+    **dict.fromkeys(("deterministic", "kernel_options", "training"), _DROPPED),
+    "causal": "Pass is_causal=True.",
+}
+# names of `sqrtdk` and its rooms
+_HOMES: Mapping[str, str] = {
+    "Attention": "sqrtdk.attention, or the module sqrtdk.nn.MultiHeadAttention",
+    "MultiheadAttention": "sqrtdk.nn.MultiHeadAttention",
+    "MultiHeadAttention": "sqrtdk.nn.MultiHeadAttention",
+    "scaled_dot_product_attention": "sqrtdk.attention",
+    "flex_attention": "sqrtdk.attention, which takes score_mod and mask_mod",
+    "logit_stats": "sqrtdk.measure",
+    "audit": "sqrtdk.check",
+    "compare": "sqrtdk.diff",
+    "Watch": "sqrtdk.watch",
+}
+_STATISTICS: Mapping[str, str] = {
+    "entropy": "did you mean 'entropy_nats'?",
+    "max": "did you mean 'max_logit'?",
+    "max_scores": "did you mean 'max_logit'?",
+    "std": "it is the root of 'variance'",
+    "var": "did you mean 'variance'?",
+    **dict.fromkeys(("logits", "weights", "probs"), "attention(..., return_weights=True) returns the weights"),
+}
+# names and formulas of scores and scale rules
+_VALUES: Mapping[str, str] = {
+    **dict.fromkeys(("mup", "1/d", "1/dk", "1/d_k", "1/head_dim"), "dk"),
+    **dict.fromkeys(("sqrt", "1/sqrt(d)", "1/sqrt(d_k)", "1/sqrt(dk)", "1/sqrt(head_dim)", "default"), "sqrt_dk"),
+    **dict.fromkeys(("dot_product", "scaled_dot_product", "dotproduct"), "dot"),
+    **dict.fromkeys(("l2", "euclidean", "l2_distance", "rbf"), "distance"),
+    **dict.fromkeys(("qk_norm", "l2_norm"), "cosine"),
+    "bahdanau": "additive",
+    "general": "luong_general",
+    "concat": "luong_concat",
+    "no": "none",
+    "log": "log_n",
+    "ALiBi": "alibi",
+    "t5": "t5_bias",
+}
+
+
+def refuse_arguments(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> NoReturn:
+    """Refuse keyword arguments that a call does not have: the nearest of its own, or what stands in their place."""
+    name = next(iter(unknown))
+    own = [*known]
+    hint = _ARGUMENTS.get(name, "")
+    if "need_weights" in own:  # the call of a module
+        made = f"Make the module with it. {hint}" if hint else ""
+        hint = _MODULE_ARGUMENTS.get(name, made)
+    near = "" if hint else did_you_mean(name, own)
+    raise InvalidTypeError(f"{call} has no argument {name!r}{near}", hint=hint or f"Its arguments: {', '.join(own)}.")
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters that have a meaning: not the one that catches unknown names."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds and p.name != "self"]
+
+
+def no_attribute(owner: str, name: str, names: Iterable[str]) -> NoReturn:
+    """Refuse an attribute of a module: the nearest name, or where the same thing is found."""
+    home = _HOMES.get(name)
+    near = f"; it is {home}" if home else did_you_mean(name, names)
+    raise AttributeError(f"module {owner!r} has no attribute {name!r}{near}")
+
+
+def near_statistic(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean 'variance'?" for a statistic under another name, or ""."""
+    other = _STATISTICS.get(name)
+    return f"; {other}" if other else did_you_mean(name, names)
+
+
+def near_value(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean 'dk'?" for the name or the formula of a scale rule, a score or a position, or ""."""
+    return did_you_mean(_VALUES.get(name, name), names)
+
+
+def check_parameters(argument: str, function: Callable[..., Any], parameters: str) -> None:
+    """Refuse a function that can't be called with so many arguments; one whose parameters can't be read passes."""
+    try:
+        taken = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins and some callables have none
+        return
+    try:
+        taken.bind(*parameters.split(", "))
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"{argument} is a function, {argument}({parameters}); got one with the parameters {taken}",
+            hint=f"Give it {len(parameters.split(', '))} parameters.",
+        ) from error
