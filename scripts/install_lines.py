@@ -44,10 +44,10 @@ $ sqrtdk check demo:unscaled   # 没有缩放的模型；退出码 1
 """,
 }
 EXTRAS = {
-    "en": """After that, `pip install 'sqrtdk[hf]'` adds transformers for Hugging Face models,
+    "en": """Where sqrtdk is installed, `pip install 'sqrtdk[hf]'` adds transformers for Hugging Face models,
 `'sqrtdk[watch]'` the records of a training run, and `'sqrtdk[lab]'` the experiments.
 """,
-    "zh": "此后，`pip install 'sqrtdk[hf]'` 会加上 transformers，用于 Hugging Face 模型；"
+    "zh": "在装好的环境中，`pip install 'sqrtdk[hf]'` 会加上 transformers，用于 Hugging Face 模型；"
     "`'sqrtdk[watch]'` 用于保存训练记录，`'sqrtdk[lab]'` 用于实验。\n",
 }
 NOT_YET = {

@@ -5,9 +5,7 @@ a floating one is added to the logits. `sqrtdk.attention` follows torch's `scale
 True takes part: `~mask` goes from one to the other.
 """
 
-from typing import Any
-
-from sqrtdk._guesses import no_attribute
+from sqrtdk import _guesses
 from sqrtdk.nn._block import TransformerBlock as TransformerBlock
 from sqrtdk.nn._inventory import AttentionPart as AttentionPart
 from sqrtdk.nn._inventory import attention_parts as attention_parts
@@ -19,5 +17,5 @@ from sqrtdk.nn._scores import CosineAttention as CosineAttention
 from sqrtdk.nn._scores import ScaledDotProductAttention as ScaledDotProductAttention
 
 
-def __getattr__(name: str) -> Any:
-    no_attribute(__name__, name, globals())
+def __getattr__(name: str) -> None:
+    _guesses.no_attribute(__name__, name, globals())
