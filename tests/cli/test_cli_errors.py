@@ -49,6 +49,10 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "check demo --attn flash": ("'flash' is not one of 'eager', 'sdpa', 'both'", "sqrtdk check --help"),
     "check demo --fail-on sometimes": ("'--fail-on': 'sometimes' is not one of 'note'", "sqrtdk check --help"),
     "check demo --no-such-option": ("No such option", "sqrtdk check --help"),
+    # `sqrtdk check $MODEL` with an empty variable must not pass
+    "check": ("Missing argument 'MODEL'", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
+    "check --static": ("Missing argument 'MODEL'", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
+    "check ''": ("'' is neither a hub id", "or demo"),
     "check demo demo": ("2 MODELs given without --static", "sqrtdk check --static A B C"),
     "check demo --update": ("--update given without --baseline", "--baseline FILE --update"),
     "check demo --baseline b.json": (
@@ -65,7 +69,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "kv demo --cache-dtype int3": ("'int3' is not one of 'fp8_e4m3'", "sqrtdk kv --help"),
     "kv demo --dtype int4": ("there is no dtype 'int4'", "sqrtdk kv MODEL --cache-dtype FORMAT"),
     "kv demo --cache-scale head": ("--cache-scale head given without", "--cache-dtype int8 --cache-scale head"),
-    "check demo --html": ("Option ", "for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help"),
+    "check demo --html": ("Option ", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
     "check demo --html --json": ("'--html': --json is an option itself; the value was left out", "sqrtdk check --help"),
     "chekc": ("No such command", ""),
     "diff": ("Missing ", "for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
@@ -184,7 +188,7 @@ def combinations(verb: str) -> st.SearchStrategy[list[str]]:
 @given(combinations("check"))
 def test_any_valid_options_of_a_check_end_well(words: list[str]) -> None:
     assume("--help" not in words)
-    done = called("check", "--seq-len", "6", *words)
+    done = called("check", "demo", "--seq-len", "6", *words)
     assert "Traceback" not in done.stderr or "--traceback" in words
     assert "is not one of sqrtdk's own" not in done.stderr, done.stderr
     assert done.returncode in (0, 1, 2)

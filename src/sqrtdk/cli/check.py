@@ -1,4 +1,4 @@
-"""`sqrtdk check [MODEL]`: audit every attention of a model, also against a baseline file that is kept for review."""
+"""`sqrtdk check MODEL`: audit every attention of a model, also against a baseline file that is kept for review."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ _HELP = "sqrtdk check --help"
 
 
 def check(
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", help="cli.check.model", show_default="demo")
-    ] = None,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="cli.check.model")],
     loading: Annotated[
         LoadOptions, options.LoadingFields(instead={"attn": Attn, "input_file": Input})
     ] = options.DEFAULT_LOADING,
@@ -57,13 +55,11 @@ def check(
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit every attention of a model, print or write the report, and end with its exit code."""
-    model, *others = models or ["demo"]
+    model, *others = models
     wanted = AuditReports(output, html, sarif, junit, markdown, json_, force)
     with reported(show_traceback):
         _refuse_unfit(wanted, len(others) + 1, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported
-        if not models:  # `sqrtdk check $MODEL` with an empty variable must not pass for a check of a model
-            tell_reader(Message("progress.demo"))
         if others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
             from sqrtdk.cli.check_static import check_each
 

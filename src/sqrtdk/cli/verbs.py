@@ -18,6 +18,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sqrtdk --install-completion": "cli.examples.completion",
     },
     "check": {
+        "sqrtdk check demo": "",
         "sqrtdk check demo:unscaled": "cli.examples.missing",
         "sqrtdk check ./my-model --html report.html": "",
         "sqrtdk check --static models/*/config.json": "cli.examples.static",
