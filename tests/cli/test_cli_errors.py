@@ -54,6 +54,9 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "check --static": ("Missing argument 'MODEL'", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
     "check ''": ("'' is neither a hub id", "or demo"),
     "check demo demo": ("2 MODELs given without --static", "sqrtdk check --static A B C"),
+    "check demo --json r.json": ("--json takes no file; got r.json", "--json > FILE"),
+    "check demo demo --json": ("2 MODELs given without --static", "sqrtdk check --static A B C"),
+    "diff demo demo --json r.json --html r.html": ("--json takes no file; got r.json", "--output FILE"),
     "check demo --update": ("--update given without --baseline", "--baseline FILE --update"),
     "check demo --baseline b.json": (
         "the baseline 'b.json' can't be read",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -58,7 +59,7 @@ def check(
     model, *others = models
     wanted = AuditReports(output, html, sarif, junit, markdown, json_, force)
     with reported(show_traceback):
-        _refuse_unfit(wanted, len(others) + 1, loading.static, baseline, update, fail_on)
+        _refuse_unfit(wanted, others, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported
         if others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
             from sqrtdk.cli.check_static import check_each
@@ -78,15 +79,17 @@ def check(
 
 
 def _refuse_unfit(
-    wanted: AuditReports, models: int, static: bool, baseline: Path | None, update: bool, fail_on: str
+    wanted: AuditReports, others: Sequence[str], static: bool, baseline: Path | None, update: bool, fail_on: str
 ) -> None:
     """Refuse options that do not fit together."""
     if update and baseline is None:
         raise InvalidValueError(Message("errors.options.update_alone"), hint=Message("errors.hint.update_alone"))
-    if models > 1:
+    if others:
         if not static:
+            options.refuse_file_of_json(sys.argv, others)
             raise InvalidValueError(
-                Message("errors.options.several_models", count=models), hint=Message("errors.hint.several_models")
+                Message("errors.options.several_models", count=len(others) + 1),
+                hint=Message("errors.hint.several_models"),
             )
         where = Message("errors.options.with_several_models")
         options.refuse_ignored({"--baseline": baseline, **wanted.by_option}, where, _HELP)

@@ -14,6 +14,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -201,6 +202,23 @@ def refuse_ignored(given: Mapping[str, object], where: str, instead: str) -> Non
                 "errors.options.leave_it_out" if len(names) == 1 else "errors.options.leave_them_out", command=instead
             ),
         )
+
+
+def refuse_file_of_json(words: Sequence[str], extra: Sequence[str]) -> None:
+    """Refuse a file after `--json`, which takes none.
+
+    Args:
+        words: the command line.
+        extra: its arguments that are too many.
+
+    Raises:
+        InvalidValueError: One of them follows `--json`.
+    """
+    for option, name in pairwise(words):
+        if option == "--json" and name in extra:
+            raise InvalidValueError(
+                Message("errors.options.file_of_json", name=name), hint=Message("errors.hint.file_of_json")
+            )
 
 
 def file_or_stdout(name: str | None, taken: bool) -> Path | None:
