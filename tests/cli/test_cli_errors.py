@@ -79,6 +79,8 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "diff demo": ("Missing ", "sqrtdk diff --help"),
     "diff demo demo demo": ("unexpected extra argument", "sqrtdk diff --help"),
     "diff demo demo --b attn=flash": ("--b attn=flash is no option of one side", "attn=eager|sdpa, dtype=DTYPE"),
+    "diff demo demo --a attn_implementation=eager": ("is no option of one side", "It is written --a attn=eager"),
+    "diff demo demo --b torch_dtype=bf16": ("is no option of one side", "It is written --b dtype=bf16"),
     "diff demo demo --a batch=2": ("--a batch=2 is no option of one side", "device=DEVICE, revision=NAME"),
     "diff demo demo --a eager": ("--a eager is no option of one side", "attn=eager|sdpa"),
     "diff demo demo --a dtype=": ("--a dtype= is no option of one side", "attn=eager|sdpa"),
