@@ -162,6 +162,11 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+def whole_word(value: str) -> str:
+    """Return the value of an option that a short form stands for: `--lang zh` is `--lang zh-CN`."""
+    return "zh-CN" if value == "zh" else value
+
+
 def language_of_choice(lang: Choice) -> Language:
     """Return the language that `--lang` stands for in this environment."""
     return chosen(lang, os.environ)
@@ -171,13 +176,13 @@ def language_asked_for(arguments: Sequence[str]) -> Language:
     """Return the language of a command line, before it is parsed: help and usage errors are in that language too.
 
     Example:
-        >>> language_asked_for(["check", "--help", "--lang", "zh-CN"]), language_asked_for(["check", "--lang=en"])
+        >>> language_asked_for(["check", "--help", "--lang", "zh"]), language_asked_for(["check", "--lang=en"])
         ('zh', 'en')
     """
     choice: Choice = "auto"
     for option, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, equals, value = option.partition("=")
-        value = value if equals else following
+        value = whole_word(value if equals else following)
         if name == "--lang" and value in get_args(Choice):
             choice = value  # type: ignore[assignment]
     return language_of_choice(choice)
