@@ -62,6 +62,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
         "the baseline 'b.json' can't be read",
         "sqrtdk check demo --baseline b.json --update",
     ),
+    "check no_such_module_x:make --baseline b.json": ("the baseline 'b.json' can't be read", "--update"),  # told first
     "check demo --baseline b.json --junit j.xml": ("--junit given with --baseline", "sqrtdk check --help"),
     "check demo --baseline b.json --update --fail-on warn": (
         "--fail-on warn given with --update",
