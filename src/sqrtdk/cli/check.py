@@ -12,7 +12,7 @@ import typer
 
 from sqrtdk._language import Choice
 from sqrtdk.cli import options
-from sqrtdk.cli.audit_reports import AuditReports, show
+from sqrtdk.cli.audit_reports import NO_REPORTS, AuditReports, Reports, show
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.output import announce, tell_reader, working, write_stderr
 from sqrtdk.errors import InvalidValueError
@@ -44,20 +44,13 @@ def check(
         typer.Option("--baseline", metavar="FILE", help="cli.check.baseline", show_default="cli.defaults.no_baseline"),
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="cli.check.update")] = False,
-    json_: options.Json = False,
-    output: options.Output = None,
-    html: options.Html = None,
-    sarif: options.Sarif = None,
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    force: options.Force = False,
+    wanted: Reports = NO_REPORTS,
     fail_on: options.FailOn = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit every attention of a model, print or write the report, and end with its exit code."""
     model, *others = models
-    wanted = AuditReports(output, html, sarif, junit, markdown, json_, force)
     with reported(show_traceback):
         _refuse_unfit(wanted, others, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported

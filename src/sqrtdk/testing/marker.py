@@ -74,7 +74,7 @@ class Marked:
         from sqrtdk.testing.standing import as_allowed, check_fail_on, check_kinds
 
         named = self.takes[0] == "names"
-        options = dict(zip(self.takes[:named], marker.args, strict=False)) | marker.kwargs
+        options = {**dict(zip(self.takes[:named], marker.args, strict=False)), **marker.kwargs}
         unknown = [name for name in options if name not in self.takes]
         extra = [*map(repr, marker.args[named:]), *(name + did_you_mean(name, self.takes) for name in unknown)]
         if extra:
