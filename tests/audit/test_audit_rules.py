@@ -129,6 +129,9 @@ def test_far_keys_under_a_bias_are_no_large_logits(make_call, make_stats):
     both = make_stats(max_above_mean=303.0, max_logit=150.0)
     (finding,) = run("max_logit", [make_call(stats=both, bias="alibi")])
     assert finding.value == 150.0
+    assert finding.message.startswith("head 1 has a logit of 150; a bias or a finite mask lowers the mean")
+    (finding,) = run("max_logit", [make_call(stats=both)])
+    assert finding.message == "head 1 has a logit 303 above the mean of its row"
 
 
 class Offset(nn.Module):

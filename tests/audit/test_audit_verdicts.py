@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.explanations import judge_scale
-from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.mistakes import MISTAKES, told_of
 from sqrtdk.audit.verdicts import judge_all, strangers
 from sqrtdk.tracing.records import Factor
 from tests.attentions.each import each
@@ -91,6 +91,15 @@ def test_one_over_d_is_twice_by_two_factors_and_else_points_at_mup(make_call):
     assert (two.mistake, one.mistake) == ("twice", "twice")
     assert "2 factors" in two.reason
     assert "muP" in one.reason
+    number = judge_scale(make_call(1 / 16, factors=(Factor(1 / 16, "op", "sdpa scale"),)))
+    unread = judge_scale(make_call(1 / 16, factors=(Factor(None, "logits", "tensor"),)))
+    for of_calls, words in (
+        ((two,), "it is 1/head_dim, 1/sqrt(head_dim) applied twice"),
+        ((number,), "it is 1/head_dim in place of 1/sqrt(head_dim)"),
+        ((unread,), "it is 1/head_dim: 1/sqrt(head_dim) applied twice, or 1/head_dim in place of 1/sqrt(head_dim)"),
+        ((two, number), "it is 1/head_dim: 1/sqrt(head_dim) applied twice, or 1/head_dim in place of 1/sqrt(head_dim)"),
+    ):
+        assert told_of("twice", [judged.call for judged in of_calls]).happened == words
 
 
 def test_model_dim_equal_to_d_squared_is_told_by_the_factors(make_call):

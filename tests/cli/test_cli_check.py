@@ -39,12 +39,11 @@ def check(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPr
     return called("check", *arguments, *SMALL, cwd=cwd)
 
 
-def test_the_default_model_is_the_healthy_demo() -> None:
-    done = check()
-    assert done.returncode == 0
+def test_the_demo_is_healthy() -> None:
+    done = check("demo")
+    assert (done.returncode, done.stderr) == (0, "")
     assert "softmax(0.125 * rope(q).rope(k) + causal)" in done.stdout
     assert done.stdout.startswith("demo  ")
-    assert done.stderr == "No MODEL is given, so this checks the demo.\n"
 
 
 @pytest.mark.parametrize(("fail_on", "code"), [("note", 1), ("fail", 1), ("critical", 0), ("never", 0)])
@@ -137,7 +136,7 @@ def test_what_a_factory_prints_does_not_break_the_document(nets: Path) -> None:
 @pytest.mark.parametrize(("variables", "expected"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colour_on_a_terminal_only(sqrtdk: Warm, variables: dict[str, str], expected: bool) -> None:
     with terminal() as (name, shown):
-        done = sqrtdk(*SMALL, stdout=name, **{"TERM": "xterm"} | variables)
+        done = sqrtdk("demo", *SMALL, stdout=name, **{"TERM": "xterm"} | variables)
     assert done.returncode == 0
     assert ("\x1b[" in shown()) is expected
     assert "blocks.0-2.attention" in shown()

@@ -46,13 +46,17 @@ def test_help_in_chinese_lists_the_same_and_has_no_english_sentence(path: str) -
         assert sum(2 if HAN.match(letter) else 1 for letter in line) <= 80
 
 
-@pytest.mark.parametrize("words", ["check --help --lang zh-CN", "--lang zh-CN check --help", "lab --lang=zh-CN run -h"])
+@pytest.mark.parametrize(
+    "words",
+    ["check --help --lang zh-CN", "--lang zh-CN check --help", "lab --lang=zh-CN run -h", "check --help --lang zh"],
+)
 def test_the_language_may_stand_anywhere(words: str) -> None:
     assert called(*words.split(), LANG="C", LC_ALL="").stdout.startswith("用法：sqrtdk ")
 
 
-def test_the_language_of_the_program_is_that_of_its_verbs() -> None:
-    done = called("--lang", "zh-CN", "lab", "show", "grad-norm", LANG="C", LC_ALL="")
+@pytest.mark.parametrize("chinese", ["zh-CN", "zh"])
+def test_the_language_of_the_program_is_that_of_its_verbs(chinese: str) -> None:
+    done = called("--lang", chinese, "lab", "show", "grad-norm", LANG="C", LC_ALL="")
     assert HAN.search(done.stdout)
     assert not HAN.search(called("--lang", "zh-CN", "lab", "show", "grad-norm", "--lang", "en").stdout)
 

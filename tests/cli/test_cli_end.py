@@ -263,7 +263,7 @@ def test_a_signal_leaves_no_half_file(sqrtdk: Warm, nets: Path, what: str, code:
 def test_ctrl_c_at_any_moment(tmp_path: Path, times: int) -> None:
     """From the start of our code to the end of the process, in equal steps."""
     ready = "import sys, sqrtdk.cli; print(file=sys.stderr, flush=True); sys.argv[0] = 'sqrtdk'; sqrtdk.cli.main()"
-    command = [sys.executable, "-c", ready, "check", "--seq-len", "8", "--json", "--html", "r.html", "--force"]
+    command = [sys.executable, "-c", ready, "check", "demo", "--seq-len", "8", "--json", "--html", "r.html", "--force"]
 
     def run(delay: float | None) -> tuple[int, float]:
         with subprocess.Popen(

@@ -49,12 +49,20 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "check demo --attn flash": ("'flash' is not one of 'eager', 'sdpa', 'both'", "sqrtdk check --help"),
     "check demo --fail-on sometimes": ("'--fail-on': 'sometimes' is not one of 'note'", "sqrtdk check --help"),
     "check demo --no-such-option": ("No such option", "sqrtdk check --help"),
+    # `sqrtdk check $MODEL` with an empty variable must not pass
+    "check": ("Missing argument 'MODEL'", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
+    "check --static": ("Missing argument 'MODEL'", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
+    "check ''": ("'' is neither a hub id", "or demo"),
     "check demo demo": ("2 MODELs given without --static", "sqrtdk check --static A B C"),
+    "check demo --json r.json": ("--json takes no file; got r.json", "--json > FILE"),
+    "check demo demo --json": ("2 MODELs given without --static", "sqrtdk check --static A B C"),
+    "diff demo demo --json r.json --html r.html": ("--json takes no file; got r.json", "--output FILE"),
     "check demo --update": ("--update given without --baseline", "--baseline FILE --update"),
     "check demo --baseline b.json": (
         "the baseline 'b.json' can't be read",
         "sqrtdk check demo --baseline b.json --update",
     ),
+    "check no_such_module_x:make --baseline b.json": ("the baseline 'b.json' can't be read", "--update"),  # told first
     "check demo --baseline b.json --junit j.xml": ("--junit given with --baseline", "sqrtdk check --help"),
     "check demo --baseline b.json --update --fail-on warn": (
         "--fail-on warn given with --update",
@@ -65,13 +73,15 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "kv demo --cache-dtype int3": ("'int3' is not one of 'fp8_e4m3'", "sqrtdk kv --help"),
     "kv demo --dtype int4": ("there is no dtype 'int4'", "sqrtdk kv MODEL --cache-dtype FORMAT"),
     "kv demo --cache-scale head": ("--cache-scale head given without", "--cache-dtype int8 --cache-scale head"),
-    "check demo --html": ("Option ", "for example: sqrtdk check demo:unscaled; all options: sqrtdk check --help"),
+    "check demo --html": ("Option ", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
     "check demo --html --json": ("'--html': --json is an option itself; the value was left out", "sqrtdk check --help"),
     "chekc": ("No such command", ""),
     "diff": ("Missing ", "for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
     "diff demo": ("Missing ", "sqrtdk diff --help"),
     "diff demo demo demo": ("unexpected extra argument", "sqrtdk diff --help"),
     "diff demo demo --b attn=flash": ("--b attn=flash is no option of one side", "attn=eager|sdpa, dtype=DTYPE"),
+    "diff demo demo --a attn_implementation=eager": ("is no option of one side", "It is written --a attn=eager"),
+    "diff demo demo --b torch_dtype=bf16": ("is no option of one side", "It is written --b dtype=bf16"),
     "diff demo demo --a batch=2": ("--a batch=2 is no option of one side", "device=DEVICE, revision=NAME"),
     "diff demo demo --a eager": ("--a eager is no option of one side", "attn=eager|sdpa"),
     "diff demo demo --a dtype=": ("--a dtype= is no option of one side", "attn=eager|sdpa"),
@@ -184,7 +194,7 @@ def combinations(verb: str) -> st.SearchStrategy[list[str]]:
 @given(combinations("check"))
 def test_any_valid_options_of_a_check_end_well(words: list[str]) -> None:
     assume("--help" not in words)
-    done = called("check", "--seq-len", "6", *words)
+    done = called("check", "demo", "--seq-len", "6", *words)
     assert "Traceback" not in done.stderr or "--traceback" in words
     assert "is not one of sqrtdk's own" not in done.stderr, done.stderr
     assert done.returncode in (0, 1, 2)

@@ -21,8 +21,8 @@ SMALL = ("--seq-len", "8")
 pytestmark = pytest.mark.skipif(not os.path.exists(FULL), reason=f"needs {FULL}")
 
 VERBS = {
-    "check": ("check", *SMALL),
-    "check --json": ("check", *SMALL, "--json"),
+    "check": ("check", "demo", *SMALL),
+    "check --json": ("check", "demo", *SMALL, "--json"),
     "params": ("params",),
     "params --json": ("params", "--json"),
     "env": ("env",),
@@ -70,7 +70,7 @@ def test_a_full_stderr_changes_nothing(sqrtdk: Warm, tmp_path: Path) -> None:
 
 
 def test_both_full(sqrtdk: Warm) -> None:
-    assert sqrtdk(*SMALL, stdout=FULL, stderr=FULL).returncode == 2
+    assert sqrtdk("demo", *SMALL, stdout=FULL, stderr=FULL).returncode == 2
 
 
 @pytest.mark.parametrize("option", ["--output", "--html"])

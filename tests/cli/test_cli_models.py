@@ -140,7 +140,7 @@ FACTORIES = {
     "zoo.nets:text": "str",
     "zoo.nets:number": "int",
     "zoo.nets:leaves": "SystemExit",
-    "zoo.nets:bare": "no inputs were given",
+    "zoo.nets:bare": "a factory may return (module, inputs); on the command line --input FILE.safetensors",
     "zoo.nets:wrong_shape": "(2, 6, 31)",
     "zoo.nets:wrong_name": "y",
     "zoo.nets:no_attention": "no attention",

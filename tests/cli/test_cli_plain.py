@@ -93,7 +93,7 @@ CALLS = {
     "a choice": (["check", "--attn", EVIL], "Invalid value"),
     "an argument": (["diff", "demo", "demo", EVIL], "unexpected extra argument"),
     "one of several models": (["check", "--static", "demo", f"no{EVIL}"], "no\\x1b[2J"),
-    "a baseline": (["check", "--baseline", f"no{EVIL}"], "no\\x1b[2J"),
+    "a baseline": (["check", "demo", "--baseline", f"no{EVIL}"], "no\\x1b[2J"),
     "an option of a side": (["diff", "demo", "demo", "--a", f"attn={EVIL}"], "attn=\\x1b[2J"),
     "a factory's name": (["check", f"nets:{EVIL}"], "\\x1b[2J"),
     "a module's names": (["check", "nets:named"], "Outer\\x1b[2J"),

@@ -105,7 +105,10 @@ _DOCUMENT = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
 DOCUMENTS = visible(8, 8, 0) & (_DOCUMENT[:, None] == _DOCUMENT)
 CASES: tuple[Case, ...] = (
     Case("plain", "scale", scaled(4), 0.25, 1.0, "leaves the scale out (1 in place of 0.25)"),
-    Case("causal", "scale", scaled(0.25), 0.25, 0.0625, "applies the scale twice"),
+    Case(
+        "causal", "scale", scaled(0.25), 0.25, 0.0625,
+        "applies the scale twice, or 1/head_dim in place of 1/sqrt(head_dim)",
+    ),
     Case("causal", "scale", scaled(16), 0.25, 4.0, "multiplies by the root of head_dim instead of dividing"),
     Case("alibi", "scale", scaled(4 / 48**0.5), 0.25, 0.144338, "takes the root of the model's width"),
     Case("window", "scale", scaled(4 / 64**0.5), 0.25, 0.125, "takes the root of the model's width"),

@@ -81,6 +81,20 @@ def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], 
     assert report.forwards == (3, 2)  # A once more, with B's part
 
 
+def test_outputs_that_agree_are_told_apart_from_equal_ones() -> None:
+    assert diff(decoder(), decoder(), IDS).paragraphs[-1] == "The models return equal numbers."
+    report = diff("demo", "demo", dtype_a="bf16", seq_len=16)
+    (logits,) = report.outputs
+    told = re.fullmatch(r"What the models return differs by (.+)%; rounding allows (.+)%\.", report.paragraphs[-1])
+    assert (report.same, told is not None) == (True, True)
+    assert told is not None
+    assert [float(number) / 100 for number in told.groups()] == pytest.approx(
+        [logits.difference, logits.allowed], rel=1e-2
+    )
+    changed_first = diff(decoder(), changed(other_activation_first), IDS)
+    assert "What the models return differs" not in " ".join(changed_first.paragraphs)
+
+
 BEFORE = [
     (other_embedding, "embed", "`embed`"),
     (other_activation_first, "layers.0.mlp.1", "`layers.0.mlp.1`"),

@@ -36,7 +36,7 @@ def test_the_scale_in_words() -> None:
 def test_too_small_and_of_several_sizes() -> None:
     calls = (judged("h.0"), wrong("h.1", 0.125, "twice"), wrong("h.2", 1 / 16, "twice", head_dim=256))
     told = headline(report(*calls))
-    assert told.en.startswith("The scale is 8 to 16 times too small in 2 of 3 attentions: it is 1/head_dim, ")
+    assert told.en.startswith("The scale is 8 to 16 times too small in 2 of 3 attentions: it is 1/head_dim in place")
     assert told.zh.startswith("3 次注意力调用中有 2 次的缩放因子只有应有值的 1/8 到 1/16：")
 
 

@@ -12,7 +12,6 @@ import sqrtdk
 from sqrtdk.audit.baseline import compare_with_baseline, ledger_of
 from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES, by_family
-from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.multipliers import by_config
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.lab.register import CLAIMS
@@ -159,7 +158,8 @@ def test_what_stands_in_a_sentence_is_put_over_too() -> None:
 
 
 def test_two_sentences_stay_two() -> None:
-    mistake = Message("rules.mistakes.named", mistake="twice", happened=MISTAKES["twice"].happened)
+    happened = Message("rules.mistakes.twice.two_factors.happened")
+    mistake = Message("rules.mistakes.named", mistake="twice", happened=happened)
     message = joined([mistake, Message("rules.alike.factors", number=2, dims=64)])
     assert message == "twice, it is 1/head_dim, 1/sqrt(head_dim) applied twice; 2 factors of 64^-1/2 along the lineage"
     assert said(message, "zh") == (

@@ -54,10 +54,6 @@ def test_bar_of_its_own():
 def test_note():
     sdpa(q, q, q, scale=0.3)
 
-@pytest.mark.attention(alow="missing")
-def test_slip():
-    pass
-
 @pytest.mark.xfail
 def test_expected_to_fail():
     Layer(1.0)(q)
@@ -86,7 +82,7 @@ LINE = re.compile(r"^sqrtdk: .*$", re.MULTILINE)
 # the title, the rule with its place, the message and the tests of the first finding below it
 BELOW = re.compile(r"^(below the bar, .*)\n  (.*)\n    (.*)\n    in (.*)$", re.MULTILINE)
 FAILED = {
-    "test_scales[1.0]": "unexplained: missing", "test_note": "note, scale_ledger", "test_slip": "it takes allow",
+    "test_scales[1.0]": "unexplained: missing", "test_note": "note, scale_ledger",
     "test_own_failure": "of the test",
 }  # fmt: skip
 
@@ -123,8 +119,8 @@ def test_a_run(suite: pytest.Pytester, workers: tuple[str, ...]) -> None:
         assert f"FAILED test_suite.py::{name}" in text
         assert why in text
     assert LINE.findall(text) == [
-        "sqrtdk: 13 tests, 10 attentions, 8 findings (5 fail, 3 note), 1 not judged, "
-        "3 tests that could not have failed, 3 did not run"
+        "sqrtdk: 12 tests, 10 attentions, 8 findings (5 fail, 3 note), 1 not judged, "
+        "3 tests that could not have failed, 2 did not run"
     ]
     assert "- found:    softmax(q.k)  (unexplained: missing)" in text
     assert "+ expected: softmax(0.25 * q.k)" in text
@@ -140,7 +136,7 @@ def test_a_run(suite: pytest.Pytester, workers: tuple[str, ...]) -> None:
         ),
         (
             "below the bar, note; fails with --sqrtdk-fail-on note:",
-            "scale_ledger  (no module)  test_suite.py:58",
+            "scale_ledger  (no module)  test_suite.py:54",
             "scale 0.3 instead of 1/sqrt(16) = 0.25, 1.2 times too large: nothing declares or explains it; "
             "it ran outside any module, where nothing could declare it",
             "test_suite.py::test_lost",
@@ -173,29 +169,47 @@ def test_a_suite_that_does_not_ask_is_left_alone(pytester: pytest.Pytester) -> N
     asked.stderr.fnmatch_lines(["*invalid choice: 'sometimes'*"])
 
 
-def test_a_marker_that_is_wrong_is_one_error(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-p", "xdist", "-n", "2"), marks=pytest.mark.full)])
+def test_a_wrong_marker_is_an_error_of_collection(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     pytester.makepyfile(
         """
         import pytest
+
+        @pytest.mark.parametrize("x", range(3))
+        @pytest.mark.attention(allow=("missing", "Block", "block.*", "mising"))
+        def test_kind(x): ...
 
         @pytest.mark.attention(fail_on="sometimes")
         def test_bar(): ...
 
         @pytest.mark.attention(alow="missing")
         def test_name(): ...
+
+        @pytest.mark.laws(names="gravity")
+        def test_law(): ...
+
+        @pytest.mark.laws("causal", "padding")
+        def test_laws(): ...
         """
     )
-    run = forked(pytester)
-    run.assert_outcomes(failed=2)
+    run = forked(pytester, *workers)
+    run.assert_outcomes(errors=1)
     text = run.stdout.str()
-    assert "marker attention: fail_on is 'sometimes'. Use one of: note" in text
-    assert "marker attention got alow: it takes" in text
+    for told in (
+        "test_kind[0] and 2 more: marker attention: allow names 'mising', which is no kind of verdict; did you mean "
+        "'missing'?",
+        "test_bar: marker attention: fail_on is 'sometimes'\n  Use one of: note",
+        "test_name: marker attention got alow; did you mean 'allow'?\n  It takes allow=..., fail_on=... alone.",
+        "test_law: marker laws: there is no law 'gravity'",
+        "test_laws: marker laws got 'padding'\n  It takes names=..., allow=..., fail_on=... alone.",
+    ):
+        assert told in text
     assert "During handling of" not in text
 
 
 def test_unmeasured_fails_where_it_is_asked_for(suite: pytest.Pytester) -> None:
     run = forked(suite, "--sqrtdk-fail-on", "unmeasured", "-k", "lost or one_key")
-    run.assert_outcomes(passed=1, failed=1, deselected=11)
+    run.assert_outcomes(passed=1, failed=1, deselected=10)
     assert "the scale could not be judged" in run.stdout.str()
 
 
@@ -251,10 +265,6 @@ def test_layer(is_causal):
 def test_allowed():
     Layer(False)(torch.linspace(-1, 1, 2 * 8 * 16).view(2, 8, 16))
 
-@pytest.mark.laws(names="gravity")
-def test_slip():
-    pass
-
 @pytest.mark.laws
 def test_nothing():
     nn.Linear(3, 3)(torch.ones(2, 3))
@@ -272,10 +282,9 @@ def test_laws_are_asked_of_the_models_that_a_marked_test_calls(pytester: pytest.
     pytester.makepyfile(test_laws=LAWS)
     run = forked(pytester, "--strict-markers")
     text = run.stdout.str()
-    run.assert_outcomes(failed=2, passed=5)
+    run.assert_outcomes(failed=1, passed=5)
     assert "laws of Layer in test_layer[False] (fail_on: fail)" in text
     assert "critical, law_causal" in text
-    assert "marker laws: there is no law 'gravity'" in text
     assert "no law asked: test_laws.py::test_nothing: Linear: " in text
     (line,) = re.findall(r"^sqrtdk laws: .*$", text, re.MULTILINE)
     assert re.fullmatch(r"sqrtdk laws: 5 tests, \d+ answers kept, 3 broken, \d+ not asked", line)

@@ -8,8 +8,8 @@ along the lineage (a scale applied twice is two factors of d^-1/2, muP's 1/d is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqrtdk.audit.tolerance import inverse_root, is_close
@@ -34,16 +34,17 @@ class Mistake:
     # name": the same, but the attribute's name can mean nothing else. "one factor": any attribute, if the value is one
     # factor and not two. "the config": no attribute does. "nothing": an attribute with that value holds the mistake.
     excuse: Excuse
+    words: str = ""  # which of its words the factors of a call single out; see `told_of`
 
     @property
     def happened(self) -> str:
         """What was done, a clause for a finding."""
-        return Message(f"rules.mistakes.{self.name}.happened")
+        return Message(f"rules.mistakes.{self.name}{self.words}.happened")
 
     @property
     def fix(self) -> str:
         """What to do, one sentence."""
-        return Message(f"rules.mistakes.{self.name}.fix")
+        return Message(f"rules.mistakes.{self.name}{self.words}.fix")
 
     @property
     def fix_declared(self) -> str:
@@ -148,6 +149,26 @@ def root_factors(call: AttentionCall) -> int:
     return sum(factor.value is not None and is_close(factor.value, expected) for factor in call.scale.factors)
 
 
+def told_of(name: str, calls: Iterable[AttentionCall]) -> Mistake:
+    """Return a mistake with the words that hold for all calls that made it.
+
+    1/head_dim is one number with two causes: (q * d**-0.5) @ k.mT * d**-0.5 applies the scale twice, and q @ k.mT / d
+    takes another one. The factors tell them apart; where they were not read, the words name both.
+    """
+    if name != "twice":
+        return MISTAKES[name]
+    kinds = {_factors_of_twice(call) for call in calls}
+    return replace(MISTAKES[name], words=kinds.pop() if len(kinds) == 1 else "")
+
+
+def _factors_of_twice(call: AttentionCall) -> str:
+    if root_factors(call) >= 2:
+        return ".two_factors"
+    whole = inverse_root(call.head_dim) ** 2
+    is_one = any(factor.value is not None and is_close(factor.value, whole) for factor in call.scale.factors)
+    return ".one_factor" if is_one else ""
+
+
 def name_mistake(
     call: AttentionCall, effective: float, length: float = 1.0, layered: str | None = None
 ) -> tuple[str, str | None]:
@@ -170,7 +191,6 @@ def name_mistake(
         for mistake in _BY_RANK
         if any(is_close(target, value) for target in targets for value in mistake.values(call))
     ]
-    # 1/head_dim is one number with two causes, which the factors along the lineage tell apart.
     if "twice" in alike:
         roots = root_factors(call)
         if roots >= 2:

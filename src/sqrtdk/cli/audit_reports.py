@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from sqrtdk._language import Choice
 from sqrtdk.cli import options
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class AuditReports:
     """The documents that a command line asks for; see the options of the same names."""
 
-    output: Path | None
-    html: Path | None
-    sarif: Path | None
-    junit: Path | None
-    markdown: str | None
-    json_: bool
-    force: bool
+    json_: bool = False
+    output: Path | None = None
+    html: Path | None = None
+    sarif: Path | None = None
+    junit: Path | None = None
+    markdown: str | None = None
+    force: bool = False
 
     @property
     def by_option(self) -> dict[str, object]:
@@ -48,6 +48,19 @@ class AuditReports:
         from sqrtdk import _files
 
         _files.check_outputs((self.output, self.html, self.sarif, self.junit, self.comment), self.force)
+
+
+NO_REPORTS = AuditReports()
+Reports = Annotated[
+    AuditReports,
+    options.Fields(
+        NO_REPORTS,
+        {
+            "json_": options.Json, "output": options.Output, "html": options.Html, "sarif": options.Sarif,
+            "junit": options.Junit, "markdown": options.Markdown, "force": options.Force,
+        },
+    ),
+]  # fmt: skip
 
 
 def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: BaselineComparison | None = None) -> int:

@@ -1,9 +1,10 @@
-"""`sqrtdk check [MODEL]`: audit every attention of a model, also against a baseline file that is kept for review."""
+"""`sqrtdk check MODEL`: audit every attention of a model, also against a baseline file that is kept for review."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +12,7 @@ import typer
 
 from sqrtdk._language import Choice
 from sqrtdk.cli import options
-from sqrtdk.cli.audit_reports import AuditReports, show
+from sqrtdk.cli.audit_reports import NO_REPORTS, AuditReports, Reports, show
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.output import announce, tell_reader, working, write_stderr
 from sqrtdk.errors import InvalidValueError
@@ -33,9 +34,7 @@ _HELP = "sqrtdk check --help"
 
 
 def check(
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", help="cli.check.model", show_default="demo")
-    ] = None,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="cli.check.model")],
     loading: Annotated[
         LoadOptions, options.LoadingFields(instead={"attn": Attn, "input_file": Input})
     ] = options.DEFAULT_LOADING,
@@ -45,25 +44,16 @@ def check(
         typer.Option("--baseline", metavar="FILE", help="cli.check.baseline", show_default="cli.defaults.no_baseline"),
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="cli.check.update")] = False,
-    json_: options.Json = False,
-    output: options.Output = None,
-    html: options.Html = None,
-    sarif: options.Sarif = None,
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    force: options.Force = False,
+    wanted: Reports = NO_REPORTS,
     fail_on: options.FailOn = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit every attention of a model, print or write the report, and end with its exit code."""
-    model, *others = models or ["demo"]
-    wanted = AuditReports(output, html, sarif, junit, markdown, json_, force)
+    model, *others = models
     with reported(show_traceback):
-        _refuse_unfit(wanted, len(others) + 1, loading.static, baseline, update, fail_on)
+        _refuse_unfit(wanted, others, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported
-        if not models:  # `sqrtdk check $MODEL` with an empty variable must not pass for a check of a model
-            tell_reader(Message("progress.demo"))
         if others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
             from sqrtdk.cli.check_static import check_each
 
@@ -82,15 +72,17 @@ def check(
 
 
 def _refuse_unfit(
-    wanted: AuditReports, models: int, static: bool, baseline: Path | None, update: bool, fail_on: str
+    wanted: AuditReports, others: Sequence[str], static: bool, baseline: Path | None, update: bool, fail_on: str
 ) -> None:
     """Refuse options that do not fit together."""
     if update and baseline is None:
         raise InvalidValueError(Message("errors.options.update_alone"), hint=Message("errors.hint.update_alone"))
-    if models > 1:
+    if others:
         if not static:
+            options.refuse_file_of_json(sys.argv, others)
             raise InvalidValueError(
-                Message("errors.options.several_models", count=models), hint=Message("errors.hint.several_models")
+                Message("errors.options.several_models", count=len(others) + 1),
+                hint=Message("errors.hint.several_models"),
             )
         where = Message("errors.options.with_several_models")
         options.refuse_ignored({"--baseline": baseline, **wanted.by_option}, where, _HELP)

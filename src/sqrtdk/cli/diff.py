@@ -111,13 +111,11 @@ def options_of_side(option: str, written: Sequence[str] | None) -> dict[str, str
     for text in written or ():
         name, _, value = text.partition("=")
         if name not in OF_A_SIDE or not value or name in own or (name == "attn" and value not in ATTN):
-            raise InvalidValueError(
-                Message(
-                    "errors.options.of_side_twice" if name in own else "errors.options.of_side",
-                    option=option,
-                    text=text,
-                ),
-                hint=Message("errors.hint.of_side", option=option, attn="|".join(ATTN)),
-            )
+            hint = Message("errors.hint.of_side", option=option, attn="|".join(ATTN))
+            called = next((known for known in OF_A_SIDE if known in name), name)
+            if called != name and value:  # attn_implementation=eager, torch_dtype=bfloat16: Hugging Face's names
+                hint = Message("errors.hint.of_side_called", written=f"{option} {called}={value}")
+            id = "errors.options.of_side_twice" if name in own else "errors.options.of_side"
+            raise InvalidValueError(Message(id, option=option, text=text), hint=hint)
         own[name] = value
     return own

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from sqrtdk.cli.options import refuse_file_of_json
 from sqrtdk.cli.output import spoken
 from sqrtdk.messages import Message, joined, said, word
 
@@ -84,6 +85,7 @@ class HelpfulCommand(_Helpful, TyperCommand):
         """Parse the arguments. The error for an option without a value lacks its command, so it is added.
 
         Raises:
+            InvalidValueError: A file follows `--json`.
             typer.BadParameter: The word after an option that takes a value is an option itself: its value was left out.
         """
         options = [(name, option) for option in self.params for name in option.opts if name.startswith("-")]
@@ -93,10 +95,14 @@ class HelpfulCommand(_Helpful, TyperCommand):
                 raise typer.BadParameter(
                     f"{value} is an option itself; the value was left out", ctx=ctx, param_hint=f"'{name}'"
                 )
+        words = tuple(args)  # typer takes them off
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             told: Any = error
+            _, too_many, extra = str(error).partition("Got unexpected extra argument(s) (")
+            if too_many:
+                refuse_file_of_json(words, extra.removesuffix(")").split())
             if getattr(error, "ctx", ctx) is None:
                 told.ctx = ctx
             raise

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from sqrtdk.cli import options
-from sqrtdk.cli.audit_reports import AuditReports, show
+from sqrtdk.cli.audit_reports import NO_REPORTS, Reports, show
 from sqrtdk.cli.errors import reported
 from sqrtdk.messages import Message
 from sqrtdk.models.options import LoadOptions
@@ -31,19 +31,12 @@ def kv(
     rows: Annotated[
         int | None, typer.Option("--rows", min=1, metavar="N", help="cli.kv.rows", show_default="256")
     ] = None,
-    json_: options.Json = False,
-    output: options.Output = None,
-    html: options.Html = None,
-    sarif: options.Sarif = None,
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    force: options.Force = False,
+    wanted: Reports = NO_REPORTS,
     fail_on: options.FailOn = "fail",
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
     """Audit a model without its laws, forecast its cache, print or write the report, and end with its exit code."""
-    wanted = AuditReports(output, html, sarif, junit, markdown, json_, force)
     with reported(show_traceback):
         wanted.refuse_unwritable()  # before torch is imported
         from sqrtdk.cli.output import announce, working

@@ -1,6 +1,7 @@
 """Options that several verbs share, each with its name, type and the id of its help text.
 
-The options of loading a model stand in `LOADING`. A verb takes them as one object:
+The options of loading a model stand in `LOADING`, those of an audit's reports in `audit_reports`. A verb takes them as
+one object:
 
     def check(model: Model = "demo", loading: Loading = DEFAULT_LOADING, ...) -> None: ...
 
@@ -12,8 +13,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -79,35 +81,48 @@ LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the ord
 
 
 @dataclass(frozen=True)
-class LoadingFields:
-    """Says which fields of `LoadOptions` are options of a verb, where it annotates the verb's parameter.
+class Fields:
+    """Says which fields of an object are options of a verb, where it annotates the verb's parameter.
 
     Attributes:
-        only: The fields, all of them by default.
-        without: Fields that are left out.
-        instead: Options of this verb's own, in place of those in `LOADING`.
+        default: The object, with the defaults of the options.
+        options: Field -> its option, in the order of --help.
     """
 
-    only: Sequence[str] = tuple(LOADING)
-    without: Sequence[str] = ()
-    instead: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        # A misspelt name would leave the common option in place, or offer one that the verb ignores.
-        assert {*self.only, *self.without, *self.instead} <= LOADING.keys()
+    default: Any
+    options: Mapping[str, Any]
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return a keyword parameter for each field."""
         return [
             inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=getattr(DEFAULT_LOADING, name),
-                annotation=self.instead.get(name, LOADING[name]),
+                name, inspect.Parameter.KEYWORD_ONLY, default=getattr(self.default, name), annotation=option
             )
-            for name in self.only
-            if name not in self.without
+            for name, option in self.options.items()
         ]
+
+    def taken(self, values: dict[str, Any]) -> Any:
+        """Return the object, with the values of its options, which are taken off `values`."""
+        return replace(self.default, **{name: values.pop(name) for name in self.options if name in values})
+
+
+class LoadingFields(Fields):
+    """The fields of `LoadOptions`.
+
+    Args:
+        only: The fields, all of them by default.
+        without: Fields that are left out.
+        instead: Options of this verb's own, in place of those in `LOADING`.
+    """
+
+    def __init__(
+        self, only: Iterable[str] = LOADING, without: Sequence[str] = (), instead: Mapping[str, Any] | None = None
+    ) -> None:
+        own = instead or {}
+        # A misspelt name would leave the common option in place, or offer one that the verb ignores.
+        assert {*only, *without, *own} <= LOADING.keys()
+        shown = {name: own.get(name, LOADING[name]) for name in only if name not in without}
+        super().__init__(DEFAULT_LOADING, shown)
 
 
 Loading = Annotated[LoadOptions, LoadingFields()]
@@ -140,25 +155,29 @@ ShowTraceback = Annotated[bool, typer.Option("--traceback", help="cli.options.tr
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb as Typer reads it: with one parameter for each field of its `loading`."""
+    """Return a verb as Typer reads it: a parameter of `Fields` becomes one parameter for each field."""
     parameters: list[inspect.Parameter] = []
-    names: list[str] = []
+    objects: dict[str, Fields] = {}
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-        own = [one for one in getattr(parameter.annotation, "__metadata__", ()) if isinstance(one, LoadingFields)]
+        own = [one for one in getattr(parameter.annotation, "__metadata__", ()) if isinstance(one, Fields)]
         for fields in own:
             parameters += fields.parameters()
-            names += [one.name for one in fields.parameters()]
+            objects[parameter.name] = fields
         if not own:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(verb)
     def called(**values: Any) -> None:
-        loading = {name: values.pop(name) for name in names}
-        verb(**values, **({"loading": LoadOptions(**loading)} if loading else {}))
+        verb(**{name: fields.taken(values) for name, fields in objects.items()}, **values)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
+
+
+def whole_word(value: str) -> str:
+    """Return the value of an option that a short form stands for: `--lang zh` is `--lang zh-CN`."""
+    return "zh-CN" if value == "zh" else value
 
 
 def language_of_choice(lang: Choice) -> Language:
@@ -170,13 +189,13 @@ def language_asked_for(arguments: Sequence[str]) -> Language:
     """Return the language of a command line, before it is parsed: help and usage errors are in that language too.
 
     Example:
-        >>> language_asked_for(["check", "--help", "--lang", "zh-CN"]), language_asked_for(["check", "--lang=en"])
+        >>> language_asked_for(["check", "--help", "--lang", "zh"]), language_asked_for(["check", "--lang=en"])
         ('zh', 'en')
     """
     choice: Choice = "auto"
     for option, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, equals, value = option.partition("=")
-        value = value if equals else following
+        value = whole_word(value if equals else following)
         if name == "--lang" and value in get_args(Choice):
             choice = value  # type: ignore[assignment]
     return language_of_choice(choice)
@@ -201,6 +220,23 @@ def refuse_ignored(given: Mapping[str, object], where: str, instead: str) -> Non
                 "errors.options.leave_it_out" if len(names) == 1 else "errors.options.leave_them_out", command=instead
             ),
         )
+
+
+def refuse_file_of_json(words: Sequence[str], extra: Sequence[str]) -> None:
+    """Refuse a file after `--json`, which takes none.
+
+    Args:
+        words: the command line.
+        extra: its arguments that are too many.
+
+    Raises:
+        InvalidValueError: One of them follows `--json`.
+    """
+    for option, name in pairwise(words):
+        if option == "--json" and name in extra:
+            raise InvalidValueError(
+                Message("errors.options.file_of_json", name=name), hint=Message("errors.hint.file_of_json")
+            )
 
 
 def file_or_stdout(name: str | None, taken: bool) -> Path | None:

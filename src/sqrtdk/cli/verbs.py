@@ -18,6 +18,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sqrtdk --install-completion": "cli.examples.completion",
     },
     "check": {
+        "sqrtdk check demo": "",
         "sqrtdk check demo:unscaled": "cli.examples.missing",
         "sqrtdk check ./my-model --html report.html": "",
         "sqrtdk check --static models/*/config.json": "cli.examples.static",
@@ -57,7 +58,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "watch checkpoints": {"sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records": ""},
 }
 _REMARK_AT = 35  # column
-_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+_CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": options.whole_word}
 
 
 def group_of(name: str, **settings: Any) -> typer.Typer:
@@ -80,7 +81,7 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
         options_metavar="cli.words.options_metavar",
         subcommand_metavar="cli.words.command_metavar",
         rich_markup_mode=None,  # rich help would double the start-up time
-        context_settings=_HELP_OPTIONS,
+        context_settings=_CONTEXT_SETTINGS,
         **(of_a_group | settings),
     )
 

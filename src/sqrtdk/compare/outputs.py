@@ -202,9 +202,8 @@ def percent_of_size(share: float) -> str:
     return f"{share * 100:.3g}%" if 1e-4 <= share < 9.995 else f"{short(share * 100)}%"
 
 
-def _size(outputs: Sequence[OutputDiff]) -> Message:
-    """Returns the largest difference of outputs, with the names that differ if there are several outputs."""
-    off = differing_outputs(outputs)
+def _size(outputs: Sequence[OutputDiff], off: Sequence[OutputDiff]) -> Message:
+    """Returns the largest difference of the outputs `off`, with their names if there are several outputs."""
     by = max((one.difference or 0.0 for one in off), default=0.0)
     if len(outputs) == 1:
         return (
@@ -251,15 +250,28 @@ def of_outputs(pairs: Sequence[PairDiff], ends: OutputComparison) -> OfOutputs:
         attentions = _attentions(reached, pairs)
         reaches = Message("paragraphs.outputs.reaches", attentions=attentions)
         if off:
-            reaches = Message("paragraphs.outputs.reaches_outputs", attentions=attentions, size=_size(ends.outputs))
+            reaches = Message(
+                "paragraphs.outputs.reaches_outputs", attentions=attentions, size=_size(ends.outputs, off)
+            )
         return OfOutputs([one_paragraph([steps[0], reaches, *steps[1:]]), *before], after, chain=True)
+    agree = bool(pairs) and all(pair.same for pair in pairs)
     if not off:
-        return OfOutputs(before, after)
-    size = _size(ends.outputs)
-    if pairs and all(pair.same for pair in pairs):
+        return OfOutputs(before, after, last=_within(ends.outputs) if agree else ())
+    size = _size(ends.outputs, off)
+    if agree:
         id = "paragraphs.outputs.agree_one" if len(pairs) == 1 else "paragraphs.outputs.agree"
         return OfOutputs([one_paragraph([Message(id, size=size), *steps]), *before], after, agree=True)
     return OfOutputs(before, [one_paragraph([Message("paragraphs.outputs.differ", size=size), *steps]), *after])
+
+
+def _within(outputs: Sequence[OutputDiff]) -> list[str]:
+    """Returns the sentence on how far outputs differ that agree within rounding; [] if not all of them do."""
+    if not outputs or not all(one.same for one in outputs):
+        return []
+    most = max(outputs, key=lambda one: one.difference or 0.0)
+    if not most.difference or most.allowed is None:
+        return [Message("paragraphs.outputs.equal")] if most.difference == 0.0 else []
+    return [Message("paragraphs.outputs.within", size=_size(outputs, [most]), allowed=percent_of_size(most.allowed))]
 
 
 def _of_reason(id: str, output: OutputDiff) -> Message:

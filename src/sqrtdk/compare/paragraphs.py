@@ -37,12 +37,14 @@ class OfOutputs(NamedTuple):
     Attributes:
         before: sentences before those on the attentions.
         after: sentences after them.
+        last: sentences at the end.
         chain: the sentences name the first difference and the attentions that it reaches.
         agree: the sentences state that the attentions agree.
     """
 
     before: Sequence[str] = ()
     after: Sequence[str] = ()
+    last: Sequence[str] = ()
     chain: bool = False
     agree: bool = False
 
@@ -93,7 +95,7 @@ def paragraphs(
         Message("paragraphs.rows_left_out", count=f"{out:,}", rows=f"{rows:,}", where=sites_of_pairs(members, pairs))
         for (out, rows), members in left_out(pairs).items()
     ]
-    return tuple(sentences)
+    return (*sentences, *of_outputs.last)
 
 
 def dtypes_of(a: SideInfo, b: SideInfo) -> str:

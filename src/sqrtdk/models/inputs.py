@@ -106,7 +106,8 @@ def guess_inputs(
         >>> guess_inputs(nn.Linear(4, 4))
         Traceback (most recent call last):
         sqrtdk.errors.InvalidValueError: no inputs were given, and Linear has no config to make them from
-        Hint: Pass inputs=(...) or inputs={...} for forward(input); a factory may return (module, inputs).
+        Hint: Give inputs for forward(input): a factory may return (module, inputs); on the command line \
+--input FILE.safetensors; in Python inputs=(...) or inputs={...}.
     """
     if isinstance(module, DemoModel):
         made, notes = demo_inputs(batch=batch, seq_len=seq_len)

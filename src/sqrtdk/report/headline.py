@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
+from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, told_of
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import is_close
@@ -164,7 +164,7 @@ def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> str:
     where = _which("in", len(calls), total)
     if calls[0].call.unlike_blocks:
         return Message("headline.blocks", where=where)
-    happened = MISTAKES[name].happened
+    happened = told_of(name, [judged.call for judged in calls]).happened
     if name == UNKNOWN_MISTAKE and any(judged.declared_by for judged in calls):
         happened = Message("headline.not_as_declared")
     size = _sizes([_size(judged) for judged in calls])

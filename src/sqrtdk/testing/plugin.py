@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sqrtdk.testing import plugin_laws
+from sqrtdk.testing.marker import Asked, Marked
 
 if TYPE_CHECKING:
     from sqrtdk.audit.records import Finding
@@ -60,11 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(plugin_laws.Laws(fail_on, FAIL_ON_CHOICES), "sqrtdk-laws")
 
 
-class Audit:
+class Audit(Marked):
     """The hooks of a run with `--sqrtdk`."""
 
     def __init__(self, fail_on: str) -> None:
-        self.fail_on = fail_on
+        super().__init__(ATTENTION_MARKER, fail_on, FAIL_ON_CHOICES, ("allow", "fail_on"))
         self.records: dict[str, dict[str, Any]] = {}  # node id of a test -> its record
         self._audits = pytest.StashKey[tuple[dict[str, Any], str]]()  # record of a test, and the text of its failure
 
@@ -77,44 +78,20 @@ class Audit:
         from sqrtdk.testing.observe import Observation
         from sqrtdk.testing.standing import OUTSIDE, failing, findings_lines
 
-        fail_on, allow = self._asked(marker)
+        asked = self.asked(marker)
         seen = Observation()
         try:
             with seen:
                 result = yield
         finally:
             audit = seen.audit()  # also of a test that raised, so that its report shows both
-            bad = failing(audit.findings, audit.calls, fail_on, allow)
+            bad = failing(audit.findings, audit.calls, asked.fail_on, asked.allow)
             lines = findings_lines(bad, audit.calls, OUTSIDE)
-            told = "\n".join([f"attention in {item.name} (fail_on: {fail_on})", *lines])
-            own_bar = ATTENTION_MARKER if marker.kwargs.get("fail_on") else None
-            item.stash[self._audits] = _record(audit, bad, allow, own_bar), told if bad else ""
+            told = "\n".join([f"attention in {item.name} (fail_on: {asked.fail_on})", *lines])
+            item.stash[self._audits] = _record(audit, bad, asked), told if bad else ""
         if bad:
             pytest.fail(told, pytrace=False)
         return result
-
-    def _asked(self, marker: pytest.Mark) -> tuple[str, tuple[str, ...]]:
-        """Return the marker's `fail_on` and `allow`, and fail the test if the marker is wrong."""
-        from sqrtdk.errors import SqrtdkError
-        from sqrtdk.testing.standing import as_allowed, check_fail_on
-
-        options = dict(marker.kwargs)
-        fail_on = options.pop("fail_on", None) or self.fail_on
-        try:
-            allow = as_allowed(options.pop("allow", ()))
-            check_fail_on(fail_on, FAIL_ON_CHOICES)
-        except SqrtdkError as error:
-            wrong = f"marker {ATTENTION_MARKER}: {error}. {error.hint}"
-        else:
-            wrong = ""
-        if wrong:  # outside the except clause, or pytest shows both errors
-            pytest.fail(wrong, pytrace=False)
-        if marker.args or options:
-            wrong = ", ".join([*map(repr, marker.args), *options])
-            pytest.fail(
-                f"marker {ATTENTION_MARKER} got {wrong}: it takes allow=... and fail_on=... alone", pytrace=False
-            )
-        return fail_on, allow
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -162,22 +139,22 @@ class Audit:
                 terminalreporter.line(f"{title}: ... and {len(named) - _MOST_SUMMARY_LINES} more")
 
 
-def _record(audit: AuditedTest, bad: Sequence[Finding], allow: Sequence[str], own_bar: str | None) -> dict[str, Any]:
-    """Return the record of a test in plain types that xdist can send; `own_bar` as `marker` of `below_bar`."""
+def _record(audit: AuditedTest, bad: Sequence[Finding], asked: Asked) -> dict[str, Any]:
+    """Return the record of a test in plain types that xdist can send."""
     from sqrtdk.audit.records import UNMEASURED
     from sqrtdk.testing.below import below_bar, failed_by
     from sqrtdk.testing.standing import OUTSIDE, is_allowed, printable
 
-    lost, option = [], f" (fails with {failed_by(UNMEASURED, own_bar)})"
+    lost, option = [], f" (fails with {failed_by(UNMEASURED, asked.own_bar)})"
     for found in audit.findings:
         if found.rule == UNMEASURED:
-            stands = found in bad or is_allowed(found, audit.calls, allow)
+            stands = found in bad or is_allowed(found, audit.calls, asked.allow)
             lost.append(printable(f"{found.site or OUTSIDE}: {found.message}") + ("" if stands else option))
     return {
         "ran": True,
         "attentions": len(audit.calls),
         "findings": dict(Counter(found.severity for found in audit.findings if found.rule != UNMEASURED)),
-        "below": below_bar(audit.findings, audit.calls, bad, allow, own_bar),
+        "below": below_bar(audit.findings, audit.calls, bad, asked.allow, asked.own_bar),
         "unjudged": lost,
         "weak": list(audit.weak),
     }

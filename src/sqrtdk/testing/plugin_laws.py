@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from sqrtdk.testing.marker import Marked
+
 LAWS_MARKER = "laws"
 LAWS_MARKER_TEXT = (
     f"{LAWS_MARKER}(names='all', allow=(), fail_on=None): with --sqrtdk laws are asked of every model that the test "
@@ -22,12 +24,11 @@ _LAW_STATES = ("kept", "broken", "not asked")  # copied from sqrtdk.audit.record
 _MOST_SUMMARY_LINES = 40  # lines of the summary
 
 
-class Laws:
+class Laws(Marked):
     """The hooks of a run with `--sqrtdk`."""
 
     def __init__(self, fail_on: str, choices: tuple[str, ...]) -> None:
-        self.fail_on = fail_on
-        self.choices = choices
+        super().__init__(LAWS_MARKER, fail_on, choices, ("names", "allow", "fail_on"))
         self.records: dict[str, dict[str, Any]] = {}  # node id of a test -> its record
         self._record = pytest.StashKey[dict[str, Any]]()
 
@@ -44,21 +45,20 @@ class Laws:
         from sqrtdk.testing.laws import CalledModels, broken_lines
         from sqrtdk.testing.standing import failing
 
-        names, allow, fail_on = self._options(marker)
+        asked = self.asked(marker)
         with CalledModels() as called:
             result = yield
         states: Counter[str] = Counter()
         lines, silent, below = [], [], []
-        own_bar = LAWS_MARKER if marker.kwargs.get("fail_on") else None
-        for cls, told in called.reports(names):
+        for cls, told in called.reports(asked.laws):
             if isinstance(told, str):
                 silent.append(f"{cls}: {told}")
                 continue
             states.update(answer.state for answer in told.answers)
-            bad = failing(told.findings, (), fail_on, allow)
-            below += below_bar(told.findings, (), bad, allow, own_bar)
+            bad = failing(told.findings, (), asked.fail_on, asked.allow)
+            below += below_bar(told.findings, (), bad, asked.allow, asked.own_bar)
             if bad:
-                lines += [f"laws of {cls} in {item.name} (fail_on: {fail_on})", *broken_lines(bad, ())]
+                lines += [f"laws of {cls} in {item.name} (fail_on: {asked.fail_on})", *broken_lines(bad, ())]
         unasked = not called.calls or len(silent) == len(called.calls)
         item.stash[self._record] = {
             "states": {state: states[state] for state in _LAW_STATES},
@@ -68,32 +68,6 @@ class Laws:
         if lines:
             pytest.fail("\n".join(lines), pytrace=False)
         return result
-
-    def _options(self, marker: pytest.Mark) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Return the marker's law names, `allow` and `fail_on`, and fail the test if the marker is wrong."""
-        from sqrtdk.errors import SqrtdkError
-        from sqrtdk.laws.table import names_of
-        from sqrtdk.testing.standing import as_allowed, check_fail_on
-
-        options = dict(marker.kwargs)
-        names, fail_on = options.pop("names", "all"), options.pop("fail_on", None) or self.fail_on
-        chosen, allow = (), ()  # type: tuple[str, ...], tuple[str, ...]
-        try:
-            allow = as_allowed(options.pop("allow", ()))
-            chosen = names_of(names if not marker.args else marker.args[0])
-            check_fail_on(fail_on, self.choices)
-        except SqrtdkError as error:
-            wrong = f"marker {LAWS_MARKER}: {error}. {error.hint}"
-        else:
-            more = [*map(repr, marker.args[1:]), *options]
-            wrong = (
-                f"marker {LAWS_MARKER} got {', '.join(more)}: it takes names, allow=... and fail_on=... alone"
-                if more
-                else ""
-            )
-        if wrong:  # outside the except clause, or pytest shows both errors
-            pytest.fail(wrong, pytrace=False)
-        return chosen, allow, fail_on
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:

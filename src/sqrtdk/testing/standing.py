@@ -5,6 +5,7 @@ The text reads like a diff: the site, the formula that ran, the expected formula
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,10 +17,11 @@ from sqrtdk.audit.rules import RULES
 from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.outputs import percent_of_size
 from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
-from sqrtdk.errors import InvalidTypeError, InvalidValueError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, did_you_mean
 from sqrtdk.laws.table import FINDINGS
 
 ALLOWED_KINDS = frozenset({*RULES, *FINDINGS, *MISTAKES, "unexplained"})  # names that `allow` accepts beside sites
+_LIKE_A_SITE = re.compile(r"[.*?\[A-Z]")  # Decoder.layers.0.attn, layers.*, Attention
 # rules on scales: a mistake or "unexplained" in `allow` covers their findings
 _RULES_ON_SCALES = ("scale_ledger", "declared_vs_actual", "blocks", "responsiveness")
 
@@ -58,11 +60,33 @@ def check_allowed(allow: Iterable[str], sites: Collection[str], kinds: Collectio
     Raises:
         InvalidValueError: a name is not a kind and matches no site.
     """
+    names = sorted(kinds)
     for name in allow:
         if name not in kinds and not any(site_matches(site, name) for site in sites):
             raise InvalidValueError(
-                f"allow names {name!r}, which is no site of this run and no kind of verdict",
-                hint=f"Sites: {', '.join(sorted(sites)) or 'none'}. Kinds: {', '.join(sorted(kinds))}.",
+                f"allow names {name!r}, which is no site of this run and no kind of verdict{did_you_mean(name, names)}",
+                hint=f"Sites: {', '.join(sorted(sites)) or 'none'}. Kinds: {', '.join(names)}.",
+            )
+
+
+def check_kinds(allow: Iterable[str]) -> None:
+    """Refuse a misspelt kind of verdict where the sites of the run are not known yet.
+
+    Raises:
+        InvalidValueError: A name is nearly a kind. A site is known by its dot, a pattern or its class's capital letter.
+
+    Example:
+        >>> check_kinds(["missing", "Decoder.layers.0.attn", "block"])
+        Traceback (most recent call last):
+        sqrtdk.errors.InvalidValueError: allow names 'block', which is no kind of verdict; did you mean 'blocks'?
+        Hint: A site of this name is allowed as 'block*'.
+    """
+    for name in allow:
+        near = did_you_mean(name, sorted(ALLOWED_KINDS))
+        if name not in ALLOWED_KINDS and near and not _LIKE_A_SITE.search(name):
+            raise InvalidValueError(
+                f"allow names {name!r}, which is no kind of verdict{near}",
+                hint=f"A site of this name is allowed as {f'{name}*'!r}.",
             )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import without_input_gains
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE
+from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE, told_of
 from sqrtdk.audit.records import Finding, JudgedCall, with_calls_named
 from sqrtdk.audit.sources import join_lines, of_scale
 from sqrtdk.audit.tolerance import inverse_root, is_close
@@ -67,7 +67,7 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
             continue
         attribute = judged.attribute or ""
         if judged.verdict == "unexplained" and judged.declared_by is None:
-            mistake = MISTAKES[judged.mistake or UNKNOWN_MISTAKE]
+            mistake = told_of(judged.mistake or UNKNOWN_MISTAKE, [call])
             why = mistake.happened
             if mistake.known:
                 why = Message("rules.mistakes.named", mistake=mistake.name, happened=why)
@@ -121,7 +121,7 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
     """
     for judged in context.calls:
         if judged.verdict == "unexplained" and judged.declared_by is not None:
-            call, mistake = judged.call, MISTAKES[judged.mistake or UNKNOWN_MISTAKE]
+            call, mistake = judged.call, told_of(judged.mistake or UNKNOWN_MISTAKE, [judged.call])
             said = {"declaration": judged.declared_by, "why": judged.reason or Message("rules.joined.no_reason")}
             message = Message("rules.declared_vs_actual.broken", **said)
             if mistake.known:

@@ -56,20 +56,21 @@ def max_logit(context: Context) -> Iterable[Finding]:
     """
     too_large = []
     for place, call, stats in _measured(context):
-        finite = [(value, head) for head, value in enumerate(_above_mean(call, stats)) if math.isfinite(value)]
+        finite = [(value, head) for head, value in enumerate(_sizes(call, stats)) if math.isfinite(value)]
         value, head = max(finite, default=(0.0, 0))
         level = next((level for level in MAX_LOGIT_BARS if value > level[1]), None)
         if level is not None:
-            too_large.append((context.calls[place], level, value, head))
-    for judged, (severity, threshold, source), value, head in sorted(too_large, key=lambda entry: -entry[2]):
-        above = Message("rules.max_logit.above_mean", head=head, value=f"{value:.4g}")
+            words = "above_mean" if value == stats.max_above_mean[head] else "itself"
+            too_large.append((context.calls[place], level, value, head, words))
+    for judged, (severity, threshold, source), value, head, words in sorted(too_large, key=lambda entry: -entry[2]):
+        message = Message(f"rules.max_logit.{words}", head=head, value=f"{value:.4g}")
         # A released model may be like this by design. Only somebody who trains it can do something about it.
         fix = Message(_NORMALISED if norm_of_q_and_k(judged.call) else "rules.max_logit.fix")
         site, index = judged.key
-        yield Finding("max_logit", severity, site, value, threshold, above, fix, Message(source), call=index)
+        yield Finding("max_logit", severity, site, value, threshold, message, fix, Message(source), call=index)
 
 
-def _above_mean(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
+def _sizes(call: AttentionCall, stats: HeadStats) -> Sequence[float]:
     """Return for each head the largest logit as the softmax sees it, in nats.
 
     A bias or a mask of finite numbers (ALiBi's far keys) lowers the mean though no logit grows. In that case the

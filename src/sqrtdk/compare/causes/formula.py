@@ -118,7 +118,10 @@ def _other_scale(sides: Sides, a: float, b: float) -> Message:
 
 
 def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
-    """Returns the mistake that turns `right` into `wrong`; wrong dimensions are tried only on the textbook scale."""
+    """Returns the sentence on the mistake that turns `right` into `wrong`.
+
+    Wrong dimensions are tried only on the textbook scale.
+    """
     if right <= 0 or wrong <= 0:
         return None
     # A right scale of 1 is its own square and its own inverse, so these names say nothing there.
@@ -128,7 +131,8 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
         for name, value in by_ratio.items()
         if is_close(wrong, value, CONSTANT_TOLERANCE) and not is_close(right, 1.0, CONSTANT_TOLERANCE)
     ]
-    if is_close(right, inverse_root(sides.head_dim), CONSTANT_TOLERANCE):
+    textbook = is_close(right, inverse_root(sides.head_dim), CONSTANT_TOLERANCE)
+    if textbook:
         of_heads = sides.b.key.heads
         groups = sides.heads if of_heads is None else int(torch.unique(of_heads).numel())
         # all that the dictionary of mistakes reads from a call
@@ -139,7 +143,8 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
             for name in NAMED_MISTAKES
             if any(is_close(wrong, value, CONSTANT_TOLERANCE) for value in MISTAKES[name].values(call))
         ]
-    return min(names, key=lambda name: MISTAKES[name].rank, default=None)
+    name = min(names, key=lambda name: MISTAKES[name].rank, default=None)
+    return "head_dim" if name == "twice" and textbook else name  # 1/head_dim is the textbook's square, and a slip
 
 
 def _axes(values: Tensor, batch: str = ENTRY) -> list[str]:
