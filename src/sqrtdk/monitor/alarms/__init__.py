@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
@@ -115,7 +115,9 @@ def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
     new = []
     for alarm in alarms:
         key = _key(alarm)
-        if _level(alarm) > levels.get(key, -1):
+        # "5 of 8 heads went one-hot" stands for each of them
+        whole = key if alarm.head is None else _key(replace(alarm, site=None, index=None, head=None))
+        if _level(alarm) > max(levels.get(key, -1), levels.get(whole, -1)):
             levels[key] = _level(alarm)
             new.append(alarm)
     return new
