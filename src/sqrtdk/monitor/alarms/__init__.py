@@ -16,6 +16,7 @@ from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit_alarms
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
+from sqrtdk.monitor.alarms.update import update_alarm
 from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, saturation_alarm
 from sqrtdk.monitor.samples import Alarm, StepSample
 
@@ -43,6 +44,7 @@ class Rule:
 ALARM_RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(nonfinite_alarm, "model"),
     "lost": Rule(lost, "attention"),
+    "update": Rule(update_alarm, "model"),
     "fp16_range": Rule(fp16_range, "attention"),
     "max_logit": Rule(max_logit_alarms, "attention"),
     "growth": Rule(growth, "attention"),
