@@ -45,7 +45,7 @@ class ProjectionUpdate:
         if not self._before:
             try:
                 weights = self._weights(names)
-                self.learning_rate = learning_rate(self._optimizers, weights.values())
+                self.learning_rate = largest_rate(self._optimizers, weights.values())
                 self._before = {name: _spread(weight) for name, weight in weights.items()}
             except Exception as error:  # an observer never stops the run
                 self._failed(error)
@@ -77,13 +77,13 @@ def _spread(weight: Tensor) -> Tensor:
     return local[:: local.numel() // NUMBERS_A_WEIGHT | 1].to(torch.float32, copy=True)
 
 
-def learning_rate(optimizers: Sequence[Any], weights: Iterable[Tensor]) -> float | None:
+def largest_rate(optimizers: Sequence[Any], weights: Iterable[Tensor]) -> float | None:
     """Return the largest learning rate of the groups that hold one of the weights, or of all groups if none does.
 
     Example:
         >>> q, bias = torch.zeros(2), torch.zeros(2)
         >>> adam = torch.optim.Adam([{"params": [q], "lr": 0.01}, {"params": [bias], "lr": 0.5}])
-        >>> learning_rate([adam], [q]), learning_rate([adam], []), learning_rate([], [q])
+        >>> largest_rate([adam], [q]), largest_rate([adam], []), largest_rate([], [q])
         (0.01, 0.5, None)
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
