@@ -52,6 +52,19 @@ print("torch" in sys.modules)
     assert (tmp_path / "p.html").stat().st_size > 10000
 
 
+def test_a_run_whose_writer_was_killed_is_called_so(tmp_path: Path) -> None:
+    from sqrtdk.monitor.folder import RunWriter
+
+    with RunWriter(tmp_path / "run", model={}, settings={}) as writer:
+        writer.write([head_row(10, "h", 0)], [step_row(step, 0) for step in range(1, 11)], [])
+    assert "The writer" not in _watch("show", tmp_path / "run").stdout
+    (tmp_path / "run" / "lock").touch()  # left behind, and held by no process
+    done = _watch("show", tmp_path / "run", "--html", tmp_path / "page.html")
+    assert done.stdout.count("The writer was killed after step 10; what it had not written is lost.") == 1
+    assert "The writer was killed after step 10" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert json.loads(_watch("show", tmp_path / "run", "--json").stdout)["writer"] == "killed"
+
+
 def test_show_draws_a_line_for_each_attention(runs: dict[str, Path]) -> None:
     done = _watch("show", runs["unscaled"], "--statistic", "scale_ratio,peak")
     lines = done.stdout.partition("\nalarms  ")[0].splitlines()

@@ -82,6 +82,7 @@ def test_a_step_is_one_of_the_optimizer(own_forward: bool, tmp_path: Path) -> No
     assert trainer.global_step == 5
     halves = (torch.tensor(watched.losses) / 2).view(-1, 2)
     assert [sample.loss for sample in samples] == (halves[:, 0] + halves[:, 1]).tolist()
+    assert {sample.learning_rate for sample in samples} == {0.1}
     for sample in samples:
         (call,) = sample.calls
         assert call.site == ("net.self_attn" if own_forward else "self_attn")

@@ -11,7 +11,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from sqrtdk.integrations.trainer import AttentionWatch
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.telling import AttentionAlarm, AttentionWarning
+from sqrtdk.report.watch_headline import run_headline
+from sqrtdk.report.watch_summary import summarise
 
 LENGTH, BATCH, HEADS = 12, 3, 2
 STEPS = 12  # two epochs and more
@@ -75,6 +78,19 @@ def test_the_module_is_named_where_only_gradients_tell(tmp_path: Path) -> None:
     trainer.model.transformer.h[-1].mlp.c_fc.weight.data[0, 0] = torch.inf
     with pytest.warns(AttentionWarning, match=r"mlp\.c_fc \(Conv1D\); its parameter weight holds NaN or infinity"):
         trainer.train()
+
+
+def test_the_learning_rate_is_recorded_and_one_that_is_far_too_high_is_named(tmp_path: Path) -> None:
+    alarms: list[Alarm] = []
+    watch = AttentionWatch(every=1, to=tmp_path / "run", on_alarm=alarms.append)
+    _trainer(tmp_path, watch, max_steps=2, learning_rate=10.0).train()
+    assert alarms[0].text.startswith("step 1, with a learning rate of 10, moved the weights that give q and k by ")
+    assert read_run(tmp_path / "run").steps["learning_rate"].to_pylist() == [10.0, 5.0]
+    run = summarise(read_run(tmp_path / "run"))
+    head = run_headline(run)
+    assert "(learning rate 10)" in head.text.en
+    assert head.fix.startswith("lower the learning rate first, from 10 to about 0.000")
+    assert run.updates["relative_step"][1][0] > 100
 
 
 @pytest.mark.full

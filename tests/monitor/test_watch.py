@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sqrtdk.errors import InvalidValueError
+from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor import forwards
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.schedule import Every
@@ -54,6 +54,28 @@ def test_a_copy_is_no_watched_model(how: str) -> None:
     assert health.samples[0].calls[0].columns["rows"] == [3.0, 3.0]
     assert module_state(other).keys() == module_state(model).keys()
     assert other.qkv.weight.data_ptr() != model.qkv.weight.data_ptr()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_relative_step_of_the_weights_that_give_q_and_k(several: bool) -> None:
+    """Whatever else moves; the rate is that of their group."""
+    model, other = Attend(), nn.Linear(2, 2)
+    rates = [{"params": [model.qkv.weight], "lr": 0.5}, {"params": other.parameters(), "lr": 7.0}]
+    optimizer = torch.optim.SGD(rates)
+    with Watch(model, every=2, optimizer=[optimizer] if several else optimizer) as health:
+        for _ in range(2):
+            before = model.qkv.weight.detach().clone()
+            model(torch.randn(1, 3, 8)).mean().backward()
+            optimizer.step()
+            health.step()
+    sample = health.samples[-1]
+    moved = (model.qkv.weight.detach() - before).norm() / before.norm()
+    assert (sample.learning_rate, sample.relative_step) == (0.5, pytest.approx(float(moved)))
+
+
+def test_an_optimizer_without_groups_is_refused() -> None:
+    with pytest.raises(InvalidTypeError, match=r"optimizer is a torch\.optim\.Optimizer or a list of them; got float"):
+        Watch(Attend(), optimizer=0.1)
 
 
 def test_the_forward_of_another_thread_is_not_counted() -> None:

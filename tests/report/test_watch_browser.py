@@ -75,7 +75,8 @@ def pixel(page: Page, x: float, y: float, panel: int = 0) -> list[int]:
 def test_loss_alarms_map_and_trend_share_a_time_line(show: Opener) -> None:
     page = show("unscaled")
     assert page.locator(".panel .line-loss").count() == 1
-    assert page.locator(".panel .alarm").count() == page.locator("#alarms li").count() >= 2
+    marked = page.evaluate("[...document.querySelectorAll('.panel .alarm')].flatMap((mark) => mark.alarms).length")
+    assert marked == page.locator("#alarms li").count() >= 2
     assert page.locator("#maps figure").count() == len(STATISTIC_BY_COLUMN)
     assert pixel(page, 0.97, 0.2)[1] > 100 > pixel(page, 0.01, 0.2)[1]  # logits grow, and viridis greener with them
     page.locator(".alarm").last.hover()
@@ -193,6 +194,24 @@ def test_an_infinity_is_no_colour_of_the_scale(show: Opener, runs: dict[str, Pat
     colours = {tuple(pixel(page, 0.985 + shift / 1000, 0.2)) for shift in range(10)}
     assert colours >= {(255, 255, 255), (23, 28, 38)}  # chequered
     assert "∞" not in page.locator("#legend").inner_text()
+
+
+def test_the_ends_of_a_scale_are_the_numbers_of_the_alarms(show: Opener, runs: dict[str, Path], tmp_path: Path) -> None:
+    """Not the three digits of the map."""
+    page = show("unscaled")
+    run = summarise(read_run(runs["unscaled"]))
+    run.sites[0].values["max_logit"][-1] = 8192.0
+    (tmp_path / "ends.html").write_text(to_html([run]), encoding="utf-8")
+    page.goto((tmp_path / "ends.html").as_uri() + "#en")
+    assert page.locator("#legend span").nth(1).inner_text() == "8192"
+
+
+def test_marks_of_alarms_do_not_lie_on_each_other(show: Opener) -> None:
+    page = show("unscaled", width=390)
+    boxes = [mark.bounding_box() for mark in page.locator(".panel .alarm").all()]
+    ends = sorted((box["x"], box["x"] + box["width"]) for box in boxes if box is not None)
+    assert len(ends) > 1
+    assert all(left > right for (_, right), (left, _) in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize("values", [(0.1, 120.0), (4.0, 101.0), (4.0, 20000.0), (60.0, 90.0), (40.0, 54.0)])

@@ -17,7 +17,8 @@ from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_headline import RATIO_TOLERANCE, alarm_fix, compared_headline, run_headline
+from sqrtdk.report.watch_fix import RATIO_TOLERANCE, alarm_fix
+from sqrtdk.report.watch_headline import compared_headline, run_headline
 from sqrtdk.report.watch_html import shown_alarms, to_html
 from sqrtdk.report.watch_json import comparison_json, to_json
 from sqrtdk.report.watch_summary import Summary, summarise
@@ -115,6 +116,73 @@ def test_nan_is_told_in_the_order_of_its_steps_with_where_it_begins(told: dict[s
     assert "`torch.isfinite(batch).all()`" in run_headline(dataclasses.replace(run, alarms=(inputs,))).fix
     searching = nonfinite(32, "gradients", "note", call="h.0", which="3 rows", head=0, forward="it is finite")
     assert not run_headline(dataclasses.replace(told["healthy"], alarms=(searching,))).wrong
+
+
+UPDATE = Message("alarms.update.large_at_rate", step=1, times="507", rate="10")
+
+
+def test_an_update_that_is_too_large_is_why_logits_are_and_is_lowered_first(told: dict[str, Summary]) -> None:
+    run = with_losses(with_ratio(told["unscaled"], 1.0), {2: 1224.0})
+    update = Alarm("update", "warn", 1, UPDATE, "", value=507.0, bar=3.0)
+    wrong = dataclasses.replace(run, alarms=(update, *run.alarms))
+    head = run_headline(wrong)
+    assert head.text.en.startswith("The loss is 1224 at step 2 and at most ")
+    assert (
+        "because step 1 moved the weights that give q and k by 507 times their size (learning rate 10)" in head.text.en
+    )
+    assert head.fix.startswith("lower the learning rate first, from 10 to about 0.0002; if the logits still grow: `")
+    assert {alarm_fix(wrong, one) for one in wrong.alarms if one.name in ("update", "max_logit")} == {head.fix}
+    late = dataclasses.replace(run, alarms=(*run.alarms, dataclasses.replace(update, step=STEPS)))
+    assert "because q and k are large" in run_headline(late).text.en
+    unknown = dataclasses.replace(update, text=Message("alarms.update.large", step=1, times="507"))
+    assert "by a factor of 50000 or more" in alarm_fix(run, unknown)
+    scaled = dataclasses.replace(told["unscaled"], alarms=wrong.alarms)
+    assert "because the scale is 4 times" in run_headline(scaled).text.en
+
+
+def test_where_no_loss_is_on_record_it_says_so_and_what_to_do(told: dict[str, Summary], runs: dict[str, Path]) -> None:
+    run = told["unscaled"]
+    none = dataclasses.replace(run, losses=run.losses[:0], loss_steps=run.loss_steps[:0])
+    assert "; no loss is on record" in run_headline(none).text.en
+    records = read_run(runs["unscaled"])
+    steps = records.steps.set_column(2, "loss", [[None] * STEPS])
+    (entry,) = (one for one in summarise(dataclasses.replace(records, steps=steps)).missing if one.kind == "loss")
+    assert "`watch.step(loss)`; in a Trainer set `logging_steps=1`" in entry.message
+    some = summarise(dataclasses.replace(records, steps=steps.set_column(2, "loss", [[None] * (STEPS - 1) + [1.0]])))
+    assert [one.message for one in some.missing if one.kind == "loss"] == [f"steps without a loss: {STEPS - 1}"]
+
+
+def test_one_nan_has_one_cure(told: dict[str, Summary]) -> None:
+    """The loss of an unsampled step, and what the next sample inherits of it."""
+    where = Message("alarms.nonfinite.where.unsampled")
+    loss = nonfinite(31, "loss", "fail", loss="nan", where=where)
+    later = nonfinite(
+        32, "logits", call="h.0", bad="3", rows="9", head=0, blame=Message("alarms.nonfinite.blame.unknown")
+    )
+    run = dataclasses.replace(told["healthy"], alarms=(loss, later))
+    assert {alarm_fix(run, one) for one in run.alarms} == {run_headline(run).fix}
+    assert "every=1" in run_headline(run).fix
+
+
+@pytest.mark.parametrize("key", ["product", "product_float16", "unknown"])
+def test_no_checkpoint_is_named_where_there_can_be_none(key: str, told: dict[str, Summary]) -> None:
+    blame = Message(f"alarms.nonfinite.blame.{key}")
+    for step in (1, 2):
+        alarm = nonfinite(step, "logits", call="h.0", bad="3", rows="9", head=0, blame=blame)
+        fix = run_headline(dataclasses.replace(told["healthy"], alarms=(alarm,))).fix
+        assert fix.startswith("begin again, ")
+        assert ("float16" in fix) == (key == "product_float16")
+
+
+def test_a_run_in_float32_gets_no_advice_on_half_precision(told: dict[str, Summary]) -> None:
+    run = with_ratio(told["healthy"], 1.0)
+    place: dict[str, str | int] = {"call": "h.0", "value": "7e4", "step": 5}
+    product = Message("alarms.fp16_range.would_be", **place, dtype="float32")
+    offset = Message("alarms.bf16_offset.not_stored", **place, head=0, spacing="0.25")
+    for name, text in (("fp16_range", product), ("bf16_offset", offset)):
+        fix = alarm_fix(run, Alarm(name, "warn", 5, text, ""))
+        assert "float32" not in fix
+        assert "train in" not in fix
 
 
 @pytest.mark.parametrize("name", [*ALARM_RULES, *RULES, *OTHER_ALARMS])

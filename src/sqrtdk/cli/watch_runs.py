@@ -5,6 +5,7 @@ That verb measures the checkpoints of a run and writes them as the records of a 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,6 +38,7 @@ def read_watch_run(run: Path) -> Summary:
     from sqrtdk.monitor.reading import read_run
     from sqrtdk.report.plain import plain
     from sqrtdk.report.watch_summary import summarise
+    from sqrtdk.store.lock import writer_of
     from sqrtdk.store.manifest import RUN
 
     # `watch checkpoints` writes the records of several runs into folders of one
@@ -46,7 +48,8 @@ def read_watch_run(run: Path) -> Summary:
             Message("errors.watch.runs_inside", folder=quote(run), runs=len(runs)),
             hint=Message("errors.watch.name_one", runs=named),
         )
-    return summarise(read_run(run))
+    writer = writer_of(run)  # before the parts: what it wrote before it ended is then read
+    return replace(summarise(read_run(run)), writer=writer)
 
 
 def verified(run: Path, summary: Summary) -> tuple[int, int]:

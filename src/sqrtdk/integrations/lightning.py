@@ -66,7 +66,7 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin at the step after the Trainer's `global_step`."""
         self._steps, self._loss = trainer.global_step, None
-        self._fit.begin(called_module(pl_module, self._module), self._steps + 1)
+        self._fit.begin(called_module(pl_module, self._module), self._steps + 1, trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Resume measuring for a batch."""

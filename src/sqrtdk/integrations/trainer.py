@@ -64,9 +64,11 @@ class AttentionWatch(_callback):  # type: ignore[misc]
         """End the watch of a training that raised."""
         self._fit.close(RuntimeError("the training raised"))
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         """Begin at the step after the Trainer's `global_step`."""
-        self._fit.begin(model, state.global_step + 1)
+        self._fit.begin(model, state.global_step + 1, [optimizer])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resume measuring for the batches of a step."""

@@ -7,6 +7,7 @@ between is not measured. Frameworks report a step's loss late, so a step ends wh
 from __future__ import annotations
 
 import atexit
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -33,10 +34,13 @@ class WatchedFit:
         self._ended = self._running = False
         self._loss: Tensor | float | None = None
 
-    def begin(self, model: nn.Module, first_step: int) -> None:
+    def begin(self, model: nn.Module, first_step: int, optimizers: Sequence[Any]) -> None:
         """Begin a run, and close a previous run that was never ended."""
         self.close(RuntimeError("the run before ended without a word"))
-        self.watch = self._open.enter_context(watch(model, **{"first_step": first_step, **self._options}))
+        # some frameworks have objects in their place, without groups
+        known = [optimizer for optimizer in optimizers if hasattr(optimizer, "param_groups")]
+        options = {"first_step": first_step, "optimizer": known, **self._options}
+        self.watch = self._open.enter_context(watch(model, **options))
         self._running = True
         atexit.register(self.close)  # frameworks may not call back after an error: write the records at exit
         self.pause()

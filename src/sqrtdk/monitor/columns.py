@@ -111,6 +111,8 @@ STEP_COLUMNS = (
         "entries",
         "attentions without statistics, and what could not be measured besides; alarms of that name say what and why",
     ),
+    _measure("learning_rate", "1", "of the weights that give q and k, at a sampled step"),
+    _measure("relative_step", "1", "largest change of such a weight in a sampled step, divided by its size before"),
 )
 
 ALARM_COLUMNS = (
@@ -130,4 +132,5 @@ ALARM_COLUMNS = (
 )
 
 COLUMNS_BY_TABLE = {"heads": HEAD_COLUMNS, "steps": STEP_COLUMNS, "alarms": ALARM_COLUMNS}
-LATER = ("message_id", "values", "source_id")  # columns that older versions did not write
+# columns that older versions did not write, in the order in which they came
+LATER = (("message_id", "values", "source_id"), ("learning_rate", "relative_step"))

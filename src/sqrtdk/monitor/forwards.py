@@ -28,6 +28,7 @@ from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, site_of, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
 from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
+from sqrtdk.monitor.updates import ProjectionUpdate
 from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, eager_compiler, unseen
 from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
@@ -55,8 +56,8 @@ class Forwards:
         sketches: where q and k come from, for each attention examined in this step.
     """
 
-    def __init__(self, model: nn.Module, rows: int | None) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, rows: int | None, optimizers: tuple[Any, ...] = ()) -> None:
+        self._model, self._optimizers = model, optimizers
         self.most = rows
         self.keeps_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
@@ -106,6 +107,7 @@ class Forwards:
         self._late = False  # something ran without autograd, and may be recomputed with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
         self._search = NonfiniteSearch()
+        self._update = ProjectionUpdate(self._model, self._optimizers)
 
     def look(self) -> None:
         """Search in the next sampled step for where q and k come from, even in known attentions."""
@@ -220,6 +222,7 @@ class Forwards:
             with torch.no_grad(), unseen():
                 self._add(trace)
             self._search.pass_ends(trace)
+            self._update.begin({*self._labels.values(), *self._weights})
         except Exception as error:
             self._missed.append(Message("alarms.unmeasured.trace_not_ended", error=kind_and_text(error)))
 
@@ -334,7 +337,8 @@ class Forwards:
         """Return the attentions of the step, how it ran, and what was not measured."""
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
-        missed = [*self._missed, *self._gradients.failures, *self._search.failures]
+        update = self._update.relative_step(), self._update.learning_rate
+        missed = [*self._missed, *self._gradients.failures, *self._search.failures, *self._update.failures]
         if self._aside:
             missed.append(Message("alarms.unmeasured.without_autograd", forwards=self._aside))
         if self._with_autograd:
@@ -346,7 +350,7 @@ class Forwards:
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
-        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), first=first, modules=modules)
+        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), None, (), first, modules, *update)
 
     def _absent(self) -> list[str]:
         """Return messages on places without gradients in a step where others had them; each is returned once."""

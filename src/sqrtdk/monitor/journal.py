@@ -106,7 +106,8 @@ class Journal:
             text = Message("alarms.records.heads", step=sample.step, error=kind_and_text(error))
             self._warn(sample.step, text)
         counts = {"calls": len(sample.measured), "unmeasured": sample.unmeasured}
-        self._samples[sample.step] = how_row(sample.how) | counts
+        update = {"learning_rate": sample.learning_rate, "relative_step": sample.relative_step}
+        self._samples[sample.step] = how_row(sample.how) | counts | update
         self._alarms += alarms
         full = len(self._samples) >= SAMPLES_A_PART or self._bytes >= PART_BYTES // 2
         # the first sample shows that the run is watched; an alarm may be the last thing before the run is killed

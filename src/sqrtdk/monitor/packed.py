@@ -37,6 +37,7 @@ class Head(NamedTuple):
         loss: of the step.
         step: its number.
         modules: number of modules whose outputs were read.
+        relative_step: of the weights that give q and k; NaN if it is not known.
     """
 
     needed: float
@@ -46,6 +47,7 @@ class Head(NamedTuple):
     loss: float
     step: float = 0.0
     modules: float = 0.0
+    relative_step: float = math.nan
 
 
 HEAD = 8 * len(Head._fields)  # bytes
@@ -142,7 +144,8 @@ def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
     # NaN alone would not do for "no loss", since a loss may be NaN: `told` says which it is.
     loss = math.nan if step.loss is None else step.loss
-    head = Head(needed, 0.0, stride, float(step.loss is not None), loss, modules=float(step.modules))
+    told, moved = float(step.loss is not None), math.nan if step.relative_step is None else step.relative_step
+    head = Head(needed, 0.0, stride, told, loss, modules=float(step.modules), relative_step=moved)
     return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
 
 

@@ -111,6 +111,8 @@ class Ranks:
             for each, layout, head in zip(rows, self._layouts, heads, strict=True)
         ]
         found = join_ranks([steps[number] for number in self.order], self.axes)
+        moved = max((head.relative_step for head in heads if not math.isnan(head.relative_step)), default=None)
+        found = replace(found, relative_step=moved, learning_rate=step.learning_rate)
         if stride > 1:
             found = replace(found, missed=(*found.missed, Message("alarms.unmeasured.thinned", every=stride)))
         return found

@@ -174,6 +174,8 @@ class StepSample:
         scaled: whether a GradScaler multiplies the loss, and skips a step whose gradients are not finite.
         first: first output of a module that is not finite; None if all are finite, or were not read.
         modules: number of modules whose outputs were read.
+        relative_step: of the weights that give q and k, see `updates`; None if it is not known.
+        learning_rate: of the step; None if it is not known.
     """
 
     step: int
@@ -184,6 +186,8 @@ class StepSample:
     scaled: bool = False
     first: FirstNonfinite | None = None
     modules: int = 0
+    relative_step: float | None = None
+    learning_rate: float | None = None
 
     @property
     def measured(self) -> tuple[CallSample, ...]:

@@ -224,6 +224,8 @@ class WatchedStep:
         alarms: alarms that do not follow from the numbers, and that every process must know.
         first: first output of a module that is not finite.
         modules: number of modules whose outputs were read.
+        relative_step: of the weights that give q and k, see `updates`; None if it is not known.
+        learning_rate: of the step; None if it is not known.
     """
 
     calls: tuple[WatchedCall, ...]
@@ -233,6 +235,8 @@ class WatchedStep:
     alarms: tuple[Alarm, ...] = ()
     first: FirstNonfinite | None = None
     modules: int = 0
+    relative_step: float | None = None
+    learning_rate: float | None = None
 
     def samples(self) -> tuple[CallSample, ...]:
         """Return the statistics of every call, which leave the device in one transfer."""

@@ -122,18 +122,18 @@ def _type(name: str) -> Any:
 
 
 @functools.cache
-def _file_schema(texts: str = "string", *, older: bool = False) -> Any:
+def _file_schema(texts: str = "string", lacks: int = 0) -> Any:
     """Return the schema of a file. Columns of other tables are null in a row, so all but `step` are nullable.
 
     Args:
         texts: "string", or "dictionary", as a file is read.
-        older: without the columns that older versions did not write.
+        lacks: how many of the last entries of `LATER` are missing, in the file of an older version.
     """
     pa = arrow()
     kinds = {"string": pa.string(), "dictionary": pa.dictionary(pa.int32(), pa.string())}
     fields = [pa.field("table", kinds[texts], nullable=False)]
     for name, column in _ALL.items():
-        if older and name in LATER:
+        if any(name in some for some in LATER[len(LATER) - lacks :]):
             continue
         kind = kinds[texts] if column.type == "string" else _type(column.type)
         fields.append(pa.field(name, kind, nullable=name != "step"))
@@ -291,9 +291,8 @@ def decode_part(content: bytes) -> Tables:
         for name in _STRING_COLUMNS:
             if name in whole.column_names:
                 _check_texts(whole.column(name))
-        if LATER[0] not in whole.column_names:
-            for name in LATER:
-                whole = whole.append_column(name, pa.nulls(whole.num_rows, pa.string()))
+        for name in set(_file_schema().names) - set(whole.column_names):  # `_check_shape` lets no other one be missing
+            whole = whole.append_column(name, pa.nulls(whole.num_rows, _file_schema().field(name).type))
         whole = whole.select(_file_schema().names).cast(_file_schema())
         tables = Tables(**{name: _of(whole, name) for name in COLUMNS_BY_TABLE})
         if len(tables) != whole.num_rows:
@@ -323,7 +322,7 @@ def _opened(content: bytes, dictionaries: Sequence[str] = ()) -> Any:
 def _check_shape(file: Any) -> None:
     """Check the file's own figures before it is unpacked, as pyarrow allocates by them."""
     about = file.metadata
-    if not any(file.schema_arrow.equals(_file_schema("dictionary", older=older)) for older in (False, True)):
+    if not any(file.schema_arrow.equals(_file_schema("dictionary", lacks)) for lacks in range(len(LATER) + 1)):
         raise RunFolderError(Message("alarms.part.other_columns"))
     if about.num_row_groups != 1 or not 0 < about.num_rows <= MAX_PART_ROWS:
         counts = {"rows": about.num_rows, "groups": about.num_row_groups, "most": MAX_PART_ROWS}

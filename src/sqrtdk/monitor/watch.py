@@ -32,6 +32,7 @@ from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options
 from sqrtdk.monitor.sinks import AnySink, Sinks, run_name
 from sqrtdk.monitor.sums import WatchedStep
 from sqrtdk.monitor.telling import LOUD, tell
+from sqrtdk.monitor.updates import optimizers_of
 from sqrtdk.tracing import CallTensors
 
 HISTORY = 4096  # remembered samples, for trends
@@ -61,13 +62,14 @@ class Watch:
         group: Any = None,
         shards: Shards | None = None,
         sinks: Sequence[AnySink] = (),
+        optimizer: Any = None,
     ) -> None:
         check_options(model, on_alarm, rows, first_step, scaler)
         self.samples: deque[StepSample] = deque(maxlen=HISTORY)
         self.alarms: list[Alarm] = []
         self._model = unwrapped(model)  # calling the wrapper calls this module too
         self._schedule = schedule_of(every)
-        self._forwards = Forwards(self._model, rows)
+        self._forwards = Forwards(self._model, rows, optimizers_of(optimizer))
         self._on_alarm = on_alarm
         self._to = to
         self._first_step = first_step
@@ -288,8 +290,8 @@ class Watch:
             calls, how = seen.samples(), seen.how
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
-        scaled = self._scaler is not None
-        sample = StepSample(self._step, calls, how, seen.missed, seen.loss, scaled, seen.first, seen.modules)
+        known = seen.missed, seen.loss, self._scaler is not None, seen.first, seen.modules
+        sample = StepSample(self._step, calls, how, *known, seen.relative_step, seen.learning_rate)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*seen.alarms, *fresh(holds, self.alarms)]
@@ -320,6 +322,7 @@ def watch(
     group: Any = None,
     shards: Shards | None = None,
     sinks: Sequence[AnySink] = (),
+    optimizer: Any = None,
 ) -> Watch:
     """Watch every attention of a model while it trains.
 
@@ -343,6 +346,7 @@ def watch(
         sinks: loggers that receive the metrics of each sample (`monitor.metrics`) and the alarms, on rank 0: names such
             as "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, or functions of the
             step and its metrics. The first failure of a sink is an alarm, and the others go on.
+        optimizer: of the loop, or a list of them, whose learning rate is recorded; None: it is not.
 
     Returns:
         The context manager; call its `step(loss)` after each optimizer step.
@@ -379,6 +383,7 @@ def watch(
         group=group,
         shards=shards,
         sinks=sinks,
+        optimizer=optimizer,
     )
 
 

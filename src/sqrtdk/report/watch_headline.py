@@ -1,13 +1,14 @@
-"""Makes the headline of a run, and says what to do about each alarm.
+"""Makes the headline of a run.
 
 A headline says what is wrong, since which step, why, and what to do. Numbers that are not finite come first, then the
-worst alarm. If logits are large, the recorded scale says why: it is too large, or q and k are.
+worst alarm. If logits are large, the records say why: the scale is too large, an update was, or q and
+k are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,33 +17,24 @@ from sqrtdk.messages import Message, Text, id_of, joined, mentions, named, text_
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
+from sqrtdk.report.watch_fix import (
+    LOGITS,
+    OF_LARGE_LOGITS,
+    RATIO_TOLERANCE,
+    UPDATE,
+    alarm_fix,
+    first_nonfinite,
+    go_back,
+    rate_of,
+    scale_ratios,
+    scales_too_large,
+    update_before,
+)
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import SEVERITY_ORDER, Summary, rank
 
-NONFINITE = "nonfinite"
-RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
 _WARN = SEVERITY_ORDER.index("warn")
-_LOGITS = ("max_logit", "growth")  # told in one sentence
-# alarms that a scale which is too large, or large q and k, lead to: told after any other alarm of the same severity
-_OF_LARGE_LOGITS = (*_LOGITS, "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
-_FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
-    "max_logit": "runs.fix.clip",
-    "growth": "runs.fix.clip",
-    "entropy": "runs.fix.spread",
-    "entropy_trend": "runs.fix.spread",
-    "saturation": "runs.fix.spread",
-    "collapsed": "runs.fix.spread",
-    "fp16_range": "runs.fix.fp16",
-    "bf16_offset": "runs.fix.bf16",
-    "ledger": "runs.fix.ledger",
-    "lost": "runs.fix.lost",
-    "idle": "runs.fix.idle",
-    "records": "runs.fix.records",
-    "sink": "runs.fix.sink",
-    "schedule": "runs.fix.schedule",
-    "checkpoint": "runs.fix.checkpoint",
-    "unmeasured": "runs.fix.lost",
-}
+_JUMP = 3.0  # a loss this many times as large as the largest before it
 _NONFINITE_IN = {  # id of a recorded alarm -> id of the headline's words
     "alarms.nonfinite.logits": "runs.headline.logits",
     "alarms.nonfinite.minus_logits": "runs.headline.logits",
@@ -83,47 +75,9 @@ def run_headline(run: Summary) -> Headline:
     return _not_finite(run) or _worst(run) or _quiet(run)
 
 
-def alarm_fix(run: Summary, alarm: Alarm) -> str:
-    """Return what to do about an alarm: a call or a command, or the address of a page."""
-    if alarm.name == NONFINITE:
-        return _fix_nonfinite(run, alarm)
-    if alarm.name in _OF_LARGE_LOGITS and _too_large(run):
-        return Message("runs.fix.scale")
-    if mentions(alarm.text, "alarms.collapsed.flat"):
-        return Message("runs.fix.flat")
-    if alarm.name in _FIXES:
-        return Message(_FIXES[alarm.name])
-    # a finding of the audit, which checkpoints have as alarms
-    known = isinstance(named("watch.alarm", alarm.name), Message)
-    return Message("runs.fix.audit" if known else "runs.fix.page")
-
-
-def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
-    if alarm.severity == "note":
-        return Message("runs.fix.scaler")
-    if mentions(alarm.text, "alarms.nonfinite.first.inputs"):
-        return Message("runs.fix.inputs", step=alarm.step)
-    for of, fix in (
-        ("alarms.nonfinite.blame.product", "runs.fix.product"),
-        ("alarms.nonfinite.where.unsampled", "runs.fix.look_closer"),
-    ):
-        if mentions(alarm.text, of):
-            return Message(fix, step=_last_fine(run, alarm.step))
-    return Message("runs.fix.go_back", step=_last_fine(run, alarm.step))
-
-
-def _last_fine(run: Summary, step: int) -> int:
-    """Return the last step before `step` whose forward pass is known to be finite, or `step` itself if none is.
-
-    A checkpoint from before that step is sound. Its own update may have made the weights NaN.
-    """
-    fine = [run.samples, run.loss_steps[np.isfinite(run.losses)]]
-    return max((int(steps[steps < step].max()) for steps in fine if (steps < step).any()), default=step)
-
-
 def _not_finite(run: Summary) -> Headline | None:
     """Return the headline of a run whose loss, logits, q or gradients are not finite, in the order of their steps."""
-    alarm = next((one for one in run.alarms if one.name == NONFINITE and one.severity != "note"), None)
+    alarm = first_nonfinite(run)
     bad = run.loss_steps[~np.isfinite(run.losses)].tolist()
     told: list[tuple[int, str]] = []
     if bad:
@@ -131,15 +85,11 @@ def _not_finite(run: Summary) -> Headline | None:
     if alarm is None:
         since = bool(bad) and bool((run.samples >= bad[0]).any())
         why: str | float | None = None if since else Message("runs.headline.not_sampled")
-        fix: str = (
-            Message("runs.fix.go_back" if since else "runs.fix.look_closer", step=_last_fine(run, bad[0]))
-            if bad
-            else ""
-        )
+        fix: str = go_back(run, bad[0], "runs.fix.go_back" if since else "runs.fix.look_closer") if bad else ""
     else:
         values = alarm.text.values if isinstance(alarm.text, Message) else {}
         why = next((_begins(values[name]) for name in _REASON_VALUES if name in values), None)
-        fix = _fix_nonfinite(run, alarm)
+        fix = alarm_fix(run, alarm)
         if what := _tensor(run, alarm):
             told.append((alarm.step, what))
         elif not bad:  # a recorded alarm of a later version, or of an older one
@@ -184,17 +134,29 @@ def _worst(run: Summary) -> Headline | None:
     alarms = [one for one in run.alarms if rank(one.severity) >= _WARN]
     if not alarms:
         return None
-    lead = min(alarms, key=lambda one: (-rank(one.severity), one.name in _OF_LARGE_LOGITS, one.step))
-    family = _LOGITS if lead.name in _LOGITS else (lead.name,)
+    # an update that is too large is why logits are, and is told with them
+    lead = min(alarms, key=lambda one: (-rank(one.severity), _order(one.name), one.step))
+    family = LOGITS if lead.name in LOGITS else (lead.name,)
     what = _above(run, [one for one in alarms if one.name in family], lead)
-    why = _why(run) if lead.name in _OF_LARGE_LOGITS else None
-    told = Message("runs.headline.because", what=what, why=why) if why else what
-    others = dict.fromkeys(one.name for one in alarms if one.name not in family)
+    large = lead.name in OF_LARGE_LOGITS
+    update = update_before(run, lead) if large else None
+    why = _why(run, update) if large else None
     more = _forecast(run, lead) if what is not lead.text else []
+    if large or lead.name == UPDATE:
+        if (jump := _jump(run)) is not None:
+            what = joined([jump, what], "clause")
+        elif not len(run.losses) and not run.of_checkpoints:
+            more.append(Message("runs.headline.no_loss"))
+    told = Message("runs.headline.because", what=what, why=why) if why else what
+    others = dict.fromkeys(one.name for one in alarms if one.name not in family and one is not update)
     if others:
         names = joined([named("watch.alarm", name) for name in others], "comma")
         more.append(Message("runs.headline.also", names=names))
     return Headline(what, told, tuple(more), alarm_fix(run, lead), True)
+
+
+def _order(name: str) -> int:
+    return 2 if name == UPDATE else int(name in OF_LARGE_LOGITS)
 
 
 def _above(run: Summary, family: Sequence[Alarm], lead: Alarm) -> str:
@@ -233,32 +195,34 @@ def _attentions(run: Summary) -> str:
     return Message("watch.terminal.attentions", count=len(run.sites))
 
 
-def _ratios(run: Summary) -> list[float]:
-    """Return the newest known scale ratio of each attention, of the head that is farthest from 1."""
-    found = []
-    for site in run.sites:
-        values = site.worst("scale_ratio")[0]
-        known = values[~np.isnan(values)]
-        if len(known):
-            found.append(float(known[-1]))
-    return found
-
-
-def _too_large(run: Summary) -> list[float]:
-    """Return the scale ratios that are above 1."""
-    return [ratio for ratio in _ratios(run) if ratio > 1 + RATIO_TOLERANCE]
-
-
 def _too_small(run: Summary) -> list[float]:
     """Return the positive scale ratios that are below 1."""
-    return [ratio for ratio in _ratios(run) if 0 < ratio < 1 - RATIO_TOLERANCE]
+    return [ratio for ratio in scale_ratios(run) if 0 < ratio < 1 - RATIO_TOLERANCE]
 
 
-def _why(run: Summary) -> str | None:
+def _jump(run: Summary) -> str | None:
+    """Say where the loss first rises above `_JUMP` times all before it; None if it never does."""
+    finite = np.isfinite(run.losses)
+    steps, losses = run.loss_steps[finite], run.losses[finite]
+    before = np.maximum.accumulate(losses)[:-1]
+    jumps = np.flatnonzero((before > 0) & (losses[1:] > _JUMP * before))
+    if not len(jumps):
+        return None
+    at = int(jumps[0])
+    loss, most = format_number(float(losses[at + 1])), format_number(float(before[at]))
+    return Message("runs.headline.loss_rises", loss=loss, step=int(steps[at + 1]), before=most)
+
+
+def _why(run: Summary, update: Alarm | None) -> str | None:
     """Say why logits are large, or return None if the records don't tell."""
-    if large := _too_large(run):
+    if large := scales_too_large(run):
         return _scale("runs.headline.scale_large", large, run)
-    ratios = _ratios(run)
+    if update is not None:
+        values: dict[str, str | float] = {"step": update.step, "times": format_number(update.value or 0.0)}
+        if (rate := rate_of(update)) is None:
+            return Message("runs.headline.update", **values)
+        return Message("runs.headline.update_at_rate", **values, rate=rate)
+    ratios = scale_ratios(run)
     right = ratios and len(ratios) == len(run.sites) and not _too_small(run) and min(ratios) > 0
     return Message("runs.headline.scale_right") if right else None
 
@@ -290,7 +254,7 @@ def _quiet(run: Summary) -> Headline:
     if run.counts["note"]:
         more.append(Message("runs.headline.notes", count=run.counts["note"]))
     fix: str = ""
-    large, small = _too_large(run), _too_small(run)
+    large, small = scales_too_large(run), _too_small(run)
     if large or small:  # no alarm, as a model may be meant to be so; a reader should know all the same
         which = ("runs.headline.scale_large", large) if large else ("runs.headline.scale_small", small)
         more.append(_scale(*which, run))

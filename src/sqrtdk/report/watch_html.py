@@ -23,7 +23,8 @@ from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
 from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_headline import NONFINITE, Headline, alarm_fix, compared_headline, run_headline
+from sqrtdk.report.watch_fix import NONFINITE, alarm_fix
+from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch_payload import alarms_shown, watch_page_data
 from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, rank, way_run
@@ -70,6 +71,7 @@ def to_html(
         "two": len(runs) > 1,
         "live": live,
         "writers": _writers(runs[0]) if live else {},
+        "killed": lambda run: _writers(run)["killed"],
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],

@@ -11,7 +11,8 @@ from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_headline import Headline, alarm_fix, compared_headline, run_headline
+from sqrtdk.report.watch_fix import alarm_fix
+from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch_summary import Site, Summary, UnmeasuredEntry
 
@@ -78,12 +79,14 @@ def _run(summary: Summary) -> dict[str, Any]:
         "settings": summary.settings,
         **_first(run_headline(summary)),
         "attempts": summary.attempts,
+        "writer": summary.writer,
         "first_step": summary.first_step,
         "last_step": summary.last_step,
         "recorded_steps": summary.recorded,
         "samples": summary.samples.tolist(),
         "how": dict(summary.how),
         "loss": {"steps": summary.loss_steps.tolist(), "values": losses},
+        **{name: {"steps": at.tolist(), "values": of.tolist()} for name, (at, of) in summary.updates.items()},
         "sites": [_site(site) for site in summary.sites],
         "alarm_counts": summary.counts,
         "alarms": [_with_message(alarm, "text") | {"fix": alarm_fix(summary, alarm)} for alarm in summary.alarms],

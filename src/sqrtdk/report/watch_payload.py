@@ -93,6 +93,7 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
                 "unit": one.unit,
                 "of": _pair(one.unit_name),
                 "name": _pair(one.name),
+                "ends": _ends(runs, name),
             }
             for name, one in STATISTIC_BY_COLUMN.items()
         },
@@ -169,6 +170,17 @@ def _site(site: Site, a_column: int, a_point: int, block: NumberBlock) -> dict[s
         "points": _last_of(site.steps, a_point) if a_point > a_column else None,
         "values": values,  # by statistic: all points of the first head, then all points of the next
     }
+
+
+def _ends(runs: Sequence[Summary], column: str) -> list[Any] | None:
+    """Return the least and the largest value that a map shows, finite if any is; None if nothing was measured.
+
+    The script can't tell: its numbers have three digits, which made 8190 of the 8192 in an alarm.
+    """
+    every = np.concatenate([np.empty(0), *(site.worst(column)[0] for run in runs for site in run.sites)])
+    known = every[~np.isnan(every)]
+    shown = known[np.isfinite(known)] if np.isfinite(known).any() else known
+    return [_short(float(end)) for end in (shown.min(), shown.max())] if len(shown) else None
 
 
 def _last_of(steps: Array, a_column: int) -> list[int]:

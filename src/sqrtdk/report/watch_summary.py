@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,16 @@ import numpy as np
 from sqrtdk._shown import Saved
 from sqrtdk._sites import site_name
 from sqrtdk.messages import Message, joined
-from sqrtdk.monitor.reading import Run
+from sqrtdk.monitor.reading import Run, of_checkpoints
 from sqrtdk.monitor.rows import alarm_of, how_of
 from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm, place_and_reason, reason_unmeasured
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
+from sqrtdk.store.lock import Writer
 
 # Ascending, and equal to the audit's, which would import torch: a run is read without it.
 SEVERITY_ORDER = ("note", "warn", "fail", "critical")
 MOST_NAMED = 5  # sites that are named for one reason; the rest is counted
+UPDATE_COLUMNS = ("learning_rate", "relative_step")
 MISSING = (
     *("damaged", "gap", "nothing", "steps", "calls", STEP_UNMEASURED, "absent"),
     *("blind_rows", "nan_rows", "inf_rows", "statistic", "loss"),
@@ -81,7 +83,7 @@ class UnmeasuredEntry:
 
     Attributes:
         kind: one of `MISSING`.
-        what: the part, site or statistic.
+        what: the part, site or statistic; of a loss that is nowhere on record, the call that records it.
         count: the number of steps, samples or rows, depending on the kind.
         first_step: first step, if known.
         last_step: last step, if known.
@@ -109,7 +111,8 @@ class UnmeasuredEntry:
             between = Message("watch.missing.steps_between", first=first, last=last)
             steps = Message("watch.missing.at_step", first=first) if first == last else between
         what, reason = self.what, self.reason
-        return Message(f"watch.missing.{self.kind}", what=what, count=self.count, steps=steps, reason=reason)
+        id = "loss_never" if self.kind == "loss" and what else self.kind
+        return Message(f"watch.missing.{id}", what=what, count=self.count, steps=steps, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +134,8 @@ class Summary(Saved):
         missing: damaged parts, gaps, and everything else that was not measured.
         first_step: None if no step is on record.
         last_step: None if no step is on record.
+        updates: column of the records ("learning_rate", "relative_step") -> (steps, values) where it is known.
+        writer: whether the run is being written, see `writer_of`; "unknown" if the folder was not asked.
     """
 
     name: str
@@ -147,6 +152,13 @@ class Summary(Saved):
     missing: tuple[UnmeasuredEntry, ...]
     first_step: int | None
     last_step: int | None
+    updates: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    writer: Writer = "unknown"
+
+    @property
+    def of_checkpoints(self) -> bool:
+        """Whether the records were made from checkpoints."""
+        return of_checkpoints(self.settings)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -211,7 +223,14 @@ def summarise(run: Run) -> Summary:
         missing=(*_missing(run, sites, steps[sampled], len(steps) - int(told.sum())), *_noted(alarms, how)),
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
+        updates={name: _known(run, name) for name in UPDATE_COLUMNS},
     )
+
+
+def _known(run: Run, column: str) -> tuple[Array, Array]:
+    """Return steps and values of a column of the steps, where there is one."""
+    there = ~np.array(run.steps[column].is_null().to_pylist(), dtype=bool)
+    return _numbers(run.steps, "step")[there], _numbers(run.steps, column)[there]
 
 
 def _numbers(table: Any, column: str) -> Array:
@@ -280,7 +299,8 @@ def _missing(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) ->
                 yield UnmeasuredEntry(column, site.label, number)
     yield from _unread(sites, gradients=not run.of_checkpoints)
     if no_loss:
-        yield UnmeasuredEntry("loss", "", no_loss)
+        never = no_loss == run.steps.num_rows and not run.of_checkpoints
+        yield UnmeasuredEntry("loss", Message("watch.missing.pass_loss") if never else "", no_loss)
 
 
 def _noted(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[UnmeasuredEntry]:

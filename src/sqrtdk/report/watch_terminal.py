@@ -19,7 +19,8 @@ from sqrtdk.report.console import console_text, paragraph
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
-from sqrtdk.report.watch_headline import Headline, alarm_fix, compared_headline, run_headline
+from sqrtdk.report.watch_fix import alarm_fix
+from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank, way_run
 
@@ -260,6 +261,8 @@ def _head(console: Console, summary: Summary, language: Language, letter: str = 
         attentions=_count("watch.terminal.attentions", len(summary.sites), language),
     )
     paragraph(console, Text(text), 0)
+    if summary.writer == "killed":
+        paragraph(console, Text(word("runs.writer.killed", language, step=summary.last_step or "-"), style="yellow"), 0)
 
 
 def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:

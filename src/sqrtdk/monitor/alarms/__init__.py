@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
@@ -16,6 +16,7 @@ from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit_alarms
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
+from sqrtdk.monitor.alarms.update import update_alarm
 from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, saturation_alarm
 from sqrtdk.monitor.samples import Alarm, StepSample
 
@@ -43,6 +44,7 @@ class Rule:
 ALARM_RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(nonfinite_alarm, "model"),
     "lost": Rule(lost, "attention"),
+    "update": Rule(update_alarm, "model"),
     "fp16_range": Rule(fp16_range, "attention"),
     "max_logit": Rule(max_logit_alarms, "attention"),
     "growth": Rule(growth, "attention"),
@@ -115,7 +117,9 @@ def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
     new = []
     for alarm in alarms:
         key = _key(alarm)
-        if _level(alarm) > levels.get(key, -1):
+        # "5 of 8 heads went one-hot" stands for each of them
+        whole = key if alarm.head is None else _key(replace(alarm, site=None, index=None, head=None))
+        if _level(alarm) > max(levels.get(key, -1), levels.get(whole, -1)):
             levels[key] = _level(alarm)
             new.append(alarm)
     return new

@@ -80,7 +80,8 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         said: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
         if value > FP16_MAX:
             severity = "fail" if half else "warn"
-            text = Message("alarms.fp16_range.infinite", **said)
+            would_be = Message("alarms.fp16_range.would_be", **said, dtype=call.logits_dtype)
+            text = Message("alarms.fp16_range.infinite", **said) if half else would_be
         elif value >= LAST_BINADE:
             bar = LAST_BINADE
             text = Message("alarms.fp16_range.last_binade", **said)

@@ -217,4 +217,5 @@ def _blame(call: CallSample) -> str:
         return Message("alarms.nonfinite.blame.before", which=numbers)
     if any(math.isnan(count) for count in bad.values()):
         return Message("alarms.nonfinite.blame.unknown")
-    return Message("alarms.nonfinite.blame.product")
+    half = "float16" in (call.logits_dtype, call.dtype)
+    return Message("alarms.nonfinite.blame.product_float16" if half else "alarms.nonfinite.blame.product")

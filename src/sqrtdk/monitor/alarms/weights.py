@@ -119,7 +119,7 @@ EARLIER_SAMPLES_COMPARED = (
 
 
 def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield a note for each collapsed head, and a warning if they are most of the model's heads."""
+    """Yield a warning if most heads of the model collapsed, and a note for each collapsed head."""
     looked_at = before[:: 1 + len(before) // EARLIER_SAMPLES_COMPARED]
     notes: list[Alarm] = []
     for call in now.calls:
@@ -133,11 +133,11 @@ def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             size = f"{value:.4g}"
             text = Message(id, call=call.name, head=head, step=now.step, column=column, value=size, before=step)
             notes.append(Alarm("collapsed", "note", now.step, text, source, call.site, call.index, head, value, bar))
-    yield from notes
     heads = sum(call.heads for call in now.calls)
-    if len(notes) > SATURATED_HEADS * heads:
+    if len(notes) > SATURATED_HEADS * heads:  # first: `fresh` then leaves out the heads that it stands for
         text = Message("alarms.collapsed.most", count=len(notes), heads=heads, step=now.step, first=notes[0].text)
         yield Alarm("collapsed", "warn", now.step, text, notes[0].source, value=len(notes) / heads, bar=SATURATED_HEADS)
+    yield from notes
 
 
 def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:

@@ -43,6 +43,7 @@
 
   const LOSS = 92;
   const FLAGS = 22;
+  const MARK = 14; // pixels from one mark of an alarm to the next
   const TREND = 128;
   const panels = [...document.querySelectorAll(".panel")].map((figure) => ({
     figure, run: runs[Number(figure.dataset.run)], place: figure.querySelector(".drawing"), told: figure.querySelector(".told"),
@@ -110,13 +111,18 @@
     });
     top.append(svg("text", { x: left - 6, y: LOSS + 15, "text-anchor": "end" }, say("alarms")));
     top.append(svg("line", { class: "axis", x1: left, x2: right, y1: LOSS + 11, y2: LOSS + 11 }));
-    const order = ["note", "warn", "fail", "critical"];
+    // The worst first: an alarm that would lie on a mark is told with it.
+    const order = ["critical", "fail", "warn", "note"];
+    const marks = [];
     [...run.alarms].sort((a, b) => order.indexOf(a.severity) - order.indexOf(b.severity)).forEach((alarm) => {
-      const mark = svg("g", { class: `s-${alarm.severity} alarm`, transform: `translate(${x(alarm.step).toFixed(1)} ${LOSS + 11})` });
+      const at = x(alarm.step);
+      const near = marks.find((mark) => Math.abs(mark.at - at) < MARK);
+      if (near) { near.alarms.push(alarm); return; }
+      const mark = svg("g", { class: `s-${alarm.severity} alarm`, transform: `translate(${at.toFixed(1)} ${LOSS + 11})` });
       mark.append(svg("path", { class: "flag", d: SHAPES[alarm.severity] }));
-      mark.alarm = alarm;
-      top.append(mark);
+      marks.push(Object.assign(mark, { at, alarms: [alarm] }));
     });
+    top.append(...marks);
     place.append(top);
 
     const row = html("div");
@@ -185,9 +191,8 @@
   const headName = () => (headSelect.value === "worst" ? say("worst_head") : say("head", { head: headSelect.value }));
   function legendOf(name, width) {
     const scale = worstScale[name];
-    const known = runs.some((run) => run.sites.some((site) => site.worst[name].some((one) => !Number.isNaN(one.value))));
-    if (!known) return [html("span", {}, say("not_measured"))];
-    const ends = [scale.zero ? 0 : scale.low, scale.high].map((end) => html("span", {}, show(end, unitOf(name))));
+    if (!data.statistics[name].ends) return [html("span", {}, say("not_measured"))];
+    const ends = data.statistics[name].ends.map((end) => html("span", {}, show(number(end), unitOf(name), 4)));
     return [ends[0], ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), width, 12), ends[1]];
   }
 
@@ -340,7 +345,7 @@
       const mark = event.target.closest(".alarm");
       const cell = mark ? null : cellAt(panel, event);
       if (mark) {
-        const there = panel.run.alarms.filter((alarm) => alarm.step === mark.alarm.step).map((alarm) => alarm.text);
+        const there = mark.alarms.map((alarm) => alarm.text);
         hint([...there.slice(0, 6), ...(there.length > 6 ? [`+ ${there.length - 6}`] : [])].join("\n"), event.clientX, event.clientY);
       }
       else if (cell) {
@@ -350,7 +355,7 @@
     panel.place.addEventListener("pointerleave", () => { tip.hidden = true; point(null); });
     panel.place.addEventListener("click", (event) => {
       const mark = event.target.closest(".alarm");
-      if (mark) { go(panel.run, mark.alarm); return; }
+      if (mark) { go(panel.run, mark.alarms[0]); return; }
       const cell = panel.x && cellAt(panel, event);
       if (cell) choose(cell.site.label, cell.one.head < 0 ? "worst" : cell.site.heads[cell.one.head]);
     });

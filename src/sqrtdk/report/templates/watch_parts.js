@@ -45,7 +45,7 @@ const pieces = (() => {
     if (unit === "%") return value > 0 && value < 0.0005 ? "<0.1%" : `${+(100 * value).toPrecision(3)}%`;
     const size = Math.abs(value);
     if (size >= 1000 && size < 1e6) return String(Math.round(+value.toPrecision(digits))).replace("-", "−");
-    const text = size !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(digits));
+    const text = size !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(digits > 3 ? digits - 1 : 1) : String(+value.toPrecision(digits));
     return text.replace("-", "−");
   }
 

@@ -1,0 +1,144 @@
+"""Says what to do about an alarm of a run: a call, a command, or a page.
+
+One fact has one cure: alarms of what large logits lead to have that of the logits, and all NaN that of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sqrtdk.messages import Message, mentions, named
+from sqrtdk.monitor.samples import Alarm
+from sqrtdk.report.figures import format_number
+from sqrtdk.report.watch_summary import Summary
+
+NONFINITE = "nonfinite"
+UPDATE = "update"
+RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
+LOGITS = ("max_logit", "growth")  # told in one sentence
+# alarms that a scale which is too large, or large q and k, lead to: told after any other alarm of the same severity
+OF_LARGE_LOGITS = (*LOGITS, "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
+USUAL_RELATIVE_STEP = 0.01  # Adam at a rate of 3e-4 moves weights of 0.02 by 1.5% of their size at first
+_FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
+    "max_logit": "runs.fix.clip",
+    "growth": "runs.fix.clip",
+    "entropy": "runs.fix.spread",
+    "entropy_trend": "runs.fix.spread",
+    "saturation": "runs.fix.spread",
+    "collapsed": "runs.fix.spread",
+    "fp16_range": "runs.fix.fp16",
+    "bf16_offset": "runs.fix.bf16",
+    "ledger": "runs.fix.ledger",
+    "lost": "runs.fix.lost",
+    "idle": "runs.fix.idle",
+    "records": "runs.fix.records",
+    "sink": "runs.fix.sink",
+    "schedule": "runs.fix.schedule",
+    "checkpoint": "runs.fix.checkpoint",
+    "unmeasured": "runs.fix.lost",
+}
+_FIXES_BY_ID: Mapping[str, str] = {  # id of an alarm's sentence -> the same, where it is not that of the name
+    "alarms.collapsed.flat": "runs.fix.flat",
+    "alarms.fp16_range.would_be": "runs.fix.clip",
+    "alarms.bf16_offset.not_stored": "runs.fix.bf16_unused",
+}
+
+
+def alarm_fix(run: Summary, alarm: Alarm) -> str:
+    """Return what to do about an alarm: a call or a command, or the address of a page."""
+    if alarm.name == NONFINITE:
+        first = first_nonfinite(run)
+        return _fix_nonfinite(run, alarm if first is None or alarm.severity == "note" else first)
+    if alarm.name in OF_LARGE_LOGITS and scales_too_large(run):
+        return Message("runs.fix.scale")
+    update = alarm if alarm.name == UPDATE else update_before(run, alarm)
+    if update is not None and alarm.name in (UPDATE, *OF_LARGE_LOGITS):
+        return _slower(update)
+    for id, fix in _FIXES_BY_ID.items():
+        if mentions(alarm.text, id):
+            return Message(fix)
+    if alarm.name in _FIXES:
+        return Message(_FIXES[alarm.name])
+    # a finding of the audit, which checkpoints have as alarms
+    known = isinstance(named("watch.alarm", alarm.name), Message)
+    return Message("runs.fix.audit" if known else "runs.fix.page")
+
+
+def first_nonfinite(run: Summary) -> Alarm | None:
+    """Return the first alarm of numbers that are not finite, but for notes."""
+    return next((one for one in run.alarms if one.name == NONFINITE and one.severity != "note"), None)
+
+
+def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
+    """Return the alarm of an update that is too large, if it came no later than another alarm."""
+    return next((one for one in run.alarms if one.name == UPDATE and one.step <= alarm.step), None)
+
+
+def rate_of(update: Alarm) -> str | float | None:
+    """Return the learning rate that the alarm of an update tells; None if it does not."""
+    return update.text.values.get("rate") if isinstance(update.text, Message) else None
+
+
+def _slower(update: Alarm) -> str:
+    """Say to lower the learning rate: a step moves weights in proportion to it."""
+    clip, rate = Message("runs.fix.clip"), rate_of(update)
+    times = (update.value or 1.0) / USUAL_RELATIVE_STEP
+    try:
+        lower = format_number(float(rate) / times, 1) if rate is not None else None
+    except ValueError:  # an untrusted record
+        lower = None
+    if rate is None or lower is None:
+        return Message("runs.fix.slower_by", times=format_number(float(f"{times:.0e}")), clip=clip)
+    return Message("runs.fix.slower", rate=rate, lower=lower, clip=clip)
+
+
+def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
+    if alarm.severity == "note":
+        return Message("runs.fix.scaler")
+    if mentions(alarm.text, "alarms.nonfinite.first.inputs"):
+        return Message("runs.fix.inputs", step=alarm.step)
+    if update_before(run, alarm) is not None:
+        return go_back(run, alarm.step)
+    for of, fix in (
+        ("alarms.nonfinite.blame.product", "runs.fix.product"),
+        ("alarms.nonfinite.blame.product_float16", "runs.fix.product_float16"),
+        ("alarms.nonfinite.where.unsampled", "runs.fix.look_closer"),
+    ):
+        if mentions(alarm.text, of):
+            return go_back(run, alarm.step, fix)
+    return go_back(run, alarm.step)
+
+
+def go_back(run: Summary, step: int, fix: str = "runs.fix.go_back") -> str:
+    """Say to go on from a checkpoint that is sound, if there can be one, and what else."""
+    last = _last_fine(run, step)
+    from_checkpoint = Message("runs.fix.from_checkpoint", step=last)
+    # a checkpoint before step 2 has one update, and before step 1 none
+    return Message(fix, start=from_checkpoint if last > 2 else Message("runs.fix.from_start"))
+
+
+def _last_fine(run: Summary, step: int) -> int:
+    """Return the last step before `step` whose forward pass is known to be finite, or `step` itself if none is.
+
+    A checkpoint from before that step is sound. Its own update may have made the weights NaN.
+    """
+    fine = [run.samples, run.loss_steps[np.isfinite(run.losses)]]
+    return max((int(steps[steps < step].max()) for steps in fine if (steps < step).any()), default=step)
+
+
+def scale_ratios(run: Summary) -> list[float]:
+    """Return the newest known scale ratio of each attention, of the head that is farthest from 1."""
+    found = []
+    for site in run.sites:
+        values = site.worst("scale_ratio")[0]
+        known = values[~np.isnan(values)]
+        if len(known):
+            found.append(float(known[-1]))
+    return found
+
+
+def scales_too_large(run: Summary) -> list[float]:
+    """Return the scale ratios that are above 1."""
+    return [ratio for ratio in scale_ratios(run) if ratio > 1 + RATIO_TOLERANCE]
