@@ -94,7 +94,7 @@ def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], mod
     report = diff(decoder(), changed(change), IDS)
     (cause,) = [cause for pair in report.pairs for cause in pair.causes]
     assert cause.name == "input"
-    assert f"gets another input: the first difference is in {place} (off by " in cause.text
+    assert f"gets another input, which first differs in {place} (off by " in cause.text
     assert first(report) == (module, module)
     assert without_lines(report.paragraphs[0]).startswith(f"The first difference is in {place}: ")
     assert " It reaches the attention" in report.paragraphs[0]

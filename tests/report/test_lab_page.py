@@ -48,7 +48,7 @@ def _letters(text: Text | str, language: str = "en") -> str:
 @pytest.mark.full
 def test_every_figure_stands_in_its_table_and_every_check_with_its_bar(page: HtmlPage) -> None:
     rows = {tuple(map(_seen, row)) for row in page.rows}
-    results = {True: "✓ met满足", False: "✗ missed不满足", None: "? undecided未定"}
+    results = {True: "✓ met成立", False: "✗ missed不成立", None: "? undecided未定"}
     for outcome in (outcome for record in records() for outcome in (record.outcome, record.control)):
         assert outcome.figures
         for figure in outcome.figures:

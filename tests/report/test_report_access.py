@@ -76,7 +76,7 @@ def test_a_line_opens_by_its_button_and_says_so(page: Page) -> None:
     [
         ("h.4", 1, 1),
         ("missing", 2, 4),
-        ("无法解释", 3, 5),
+        ("未声明", 3, 5),
         ("declared VISION", 1, 1),
         ("fft_rfft", 1, 1),
         ("nowhere", 0, 0),

@@ -29,6 +29,7 @@ from sqrtdk.lab.runner import Done
 from sqrtdk.messages import Message, Text, named, word
 from sqrtdk.messages import text_of_value as text_of
 from sqrtdk.report import markup, notebook, page
+from sqrtdk.report.environment import entries, entry_name, entry_value
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import plot_files, to_svg
 
@@ -110,6 +111,8 @@ def to_html(
         "name": _name,
         "place": _place,
         "source": _source,
+        "said": page.both,
+        "entries": entries,
         "explanations": list(map(spelled, EXPLANATION_IDS)),
     }
     return page.render("lab", context, languages=True, opens=language)
@@ -200,7 +203,11 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
         (_say("lab.level"), values(lambda record: format_share(record.level)), True),
         (_say("lab.started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
         *(
-            (escape(plain(key)), values(lambda record, key=key: record.environment.get(key, "?")), True)  # type: ignore[misc]
+            (
+                page.both(entry_name(key)),
+                values(lambda record, key=key: page.both(entry_value(record.environment.get(key, "?")))),
+                True,
+            )  # type: ignore[misc]
             for key in environment
         ),
         (_say("lab.command"), values(lambda record: record.command or _say("lab.python_call")), False),
