@@ -126,7 +126,8 @@ def test_nothing_overflows(opened: Opener, runs: Runs, tmp_path: Path, name: str
 
 CUT_OFF = """[...document.querySelectorAll("svg text")].filter(text => {
     const [box, all] = [text, text.ownerSVGElement].map(e => e.getBoundingClientRect());
-    return box.width && Math.max(all.left - box.left, box.right - all.right, all.top - box.top, box.bottom - all.bottom) > 1;
+    const across = Math.max(all.left - box.left, box.right - all.right);
+    return box.width && Math.max(across, all.top - box.top, box.bottom - all.bottom) > 1;
 }).map(text => text.textContent)"""
 
 

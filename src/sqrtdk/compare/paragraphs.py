@@ -144,10 +144,10 @@ def _all_of(group: Group) -> Message:
 
 def _in_code(group: Group) -> list[str]:
     """Returns the sentence on the lines of code where the causes are; [] if no line is known."""
-    named: dict[tuple[str, str], list[str]] = {}
+    named: dict[tuple[str, str], list[Message]] = {}
     for cause in group.causes:
         if cause.at_a and cause.at_b:
-            named.setdefault((cause.at_a, cause.at_b), []).append(cause.name)
+            named.setdefault((cause.at_a, cause.at_b), []).append(Message(f"causes.{cause.name}.title"))
     places = []
     for (a, b), causes in named.items():
         names = joined(list(dict.fromkeys(causes)), "comma")

@@ -237,7 +237,7 @@ def unbroken(sentence: str) -> Markup:
         to <span class="whole">3e-6</span> &amp; less
     """
     # browsers may break a line behind the minus of 3e-6
-    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(sentence)))))
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(page.prose(sentence))))
 
 
 def _outcome_means(name: str) -> Markup:

@@ -244,10 +244,10 @@ _SIGN_PATTERNS = (
 
 
 def _prose(text: str) -> Markup:
-    escaped = str(escape(plain(text)))
-    for written, shown in _SIGN_PATTERNS:
-        escaped = re.sub(written, shown, escaped)
-    return Markup(escaped)
+    shown = str(page.prose(text))
+    for written, drawn in _SIGN_PATTERNS:
+        shown = re.sub(written, drawn, shown)
+    return Markup(shown)
 
 
 def format_measured(value: float) -> str:
