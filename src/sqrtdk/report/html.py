@@ -91,6 +91,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "say": _say,
         "said": both,
         "step_word": lambda name: both(named("pages.step", name)),
+        "kind_word": lambda name: both(named("pages.kind", name)),
         "broken": _broken,
         "verdict_word": lambda name: both(Message(f"words.verdict.{name}")),
         "mistake_word": lambda name: both(named("words.mistake", name)),
@@ -174,6 +175,7 @@ def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
         "mistake_word": lambda name: said(named("words.mistake", name), language),
         "health_word": lambda name: said(_health(name), language),
         "step_word": lambda name: said(named("pages.step", name), language),
+        "kind_word": lambda name: said(named("pages.kind", name), language),
     }
     shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
     return notebook.table_fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})

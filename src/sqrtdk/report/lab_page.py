@@ -195,6 +195,9 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
     def values(of: Callable[[Record], Any]) -> list[tuple[Any, int]]:
         return list(Counter(map(of, records)).items())
 
+    def entry(key: str) -> Callable[[Record], Markup]:
+        return lambda record: page.both(entry_value(record.environment.get(key, "?")))
+
     environment = dict.fromkeys(key for record in records for key in record.environment)
     days = sorted(record.started for record in records)  # the page shows the first and the last
     return [
@@ -202,14 +205,7 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
         (_say("lab.seed"), values(lambda record: record.seed), True),
         (_say("lab.level"), values(lambda record: format_share(record.level)), True),
         (_say("lab.started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
-        *(
-            (
-                page.both(entry_name(key)),
-                values(lambda record, key=key: page.both(entry_value(record.environment.get(key, "?")))),
-                True,
-            )  # type: ignore[misc]
-            for key in environment
-        ),
+        *((page.both(entry_name(key)), values(entry(key)), True) for key in environment),
         (_say("lab.command"), values(lambda record: record.command or _say("lab.python_call")), False),
     ]
 
@@ -238,6 +234,7 @@ _SIGN_PATTERNS = (
     (r"sqrt\((\w|[A-Za-z]_\w)\)", r"√\1"),
     (r"sqrt\(", r"√("),
     (r"(?<![\w.])([a-z]) \. ([a-z])(?![\w.])", "\\1\u00a0·\u00a0\\2"),
+    (r"(?<=[A-Za-z0-9)])\^\((-?[0-9]+/[0-9]+)\)", r"<sup>\1</sup>"),
     (r"(?<=[A-Za-z0-9)])\^(-?[0-9]+(?:\.[0-9]+)?|[A-Za-z])(?![A-Za-z0-9_]|\.[A-Za-z0-9])", r"<sup>\1</sup>"),
     (r"(?<![A-Za-z0-9_])([A-Za-z])_([A-Za-z0-9])(?![A-Za-z0-9_])", r"\1<sub>\2</sub>"),
 )
