@@ -41,7 +41,7 @@ from sqrtdk.report.diff_fold import (
     verdict,
 )
 from sqrtdk.report.diff_payload import diff_page_data, drawable
-from sqrtdk.report.environment import entries
+from sqrtdk.report.environment import shown_environment
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
@@ -85,7 +85,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "unjudged": [pair for pair in report.pairs if pair.same is None],
         "open": len(report.unpaired_a) + len(report.unpaired_b) + outcomes["not compared"],
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
-        "environment": [*entries(report.environment)],
+        "environment": [*shown_environment(report.environment)],
         "long": lambda text: len(text) > _SHORT_FACT,
         "columns": STAGES,
         "legend": STAGE_MARKS,

@@ -24,14 +24,14 @@ def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = Fals
     return console_text(lambda console: print_table(console, columns, rows, language=language), width, color)
 
 
-def entries(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def shown_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each entry that has a value, as a page shows them.
 
     Args:
         environment: that of `sqrtdk._environment.environment`, or a flat table of names and values.
 
     Example:
-        >>> [(said(name, "zh"), value) for name, value in entries({"device": "cpu", "dtype": "", "notes": []})]
+        >>> [(said(name, "zh"), value) for name, value in shown_environment({"device": "cpu", "dtype": ""})]
         [('设备', 'cpu')]
     """
     shown = environment

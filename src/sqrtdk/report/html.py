@@ -21,7 +21,7 @@ from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, 
 from sqrtdk.messages import Message, Text, named, said, text_of_value, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
-from sqrtdk.report.environment import entries
+from sqrtdk.report.environment import shown_environment
 from sqrtdk.report.fold import Fold, expected_text, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import cache_section, formats_section
@@ -67,9 +67,9 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     verdicts = Counter((judged.verdict, judged.sound_but_failing) for judged in calls)
     severities = Counter(finding.severity for finding in report.findings)
     without = [judged.call.stats_reason or Message("words.no_reason") for judged in calls if judged.call.stats is None]
+    version = importlib.metadata.version("sqrtdk")  # that drew the page
     context: dict[str, Any] = {
         "report": report,
-        "version": importlib.metadata.version("sqrtdk"),
         "payload": Markup(page.script_json(check_page_data(report))),
         "headline": both(headline(report)),
         "folds": fold_calls(calls),
@@ -78,7 +78,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "premises": premises(report)[:_MOST_NOTES_OPEN],
         "result": (both(Message(f"pages.result.{report.outcome}")), OUTCOME_TONES[report.outcome]),
         "mode": both(named("pages.mode", report.mode)),
-        "environment": [*entries({name: report.environment[name] for name in report.environment if name != "sqrtdk"})],
+        "environment": [*shown_environment({**report.environment, "sqrtdk": version})],
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
         "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],

@@ -29,7 +29,7 @@ from sqrtdk.lab.runner import Done
 from sqrtdk.messages import Message, Text, named, word
 from sqrtdk.messages import text_of_value as text_of
 from sqrtdk.report import markup, notebook, page
-from sqrtdk.report.environment import entries, entry_name, entry_value
+from sqrtdk.report.environment import entry_name, entry_value, shown_environment
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import plot_files, to_svg
 
@@ -112,7 +112,7 @@ def to_html(
         "place": _place,
         "source": _source,
         "said": page.both,
-        "entries": entries,
+        "shown_environment": shown_environment,
         "explanations": list(map(spelled, EXPLANATION_IDS)),
     }
     return page.render("lab", context, languages=True, opens=language)
