@@ -16,6 +16,7 @@ import sqrtdk
 from sqrtdk.compare.diff import diff, sides_diff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.sides import load_side, run_side
+from sqrtdk.messages import word
 from sqrtdk.models.options import LoadOptions
 from tests.compare.chinese import paragraphs as chinese
 from tests.compare.ports.built import build, inputs
@@ -260,7 +261,7 @@ def test_the_lines_to_look_at_are_said(a: nn.Module, b: nn.Module, in_a: str, in
     places = f"{cause.at_b} in both" if cause.at_a == cause.at_b else f"{cause.at_b} in B, {cause.at_a} in A"
     assert f" See {places} ({cause.name})." in report.paragraphs[0]
     assert f"{cause.at_b}" in chinese(report)[0]
-    assert f"（{cause.name}）。" in chinese(report)[0]
+    assert f"（{word(f'causes.{cause.name}.title', 'zh')}）。" in chinese(report)[0]
 
 
 def test_what_calls_a_comparison_is_no_line_of_the_model() -> None:

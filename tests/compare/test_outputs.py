@@ -108,7 +108,7 @@ def test_an_input_that_differs_says_where(change: Callable[[Decoder], None], mod
     report = diff(decoder(), changed(change), IDS)
     (cause,) = [cause for pair in report.pairs for cause in pair.causes]
     assert cause.name == "input"
-    assert f"gets another input: the first difference is in {place} (off by " in cause.text
+    assert f"gets another input, which first differs in {place} (off by " in cause.text
     assert first(report) == (module, module)
     assert without_lines(report.paragraphs[0]).startswith(f"The first difference is in {place}: ")
     assert " It reaches the attention" in report.paragraphs[0]
@@ -271,7 +271,7 @@ def test_the_report_says_it_in_json_and_on_the_page() -> None:
     (logits,) = document["outputs"]
     assert logits["difference"] == pytest.approx(1.0)
     assert list(logits) == ["name", "same", "difference", "allowed"]
-    assert "outputs differ by 100%. The first difference is in `head`" in to_html(report)
+    assert "outputs differ by 100%. The first difference is in <code>head</code>" in to_html(report)
     said = "注意力一致；输出相差 100%。首个差异在 `head`：B 的 `weight` 是 A 的 2 倍。此外没有其他差异。"
     assert paragraphs(report)[0] == said
     assert document["paragraphs"] == [*report.paragraphs]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sqrtdk.compare.records import DiffReport
+from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff_html import to_html
 from sqrtdk.report.plain import plain
 from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes
@@ -59,6 +61,17 @@ def test_another_head_and_another_site_draw_other_points(show: Opener) -> None:
     page.locator(".pick-site select").select_option(index=7)
     assert chart.inner_html() not in (before, other)
     assert page.locator(".pick-site option").nth(7).inner_text() == "model.layers.7.self_attn"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_phone_shows_the_name_of_every_stage(show: Opener, language: str) -> None:
+    page = show(two_causes(), width=390, language=language)
+    names = page.locator(".fold").first.locator(".strip .name")
+    assert names.count() == len(STAGES)
+    assert all(name.is_visible() and name.inner_text().strip() for name in names.all())
+    boxes = [name.bounding_box() or {} for name in names.all()]
+    assert all(left["x"] + left["width"] <= right["x"] + 1 for left, right in itertools.pairwise(boxes))
+    assert not show(two_causes(), language=language).locator(".fold .strip .name").first.is_visible()
 
 
 def test_the_masks_are_drawn_cell_by_cell(show: Opener) -> None:

@@ -59,6 +59,26 @@ def test_every_paragraph_stands_in_both_languages() -> None:
         assert text.count('<p class="said">') == 2 * len(one.paragraphs)
 
 
+def test_what_stands_between_backticks_is_code() -> None:
+    text = Message("outputs.sentence.first", place="`model.norm` (<a>)")
+    page = to_html(dataclasses.replace(softcap(), paragraphs=(text,)))
+    assert "The first difference is in <code>model.norm</code> (&lt;a&gt;)." in page
+    assert "首个差异在 <code>model.norm</code> (&lt;a&gt;)。" in page
+
+
+def test_the_causes_are_counted_in_both_languages() -> None:
+    counted = HtmlPage(to_html(softcap())).texts
+    assert counted.index("软上限（softcap）") < counted.index("Pairs")
+
+
+def test_a_cause_without_words_is_shown_by_its_name() -> None:
+    (cause,) = softcap().pairs[0].causes
+    added = dataclasses.replace(softcap().pairs[0], causes=(dataclasses.replace(cause, name="cap"),))
+    assert (
+        HtmlPage(to_html(dataclasses.replace(softcap(), pairs=(added,)))).texts.count("cap") == 3
+    )  # tile, line, table
+
+
 def test_what_differs_in_the_formulas_is_marked() -> None:
     a, b = marked_formulas(softcap().pairs[0])
     assert str(a) == "softmax(<mark>softcap(</mark>0.125 * rope(q).rope(k)<mark>, 50)</mark> + causal)"

@@ -48,7 +48,7 @@ def _letters(text: Text | str, language: str = "en") -> str:
 @pytest.mark.full
 def test_every_figure_stands_in_its_table_and_every_check_with_its_bar(page: HtmlPage) -> None:
     rows = {tuple(map(_seen, row)) for row in page.rows}
-    results = {True: "✓ met满足", False: "✗ missed不满足", None: "? undecided未定"}
+    results = {True: "✓ met成立", False: "✗ missed不成立", None: "? undecided未定"}
     for outcome in (outcome for record in records() for outcome in (record.outcome, record.control)):
         assert outcome.figures
         for figure in outcome.figures:
@@ -262,8 +262,8 @@ def test_letters_with_an_index() -> None:
         '<span class="en" lang="en">q\u00a0·\u00a0k over √d<sub>k</sub>, e<sup>-10</sup>, √(2 d<sub>k</sub>)</span>'
         '<span class="zh" lang="zh-CN">q<sub>i</sub></span>'
     )
-    assert both_with_indices(Text("d_k^-0.88, of sigma^2.", "d_k^-0.88, of sigma^2.")) == (
-        "d<sub>k</sub><sup>-0.88</sup>, of sigma<sup>2</sup>."
+    assert both_with_indices(Text("d_k^-0.88, of sigma^2, d^(-1/4).", "d_k^-0.88, of sigma^2, d^(-1/4).")) == (
+        "d<sub>k</sub><sup>-0.88</sup>, of sigma<sup>2</sup>, d<sup>-1/4</sup>."
     )
     assert (
         both_with_indices(Text("variance_over_d_k <x_y>", "variance_over_d_k <x_y>"))

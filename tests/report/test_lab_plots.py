@@ -214,6 +214,41 @@ def test_nothing_is_cut_off(name: str) -> None:
     assert figure.axes[0].get_position().height > 0.35
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("none", "DeBERTa", "DeBERTa, fresh", "Shaw", "RoPE", "T5", "ALiBi"),
+        (
+            "Xavier uniform",
+            "Xavier normal",
+            "orthogonal",
+            "LeCun normal",
+            "Xavier, one head",
+            "Kaiming normal",
+            "N(0, 1)",
+        ),
+        tuple(f"case number {index}" for index in range(16)),
+        ("dot", "cosine"),
+    ],
+)
+def test_the_names_of_bars_never_touch(names: tuple[str, ...]) -> None:
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    draw(figure, plot(Series("", names, (1.0,) * len(names), style="bars"), lines=(("product alone", 1.0),)))
+    canvas.draw()
+    labels = figure.axes[0].get_xticklabels()
+    (angle,) = {label.get_rotation() for label in labels}
+    for label in labels:
+        label.set_rotation(0)
+    boxes = [label.get_window_extent() for label in labels]
+    if angle:  # rotated, every name ends at its tick
+        step = boxes[1].x1 - boxes[0].x1
+        assert step * math.sin(math.radians(angle)) > max(box.height for box in boxes)
+    else:
+        assert all(left.x1 + 2 < right.x0 for left, right in itertools.pairwise(boxes))
+    assert bool(angle) == (len(names) > 2)
+
+
 def test_mathematics_that_cannot_be_parsed_is_drawn_as_it_stands() -> None:
     broken = dataclasses.replace(plot(series("line")), x_label=r"$\frac{$", y_label="a $ b")
     assert {r"$\frac{$", "a $ b"} <= set(_texts(to_svg(broken)))

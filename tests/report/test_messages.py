@@ -137,6 +137,12 @@ def test_a_joined_sentence_is_said_in_each_language() -> None:
     assert (three, said(three, "zh")) == ("the same; k; v", "相同；k；v")
 
 
+def test_no_blank_stands_between_two_chinese_words() -> None:
+    some = Message("paragraphs.sites.more", sites="h.0", count="2")
+    assert said(Message("paragraphs.follow.many", sites=some), "zh") == "h.0 等，另有 2 处的差异"
+    assert said(Message("paragraphs.follow.many", sites="h.0"), "zh") == "h.0 的差异"
+
+
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(KeyError, match="second"):
         Message("joins.brackets", first="a")

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 import sqrtdk.report
+from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages._catalogue import topic, unfilled
+from sqrtdk.report import html
 from sqrtdk.report.diff_fold import STAGE_MARKS
 from sqrtdk.report.html import OUTCOME_TONES
 from sqrtdk.report.payload import UNIT_BY_STATISTIC
+from tests.report import sample_report
 from tests.report.html_page import HtmlPage, template
 
 CHINESE = re.compile("[\u3000-\u9fff\uff00-\uffef]")
@@ -51,6 +54,18 @@ def test_other_tables_are_complete_and_used() -> None:
     assert set(STAGES) <= {text.en for key, text in topic("stages").items() if "." not in key}
     assert {text.en for text in unfilled("diff.outcome").values()} == set(STAGE_MARKS)
     assert unfilled("diff.outcome").keys() == unfilled("diff.means").keys()
+
+
+def test_every_mistake_has_a_name_in_both_languages() -> None:
+    names = unfilled("words.mistake")
+    assert {key: text.en for key, text in names.items()} == {name: name for name in MISTAKES}
+    assert all(re.fullmatch(f"{HAN.pattern}+", text.zh) for text in names.values())
+
+
+def test_steps_are_named_in_chinese_too() -> None:
+    page = html.to_html(sample_report.healthy(1, 1))
+    for name, chinese in (("dot", "点积"), ("causal", "因果"), ("implicit", "由参数给出"), ("op", "内核")):
+        assert f'lang="en">{name}</span><span class="zh" lang="zh-CN">{chinese}<' in page
 
 
 def test_the_script_of_a_run_says_words_of_the_catalogue_and_all_of_them() -> None:

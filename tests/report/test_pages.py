@@ -124,6 +124,27 @@ def test_nothing_overflows(opened: Opener, runs: Runs, tmp_path: Path, name: str
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (language, width)
 
 
+CUT_OFF = """[...document.querySelectorAll("svg text")].filter(text => {
+    const [box, all] = [text, text.ownerSVGElement].map(e => e.getBoundingClientRect());
+    const across = Math.max(all.left - box.left, box.right - all.right);
+    return box.width && Math.max(across, all.top - box.top, box.bottom - all.bottom) > 1;
+}).map(text => text.textContent)"""
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_no_drawing_cuts_off_its_text(opened: Opener, runs: Runs, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[name](runs), encoding="utf-8")
+    for width in (1280, 390):
+        page = opened(path, "#en", width=width)
+        page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        for language in ("中文", "English"):
+            page.locator("button", has_text=language).first.click()
+            assert page.evaluate(CUT_OFF) == [], (language, width)
+
+
 @pytest.mark.browser
 @pytest.mark.full
 @pytest.mark.parametrize("name", DRAWN)

@@ -76,7 +76,7 @@ def test_a_line_opens_by_its_button_and_says_so(page: Page) -> None:
     [
         ("h.4", 1, 1),
         ("missing", 2, 4),
-        ("无法解释", 3, 5),
+        ("未声明", 3, 5),
         ("declared VISION", 1, 1),
         ("fft_rfft", 1, 1),
         ("nowhere", 0, 0),
@@ -182,7 +182,7 @@ def test_both_languages(show: Opener) -> None:
     assert page.locator("#statistic option").nth(1).inner_text() == "缩放比"
     assert page.get_by_role("status").inner_text() == "显示 10 个调用位置中的 1 个"
     chinese = page.locator("#maps .cell").first.get_attribute("aria-label")
-    assert str(chinese).startswith("decoder.h.0.attn，第 0 头：最大 logit ")
+    assert str(chinese).startswith("decoder.h.0.attn，头 0：最大 logit ")
     assert "正态曲线" in page.locator("#head-view").inner_text()
     assert page.locator("#site-list").aria_snapshot().startswith('- table "调用位置":')
 

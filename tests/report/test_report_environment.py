@@ -13,7 +13,9 @@ import torch
 import sqrtdk
 from sqrtdk import _environment
 from sqrtdk.impl.kernel import libraries
-from sqrtdk.report.environment import to_text
+from sqrtdk.lab.runner import lab_environment
+from sqrtdk.messages import Message, said
+from sqrtdk.report.environment import shown_environment, to_text
 
 
 def test_a_library_that_does_not_tell_its_version_is_not_called_missing(
@@ -76,3 +78,16 @@ def test_the_name_of_a_library_stays_whole() -> None:
     kernel = {"loaded": True, "library": f"/home/someone/.cache/sqrtdk/{name}", "reason": None, "compiler": None}
     lines = to_text(_environment.environment() | {"kernel": kernel}, width=80).splitlines()
     assert sum(f"in use: {name}" in line for line in lines) == 1, lines
+
+
+def test_a_page_names_the_entries_of_every_run_in_words() -> None:
+    audited = sqrtdk.check("demo", seq_len=8).environment | {"notes": [Message("rules.gguf.not_seen"), "h.0"]}
+    for environment in (_environment.environment(), audited, lab_environment()):
+        in_chinese = {said(name, "zh"): said(value, "zh") for name, value in shown_environment(environment)}
+        assert not {"platform", "device", "system", "kernel", "threads", "notes"} & set(in_chinese)
+        assert not {"True", "False", "None", "none", "[]"} & {
+            word for text in in_chinese.values() for word in text.split()
+        }
+    assert in_chinese["系统"] == lab_environment()["system"]
+    assert dict(shown_environment(audited))["notes"].said("zh").endswith("；h.0")
+    assert [*shown_environment({"attn": "", "notes": [], "cpu": None})] == []

@@ -99,7 +99,7 @@ def test_what_was_not_judged_is_told() -> None:
     assert told.en == (
         "1 of 2 attentions have the textbook scale; 1 of 2 attentions could not be judged; 1 attention not measured"
     )
-    assert told.zh.endswith("2 次注意力调用中有 1 次未能判定；1 处注意力未测量")
+    assert told.zh.endswith("2 次注意力调用中有 1 次未能判定；1 次注意力调用未测量")
     nothing = report(judged("h", ratio=None, verdict="unmeasured"))
     assert headline(nothing).en == "No scale could be judged; 1 of 1 attention could not be judged"
     assert headline(nothing).zh == "没有任何缩放因子可以判定；唯一一次注意力调用未能判定"

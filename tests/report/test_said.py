@@ -89,7 +89,7 @@ HALF_WIDTH = re.compile(r"[\u4e00-\u9fff] ?[,;:!?(]|[,;:!?] ?[\u4e00-\u9fff]")
 
 
 SEPARATED = re.compile(r".*[\w)%][,;] .*")
-NO_MEASURE_WORD = re.compile(r"\d (?:相符|已声明|无法解释|未测量|提示|警告|失败|严重)")
+NO_MEASURE_WORD = re.compile(r"\d (?:相符|已声明|未声明|未测量|提示|警告|错误|严重)")
 
 
 WORDS = ("attention calls", "Exit code", "fail-on:", "finding", "found ", "expected ", "fix:", "leads to", "Figures of")
@@ -131,8 +131,8 @@ def test_a_baseline_in_chinese_says_the_same() -> None:
     assert comparison.exit_code == 1
     chinese = baseline.to_text(comparison, width=200, language="zh")
     assert "- 判定：相符" in chinese
-    assert "+ 判定：无法解释：missing" in chinese
-    assert "3 处相符" in baseline.ledger_line(kept, "zh")
+    assert "+ 判定：未声明：缺少缩放" in chinese
+    assert "3 次相符" in baseline.ledger_line(kept, "zh")
     for text in (chinese, baseline.to_markdown(comparison, "zh")):
         assert SEPARATED.findall(html.unescape(text)) == []
         assert baseline.baseline_summary_line(comparison, "zh").partition("。")[0] in text
@@ -163,5 +163,5 @@ def test_two_sentences_stay_two() -> None:
     message = joined([mistake, Message("rules.alike.factors", number=2, dims=64)])
     assert message == "twice, it is 1/head_dim, 1/sqrt(head_dim) applied twice; 2 factors of 64^-1/2 along the lineage"
     assert said(message, "zh") == (
-        "twice，实际为 1/head_dim，即 1/sqrt(head_dim) 用了两次；计算路径上有 2 个 64^-1/2 因子"
+        "实际为 1/head_dim，即 1/sqrt(head_dim) 用了两次（twice）；计算路径上有 2 个 64^-1/2 因子"
     )

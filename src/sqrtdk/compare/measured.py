@@ -280,7 +280,7 @@ class Entering:
         share, most = ((x or 0.0) / b if b else math.inf for x in (self.stage.largest, self.stage.allowed))
         what = Message("causes.input.other_or_v" if self.by_v else "causes.input.other")
         if where:
-            what = Message("joins.colon", first=what, second=Message("outputs.half.first", place=where))
+            what = Message("causes.input.from", what=what, place=where)
         text = Message("causes.input.off", what=what, share=short(share), most=short(most))
         return Cause("input", a, b, 1.0, text, "input")
 

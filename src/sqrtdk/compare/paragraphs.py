@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from sqrtdk.compare.records import PairDiff, SideInfo, Unpaired, stage_word
+from sqrtdk.compare.records import PairDiff, SideInfo, Unpaired, cause_word, stage_word
 from sqrtdk.compare.words import (
     Group,
     cancelling,
@@ -149,7 +149,7 @@ def _in_code(group: Group) -> list[str]:
     named: dict[tuple[str, str], list[str]] = {}
     for cause in group.causes:
         if cause.at_a and cause.at_b:
-            named.setdefault((cause.at_a, cause.at_b), []).append(cause.name)
+            named.setdefault((cause.at_a, cause.at_b), []).append(cause_word(cause.name))
     places = []
     for (a, b), causes in named.items():
         names = joined(list(dict.fromkeys(causes)), "comma")

@@ -24,6 +24,11 @@ def kind_word(kind: str) -> str:
     return _word(f"compare.side.{kind.replace(' ', '_')}", kind)
 
 
+def cause_word(cause: str) -> str:
+    """Returns a cause's name as a sentence of the catalogue; one without words stays as it is."""
+    return _word(f"causes.{cause}.title", cause)
+
+
 def _word(id: str, name: str) -> str:
     try:
         return Message(id)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
 import string
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from typing import Any
 LANGUAGES = ("en", "zh")
 SINGULAR = "one"
 COUNT_VALUE = "count"  # the value that decides between `one` and `en`
+_CHINESE = re.compile("[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")  # characters and punctuation of full width
 TOPICS = importlib.resources.files("sqrtdk.messages").joinpath("words")
 
 
@@ -49,7 +51,21 @@ class Text:
         """
         english = {name: value.en if isinstance(value, Text) else value for name, value in values.items()}
         chinese = {name: value.zh if isinstance(value, Text) else value for name, value in values.items()}
-        return Text(self.english(values).format_map(english), self.zh.format_map(chinese))
+        return Text(self.english(values).format_map(english), self._chinese(values).format_map(chinese))
+
+    def _chinese(self, values: Mapping[str, object]) -> str:
+        """Return the Chinese template without the blanks that stand between two Chinese characters once it is filled.
+
+        The blank of "{sites} 的差异" is for "h.0 的差异"; a value "另有 2 处" gives "另有 2 处的差异".
+        """
+        template = self.zh
+        for name, value in values.items():
+            if isinstance(value, Text):
+                if _CHINESE.match(value.zh[-1:]):
+                    template = re.sub(rf"(?<={{{name}}}) (?={_CHINESE.pattern})", "", template)
+                if _CHINESE.match(value.zh):
+                    template = re.sub(rf"(?<={_CHINESE.pattern}) (?={{{name}}})", "", template)
+        return template
 
     def english(self, values: Mapping[str, object]) -> str:
         """Return the English template for these values: its singular if `count` is 1."""

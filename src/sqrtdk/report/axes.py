@@ -88,6 +88,8 @@ def draw(figure: Any, plot: Plot, colours: Mapping[str, str] | None = None) -> N
     _lines(axes, plot)
     if len(handles) > 1 and any(text for _, text in handles):  # without labels the page has a legend of its own
         _legend(figure, handles)
+    if names:
+        _keep_apart(figure, axes, names)
 
 
 def shows_nothing(plot: Plot) -> bool:
@@ -298,10 +300,7 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
     ticker = _extras.load_extra("matplotlib.ticker")
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
-        texts = [matplotlib_label(name, room) for name in names]
-        # names that would touch each other are rotated
-        crowded = max(_size(line) for text in texts for line in text.split("\n")) > room + 2
-        axes.set_xticks(range(len(names)), texts, rotation=25 if crowded else 0)
+        axes.set_xticks(range(len(names)), [matplotlib_label(name, room) for name in names])
         axes.set_xlim(-0.6, len(names) - 0.4)
         axes.grid(False, axis="x")
         if plot.y_axis == "log":
@@ -318,6 +317,20 @@ def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
             axis.set_minor_formatter(ticker.NullFormatter())
             if few or (low > 5e-4 and high < 2e4):  # short enough to be written out: 0.001 to 10000
                 axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _keep_apart(figure: Any, axes: Any, names: Sequence[str]) -> None:
+    """Rotate the names below the bars if two of them would touch where all that is drawn has its place."""
+    figure.get_layout_engine().execute(figure)
+    boxes = [name.get_window_extent() for name in axes.get_xticklabels()]
+    line = 1.3 * axes.get_xticklabels()[0].get_fontsize() * figure.dpi / 72  # height of a line, in pixels
+    if all(left.x1 + line / 3 < right.x0 for left, right in itertools.pairwise(boxes)):
+        return
+    texts = [matplotlib_label(name, _LONGEST_WORD) for name in names]
+    high = line * max(text.count("\n") + 1 for text in texts)
+    # rotated by this angle, names whose ticks are `step` apart lie `high` apart
+    angle = math.degrees(math.asin(min(1.0, high * len(names) / axes.bbox.width)))
+    axes.set_xticks(range(len(names)), texts, rotation=max(25.0, angle), ha="right", rotation_mode="anchor")
 
 
 def _powers_of_two(plot: Plot) -> bool:

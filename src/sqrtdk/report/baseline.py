@@ -18,6 +18,7 @@ from sqrtdk.audit.baseline import BASELINE_VERSION, BaselineComparison, Ledger, 
 from sqrtdk.audit.records import VERDICTS
 from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report.console import bracketed, console_text, paragraph
+from sqrtdk.report.fold import verdict_text
 from sqrtdk.report.markdown import details, fitted, markdown_code, markdown_table, markdown_text
 from sqrtdk.report.plain import plain
 
@@ -183,12 +184,11 @@ def _side(change: LedgerChange, side: str, language: Language) -> str:
 
 
 def _value(change: LedgerChange, side: str, language: Language) -> str:
-    """Return the value of one side. A verdict such as "unexplained: missing" has its first word translated."""
+    """Return the value of one side; a verdict, such as "unexplained: missing", in words."""
     if change.what != "verdict":
         return side
-    verdict, mark, mistake = side.partition(": ")  # "unexplained: missing"; other verdicts have no mistake
-    in_words = said(named("words.verdict", verdict), language)
-    return in_words + (word("words.mark.colon", language) if mark else "") + mistake
+    verdict, _, mistake = side.partition(": ")  # other verdicts than "unexplained: missing" have no mistake
+    return verdict_text(verdict, mistake, language)
 
 
 def _attentions(number: int) -> Message:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from sqrtdk._language import Language
 from sqrtdk._sites import common_label, fold, site_name, site_shape
-from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff
+from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, cause_word
 from sqrtdk.compare.suspect import NO_VALUE
 from sqrtdk.compare.words import excess, largest_pair, shown_causes
 from sqrtdk.messages import Message, said
@@ -108,12 +107,12 @@ def cause_name(name: str, language: Language) -> str:
     """Return a cause's name; in Chinese its title, followed by the name that JSON and the documentation have."""
     if language == "en" or not has_words(name):
         return name
-    return f"{said(Message(f'causes.{name}.title'), language)}（{name}）"
+    return f"{said(cause_word(name), language)}（{name}）"
 
 
 def has_words(name: str) -> bool:
-    """Return whether a cause has a title and a meaning; that of an untrusted record may have none."""
-    return name in (*CAUSES, "input", UNKNOWN_CAUSE)
+    """Return whether a cause has a title and a meaning; an added or untrusted one may have none."""
+    return isinstance(cause_word(name), Message)
 
 
 def has_short_values(cause: Cause) -> bool:

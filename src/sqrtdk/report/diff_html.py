@@ -41,6 +41,7 @@ from sqrtdk.report.diff_fold import (
     verdict,
 )
 from sqrtdk.report.diff_payload import diff_page_data, drawable
+from sqrtdk.report.environment import shown_environment
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
@@ -84,9 +85,11 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "unjudged": [pair for pair in report.pairs if pair.same is None],
         "open": len(report.unpaired_a) + len(report.unpaired_b) + outcomes["not compared"],
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
-        "environment": _environment(report),
+        "environment": [*shown_environment(report.environment)],
+        "long": lambda text: len(text) > _SHORT_FACT,
         "columns": STAGES,
         "legend": STAGE_MARKS,
+        "said": both,
         "unbroken": unbroken,
         "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
         "kind": lambda kind: both(text_of_value(kind_word(plain(kind)))),
@@ -234,7 +237,7 @@ def unbroken(sentence: str) -> Markup:
         to <span class="whole">3e-6</span> &amp; less
     """
     # browsers may break a line behind the minus of 3e-6
-    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(escape(plain(sentence)))))
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(page.prose(sentence))))
 
 
 def _outcome_means(name: str) -> Markup:
@@ -260,18 +263,3 @@ def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
     """Return each stage of the header with its mark, which is None if the pair has no such stage."""
     by_name = {stage.stage: stage for stage in pair.stages}
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
-
-
-def _environment(report: DiffReport) -> list[tuple[str, str, bool]]:
-    """Return the environment: name, value as text, and whether the value needs a line of its own."""
-    shown = []
-    for key, item in report.environment.items():
-        if item is None or item == "" or str(item) == "[]":
-            continue
-        if isinstance(item, dict):
-            parts = [f"{name} {part}" for name, part in item.items() if part is not None]
-        else:
-            parts = [*map(str, item)] if isinstance(item, (list, tuple)) else [str(item)]
-        told = ", ".join(parts)
-        shown.append((str(key), told, len(parts) > 1 or len(told) > _SHORT_FACT))
-    return shown

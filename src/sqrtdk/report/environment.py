@@ -1,34 +1,70 @@
-"""Draws the environment as lines for the terminal."""
+"""Draws the environment: lines for the terminal, names and values for a page."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sqrtdk._language import Language
-from sqrtdk.messages import Message, named, said
+from sqrtdk.messages import Message, joined, named, said
 from sqrtdk.report.console import TableColumn, console_text, print_table
 from sqrtdk.report.plain import plain
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
     """Draw the result of `sqrtdk._environment.environment`, one name and value a line."""
-    versions, kernel, triton = (environment[name] for name in ("versions", "kernel", "triton"))
-    lines = {name: version or Message("terminal.machine.not_installed") for name, version in versions.items()}
-    lines |= {
+    versions = environment["versions"].items()
+    lines = {name: version or Message("terminal.machine.not_installed") for name, version in versions}
+    rows = [
+        (said(entry_name(name), language), plain(said(text, language)))
+        for name, text in (lines | _machine(environment)).items()
+    ]
+    columns = (TableColumn(""), TableColumn("", prose=True))
+    return console_text(lambda console: print_table(console, columns, rows, language=language), width, color)
+
+
+def shown_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each entry that has a value, as a page shows them.
+
+    Args:
+        environment: that of `sqrtdk._environment.environment`, or a flat table of names and values.
+
+    Example:
+        >>> [(said(name, "zh"), value) for name, value in shown_environment({"device": "cpu", "dtype": ""})]
+        [('设备', 'cpu')]
+    """
+    shown = environment
+    if "versions" in environment:
+        versions = [f"{name} {version}" for name, version in environment["versions"].items() if version]
+        shown = {"versions": ", ".join(versions), **_machine(environment), "notes": environment.get("notes")}
+    for name, value in shown.items():
+        if value is not None and value != "" and value != []:
+            yield entry_name(name), entry_value(value)
+
+
+def entry_name(name: str) -> str:
+    """Return what an entry is called."""
+    return named("terminal.environment", name)
+
+
+def entry_value(value: Any) -> str:
+    """Return an entry's value; a list as one sentence."""
+    if isinstance(value, list | tuple):
+        return joined([entry_value(item) for item in value])
+    return value if isinstance(value, Message) else named("terminal.value", str(value))
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, str]:
+    kernel = environment["kernel"]
+    return {
         "platform": environment["platform"],
         "CPU": _cpu(environment["cpu"], environment["cpus"], environment["threads"]),
         "GPU": ", ".join(environment["gpus"]) or Message("terminal.machine.no_gpu"),
         "compiler": kernel["compiler"] or Message("words.none"),
         "kernel": _library(Path(kernel["library"])) if kernel["loaded"] else _not_in_use(kernel["reason"]),
-        "Triton": _triton(triton),
+        "Triton": _triton(environment["triton"]),
     }
-    rows = [
-        (said(named("terminal.environment", name), language), plain(said(text, language)))
-        for name, text in lines.items()
-    ]
-    columns = (TableColumn(""), TableColumn("", prose=True))
-    return console_text(lambda console: print_table(console, columns, rows, language=language), width, color)
 
 
 def _cpu(name: str, cores: int | None, threads: int) -> str:

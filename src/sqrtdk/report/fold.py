@@ -7,9 +7,10 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from sqrtdk._language import Language
 from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite, without_call
-from sqrtdk.messages import Message, Text, joined, text_of_value
+from sqrtdk.messages import Message, Text, joined, named, said, text_of_value, word
 from sqrtdk.report.figures import format_number, format_ratio
 from sqrtdk.report.places import in_files, places_text
 
@@ -198,3 +199,20 @@ def _figure(folded: FoldedFinding, figure: float) -> str:
         return format_number(figure)
     # 0.99971 against 0.999: the gap of 0.00071 needs five decimals
     return f"{figure:.{max(0, 1 - math.floor(round(math.log10(gap), 9)))}f}"
+
+
+def verdict_text(verdict: str, mistake: str | None, language: Language) -> str:
+    """Return a verdict, followed by what went wrong with the scale.
+
+    Example:
+        >>> verdict_text("unexplained", "missing", "en"), verdict_text("unexplained", "missing", "zh")
+        ('unexplained: missing', '未声明：缺少缩放')
+        >>> verdict_text("exact", None, "en")
+        'exact'
+    """
+    parts = [
+        said(named(f"words.{kind}", name), language)
+        for kind, name in (("verdict", verdict), ("mistake", mistake))
+        if name
+    ]
+    return word("words.mark.colon", language).join(parts)

@@ -21,6 +21,7 @@ from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, 
 from sqrtdk.messages import Message, Text, named, said, text_of_value, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report import laws as law_table
+from sqrtdk.report.environment import shown_environment
 from sqrtdk.report.fold import Fold, expected_text, fold_calls, values
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import cache_section, formats_section
@@ -66,9 +67,9 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     verdicts = Counter((judged.verdict, judged.sound_but_failing) for judged in calls)
     severities = Counter(finding.severity for finding in report.findings)
     without = [judged.call.stats_reason or Message("words.no_reason") for judged in calls if judged.call.stats is None]
+    version = importlib.metadata.version("sqrtdk")  # that drew the page
     context: dict[str, Any] = {
         "report": report,
-        "version": importlib.metadata.version("sqrtdk"),
         "payload": Markup(page.script_json(check_page_data(report))),
         "headline": both(headline(report)),
         "folds": fold_calls(calls),
@@ -77,6 +78,7 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "premises": premises(report)[:_MOST_NOTES_OPEN],
         "result": (both(Message(f"pages.result.{report.outcome}")), OUTCOME_TONES[report.outcome]),
         "mode": both(named("pages.mode", report.mode)),
+        "environment": [*shown_environment({**report.environment, "sqrtdk": version})],
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
         "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],
@@ -89,8 +91,10 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "say": _say,
         "said": both,
         "step_word": lambda name: both(named("pages.step", name)),
+        "kind_word": lambda name: both(named("pages.kind", name)),
         "broken": _broken,
         "verdict_word": lambda name: both(Message(f"words.verdict.{name}")),
+        "mistake_word": lambda name: both(named("words.mistake", name)),
         "calls_with": lambda name, count: _say("words.calls_with", count=count, what=Message(f"words.verdict.{name}")),
         "findings_with": lambda name, count: _say("words.findings_with", count=count, what=_health(name)),
         "at_text": lambda at: both(Text(at, at_text(at, "zh"))),
@@ -131,7 +135,8 @@ def _searched(fold: Fold) -> str:
     """Return the lower-case text that the page's site filter searches."""
     first = fold.first
     words = [site_name(judged.call.site) for judged in fold.calls]
-    words += [first.call.formula, first.mistake or "", first.verdict, word(f"words.verdict.{first.verdict}", "zh")]
+    mistake = text_of_value(named("words.mistake", first.mistake or ""))
+    words += [first.call.formula, mistake.en, mistake.zh, first.verdict, word(f"words.verdict.{first.verdict}", "zh")]
     health = text_of_value(_health(first.health))
     words += [health.en, health.zh, first.call.kind, *source_lines(first.call)]
     return "\n".join((fold.site, *words)).lower()
@@ -167,8 +172,10 @@ def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
         "say": lambda id, **values: word(id, language, **values),
         "said": lambda text: said(text, language),
         "verdict_word": lambda name: word(f"words.verdict.{name}", language),
+        "mistake_word": lambda name: said(named("words.mistake", name), language),
         "health_word": lambda name: said(_health(name), language),
         "step_word": lambda name: said(named("pages.step", name), language),
+        "kind_word": lambda name: said(named("pages.kind", name), language),
     }
     shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
     return notebook.table_fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})

@@ -29,6 +29,7 @@ from sqrtdk.lab.runner import Done
 from sqrtdk.messages import Message, Text, named, word
 from sqrtdk.messages import text_of_value as text_of
 from sqrtdk.report import markup, notebook, page
+from sqrtdk.report.environment import entry_name, entry_value, shown_environment
 from sqrtdk.report.plain import plain
 from sqrtdk.report.plots import plot_files, to_svg
 
@@ -110,6 +111,8 @@ def to_html(
         "name": _name,
         "place": _place,
         "source": _source,
+        "said": page.both,
+        "shown_environment": shown_environment,
         "explanations": list(map(spelled, EXPLANATION_IDS)),
     }
     return page.render("lab", context, languages=True, opens=language)
@@ -192,6 +195,9 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
     def values(of: Callable[[Record], Any]) -> list[tuple[Any, int]]:
         return list(Counter(map(of, records)).items())
 
+    def entry(key: str) -> Callable[[Record], Markup]:
+        return lambda record: page.both(entry_value(record.environment.get(key, "?")))
+
     environment = dict.fromkeys(key for record in records for key in record.environment)
     days = sorted(record.started for record in records)  # the page shows the first and the last
     return [
@@ -199,10 +205,7 @@ def _settings(records: Sequence[Record]) -> list[tuple[Markup, list[tuple[Any, i
         (_say("lab.seed"), values(lambda record: record.seed), True),
         (_say("lab.level"), values(lambda record: format_share(record.level)), True),
         (_say("lab.started"), [(day, 1) for day in dict.fromkeys((*days[:1], *days[-1:]))], False),
-        *(
-            (escape(plain(key)), values(lambda record, key=key: record.environment.get(key, "?")), True)  # type: ignore[misc]
-            for key in environment
-        ),
+        *((page.both(entry_name(key)), values(entry(key)), True) for key in environment),
         (_say("lab.command"), values(lambda record: record.command or _say("lab.python_call")), False),
     ]
 
@@ -231,16 +234,17 @@ _SIGN_PATTERNS = (
     (r"sqrt\((\w|[A-Za-z]_\w)\)", r"√\1"),
     (r"sqrt\(", r"√("),
     (r"(?<![\w.])([a-z]) \. ([a-z])(?![\w.])", "\\1\u00a0·\u00a0\\2"),
+    (r"(?<=[A-Za-z0-9)])\^\((-?[0-9]+/[0-9]+)\)", r"<sup>\1</sup>"),
     (r"(?<=[A-Za-z0-9)])\^(-?[0-9]+(?:\.[0-9]+)?|[A-Za-z])(?![A-Za-z0-9_]|\.[A-Za-z0-9])", r"<sup>\1</sup>"),
     (r"(?<![A-Za-z0-9_])([A-Za-z])_([A-Za-z0-9])(?![A-Za-z0-9_])", r"\1<sub>\2</sub>"),
 )
 
 
 def _prose(text: str) -> Markup:
-    escaped = str(escape(plain(text)))
-    for written, shown in _SIGN_PATTERNS:
-        escaped = re.sub(written, shown, escaped)
-    return Markup(escaped)
+    shown = str(page.prose(text))
+    for written, drawn in _SIGN_PATTERNS:
+        shown = re.sub(written, drawn, shown)
+    return Markup(shown)
 
 
 def format_measured(value: float) -> str:

@@ -16,7 +16,7 @@ from sqrtdk.messages import Message, named, said, word
 from sqrtdk.report import laws
 from sqrtdk.report.console import bracketed, list_sites
 from sqrtdk.report.figures import format_ratio
-from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings
+from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, verdict_text
 from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
 from sqrtdk.report.terminal import premises, summary_line
@@ -131,8 +131,7 @@ def _ledger(report: CheckReport, language: Language) -> str:
 
 def _row(fold: Fold, language: Language) -> list[str]:
     judged = fold.first
-    verdict = word(f"words.verdict.{judged.verdict}", language)
-    verdict += f"{word('words.mark.colon', language)}{judged.mistake}" if judged.mistake else ""
+    verdict = verdict_text(judged.verdict, judged.mistake, language)
     verdict = verdict if judged.verdict in ("exact", "declared") else f"**{markdown_text(verdict)}**"
     health = word(f"words.severity.{judged.health}", language)
     sites = markdown_code(fold.site) + (bracketed(str(len(fold.calls)), language) if len(fold.calls) > 1 else "")

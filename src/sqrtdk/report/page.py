@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -82,10 +83,20 @@ def both(text: Text | str) -> Markup:
     """
     text = text_of(text)
     if text.en == text.zh:
-        return escape(plain(text.en))
+        return prose(text.en)
     return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-CN">{}</span>').format(
-        plain(text.en), plain(text.zh)
+        prose(text.en), prose(text.zh)
     )
+
+
+def prose(text: str) -> Markup:
+    """Return a text as markup in which what stands between backticks is code.
+
+    Example:
+        >>> print(prose("`a` < `b"))
+        <code>a</code> &lt; `b
+    """
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(plain(text)))))
 
 
 def script_json(value: Any) -> str:
@@ -107,6 +118,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals["root"] = ROOT_NAME
+    environment.filters["prose"] = prose
     return environment
 
 

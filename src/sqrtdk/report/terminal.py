@@ -16,7 +16,7 @@ from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckRepo
 from sqrtdk.messages import Message, id_of, named, said, text_of_value, word
 from sqrtdk.report.console import TableColumn, bracketed, console_text, list_sites, paragraph, print_table
 from sqrtdk.report.figures import format_number, format_percent, format_ratio, worst_head
-from sqrtdk.report.fold import Fold, FoldedFinding, expected_text, fold_calls, values
+from sqrtdk.report.fold import Fold, FoldedFinding, expected_text, fold_calls, values, verdict_text
 from sqrtdk.report.headline import consequences, headline
 from sqrtdk.report.kv_cache import draw_cache, draw_formats
 from sqrtdk.report.laws import draw_laws
@@ -165,8 +165,7 @@ def _name(fold: Fold, several_kinds: bool) -> str:
 
 def _figures(fold: Fold, language: Language) -> tuple[Text, ...]:
     judged, worst = fold.first, worst_head(fold.calls)
-    verdict = word(f"words.verdict.{judged.verdict}", language)
-    verdict += f"{word('words.mark.colon', language)}{judged.mistake}" if judged.mistake else ""
+    verdict = verdict_text(judged.verdict, judged.mistake, language)
     health = "-" if judged.health == UNMEASURED else word(f"words.severity.{judged.health}", language)
     entropy = (
         "-" if worst.entropy_nats is None else f"{worst.entropy_nats:.3f} {format_percent(worst.entropy_fraction):>5}"

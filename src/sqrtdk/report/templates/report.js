@@ -64,11 +64,23 @@
     return { low, high, at };
   }
 
+  // Widths of texts as they will be drawn beside a map, in pixels.
+  function widths(texts) {
+    const ruler = svg("svg");
+    maps.replaceChildren(ruler);
+    const drawn = texts.map((text) => svg("text", { class: "fails" }, text));
+    ruler.append(...drawn);
+    const found = drawn.map((text) => Math.ceil(text.getComputedTextLength()));
+    ruler.remove();
+    return found;
+  }
+
   function build() {
     maps.replaceChildren();
     grid.length = 0;
     const most = Math.max(...rows.map((row) => row.logits.length));
-    const margin = 24 + 7 * Math.max(...rows.map((row) => Math.min(row.label.length, 12)));
+    const names = new Set([...rows.map((row) => row.label.slice(0, 12)), say("heads")]);
+    const margin = 10 + Math.max(...widths([...names]));
     const room = Math.max(maps.clientWidth - 40, 300) - margin;
     const wide = Math.max(8, Math.min(48, Math.floor(room / most)));
     const tall = Math.max(12, Math.min(24, wide));
