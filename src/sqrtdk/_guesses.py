@@ -15,31 +15,33 @@ from sqrtdk.errors import InvalidTypeError, did_you_mean
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_DROPPED = "It changes nothing here: leave it out."
-_MASK = "Pass attn_mask: a bool mask, True where the key takes part; (batch, keys) as mask.bool()[:, None, None, :]."
-_PACKED = "Pass mask_mod=lambda b, h, q_idx, kv_idx: document[q_idx] == document[kv_idx], for one."
-_QK_NORM = "Norm q and k before the call, or pass score='cosine'; a module takes qk_norm='rms'."
-_ROTATION = "Rotate q and k before the call: q, k = sqrtdk.positions.rope(q, k)."
-_SCALE = "Pass scale, the factor on q k^T; a temperature t is scale=scales.temperature(t)."
-_SLOPES = "Pass bias='alibi', or bias=positions.alibi(slopes=slopes)."
-_WEIGHTS = "Pass return_weights=True to `attention`, need_weights=True to a module."
-_WINDOW = "Pass window=n in a causal call, n keys with the row's own, or window=(left, right)."
+_LEAVE_OUT = "It changes nothing here: leave it out."
+_PASS_MASK = (
+    "Pass attn_mask: a bool mask, True where the key takes part; (batch, keys) as mask.bool()[:, None, None, :]."
+)
+_PASS_PACKED = "Pass mask_mod=lambda b, h, q_idx, kv_idx: document[q_idx] == document[kv_idx], for one."
+_PASS_QK_NORM = "Norm q and k before the call, or pass score='cosine'; a module takes qk_norm='rms'."
+_PASS_ROTATION = "Rotate q and k before the call: q, k = sqrtdk.positions.rope(q, k)."
+_PASS_SCALE = "Pass scale, the factor on q k^T; a temperature t is scale=scales.temperature(t)."
+_PASS_SLOPES = "Pass bias='alibi', or bias=positions.alibi(slopes=slopes)."
+_PASS_WEIGHTS = "Pass return_weights=True to `attention`, need_weights=True to a module."
+_PASS_WINDOW = "Pass window=n in a causal call, n keys with the row's own, or window=(left, right)."
 
 # arguments of other libraries' attention, by what stands in their place
 _ARGUMENTS: Mapping[str, str] = {
-    **dict.fromkeys(("mask", "attention_mask", "key_padding_mask", "padding_mask"), _MASK),
+    **dict.fromkeys(("mask", "attention_mask", "key_padding_mask", "padding_mask"), _PASS_MASK),
     **dict.fromkeys(("attn_bias", "position_bias", "rel_pos"), "Pass bias, added to the scaled scores."),
-    **dict.fromkeys(("alibi", "alibi_slopes", "alibi_pos_bias"), _SLOPES),
-    **dict.fromkeys(("window_size", "sliding_window", "local_window_size", "max_attend_past"), _WINDOW),
-    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "document_ids", "segment_ids"), _PACKED),
-    **dict.fromkeys(("need_weights", "output_attentions", "return_attn_probs", "return_attention"), _WEIGHTS),
-    **dict.fromkeys(("qk_norm", "q_norm", "k_norm"), _QK_NORM),
-    **dict.fromkeys(("rope", "rotary", "rotary_pos_emb", "position_embeddings"), _ROTATION),
-    **dict.fromkeys(("temperature", "softmax_scale", "sm_scale", "scaling", "scale_factor", "tau"), _SCALE),
+    **dict.fromkeys(("alibi", "alibi_slopes", "alibi_pos_bias"), _PASS_SLOPES),
+    **dict.fromkeys(("window_size", "sliding_window", "local_window_size", "max_attend_past"), _PASS_WINDOW),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "document_ids", "segment_ids"), _PASS_PACKED),
+    **dict.fromkeys(("need_weights", "output_attentions", "return_attn_probs", "return_attention"), _PASS_WEIGHTS),
+    **dict.fromkeys(("qk_norm", "q_norm", "k_norm"), _PASS_QK_NORM),
+    **dict.fromkeys(("rope", "rotary", "rotary_pos_emb", "position_embeddings"), _PASS_ROTATION),
+    **dict.fromkeys(("temperature", "softmax_scale", "sm_scale", "scaling", "scale_factor", "tau"), _PASS_SCALE),
     **dict.fromkeys(("logit_cap", "logits_soft_cap", "logit_softcapping", "softclamp"), "Pass softcap=c."),
     **dict.fromkeys(("sink", "learnable_sink", "s_aux", "attention_sink"), "Pass sinks, a logit a head."),
     **dict.fromkeys(("return_stats", "stats", "return_statistics"), "Pass return_aux=True, or an AuxRequest."),
-    **dict.fromkeys(("deterministic", "kernel_options", "training"), _DROPPED),
+    **dict.fromkeys(("deterministic", "kernel_options", "training"), _LEAVE_OUT),
     "return_lse": "Pass return_aux=AuxRequest(lse=True).",
     "return_softmax_lse": "Pass return_aux=AuxRequest(lse=True).",
     "causal": "Pass is_causal=True; aligned to the last key, as flash-attn does it: causal_lower_right=True.",
@@ -58,7 +60,7 @@ _MODULE_ARGUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("return_weights", "output_attentions", "return_attention"), "Pass need_weights=True."),
     **dict.fromkeys(("return_lse", "return_softmax_lse"), "Pass return_aux=AuxRequest(lse=True)."),
     **dict.fromkeys(("return_stats", "stats", "return_statistics"), "Pass return_aux=True, or an AuxRequest."),
-    **dict.fromkeys(("deterministic", "kernel_options", "training"), _DROPPED),
+    **dict.fromkeys(("deterministic", "kernel_options", "training"), _LEAVE_OUT),
     "causal": "Pass is_causal=True.",
 }
 # names of `sqrtdk` and its rooms
@@ -73,7 +75,7 @@ _HOMES: Mapping[str, str] = {
     "compare": "sqrtdk.diff",
     "Watch": "sqrtdk.watch",
 }
-_STATISTICS: Mapping[str, str] = {
+_NEAR_STATISTICS: Mapping[str, str] = {
     "entropy": "did you mean 'entropy_nats'?",
     "max": "did you mean 'max_logit'?",
     "max_scores": "did you mean 'max_logit'?",
@@ -125,7 +127,7 @@ def no_attribute(owner: str, name: str, names: Iterable[str]) -> NoReturn:
 
 def near_statistic(name: str, names: Iterable[str]) -> str:
     """Return "; did you mean 'variance'?" for a statistic under another name, or ""."""
-    other = _STATISTICS.get(name)
+    other = _NEAR_STATISTICS.get(name)
     return f"; {other}" if other else did_you_mean(name, names)
 
 
