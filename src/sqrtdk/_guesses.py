@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _LEAVE_OUT = "It changes nothing here: leave it out."
-_PASS_MASK = (
-    "Pass attn_mask: a bool mask, True where the key takes part; (batch, keys) as mask.bool()[:, None, None, :]."
-)
+_PASS_MASK = "Pass attn_mask, True where the key takes part: (batch, keys) as mask.bool()[:, None, None, :]."
 _PASS_PACKED = "Pass mask_mod=lambda b, h, q_idx, kv_idx: document[q_idx] == document[kv_idx], for one."
 _PASS_QK_NORM = "Norm q and k before the call, or pass score='cosine'; a module takes qk_norm='rms'."
 _PASS_ROTATION = "Rotate q and k before the call: q, k = sqrtdk.positions.rope(q, k)."

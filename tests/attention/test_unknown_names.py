@@ -24,7 +24,7 @@ MODULE: Any = sqrtdk.nn.MultiHeadAttention(8, 2)
         (
             lambda: sqrtdk.attention(Q, K, V, attention_mask=None),
             "no argument 'attention_mask'",
-            "Pass attn_mask: a bool mask",
+            "Pass attn_mask, True where the key takes part",
         ),
         (lambda: sqrtdk.attention(Q, K, V, sliding_window=3), "no argument 'sliding_window'", "Pass window=n"),
         (lambda: sqrtdk.explain(Q, K, V, return_lse=True), "explain has no argument", "AuxRequest(lse=True)"),
