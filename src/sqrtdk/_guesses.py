@@ -119,7 +119,7 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
 def no_attribute(owner: str, name: str, names: Iterable[str]) -> NoReturn:
     """Refuse an attribute of a module: the nearest name, or where the same thing is found."""
     home = _HOMES.get(name)
-    near = f"; it is {home}" if home else did_you_mean(name, names)
+    near = f"; it is {home}" if home else did_you_mean(name, names) if name[0] != "_" else ""
     raise AttributeError(f"module {owner!r} has no attribute {name!r}{near}")
 
 

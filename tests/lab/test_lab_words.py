@@ -110,7 +110,7 @@ def test_words_without_a_file_are_an_error() -> None:
 
 def test_a_text_takes_the_values_that_it_asks_for() -> None:
     words = parse_words(WHOLE, "x.toml")
-    assert words("why", peak=Text("high", "高")) == Text("It is high.", "它是 高。")
+    assert words("why", peak=Text("high", "高")) == Text("It is high.", "它是高。")
     with pytest.raises(InvalidValueError, match="why has the placeholders 'peak', and got 'other', 'peak'"):
         words("why", peak=1, other=2)
     with pytest.raises(InvalidValueError, match=r"why has the placeholders 'peak', and got \(none\)"):

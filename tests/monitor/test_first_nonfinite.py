@@ -316,7 +316,7 @@ def test_what_comes_after_an_attention_is_not_its_beginning() -> None:
     sample, text = watched(ByHand().half(), 10.0 * torch.randn(1, 3, 8).half())
     assert sample.first is not None
     assert sample.first.site == "out"
-    assert "q and k are finite, the logits are the first tensor that is not" in text
+    assert "q and k are finite, the logits, in float16, are the first tensor that is not" in text
     assert "first output" not in text
 
 

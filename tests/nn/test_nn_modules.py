@@ -185,7 +185,7 @@ BAD = {
     "no whole d_k": (lambda x: ScaledDotProductAttention(8.0), InvalidTypeError, "d_k is a whole number"),
     "heads do not divide": (lambda x: MultiHeadAttention(10, 3), InvalidValueError, "num_heads divides embed_dim"),
     "kv heads": (lambda x: MultiHeadAttention(12, 4, kv_heads=3), InvalidValueError, "kv_heads divides num_heads"),
-    "dropout": (lambda x: MultiHeadAttention(12, 4, 1.5), InvalidValueError, "dropout_p is from 0 to 1"),
+    "dropout": (lambda x: MultiHeadAttention(12, 4, 1.5), InvalidValueError, "dropout is from 0 to 1"),
     "qk_norm": (lambda x: multi_head(qk_norm="l2"), InvalidValueError, "qk_norm is one of rms, layer"),
     "qk_norm maker": (lambda x: multi_head(qk_norm=lambda width: width), InvalidTypeError, "qk_norm makes a module"),
     "position": (lambda x: multi_head(position=3), InvalidTypeError, "position is a term"),

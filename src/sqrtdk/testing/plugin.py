@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqrtdk.testing import plugin_laws
 from sqrtdk.testing.marker import Asked, Marked
+from sqrtdk.testing.plugin_laws import LAWS_MARKER_TEXT, Laws
 
 if TYPE_CHECKING:
     from sqrtdk.audit.records import Finding
@@ -53,12 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and register the hooks if `--sqrtdk` is given."""
     config.addinivalue_line("markers", _ATTENTION_MARKER_TEXT)
-    config.addinivalue_line("markers", plugin_laws.LAWS_MARKER_TEXT)
+    config.addinivalue_line("markers", LAWS_MARKER_TEXT)
     if config.getoption("--sqrtdk"):
         fail_on = config.getoption("--sqrtdk-fail-on")
         config.pluginmanager.register(Audit(fail_on), "sqrtdk-audit")
         # registered last, so its hooks wrap the audit's and the audit does not see the runs of laws
-        config.pluginmanager.register(plugin_laws.Laws(fail_on, FAIL_ON_CHOICES), "sqrtdk-laws")
+        config.pluginmanager.register(Laws(fail_on, FAIL_ON_CHOICES), "sqrtdk-laws")
 
 
 class Audit(Marked):
