@@ -18,7 +18,7 @@
 # make pages  what is made from the records in benchmarks/results: README's picture, pages, tables, figures, notebooks
 # make wheel  a wheel in out/ that holds the compiled attention kernel
 #
-# demo, bench and all tests compile that kernel first, where the CPU has AVX-512 and there is a C++ compiler:
+# demo, bench and all tests compile that kernel first, where there is a C++ compiler:
 # it goes to the user's cache directory (SQRTDK_CACHE names another), and stays there after make clean. wheel compiles
 # it anew.
 # All else goes into .venv and out/; nothing needs root. pip's own settings (PIP_INDEX_URL and the like) hold.

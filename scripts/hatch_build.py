@@ -1,6 +1,6 @@
 """What a wheel holds beside the package: with SQRTDK_PREBUILD=1 the compiled kernel.
 
-The kernel is compiled for the torch that is installed and for CPUs with AVX-512.
+The kernel is compiled for the torch that is installed and for each kind of CPU of this machine's architecture.
 
 Under another torch such a wheel works like any other: the kernel is compiled on the machine. See `make wheel`.
 """
@@ -31,7 +31,7 @@ class PrebuiltKernel(BuildHookInterface):  # type: ignore[type-arg]
         from sqrtdk.impl.kernel import build, libraries
 
         self.folder = tempfile.TemporaryDirectory()
-        for target in libraries.TARGETS:
+        for target in libraries.targets_here():
             made = build.compile_into(Path(self.folder.name), target)
             build_data["force_include"][str(made)] = f"sqrtdk/impl/kernel/{libraries.PREBUILT.name}/{made.name}"
         build_data["pure_python"] = False

@@ -170,7 +170,7 @@ def attention(
             keys j <= i + S - L, and `window` and position terms count from there.
         return_aux: which statistics to return as the last value, True for all; see `AuxOutput` for their definitions.
         return_weights: return the weights (..., Hq, L, S) as the second value, after dropout. They are held in memory.
-        impl: "auto", "cpu" (the compiled kernel for CPUs with AVX-512; the first call with this name compiles it),
+        impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it),
             "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass;
             under `torch.func` all are kept), "triton" (the Triton kernel for GPUs). A named implementation runs or
             raises. "auto" never starts a C++ compiler, makes no mask of more than 2^26 elements, and avoids any

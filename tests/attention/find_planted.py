@@ -1,7 +1,6 @@
 """A program: the compiled kernel of the package on the path, judged by the battery until something is found wrong.
 
-Prints what it found and exits with 1; with 0 where nothing is wrong. With the argument `avx512` the kernel is that of
-CPUs without products of bfloat16.
+Prints what it found and exits with 1; with 0 where nothing is wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import sys
 
 import torch
 
-from sqrtdk.impl.kernel import libraries
 from tests.attention.cases import CASES, LONG_CASES
 from tests.attention.judging import expect, judge
 
@@ -19,8 +17,6 @@ SOON = 80  # small cases, in which most errors are found, before the long ones
 
 def main() -> int:
     """Judge all cases; the exit code."""
-    if sys.argv[1:] == ["avx512"]:
-        libraries._features = lambda: frozenset(libraries.NEEDED_CPU_FEATURES)  # type: ignore[assignment]
     torch.set_num_threads(2)
     small = [case for case in CASES if case.cpu_can]
     for case in [*small[:SOON], *LONG_CASES, *small[SOON:]]:

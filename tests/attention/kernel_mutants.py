@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.planting.changes import Change, Planted, plant
 
-LANES, OPERANDS, ROW, FORWARD, DECODE, BACKWARD = (
-    f"impl/kernel/{name}.h" for name in ("lanes", "operands", "row", "forward", "decode", "backward")
+LANES, MASKS, OPERANDS, ROW, FORWARD, DECODE, BACKWARD = (
+    f"impl/kernel/{name}.h" for name in ("lanes", "masks", "operands", "row", "forward", "decode", "backward")
 )
 SHIFT, FINISH, BLOCK_ROW = f"{ROW}:shift", f"{ROW}:finish", f"{FORWARD}:block_row"
 RUN, PREPARE, STRETCH = f"{FORWARD}:run", f"{FORWARD}:prepare", f"{FORWARD}:stretch"
@@ -13,15 +13,11 @@ GRADIENT = "impl/kernel/operators.py:_backward"
 
 MUTANTS: dict[str, Planted] = {
     # sixteen numbers at once
-    "exponential: a term less": plant(
-        f"{LANES}:exp_ps", Change("_mm512_set1_ps(2.4022242141879252e-1f)", "_mm512_set1_ps(2.40e-1f)")
-    ),
-    "exponential: floor too high": plant(
-        f"{LANES}:at_least_floor", Change("_mm512_set1_ps(-110.0f)", "_mm512_set1_ps(-10.0f)")
-    ),
-    "tanh: sign lost": plant(f"{LANES}:tanh_ps", Change("_mm512_or_ps(A, B)", "A")),
-    "dot product of every second run": plant(f"{LANES}:dot", Change("_mm512_add_ps(A, B)", "A")),
-    "mask of sixteen keys as one": plant(f"{LANES}:shown", Change("!A[B * C]", "!A[0]")),
+    "exponential: a term less": plant(f"{LANES}:power_of_two", Change("+ 2.4022242141879252e-1f", "+ 2.40e-1f")),
+    "exponential: floor too high": plant(f"{LANES}:at_least_floor", Change("-159.0f", "-14.0f")),
+    "tanh: sign lost": plant(f"{LANES}:tanh", Change("| A);", "| 0);")),
+    "dot product of every second run": plant(f"{LANES}:dot", Change("return F(A + B) + C;", "return F(A) + C;")),
+    "mask of sixteen keys as one": plant(f"{MASKS}:shown", Change("&& A[B * C]", "&& A[0]")),
     # operands
     "rows see one key more": plant(f"{OPERANDS}:last", Change("(A + 1, 0, B)", "(A + 2, 0, B)")),
     "rows see one key less behind": plant(f"{OPERANDS}:first", Change("(A - B, 0, C)", "(A - B + 1, 0, C)")),
@@ -34,16 +30,16 @@ MUTANTS: dict[str, Planted] = {
     "sink not in the mass": plant(FINISH, Change("? A * B : C + D;", "? A * B : C;")),
     "sink larger than the keys": plant(FINISH, Change("? A * B : C + D;", "? B : C + D;")),
     "ties counted once": plant(BLOCK_ROW, Change("= A > 1 ? static_cast<float>(A - 1) : 0.0f;", "= 0.0f;")),
-    "centred at nothing": plant(BLOCK_ROW, Change("= _mm512_sub_ps(A, B);", "= A;")),
+    "centred at nothing": plant(BLOCK_ROW, Change("(A + B) * (A + B)", "A * A")),
+    "entropy in units of log 2": plant(BLOCK_ROW, Change("+= A * F(B);", "+= F(B);")),
+    "largest logit of a negative scale": plant(BLOCK_ROW, Change("= A ? F(B) : G(C),", "= G(C),")),
     "output of earlier blocks not shifted": plant(BLOCK_ROW, Change("] *= A;", "] *= 1.0f;")),
     # blocks and tiles
     "first block of the band left out": plant(RUN, Change("/ A * A,", "/ A * A + A,")),
     "last block of the first row": plant(RUN, Change("(A + B - 1);", "(A);")),
-    "bias of the first block": plant(
-        PREPARE, Change("_mm512_maskz_loadu_ps(A, B + C + D)", "_mm512_maskz_loadu_ps(A, B + D)")
-    ),
+    "bias of the first block": plant(PREPARE, Change("? F(A + B + C, 1, D)", "? F(A + C, 1, D)")),
     "mask of the first block": plant(PREPARE, Change("(A + (B + C) * D,", "(A + C * D,")),
-    "softcap before the scale": plant(PREPARE, Change("_mm512_mul_ps(A, F(_mm512_div_ps(B, A)))", "F(B)")),
+    "softcap before the scale": plant(PREPARE, Change("* F(A / G(B))", "* F(A)")),
     "values of the first key head": plant(f"{FORWARD}:forward", Change("(A, B * C / D)", "(A, 0)")),
     # few rows
     "a part of the keys twice": plant(
@@ -57,18 +53,15 @@ MUTANTS: dict[str, Planted] = {
     # gradients
     "softcap's slope left out": plant(
         f"{BACKWARD}:one",
-        Change("; A = _mm512_mul_ps(A, _mm512_fnmadd_ps(B, B, _mm512_set1_ps(1.0f)));", ";"),
+        Change("= A * (F(1.0f) - B * B);", "= A;"),
     ),
     "entropy's gradient turned round": plant(
         f"{BACKWARD}:one",
-        Change("_mm512_fnmadd_ps(_mm512_loadu_ps(A), B, C)", "_mm512_fmadd_ps(_mm512_loadu_ps(A), B, C)"),
+        Change("- F(A) * B;", "+ F(A) * B;"),
     ),
     "scale left out of the gradient": plant(
         f"{BACKWARD}:one",
-        Change(
-            "_mm512_maskz_mul_ps(A, _mm512_mul_ps(B, C), D)",
-            "_mm512_maskz_mul_ps(A, _mm512_mul_ps(B, C), _mm512_set1_ps(1.0f))",
-        ),
+        Change("= F(A, B * C * D);", "= F(A, B * C);"),
     ),
     "gradients of one query head": plant(f"{BACKWARD}:backward", Change("< (A % B + 1) * C;", "< A % B * C + 1;")),
     "parts of dq not summed": plant(f"{BACKWARD}:backward", Change("+= A[B * C + D * E];", "= A[B * C + D * E];")),

@@ -42,12 +42,39 @@ def test_without_a_compiler_everything_works_and_says_why(tmp_path: Path, warm: 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("lacking", ["avx512f", "avx512dq"])
-def test_a_cpu_without_the_instructions_is_named(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = frozenset(libraries.NEEDED_CPU_FEATURES) - {lacking}
+@pytest.mark.parametrize(("named", "lacking"), [("sse4", "sse4_2"), ("avx512", "avx512dq"), (None, "sse4_2")])
+def test_a_cpu_without_the_instructions_is_named(
+    named: str | None, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    there = frozenset(libraries.TARGETS[named or "sse4"].features) - {lacking}
     monkeypatch.setattr(libraries, "_features", lambda: there)
+    if named is not None:
+        monkeypatch.setenv("SQRTDK_KERNEL", named)
     with pytest.raises(UnsupportedError, match=f"can't be built: the CPU has no {lacking}"):
         build.build(force=True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "fits"),
+    [
+        ("x86_64", libraries.TARGETS["avx512_bf16"].features, "avx512_bf16"),
+        ("x86_64", libraries.TARGETS["avx512"].features, "avx512"),
+        ("x86_64", libraries.TARGETS["avx2"].features, "avx2"),
+        ("x86_64", libraries.TARGETS["sse4"].features, "sse4"),
+        ("aarch64", ("fp", "asimd", "sve"), "neon"),
+    ],
+)
+def test_the_fastest_target_that_the_cpu_takes(
+    machine: str, features: tuple[str, ...], fits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SQRTDK_KERNEL", raising=False)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(libraries, "_features", lambda: frozenset(features))
+    assert libraries.this_target() == fits
+    monkeypatch.setenv("SQRTDK_KERNEL", "mmx")
+    with pytest.raises(UnsupportedError, match="SQRTDK_KERNEL is mmx; it is one of .*" + fits):
+        libraries.this_target()
 
 
 @needs_kernel
@@ -305,7 +332,7 @@ def test_a_wheel_holds_the_kernel_of_the_tree_that_is_packed(tmp_path: Path) -> 
     for parent in (folder, *list(folder.parents)[:2]):
         (parent / "__init__.py").touch()
     (folder / "libraries.py").write_text(
-        "from pathlib import Path\nPREBUILT, TARGETS = Path('prebuilt'), {'here': ()}\n"
+        "from pathlib import Path\nPREBUILT = Path('prebuilt')\ndef targets_here():\n    return ['here']\n"
     )
     (folder / "build.py").write_text(
         "def compile_into(folder, target):\n"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import sqrtdk
+from sqrtdk.impl.kernel import libraries
 from tests.attention.kernel_mutants import MUTANTS
 from tests.attention.planted_copy import planted_copy
-from tests.support.kernel_here import needs_kernel
+from tests.support.kernel_here import needs_kernel, takes
 from tests.support.paths import with_tests
 
 HOME = Path(sqrtdk.__file__).parent
@@ -21,11 +22,10 @@ MARKS = dict.fromkeys(MUTANTS, pytest.mark.slow) | {CHEAP: pytest.mark.full}
 pytestmark = needs_kernel
 
 
-def judged(package: Path, cache: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+def judged(package: Path, cache: Path | None, **given: str) -> subprocess.CompletedProcess[str]:
     """By the kernel that is compiled into the cache; the one that is there, where no cache is named."""
-    given = with_tests(package, **({} if cache is None else {"SQRTDK_CACHE": str(cache)}))
-    command = [sys.executable, str(FINDER), *arguments]
-    return subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    variables = with_tests(package, **({} if cache is None else {"SQRTDK_CACHE": str(cache)}), **given)
+    return subprocess.run([sys.executable, str(FINDER)], env=variables, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()])
@@ -39,9 +39,9 @@ def test_planted_error_is_found(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), ("avx512",)], ids=["here", "avx512"])
-def test_without_a_planted_error_nothing_is_found(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = judged(HOME.parent, tmp_path, *arguments)
+@pytest.mark.parametrize("target", [name for name in libraries.TARGETS if takes(name)])
+def test_without_a_planted_error_nothing_is_found(target: str, tmp_path: Path) -> None:
+    done = judged(HOME.parent, tmp_path, SQRTDK_KERNEL=target)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     (library,) = (tmp_path / "sqrtdk").iterdir()
-    assert library.name.startswith("attention-avx512-") == bool(arguments)
+    assert library.name.startswith(f"attention-{target}-")

@@ -54,8 +54,8 @@ def test_what_is_not_known_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("sys.platform", "linux")
     assert libraries.unsupported() == "what the CPU can do is not known: /proc/cpuinfo does not tell"
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert libraries.unsupported() == "it is for x86-64; this is aarch64"
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert libraries.unsupported() == "it is for x86-64 and aarch64; this is riscv64"
 
 
 @pytest.mark.parametrize(

@@ -12,4 +12,9 @@ def unable() -> str | None:
     return libraries.unsupported() or compiler.why_no_compiler()
 
 
+def takes(target: str) -> bool:
+    """Whether this CPU runs a kernel that was compiled for one of `TARGETS`."""
+    return target in libraries.targets_here() and libraries._features().issuperset(libraries.TARGETS[target].features)
+
+
 needs_kernel = pytest.mark.skipif(unable() is not None, reason=f"no compiled kernel: {unable()}")

@@ -19,7 +19,7 @@ from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
-from sqrtdk.impl.kernel.load import loaded, why_not_loaded
+from sqrtdk.impl.kernel.load import beats_torch, loaded, why_not_loaded
 from sqrtdk.impl.rows import block_rows, dense, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
@@ -141,8 +141,11 @@ def against_compiled(call: Call) -> str | None:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     if not loaded():
         return why_not_loaded()
-    if call.aux is None and _is_small(call.elements, call.query, call.key, call.value) and against_fused(call) is None:
-        return "the call is small"
+    if call.aux is None and against_fused(call) is None:
+        if not beats_torch():
+            return "torch's kernel is faster on this CPU where no statistics are asked for"
+        if _is_small(call.elements, call.query, call.key, call.value):
+            return "the call is small"
     return None
 
 
@@ -160,7 +163,7 @@ def _unchecked(call: Call) -> str:
 def pays_compiled(pairs: int, query: Query, key: Key, value: Value, dropout_p: float) -> bool:
     """Return whether a plain call, which torch's kernel could run, goes to the compiled kernel."""
     return (
-        loaded()
+        beats_torch()
         and query.device.type == "cpu"
         and query.dtype in CPU_DTYPES
         and not dropout_p

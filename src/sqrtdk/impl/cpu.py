@@ -1,4 +1,4 @@
-"""The compiled kernel for CPUs with AVX-512: output and statistics from one pass over tiles that stay in the cache.
+"""The compiled kernel for CPUs: output and statistics from one pass over tiles that stay in the cache.
 
 See `kernel/attention.cpp` for the arithmetic, `kernel/build.py` and `kernel/load.py` for building and loading it.
 """

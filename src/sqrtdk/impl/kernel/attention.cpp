@@ -1,7 +1,7 @@
-// Attention with row statistics on AVX-512 CPUs: a tile of logits is read twice while it lies in the L2 cache.
+// Attention with row statistics: a tile of logits is read twice while it lies in the L2 cache.
 //
 // Forward. One unit of work is a tile of query rows of one head. It runs over the keys that it sees in blocks:
-//   logits = Q K^T           one matrix product (brgemm); K was packed once per head
+//   logits = Q K^T           one matrix product, by torch's library; K was packed once per head
 //   z = scale * logits       first reading: softcap, bias, mask; maximum, minimum and sum of a row
 //   p = e^(z - m)            second reading: sums of p, p^2, p^3, p (z - m) and (z - mean)^2
 //   O = O e^(old m - m) + p V

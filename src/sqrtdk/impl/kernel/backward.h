@@ -52,7 +52,7 @@ class TurnedTile {
                        call_.last(start) >= j + n;
     for (int64_t c = 0; c < n; c += 2) {
       for (int64_t v = 0; v < columns; v += LANES) {
-        __m512 p[2], dz[2];
+        Lanes p[2], dz[2];
         for (int64_t k = 0; k < 2; ++k)
           one(b, h, base + v, start + v, rows - v, j + c + k, (c + k) * ROWS + v, whole, p[k], dz[k]);
         for (int64_t k = 0; k < 2; ++k) {
@@ -67,34 +67,32 @@ class TurnedTile {
  private:
   // Sixteen queries and one key.
   void one(int64_t b, int64_t h, int64_t at, int64_t row, int64_t rows, int64_t key, int64_t offset, bool whole,
-           __m512& p, __m512& dz) {
-    const __m512 scale = _mm512_loadu_ps(&terms_.scale[at]);
-    __mmask16 seen = 0xffff;
-    if (!whole) {
-      const __m512i j = _mm512_set1_epi32(static_cast<int>(key));
-      seen = _mm512_cmple_epi32_mask(_mm512_loadu_si512(&terms_.first[at]), j) &
-             _mm512_cmplt_epi32_mask(j, _mm512_loadu_si512(&terms_.last[at]));
-    }
-    __m512 z = _mm512_mul_ps(_mm512_loadu_ps(&logits_[offset]), scale), slope = scale;
+           Lanes& p, Lanes& dz) {
+    const Lanes scale = load(&terms_.scale[at]);
+    Lanes z = load(&logits_[offset]) * scale, slope = scale;
     if (call_.softcap != 0.0f) {
-      const __m512 cap = _mm512_set1_ps(call_.softcap), t = tanh_ps(_mm512_div_ps(z, cap));
-      z = _mm512_mul_ps(cap, t);
-      slope = _mm512_mul_ps(slope, _mm512_fnmadd_ps(t, t, _mm512_set1_ps(1.0f)));
+      const Lanes t = tanh(z / every(call_.softcap));
+      z = every(call_.softcap) * t;
+      slope = slope * (every(1.0f) - t * t);
     }
-    if (seen && (call_.bias || call_.visible)) masked(b, h, row, rows, key, z, seen);
-    const __m512 x = at_least_floor(_mm512_sub_ps(z, _mm512_loadu_ps(&terms_.lse[at])));
-    p = _mm512_maskz_mov_ps(seen, exp_ps(_mm512_min_ps(_mm512_setzero_ps(), x)));
-    __m512 inner = _mm512_add_ps(_mm512_loadu_ps(&gradients_[offset]), _mm512_loadu_ps(&terms_.constant[at]));
-    inner = _mm512_fnmadd_ps(_mm512_loadu_ps(&terms_.entropy[at]), x, inner);
-    dz = _mm512_maskz_mul_ps(seen, _mm512_mul_ps(p, inner), slope);
+    const auto finish = [&](auto seen) {
+      const Lanes x = z - load(&terms_.lse[at]);
+      p = kept(seen, power_of_two(at_least_floor(smaller(Lanes{}, x) * every(LOG2E))));
+      const Lanes inner = load(&gradients_[offset]) + load(&terms_.constant[at]) - load(&terms_.entropy[at]) * x;
+      dz = kept(seen, p * inner * slope);
+    };
+    if (whole) return finish(All());
+    Mask seen = spans(&terms_.first[at], &terms_.last[at], static_cast<int32_t>(key));
+    if ((call_.bias || call_.visible) && count(seen)) masked(b, h, row, rows, key, z, seen);
+    finish(seen);
   }
 
   // Bias and mask of sixteen rows and one key.
-  void masked(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, __m512& z, __mmask16& seen) {
-    const __mmask16 there = between(0, 0, rows);
+  void masked(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, Lanes& z, Mask& seen) {
+    const Mask there = between(0, 0, rows);
     if (call_.bias) {
       const View<float>& bias = *call_.bias;
-      z = _mm512_add_ps(z, gathered(bias.at(b, h, row) + key * bias.column, bias.row, there));
+      z = z + gathered(bias.at(b, h, row) + key * bias.column, bias.row, there);
     }
     if (call_.visible) {
       const View<bool>& visible = *call_.visible;

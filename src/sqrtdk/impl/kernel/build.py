@@ -112,7 +112,7 @@ def _commands(made: Path, target: str) -> Iterable[list[str]]:
     program, whole = compiler.command(), str(made.with_suffix(".o"))
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = [f"-isystem{path}" for path in include_paths()]
-    flags = [*libraries.COMPILE, *libraries.TARGETS[target], abi, *includes]
+    flags = [*libraries.COMPILE, *libraries.TARGETS[target].flags, abi, *includes]
     yield [*program, *flags, str(libraries.cpp_sources()[0]), "-o", whole]
     searched = [f"-L{path}" for path in library_paths()]
     yield [*program, "-shared", whole, "-o", str(made), *searched, "-ltorch_cpu", "-lc10"]

@@ -51,7 +51,6 @@ class Tile {
     const bool as_is = std::is_same_v<In, float> && value.column == 1 && value.row >= ev;
     std::vector<S> left(direct ? 0 : BLOCK * width);
     std::vector<float> turned(BLOCK * columns), right(as_is ? 0 : BLOCK * ev);
-    const __m512i index = multiples(columns);
     std::fill(output_.begin(), output_.end(), 0.0f);
     std::fill(rows_, rows_ + rows, Row());
     for (int64_t j = from; j < to; j += BLOCK) {
@@ -66,7 +65,7 @@ class Tile {
       }
       for (int64_t i = 0; i < rows; ++i) {
         for (int64_t c = 0; rows > ALONE && c < padded; c += LANES) {
-          store(logits_.data() + i * BLOCK + c, _mm512_i32gather_ps(index, turned.data() + c * columns + i, 4));
+          store(logits_.data() + i * BLOCK + c, gathered(turned.data() + c * columns + i, columns));
         }
         block_row(b, kh * group + i / call_.length, i % call_.length, i, j, padded, to - j);
       }
@@ -99,29 +98,40 @@ class Tile {
     Row& row = rows_[i];
     if (count == 0) return clear(p, 0, n);
     const int64_t from = begin / LANES * LANES, to = up(end, LANES);
-    const __m512 scale = _mm512_set1_ps(plain ? factor : 1.0f);
-    __m512 top = _mm512_set1_ps(-INF), low = _mm512_set1_ps(INF), sum = _mm512_setzero_ps();
-    for (int64_t c = from; c < to; c += LANES) {
-      const __mmask16 seen = plain ? between(c, begin, end) : lanes_[c / LANES];
-      const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(z + c), scale);
-      top = _mm512_mask_max_ps(top, seen, top, x);
-      sum = _mm512_mask_add_ps(sum, seen, sum, x);
-      if (wanted) low = _mm512_mask_min_ps(low, seen, low, x);
-    }
-    const float largest = _mm512_reduce_max_ps(top);
-    float centre = _mm512_reduce_add_ps(sum) / static_cast<float>(count);
-    if (!std::isfinite(centre)) centre = careful_mean(z, from, to, begin, end, plain ? factor : 1.0f);
-    const bool changed = largest > row.max;
+    const auto by_sixteen = [&](const auto& body) INLINE {
+      int64_t c = from;
+      if (!plain) {
+        for (; c < to; c += LANES) body(c, lanes_[c / LANES]);
+        return;
+      }
+      if (c < begin) body(c, between(c, begin, end)), c += LANES;
+      for (; c + LANES <= end; c += LANES) body(c, All());
+      if (c < to) body(c, between(c, begin, end));
+    };
+    const float scale = plain ? factor : 1.0f;
+    const bool turned = scale < 0.0f;  // the largest product is the smallest logit
+    Lanes top = every(-INF), low = every(INF), total = {};
+    by_sixteen([&](int64_t c, auto seen) INLINE {
+      const Lanes x = load(z + c);
+      top = where(seen, larger(top, x), top);
+      total = where(seen, total + x, total);
+      if (wanted || turned) low = where(seen, smaller(low, x), low);
+    });
+    const float above = turned ? smallest(low) : largest(top), most = above * scale;
+    const float least = (turned ? largest(top) : smallest(low)) * scale;
+    float centre = sum(total) * scale / static_cast<float>(count);
+    if (!std::isfinite(centre)) centre = careful_mean(z, from, to, begin, end, scale);
+    const bool changed = most > row.max;
     if (changed) {
       const bool first = row.max == -INF;
-      const float keep = row.shift(largest);
+      const float keep = row.shift(most);
       float* o = output_.data() + i * call_.value_width;
       if (!first)
         for (int64_t e = 0; e < call_.value_width; ++e) o[e] *= keep;
+      largest_[i] = above;
     }
-    const float smallest = _mm512_reduce_min_ps(low);
-    if (wanted) centre = std::min(std::max(centre, smallest), largest);  // of equal logits exactly they; NaN stays
-    row.min = std::min(row.min, smallest);
+    if (wanted) centre = std::min(std::max(centre, least), most);  // of equal logits exactly they; NaN stays
+    row.min = std::min(row.min, least);
     row.bad |= std::isnan(centre) || row.max == INF;  // a finite sum holds no NaN
     clear(p, 0, from);
     clear(p, to, n);
@@ -129,48 +139,48 @@ class Tile {
       row.n += static_cast<double>(count);
       return clear(p, from, to);
     }
-    const __m512 shift = _mm512_set1_ps(row.max), middle = _mm512_set1_ps(centre);
-    __m512 rest = _mm512_setzero_ps(), c2 = rest, c3 = rest, a = rest, m2 = rest;
+    // from the product that gives the maximum, whose weight is then 1 to the last bit; in units of log 2
+    const Lanes level = every(largest_[i]), unit = every(scale * LOG2E),
+                apart = every(std::min((row.max - centre) * LOG2E, std::numeric_limits<float>::max()));
+    Lanes rest = {}, c2 = {}, c3 = {}, a = {}, m2 = {};
     int64_t ties = 0;
-    for (int64_t c = from; c < to; c += LANES) {
-      const __mmask16 seen = plain ? between(c, begin, end) : lanes_[c / LANES];
-      const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(z + c), scale);
-      const __m512 d = at_least_floor(_mm512_sub_ps(x, shift));
-      const __m512 e = _mm512_maskz_mov_ps(seen, exp_ps(d));
+    by_sixteen([&](int64_t c, auto seen) INLINE {
+      const Lanes x = load(z + c), off = (x - level) * unit, d = at_least_floor(off), e = kept(seen, power_of_two(d));
       store(p + c, e);
-      __mmask16 others = seen;
+      const auto add = [&](auto others) INLINE {
+        rest = where(others, rest + e, rest);
+        if (!wanted) return;
+        const Lanes root = e * every(ROOT), square = root * root;
+        c2 = where(others, c2 + square, c2);
+        c3 = where(others, square * e + c3, c3);
+        a = where(others, e * d + a, a);
+      };
       if (changed) {
-        const __mmask16 largest_here = _mm512_mask_cmp_ps_mask(seen, x, shift, _CMP_EQ_OQ);
-        ties += __builtin_popcount(largest_here);
-        others = static_cast<__mmask16>(seen & ~largest_here);
+        const Mask tied = seen & equal(x * every(scale), every(row.max));
+        ties += sqrtdk::count(tied);
+        add(without(seen, tied));
+      } else {
+        add(seen);
       }
-      rest = _mm512_mask_add_ps(rest, others, rest, e);
-      if (!wanted) continue;
-      const __m512 root = _mm512_mul_ps(e, _mm512_set1_ps(ROOT)), square = _mm512_mul_ps(root, root);
-      const __m512 off = _mm512_sub_ps(x, middle);
-      c2 = _mm512_mask_add_ps(c2, others, c2, square);
-      c3 = _mm512_mask3_fmadd_ps(square, e, c3, others);
-      a = _mm512_mask3_fmadd_ps(e, d, a, others);
-      m2 = _mm512_mask3_fmadd_ps(off, off, m2, seen);
-    }
+      if (wanted) m2 = where(seen, (off + apart) * (off + apart) + m2, m2);
+    });
     const float again = ties > 1 ? static_cast<float>(ties - 1) : 0.0f;  // equal largest keys but one
-    row.rest += _mm512_reduce_add_ps(rest) + again;
+    row.rest += sum(rest) + again;
     if (!wanted) {
       row.n += static_cast<double>(count);
       return;
     }
-    row.c2 += _mm512_reduce_add_ps(c2) + again * ROOT * ROOT;
-    row.c3 += _mm512_reduce_add_ps(c3) + again * ROOT * ROOT;
-    row.a += _mm512_reduce_add_ps(a);
-    row.add(static_cast<double>(count), centre, _mm512_reduce_add_ps(m2));
+    row.c2 += sum(c2) + again * ROOT * ROOT;
+    row.c3 += sum(c3) + again * ROOT * ROOT;
+    row.a += LN2 * sum(a);
+    row.add(static_cast<double>(count), centre, LN2 * LN2 * sum(m2));
   }
 
   // The mean of logits whose sum is infinite or NaN in float32; NaN only where one of them is.
   float careful_mean(const float* z, int64_t from, int64_t to, int64_t begin, int64_t end, float factor) const {
     double sum = 0.0, count = 0.0;
     for (int64_t c = from; c < to; ++c) {
-      const __mmask16 seen = call_.plain() ? between(c / LANES * LANES, begin, end) : lanes_[c / LANES];
-      if (!(seen >> c % LANES & 1)) continue;
+      if (!(call_.plain() ? c >= begin && c < end : has(lanes_[c / LANES], c % LANES))) continue;
       sum += static_cast<double>(z[c] * factor), count += 1.0;
     }
     return static_cast<float>(sum / count);
@@ -185,20 +195,14 @@ class Tile {
     const bool* visible = call_.visible ? call_.visible->at(b, h, position) : nullptr;
     int64_t count = 0;
     for (int64_t c = begin / LANES * LANES; c < end; c += LANES) {
-      __mmask16 seen = between(c, begin, end);
+      Mask seen = between(c, begin, end);
       if (visible) seen = shown(visible + (j + c) * call_.visible->column, call_.visible->column, seen);
       lanes_[c / LANES] = seen;
-      count += __builtin_popcount(seen);
-      __m512 x = _mm512_mul_ps(_mm512_loadu_ps(z + c), _mm512_set1_ps(factor));
-      if (call_.softcap != 0.0f) {
-        const __m512 cap = _mm512_set1_ps(call_.softcap);
-        x = _mm512_mul_ps(cap, tanh_ps(_mm512_div_ps(x, cap)));
-      }
-      if (bias) {
-        x = _mm512_add_ps(x,
-                          call_.bias->column == 1 ? _mm512_maskz_loadu_ps(seen, bias + j + c) : _mm512_set1_ps(*bias));
-      }
-      _mm512_storeu_ps(z + c, x);
+      count += sqrtdk::count(seen);
+      Lanes x = load(z + c) * every(factor);
+      if (call_.softcap != 0.0f) x = every(call_.softcap) * tanh(x / every(call_.softcap));
+      if (bias) x = x + (call_.bias->column == 1 ? gathered(bias + j + c, 1, seen) : every(*bias));
+      store(z + c, x);
     }
     return count;
   }
@@ -209,7 +213,8 @@ class Tile {
   std::vector<T> weights_, query_;
   std::vector<float> output_;
   Row rows_[ROWS];
-  __mmask16 lanes_[BLOCK / LANES];
+  float largest_[ROWS];  // the product that gives a row's maximum
+  Mask lanes_[BLOCK / LANES];
 };
 
 template <typename In, typename T>

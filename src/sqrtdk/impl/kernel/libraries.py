@@ -14,6 +14,8 @@ import platform
 import re
 import stat
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,23 +26,58 @@ from sqrtdk.messages import Message
 
 KERNEL_FOLDER = Path(__file__).parent
 PREBUILT = KERNEL_FOLDER / "prebuilt"  # shipped in a wheel
-NEEDED_CPU_FEATURES = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")  # x86-64-v4
 # -fopenmp only at compile time: at run time torch's own OpenMP library is used, so that there is one pool of threads.
-COMPILE = ("-O3", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-c")
-TARGETS = {"avx512": ("-march=x86-64-v4",), "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16")}
+COMPILE = ("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-c")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of CPU that the kernel is compiled for.
+
+    Attributes:
+        machine: as in `platform.machine()`.
+        features: that /proc/cpuinfo must list.
+        flags: of the compiler.
+        beats_torch: whether a large plain call, without statistics, was measured to be faster than torch's own kernel.
+    """
+
+    machine: str
+    features: tuple[str, ...]
+    flags: tuple[str, ...]
+    beats_torch: bool = True
+
+
+_SSE4 = ("ssse3", "sse4_1", "sse4_2", "popcnt")  # x86-64-v2
+_AVX2 = (*_SSE4, "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "movbe")  # x86-64-v3
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")  # x86-64-v4
+_WIDE = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+TARGETS: Mapping[str, Target] = {  # of one machine the fastest first
+    "avx512_bf16": Target("x86_64", (*_AVX512, "avx512_bf16"), (*_WIDE, "-mavx512bf16")),
+    "avx512": Target("x86_64", _AVX512, _WIDE),
+    "avx2": Target("x86_64", _AVX2, ("-march=x86-64-v3",)),
+    "sse4": Target("x86_64", _SSE4, ("-march=x86-64-v2",), beats_torch=False),
+    "neon": Target("aarch64", ("asimd",), ("-march=armv8-a",), beats_torch=False),
+}
 MAX_LIBRARY_BYTES = 2**26  # bytes of a library that is read at most; half a MiB is usual
+
+
+def targets_here() -> list[str]:
+    """Return the names of `TARGETS` of this machine's architecture, the fastest first."""
+    return [name for name, target in TARGETS.items() if target.machine == platform.machine()]
 
 
 def unsupported() -> str | None:
     """Return why the kernel can't run on this system; None if it can."""
     if sys.platform != "linux":
         return Message("machine.kernel.system", system=sys.platform)
-    if platform.machine() != "x86_64":
+    features, here, named = _features(), targets_here(), os.environ.get("SQRTDK_KERNEL")
+    if not here:
         return Message("machine.kernel.architecture", machine=platform.machine() or "unknown")
-    features = _features()
+    if named and named not in here:
+        return Message("machine.kernel.no_target", name=named, names=", ".join(here))
     if not features:
         return Message("machine.kernel.unknown_cpu")
-    lacking = [name for name in NEEDED_CPU_FEATURES if name not in features]
+    lacking = [name for name in TARGETS[named or here[-1]].features if name not in features]
     return Message("machine.kernel.flags", flags=", ".join(lacking)) if lacking else None
 
 
@@ -50,8 +87,16 @@ def unbuildable(reason: str) -> UnsupportedError:
 
 
 def this_target() -> str:
-    """Return the entry of `TARGETS` for this CPU."""
-    return "avx512_bf16" if "avx512_bf16" in _features() else "avx512"
+    """Return the name of the fastest of `TARGETS` that this CPU takes, or the one that SQRTDK_KERNEL names.
+
+    Raises:
+        UnsupportedError: The kernel can't run on this system.
+    """
+    reason = unsupported()
+    if reason is not None:
+        raise UnsupportedError(reason)
+    fit = (name for name in targets_here() if _features().issuperset(TARGETS[name].features))
+    return os.environ.get("SQRTDK_KERNEL") or next(fit)
 
 
 def cpp_sources() -> list[Path]:
@@ -152,7 +197,7 @@ def _digest(target: str) -> str:
         texts = [path.read_text(encoding="utf-8") for path in cpp_sources()]
     except OSError as error:
         raise unbuildable(f"a source can't be read: {error}") from error
-    whole = "\n".join([*texts, torch.__version__, *COMPILE, *TARGETS[target]])
+    whole = "\n".join([*texts, torch.__version__, *COMPILE, *TARGETS[target].flags])
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
@@ -163,5 +208,5 @@ def _features() -> frozenset[str]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return frozenset(found[1].split() if found else ())

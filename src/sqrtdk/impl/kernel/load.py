@@ -18,6 +18,7 @@ lock = threading.RLock()  # for building and loading: torch registers an operato
 # Plain values, with reason None once the operators exist: `torch.compile` reads them, but can't trace the loading.
 _reason: str | None = "it was not looked for"
 _path: Path | None = None
+_beats_torch = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ def loaded() -> bool:
     return _reason is None
 
 
+def beats_torch() -> bool:
+    """Return whether the library in use is faster than torch's kernel for large plain calls."""
+    return _reason is None and _beats_torch
+
+
 def why_not_loaded() -> str | None:
     """Return why the operators were missing at the last look; None if they existed."""
     return _reason
@@ -66,10 +72,11 @@ def load_kernel() -> None:
     Raises:
         UnsupportedError: There is no library, or it can't be loaded.
     """
-    global _path, _reason
+    global _path, _reason, _beats_torch
     with lock:
         if _reason is not None:
             _path, _reason = _attempt()
+            _beats_torch = _path is not None and libraries.TARGETS[libraries.this_target()].beats_torch
         if _reason is not None:
             text = f"the compiled kernel can't be used: {_reason}"
             raise UnsupportedError(text, hint="`sqrtdk build --force` builds it again.")

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "lanes.h"
+#include "masks.h"
 
 namespace sqrtdk {
 
@@ -116,14 +116,11 @@ void pack_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int6
                  T* to) {
   const int64_t padded = up(width, PAIR<T>), words = padded / PAIR<T>;  // of 32 bits
   std::vector<T> rows(LANES * padded);
-  const __m512i index = multiples(words);
   for (int64_t i = 0; i < count; i += LANES) {
     pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
-    const int* source = reinterpret_cast<const int*>(rows.data());
-    int* target = reinterpret_cast<int*>(to) + i;
-    for (int64_t w = 0; w < words; ++w) {
-      _mm512_storeu_si512(target + w * count, _mm512_i32gather_epi32(index, source + w, 4));
-    }
+    const float* source = reinterpret_cast<const float*>(rows.data());
+    float* target = reinterpret_cast<float*>(to) + i;
+    for (int64_t w = 0; w < words; ++w) store(target + w * count, gathered(source + w, words));
   }
 }
 
