@@ -32,7 +32,6 @@ from sqrtdk.report.watch_summary import Site, Summary, rank, way_run
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_UNMEASURED_ON_PAGE = 200
 _ALARMS_UNFOLDED = 6  # the worst alarms of a run stand above its maps; the others are folded away
-_CODE = re.compile(r"`([^`]+)`")
 # the recorded text of a schedule: Every(steps=100, urgent=10)
 _EVERY = re.compile(r"Every\(steps=(\d+), urgent=(\d+|None)\)")
 _SETTING_MESSAGES = {
@@ -85,7 +84,7 @@ def to_html(
         "result": result,
         "heads": _heads(runs, compared),
         "shown_alarms": shown_alarms,
-        "fix": lambda run, alarm: _with_code(alarm_fix(run, alarm)),
+        "fix": lambda run, alarm: both(alarm_fix(run, alarm)),
         "in_chinese": in_chinese,
         "how": _how,
         "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_UNMEASURED_ON_PAGE]],
@@ -154,18 +153,13 @@ def _writers(run: Summary) -> dict[str, Markup]:
     """Return what a served page may say of the run's writer, by the state that it asks for."""
     step = "-" if run.last_step is None else run.last_step
     states = {"writing": {}, "unknown": {}, "gone": {}, "ended": {"step": step}, "killed": {"step": step}}
-    return {name: _with_code(Message(f"runs.writer.{name}", **values)) for name, values in states.items()}
+    return {name: both(Message(f"runs.writer.{name}", **values)) for name, values in states.items()}
 
 
 def _told(letter: str, tone: str, head: Headline) -> tuple[str, str, Markup, Markup | str]:
     # a loss of NaN between two samples is wrong although no alarm could be raised
     tone = "bad" if head.wrong and tone == "good" else tone
-    return letter, tone, both(head.text), _with_code(head.fix) if head.fix else ""
-
-
-def _with_code(text: str) -> Markup:
-    """Return a text in both languages; what stands in backticks is code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(both(text))))  # str: a Markup escapes what is joined to it
+    return letter, tone, both(head.text), both(head.fix) if head.fix else ""
 
 
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
