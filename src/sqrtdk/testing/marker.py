@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -89,3 +90,13 @@ class Marked:
         except SqrtdkError as error:
             raise pytest.UsageError(f"marker {self.marker}: {error}\n  {error.hint}") from None
         return Asked(allow, own or self.fail_on, self.marker if own else None, laws)
+
+
+def test_place(report: pytest.TestReport) -> tuple[str, int]:
+    """Return the file of a test and its line there."""
+    return report.location[0], report.location[1] or 0
+
+
+def by_place(records: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the records in the order of their tests' places, since workers send them in any order."""
+    return dict(sorted(records.items(), key=lambda one: one[1]["place"]))

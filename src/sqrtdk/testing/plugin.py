@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqrtdk.testing.marker import Asked, Marked
+from sqrtdk.testing.marker import Asked, Marked, by_place, test_place
 from sqrtdk.testing.plugin_laws import LAWS_MARKER_TEXT, Laws
 
 if TYPE_CHECKING:
@@ -120,19 +120,22 @@ class Audit(Marked):
         """Collect the records, under xdist from all workers."""
         record = getattr(report, _AUDIT_RECORD, None)
         if record is not None:
-            self.records[report.nodeid] = record  # by node id, so a test that is rerun counts once
+            self.records[report.nodeid] = record | {
+                "place": test_place(report)
+            }  # by node id, so a test that is rerun counts once
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write one line on all marked tests, then findings below the bar, what was not judged, and weak tests."""
         terminalreporter.section("sqrtdk", sep="-")
-        terminalreporter.line(summary_line(list(self.records.values())))
-        below = [(node, entry) for node, record in self.records.items() for entry in record.get("below", ())]
+        records = by_place(self.records)
+        terminalreporter.line(summary_line(list(records.values())))
+        below = [(node, entry) for node, record in records.items() for entry in record.get("below", ())]
         if below:
             from sqrtdk.testing.below import below_lines
 
             terminalreporter.write("".join(f"{line}\n" for line in below_lines(below)))
         for title, key in (("not judged", "unjudged"), ("could not have failed", "weak")):
-            named = [(node, text) for node, record in self.records.items() for text in record.get(key, ())]
+            named = [(node, text) for node, record in records.items() for text in record.get(key, ())]
             for node, text in named[:_MOST_SUMMARY_LINES]:
                 terminalreporter.line(f"{title}: {node}: {text}")
             if len(named) > _MOST_SUMMARY_LINES:

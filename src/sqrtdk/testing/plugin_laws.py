@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.testing.marker import Marked
+from sqrtdk.testing.marker import Marked, by_place, test_place
 
 LAWS_MARKER = "laws"
 LAWS_MARKER_TEXT = (
@@ -83,20 +83,21 @@ class Laws(Marked):
         """Collect the records, under xdist from all workers."""
         record = getattr(report, _LAWS_RECORD, None)
         if record is not None:
-            self.records[report.nodeid] = record
+            self.records[report.nodeid] = record | {"place": test_place(report)}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write one line on all marked tests, then findings below the bar, and tests in which no law could be asked."""
         if not self.records:
             return
         terminalreporter.section("sqrtdk laws", sep="-")
-        terminalreporter.line(summary_line(list(self.records.values())))
-        below = [(node, entry) for node, record in self.records.items() for entry in record["below"]]
+        records = by_place(self.records)
+        terminalreporter.line(summary_line(list(records.values())))
+        below = [(node, entry) for node, record in records.items() for entry in record["below"]]
         if below:
             from sqrtdk.testing.below import below_lines
 
             terminalreporter.write("".join(f"{line}\n" for line in below_lines(below)))
-        named = [(node, text) for node, record in self.records.items() for text in record["silent"]]
+        named = [(node, text) for node, record in records.items() for text in record["silent"]]
         for node, text in named[:_MOST_SUMMARY_LINES]:
             terminalreporter.line(f"no law asked: {node}: {text}")
         if len(named) > _MOST_SUMMARY_LINES:
