@@ -92,11 +92,16 @@ class Marked:
         return Asked(allow, own or self.fail_on, self.marker if own else None, laws)
 
 
-def test_place(report: pytest.TestReport) -> tuple[str, int]:
+def place_in_file(report: pytest.TestReport) -> tuple[str, int]:
     """Return the file of a test and its line there."""
     return report.location[0], report.location[1] or 0
 
 
 def by_place(records: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the records in the order of their tests' places, since workers send them in any order."""
+    """Return the records in the order of their tests' places, since workers send them in any order.
+
+    Example:
+        >>> [*by_place({"late": {"place": ("test_a.py", 9)}, "early": {"place": ("test_a.py", 2)}})]
+        ['early', 'late']
+    """
     return dict(sorted(records.items(), key=lambda one: one[1]["place"]))

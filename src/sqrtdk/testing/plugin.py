@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sqrtdk.testing.marker import Asked, Marked, by_place, test_place
+from sqrtdk.testing.marker import Asked, Marked, by_place, place_in_file
 from sqrtdk.testing.plugin_laws import LAWS_MARKER_TEXT, Laws
 
 if TYPE_CHECKING:
@@ -120,9 +120,8 @@ class Audit(Marked):
         """Collect the records, under xdist from all workers."""
         record = getattr(report, _AUDIT_RECORD, None)
         if record is not None:
-            self.records[report.nodeid] = record | {
-                "place": test_place(report)
-            }  # by node id, so a test that is rerun counts once
+            # by node id, so a test that is rerun counts once
+            self.records[report.nodeid] = record | {"place": place_in_file(report)}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write one line on all marked tests, then findings below the bar, what was not judged, and weak tests."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.testing.marker import Marked, by_place, test_place
+from sqrtdk.testing.marker import Marked, by_place, place_in_file
 
 LAWS_MARKER = "laws"
 LAWS_MARKER_TEXT = (
@@ -83,7 +83,7 @@ class Laws(Marked):
         """Collect the records, under xdist from all workers."""
         record = getattr(report, _LAWS_RECORD, None)
         if record is not None:
-            self.records[report.nodeid] = record | {"place": test_place(report)}
+            self.records[report.nodeid] = record | {"place": place_in_file(report)}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write one line on all marked tests, then findings below the bar, and tests in which no law could be asked."""

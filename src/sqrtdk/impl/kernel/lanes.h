@@ -9,7 +9,6 @@
 #endif
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -39,14 +38,14 @@ struct Lanes {
   Part part[PARTS];
 };
 
-// make(0), make(1), ... as registers: written out, since only what has constant indices stays in registers.
-template <typename Make, size_t... K>
-INLINE inline Lanes written_out(const Make& make, std::index_sequence<K...>) {
+// make(0), make(1), ... as parts: written out, since only what has constant indices stays in registers.
+template <typename Sixteen, typename Make, size_t... K>
+INLINE inline Sixteen written_out(const Make& make, std::index_sequence<K...>) {
   return {{make(std::integral_constant<int, K>())...}};
 }
 template <typename Make>
 INLINE inline Lanes lanes_of(const Make& make) {
-  return written_out(make, std::make_index_sequence<PARTS>());
+  return written_out<Lanes>(make, std::make_index_sequence<PARTS>());
 }
 
 // A function of registers, applied to each.

@@ -35,13 +35,9 @@ inline Mask spans(const int32_t* first, const int32_t* last, int32_t at) {
 struct Mask {
   Bits part[PARTS];
 };
-template <typename Make, size_t... K>
-INLINE inline Mask mask_written_out(const Make& make, std::index_sequence<K...>) {
-  return {{make(std::integral_constant<int, K>())...}};
-}
 template <typename Make>
 INLINE inline Mask mask_by(const Make& make) {
-  return mask_written_out(make, std::make_index_sequence<PARTS>());
+  return written_out<Mask>(make, std::make_index_sequence<PARTS>());
 }
 inline Bits bits_at(const int32_t* from, int k) {
   Bits found;
