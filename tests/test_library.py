@@ -99,7 +99,7 @@ def test_explain_takes_all_that_attention_takes(qkv: tuple[torch.Tensor, ...]) -
         "attn_mask": mask, "dropout_p": 0.1, "scale": 0.3, "softcap": 5.0, "bias": torch.zeros(4, 4),
         "window": (2, 0), "sinks": 0.0, "causal_lower_right": True, "return_aux": AuxRequest.all(),
     }  # fmt: skip
-    assert sqrtdk.explain(*qkv, **everything).impl == "dense"
+    assert sqrtdk.explain(*qkv, **everything).impl in ("cpu", "dense")  # without the compiled kernel the second
     assert sqrtdk.explain(*qkv, impl="tiled").impl == "tiled"
 
 

@@ -223,7 +223,7 @@ def attention(
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
         careless = not needs_care(query, key, value, scale, attn_mask is not None or is_causal)
         pairs = _pairs(query, key, value)
-        if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value, dropout_p):
+        if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value):
             return torch_attention(
                 query, key, value, _as_torch(attn_mask, value), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )

@@ -16,7 +16,6 @@ from tests.tolerances import complaint, gradient_complaints
 
 IMPLEMENTATIONS = ("auto", *(() if unable() else ("cpu",)), "dense", "fused", "tiled")
 every = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-every_with_dropout = pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if name != "cpu"])
 F64 = torch.float64
 
 

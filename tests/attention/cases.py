@@ -107,12 +107,6 @@ class Case:
         return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT
 
     @property
-    def added(self) -> list[str]:
-        """Names of the leaves that are added to the logits."""
-        parts = (TABLES[name][getattr(self, name)] for name in ("mask", "bias"))
-        return [name for part in parts for name in part.leaves(self.sizes, torch.Generator())]
-
-    @property
     def wide_logits(self) -> bool:
         """Whether nothing but the inputs is rounded to a half dtype before the logits."""
         rounded = self.score in ROUNDED_SCORES or self.scale in ROUNDED_RULES or self.bias in ROUNDED_POSITIONS

@@ -6,26 +6,37 @@ Prints what it found and exits with 1; with 0 where nothing is wrong.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 
-from tests.attention.cases import CASES, LONG_CASES
+from tests.attention.cases import CASES, LONG_CASES, Case
 from tests.attention.judging import expect, judge
+from tests.attention.training import BIASES, SHAPES, judge_bias, judge_dropout
 
 SOON = 80  # small cases, in which most errors are found, before the long ones
+
+
+def judged(case: Case) -> list[str]:
+    """What is wrong with a case of the battery."""
+    return judge(case, "cpu", expect(case))
 
 
 def main() -> int:
     """Judge all cases; the exit code."""
     torch.set_num_threads(2)
-    small = [case for case in CASES if case.cpu_can]
-    for case in [*small[:SOON], *LONG_CASES, *small[SOON:]]:
+    torch.manual_seed(0)
+    small = [(case.id, partial(judged, case)) for case in CASES if case.cpu_can]
+    training = [(f"dropout, {name}", partial(judge_dropout, name, torch.float32)) for name in SHAPES]
+    training += [(f"a bias of {sizes}", partial(judge_bias, sizes)) for sizes in BIASES]
+    long = [(case.id, partial(judged, case)) for case in LONG_CASES]
+    for name, judging in [*small[:SOON], *training, *long, *small[SOON:]]:
         try:
-            found = judge(case, "cpu", expect(case))
+            found = judging()
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
         if found:
-            print(f"{case.id}: {found[0]}")
+            print(f"{name}: {found[0]}")
             return 1
     return 0
 

@@ -109,7 +109,7 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
     wrong: list[str] = []
     judged = Judge(case, expected, wrong)
 
-    leaves = _leaves(case, impl)
+    leaves = as_leaves(case.leaves(), case.torch_dtype)
     output, _ = called(case, leaves, impl, None, attention)
     if output.dtype != case.torch_dtype:
         wrong.append(f"output is {output.dtype}")
@@ -122,7 +122,7 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
         output, aux = called(case, leaves, impl, sqrtdk.AuxRequest.all(), attention)
     judged.statistics(output, aux)
 
-    leaves = _leaves(case, impl)
+    leaves = as_leaves(case.leaves(), case.torch_dtype)
     try:
         output, aux = called(case, leaves, impl, sqrtdk.AuxRequest(lse=True, entropy_nats=True), attention)
     except UnsupportedError:
@@ -136,7 +136,7 @@ def judge(case: Case, impl: str, expected: Expected, attention: Attention | None
 def judge_at_once(case: Case, impl: str, expected: Expected) -> list[str]:
     """The same of one call that returns all statistics: for an implementation whose calls take long."""
     judged = Judge(case, expected, [])
-    leaves = _leaves(case, impl)
+    leaves = as_leaves(case.leaves(), case.torch_dtype)
     output, aux = called(case, leaves, impl, sqrtdk.AuxRequest.all(), sqrtdk.attention)
     judged.statistics(output.detach(), aux)
     judged.aux_gradients(output, aux, leaves)
@@ -153,14 +153,6 @@ def called(
     found = attention(**given, impl=impl, return_aux=request)
     output, aux = (found, ()) if request is None else found
     return output.cpu(), AuxOutput(*(field if field is None else field.cpu() for field in aux))
-
-
-def _leaves(case: Case, impl: str) -> Leaves:
-    """Those of the case; the compiled kernel has no gradient of a bias or a float mask."""
-    leaves = as_leaves(case.leaves(), case.torch_dtype)
-    for name in case.added if impl == "cpu" else ():
-        leaves[name].requires_grad_(False)
-    return leaves
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.planting.changes import Change, Planted, plant
 
-LANES, MASKS, OPERANDS, ROW, FORWARD, DECODE, BACKWARD = (
-    f"impl/kernel/{name}.h" for name in ("lanes", "masks", "operands", "row", "forward", "decode", "backward")
+LANES, MASKS, OPERANDS, ROW, FORWARD, DECODE, TURNED, BACKWARD, DROPOUT = (
+    f"impl/kernel/{name}.h"
+    for name in ("lanes", "masks", "operands", "row", "forward", "decode", "turned", "backward", "dropout")
 )
 SHIFT, FINISH, BLOCK_ROW = f"{ROW}:shift", f"{ROW}:finish", f"{FORWARD}:block_row"
 RUN, PREPARE, STRETCH = f"{FORWARD}:run", f"{FORWARD}:prepare", f"{FORWARD}:stretch"
@@ -37,7 +38,7 @@ MUTANTS: dict[str, Planted] = {
     # blocks and tiles
     "first block of the band left out": plant(RUN, Change("/ A * A,", "/ A * A + A,")),
     "last block of the first row": plant(RUN, Change("(A + B - 1);", "(A);")),
-    "bias of the first block": plant(PREPARE, Change("? F(A + B + C, 1, D)", "? F(A + C, 1, D)")),
+    "bias of the first block": plant(PREPARE, Change("? F(A + B + C, D) :", "? F(A + C, D) :")),
     "mask of the first block": plant(PREPARE, Change("(A + (B + C) * D,", "(A + C * D,")),
     "softcap before the scale": plant(PREPARE, Change("* F(A / G(B))", "* F(A)")),
     "values of the first key head": plant(f"{FORWARD}:forward", Change("(A, B * C / D)", "(A, 0)")),
@@ -52,19 +53,29 @@ MUTANTS: dict[str, Planted] = {
     "parts not shifted": plant(f"{ROW}:join", Change("= (A == 0.0f ? 0.0f : A * B) + C * D;", "= B + D;")),
     # gradients
     "softcap's slope left out": plant(
-        f"{BACKWARD}:one",
+        f"{TURNED}:one",
         Change("= A * (F(1.0f) - B * B);", "= A;"),
     ),
     "entropy's gradient turned round": plant(
-        f"{BACKWARD}:one",
-        Change("- F(A) * B;", "+ F(A) * B;"),
+        f"{TURNED}:one",
+        Change("- F(A) * B);", "+ F(A) * B);"),
     ),
     "scale left out of the gradient": plant(
-        f"{BACKWARD}:one",
-        Change("= F(A, B * C * D);", "= F(A, B * C);"),
+        f"{TURNED}:one",
+        Change(", B = F(C, D * E);", ", B = F(C, D);"),
     ),
     "gradients of one query head": plant(f"{BACKWARD}:backward", Change("< (A % B + 1) * C;", "< A % B * C + 1;")),
     "parts of dq not summed": plant(f"{BACKWARD}:backward", Change("+= A[B * C + D * E];", "= A[B * C + D * E];")),
+    # dropout, and the gradient of a bias
+    "dropout not scaled": plant(f"{ROW}:finish", Change("? A->F() : 1.0f", "? 1.0f : 1.0f")),
+    "dropout of another key": plant(f"{DROPOUT}:apply", Change("(A + B) / C, 1,", "(A + B) / C + 1, 1,")),
+    "a round of dropout's words less": plant(f"{DROPOUT}:draw", Change("< 10;", "< 9;")),
+    "dropout left out of the gradient": plant(f"{TURNED}:one", Change("= A * B, C = D * B;", "= A, C = D * B;")),
+    "gradient of a bias squared": plant(f"{TURNED}:one", Change(", F(A, B));", ", F(A, B * B));")),
+    "gradient of the bias of the last run alone": plant(f"{TURNED}:add_to_bias", Change("(A, F(A) + B);", "(A, B);")),
+    "heads that share a bias": plant(
+        f"{BACKWARD}:Units", Change("= F(1) ? A : 1, B = F(1) ? 1 : A;", "= 1, B = F(1) ? 1 : A;", at=0)
+    ),
     "lse's gradient left out": plant(GRADIENT, Change("A = A + B", "pass")),
     "entropy's gradient without the entropy": plant(GRADIENT, Change("A = A - B * C", "pass")),
     "sink's gradient without that of the entropy": plant(

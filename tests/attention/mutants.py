@@ -163,7 +163,7 @@ MUTANTS: dict[str, Planted] = {
     "cpu: scale left out": plant(CPU, Change("1.0 if isinstance(A, Tensor) else A", "1.0")),
     "cpu: scale tensor left out": plant(CPU, Change("A.float() if isinstance(B, Tensor) else None", "None")),
     "cpu: scale without its gradient": plant(
-        CPU, Change("A and B.requires_grad and torch.is_grad_enabled()", "A and False")
+        CPU, Change("A and B.requires_grad and torch.is_grad_enabled()", "A and False", at=0)
     ),
     "cpu: softcap left out": plant(CPU, Change("A or 0.0", "0.0")),
     "cpu: bias left out": plant(

@@ -44,19 +44,22 @@ def same_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None
 # an operator of torch
 
 GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "statistics": lambda: (0.25, None, 0.0, None, None, None, 0, None, True),
+    "statistics": lambda: (0.25, None, 0.0, None, None, None, 0, None, 0.0, None, False, True),
     "everything": lambda: (
         0.25,
         torch.rand(1, 4, 40, 1),
         5.0,
-        torch.randn(1, 4, 40, 50),
+        torch.randn(1, 4, 40, 50, requires_grad=True),
         torch.rand(1, 4, 40, 50) < 0.7,
         torch.randn(4, requires_grad=True),
         3,
         7,
+        0.2,
+        torch.tensor(11),
+        True,
         True,
     ),
-    "no statistics": lambda: (0.25, None, 0.0, None, None, None, None, 9, False),
+    "no statistics": lambda: (0.25, None, 0.0, None, None, None, None, 9, 0.0, None, False, False),
 }
 
 
@@ -75,7 +78,7 @@ def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) ->
 def test_torch_s_own_check_of_the_backward_operator_passes() -> None:
     query, key, value = (t.detach() for t in qkv())
     rows = torch.randn(1, 4, 40)
-    numbers = (0.25, None, 0.0, None, None, 0, None)
+    numbers = (0.25, None, 0.0, torch.randn(1, 4, 1, 50), None, 0, None, 0.2, torch.tensor(11), True)
     given = (torch.randn(1, 4, 40, 16), query, key, value, rows.abs() + 9, rows, rows, *numbers)
     assert set(torch.library.opcheck(torch.ops.sqrtdk_cpu.backward.default, given).values()) == {"SUCCESS"}
 
@@ -274,7 +277,9 @@ def test_a_window_reads_its_own_keys_alone() -> None:
     q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 6000, 6000))
     v[:, :, :5000] = torch.nan
     above, below = 5999, 99 - 5999
-    found = torch.ops.sqrtdk_cpu.forward(q, k, v, 0.3, None, 0.0, None, None, None, above, below, False)[0]
+    found = torch.ops.sqrtdk_cpu.forward(
+        q, k, v, 0.3, None, 0.0, None, None, None, above, below, 0.0, None, False, False
+    )[0]
     assert found.isfinite().all()
 
 

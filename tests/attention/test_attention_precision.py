@@ -14,7 +14,7 @@ from torch.nn import functional
 import sqrtdk
 from sqrtdk import positions, scales, scores
 from sqrtdk.impl import rows as tiled_module
-from tests.attention.calls import close, close_gradients, every, every_with_dropout, lse_and_entropy, qkv, with_aux
+from tests.attention.calls import close, close_gradients, every, lse_and_entropy, qkv, with_aux
 from tests.attention.oracle import attend
 
 UNDERFLOW = 1e-30  # weights below it, next to a peak of 1, may count as 0
@@ -123,14 +123,14 @@ def test_statistics_carry_the_gradient_of_whatever_alone_needs_one(impl: str, na
 # dropout
 
 
-@every_with_dropout
+@every
 def test_dropout_of_everything_and_of_nothing(impl: str) -> None:
     q, k, v = qkv()
     assert (sqrtdk.attention(q, k, v, dropout_p=1.0, impl=impl) == 0).all()
     close(sqrtdk.attention(q, k, v, dropout_p=0.0, impl=impl), functional.scaled_dot_product_attention(q, k, v))
 
 
-@every_with_dropout
+@every
 def test_dropout_keeps_the_mean_and_scales_what_stays(impl: str) -> None:
     q, k = torch.zeros(1, 1, 400, 4), torch.zeros(1, 1, 50, 4)
     v = torch.eye(50).view(1, 1, 50, 50).requires_grad_()
@@ -145,7 +145,7 @@ def test_dropout_keeps_the_mean_and_scales_what_stays(impl: str) -> None:
     close(grad.sum(-1)[0, 0] / 50, output.detach().sum(-2)[0, 0], logit=100.0)
 
 
-@every_with_dropout
+@every
 def test_statistics_are_those_before_dropout(impl: str, without_kernel: None) -> None:
     q, k, v = qkv()
     _, dropped = with_aux(q, k, v, dropout_p=0.5, impl=impl)

@@ -18,6 +18,7 @@ from tests.attentions.compiled import (
     CASES,
     PLAIN,
     WIDTH,
+    Attend,
     B,
     E,
     H,
@@ -112,6 +113,15 @@ def test_statistics_see_what_the_logits_have_that_the_product_has_not() -> None:
     assert max(plain.max_abs_logit) > 5.0 >= max(capped.max_abs_logit)
     assert biased.max_logit != plain.max_logit
     assert sunk == plain
+
+
+def test_the_rate_of_dropout_is_an_argument_that_changes_no_verdict() -> None:
+    model, inputs = Attend("cpu", dropout_p=0.3), CASES["plain"].inputs()
+    call = only(traced(model, *inputs))
+    assert (call.dropout, call.formula) == (0.3, CASES["plain"].formula)
+    report = checked(model, inputs)
+    assert [j.verdict for j in report.calls] == ["exact"]
+    assert [f.rule for f in report.findings] == ["dropout"]  # it is on in eval mode
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class Call:
         shift: S - L if rows are aligned to the last key, else 0.
         sinks: (Hq,) logits that join the denominator, or broadcastable to (..., Hq, L, 1); None: no sink.
         dropout_p: of the weights.
+        kept: 1 where dropout keeps a weight, else 0, (B, Hq, L, S); None: it is drawn.
         aux: requested statistics.
         places: (L,) positions of the rows if they are a sample; None: 0 to L - 1.
         unclean: whether NaN or infinity may be at hidden places, in key, value, bias or a product of query and key.
@@ -65,6 +66,7 @@ class Call:
     shift: int = 0
     sinks: Sinks | None = None
     dropout_p: float = 0.0
+    kept: Logits | None = None
     aux: AuxRequest | None = None
     places: Int[Tensor, " L"] | None = None
     unclean: bool = False

@@ -160,13 +160,12 @@ def _unchecked(call: Call) -> str:
     return f"; not looked at: {', '.join(lost)}" if lost else ""
 
 
-def pays_compiled(pairs: int, query: Query, key: Key, value: Value, dropout_p: float) -> bool:
+def pays_compiled(pairs: int, query: Query, key: Key, value: Value) -> bool:
     """Return whether a plain call, which torch's kernel could run, goes to the compiled kernel."""
     return (
         beats_torch()
         and query.device.type == "cpu"
         and query.dtype in CPU_DTYPES
-        and not dropout_p
         and _plain(query, key, value)
         and not torch.compiler.is_exporting()
         and not _is_small(pairs, query, key, value)

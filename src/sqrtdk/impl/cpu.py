@@ -18,8 +18,8 @@ from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import PLANES
 from sqrtdk.impl.operands import (
     SMALLEST_SOFTCAP,
+    broadcastable,
     expand_heads,
-    learns_term,
     only_by_blocks,
     operands,
     side_by_side,
@@ -50,16 +50,12 @@ def obstacle(call: Call) -> str | None:
     reason = only_by_blocks(call)
     if reason is not None:
         return reason
-    if call.dropout_p:
-        return "it has no dropout"
     if call.sinks is not None and call.sinks.ndim > 1:
         return "its sinks are one a head, not one a row"
     if call.places is not None:
         return "the rows are a sample"
     if call.unclean:
         return "NaN or infinity stands at a hidden key or value, or q and k may overflow"
-    if torch.is_grad_enabled() and (learns_term(call) or (call.bias is not None and call.bias.requires_grad)):
-        return "the gradient of a bias is as large as the weights"
     if transformed() or forward_ad._current_level >= 0:
         return "a transform of torch.func or forward-mode differentiation is at work"
     if call.softcap is not None and call.softcap < SMALLEST_SOFTCAP:
@@ -137,11 +133,15 @@ def _run(
         factor,
         expand_heads(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
-        None if call.bias is None else expand_heads(side_by_side(call.bias.float()), whole),
+        None if call.bias is None else broadcastable(side_by_side(call.bias.float()), lead),
         None if call.visible is None else expand_heads(call.visible, whole),
         None if call.sinks is None else call.sinks.float().expand(heads).contiguous(),
         above,
         below,
+        call.dropout_p,
+        torch.randint(2**63 - 1, ()) if call.dropout_p else None,
+        # The gradients of a row's logits add up to 0 as exactly as its output is known, which the sums of a bias show.
+        call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled(),
         statistics,
     )
     return found

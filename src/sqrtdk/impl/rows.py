@@ -43,7 +43,7 @@ def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, 
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
     count = _count(seen, z)
     top, mass, weights = _softmax(z, sink, count)
-    dropped = functional.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    dropped = _dropped(call, weights, start, stop) if call.dropout_p else weights
     output = _weighted(call, dropped, seen)
     if call.aux is None:
         return output, AuxOutput(), dropped
@@ -190,6 +190,13 @@ def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Fac
     if sink is not None:
         mass = mass + torch.exp(sink - top)
     return top, mass, e / mass.masked_fill((mass == 0) & (count == 0), 1.0)
+
+
+def _dropped(call: Call, weights: Logits, start: int, stop: int) -> Logits:
+    """Return the weights after dropout."""
+    if call.kept is None:
+        return functional.dropout(weights, call.dropout_p)
+    return weights * (cut_rows(call.kept, start, stop) / (1.0 - call.dropout_p) if call.dropout_p < 1.0 else 0.0)
 
 
 def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:

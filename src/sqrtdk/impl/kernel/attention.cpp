@@ -10,7 +10,8 @@
 // Backward. One unit is a run of key blocks of one key head. Logits are computed again, transposed, keys by queries:
 //   P^T = e^(z - lse),  dP^T = V g^T,  dZ^T = P^T (dP^T - D + dlse - dH (log P + H)),  D = g . output
 //   dV += P^T g,  dK += dZ^T Q,  dQ^T += K^T dZ^T
-// with g, dlse and dH the gradients of the output, of lse and of the entropy H.
+// with g, dlse and dH the gradients of the output, of lse and of the entropy H. The gradient of a bias is that of its
+// logits, P (dP - D + dlse - dH (log P + H)). Dropout multiplies P in the products with g and v alone: dP, and P in dV.
 //
 // A unit is computed by one thread in a fixed order, so results do not depend on which thread takes it.
 #include <ATen/ATen.h>
@@ -28,82 +29,105 @@ using Maybe = std::optional<at::Tensor>;
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double factor, const Maybe& scale,
              double softcap, const Maybe& bias, const Maybe& visible, std::optional<int64_t> above,
-             std::optional<int64_t> below) {
+             std::optional<int64_t> below, double dropout, const Maybe& seed) {
   Call call;
   call.batch = query.size(0), call.heads = query.size(1), call.length = query.size(2), call.width = query.size(3);
   call.key_heads = key.size(1), call.value_heads = value.size(1), call.keys = key.size(2),
   call.value_width = value.size(3);
   call.factor = static_cast<float>(factor), call.softcap = static_cast<float>(softcap);
   if (scale) call.scale.emplace(*scale);
-  if (bias) call.bias.emplace(*bias);
+  if (bias) call.bias.emplace(bias->expand({call.batch, call.heads, call.length, call.keys}));
   if (visible) call.visible.emplace(*visible);
+  if (seed) call.dropout = {static_cast<float>(dropout), static_cast<uint64_t>(seed->item<int64_t>())};
   call.above = above.value_or(INT64_MAX), call.below = below.value_or(INT64_MAX);
   return call;
 }
 
+// Calls with a number of the inputs' type, and one of the type that their products are computed in.
+template <typename Run>
+void with_types(const at::Tensor& inputs, const Run& run) {
+  if (inputs.scalar_type() == at::kFloat)
+    run(float(), float());
+  else if (inputs.scalar_type() == at::kHalf)
+    run(Half(), float());
+  else if (!multiplies_narrow())
+    run(BFloat16(), float());
+  else
+    run(BFloat16(), Narrow());
+}
+
 // query (B, H, L, E), key (B, Hk, S, E), value (B, Hv, S, Ev): output (B, H, L, Ev), lse and entropy (B, H, L), and the
-// planes of RowStats (9, B, H, L); entropy and planes are empty without statistics.
+// planes of RowStats (9, B, H, L); entropy and planes are empty without statistics. `wide`: the output is float32.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double factor, const Maybe& scale,
     double softcap, const Maybe& bias, const Maybe& visible, const Maybe& sinks, std::optional<int64_t> above,
-    std::optional<int64_t> below, bool statistics) {
-  Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below);
+    std::optional<int64_t> below, double dropout, const Maybe& seed, bool wide, bool statistics) {
+  Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below, dropout, seed);
   if (sinks) call.sinks = sinks->const_data_ptr<float>();
   const auto options = query.options().dtype(at::kFloat);
-  at::Tensor out = at::empty({call.batch, call.heads, call.length, call.value_width}, query.options());
+  at::Tensor out = at::empty({call.batch, call.heads, call.length, call.value_width}, wide ? options : query.options());
   at::Tensor lse = at::empty({call.batch, call.heads, call.length}, options);
   at::Tensor entropy = statistics ? at::empty_like(lse) : at::empty({0}, options);
   at::Tensor planes =
       statistics ? at::empty({PLANES, call.batch, call.heads, call.length}, options) : at::empty({0}, options);
-  const Results results = {lse.mutable_data_ptr<float>(), statistics ? entropy.mutable_data_ptr<float>() : nullptr,
-                           statistics ? planes.mutable_data_ptr<float>() : nullptr, lse.numel()};
+  const Results results = {out.mutable_data_ptr(),
+                           wide,
+                           lse.mutable_data_ptr<float>(),
+                           statistics ? entropy.mutable_data_ptr<float>() : nullptr,
+                           statistics ? planes.mutable_data_ptr<float>() : nullptr,
+                           lse.numel()};
   if (out.numel() == 0 && lse.numel() == 0) return {out, lse, entropy, planes};
-  const auto run = [&]<typename In, typename T>(In* to, T) {
+  with_types(query, [&]<typename In, typename T>(In, T) {
     const bool few = call.length <= FEW && call.keys >= MANY && call.key_heads == call.value_heads &&
                      call.heads / call.key_heads * call.length <= ROWS;
     if (few)
-      decode<In, T>(call, query, key, value, to, results);
+      decode<In, T>(call, query, key, value, results);
     else
-      forward<In, T>(call, query, key, value, to, results);
-  };
-  if (query.scalar_type() == at::kFloat)
-    run(out.mutable_data_ptr<float>(), float());
-  else if (query.scalar_type() == at::kHalf)
-    run(out.mutable_data_ptr<Half>(), float());
-  else if (multiplies_narrow())
-    run(out.mutable_data_ptr<BFloat16>(), Narrow());
-  else
-    run(out.mutable_data_ptr<BFloat16>(), float());
+      forward<In, T>(call, query, key, value, results);
+  });
   return {out, lse, entropy, planes};
 }
 
-// Gradients of query, key and value; lse, constant and entropy are (B, H, L), contiguous, float32, as in RowTerms.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tensor& gradient, const at::Tensor& query,
-                                                                  const at::Tensor& key, const at::Tensor& value,
-                                                                  const at::Tensor& lse, const at::Tensor& constant,
-                                                                  const Maybe& entropy, double factor,
-                                                                  const Maybe& scale, double softcap, const Maybe& bias,
-                                                                  const Maybe& visible, std::optional<int64_t> above,
-                                                                  std::optional<int64_t> below) {
-  const Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below);
+// Gradients of query, key and value, and of the bias, (#B, #H, #L, #S), where it `learns`; lse, constant and entropy
+// are (B, H, L), contiguous, float32, as in RowTerms.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& lse, const at::Tensor& constant, const Maybe& entropy, double factor, const Maybe& scale,
+    double softcap, const Maybe& bias, const Maybe& visible, std::optional<int64_t> above, std::optional<int64_t> below,
+    double dropout, const Maybe& seed, bool learns) {
+  Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below, dropout, seed);
   TORCH_CHECK(call.key_heads == call.value_heads, "key and value have the same number of heads in the backward pass");
+  at::Tensor dbias = learns ? at::zeros(bias->sizes(), lse.options()) : at::empty({0}, lse.options());
   if (!call.batch || !call.heads || !call.key_heads || !call.length || !call.keys) {
     return {at::zeros(query.sizes(), query.options()), at::zeros(key.sizes(), key.options()),
-            at::zeros(value.sizes(), value.options())};
+            at::zeros(value.sizes(), value.options()), dbias};
   }
   const RowTerms terms = row_terms(call, lse.const_data_ptr<float>(), constant.const_data_ptr<float>(),
                                    entropy ? entropy->const_data_ptr<float>() : nullptr);
+  const Units units(call, learns ? &dbias : nullptr);
+  at::Tensor planes = units.planes > 1 && learns ? dbias.new_zeros({units.planes, dbias.numel()}) : dbias;
+  if (learns) call.bias_gradient.emplace(dbias.expand({call.batch, call.heads, call.length, call.keys}));
+  float* to = learns ? planes.mutable_data_ptr<float>() : nullptr;
   at::Tensor dq = at::empty(query.sizes(), query.options()), dk = at::empty(key.sizes(), key.options()),
              dv = at::empty(value.sizes(), value.options());
-  if (query.scalar_type() == at::kFloat)
-    backward<float, float>(call, terms, query, key, value, gradient, dq, dk, dv);
-  else if (query.scalar_type() == at::kHalf)
-    backward<Half, float>(call, terms, query, key, value, gradient, dq, dk, dv);
-  else if (!multiplies_narrow())
-    backward<BFloat16, float>(call, terms, query, key, value, gradient, dq, dk, dv);
-  else
-    backward<BFloat16, Narrow>(call, terms, query, key, value, gradient, dq, dk, dv);
-  return {dq, dk, dv};
+  with_types(query, [&]<typename In, typename T>(In, T) {
+    backward<In, T>(call, terms, units, query, key, value, gradient, dq, dk, dv, to, dbias.numel());
+  });
+  if (learns && units.planes > 1) dbias = planes.sum(0).view(dbias.sizes());
+  return {dq, dk, dv, dbias};
+}
+
+// 1 where dropout keeps a weight, else 0, (B, H, L, S).
+at::Tensor attention_kept(const at::Tensor& seed, double rate, at::IntArrayRef sizes) {
+  TORCH_CHECK(sizes.size() == 4, "the sizes are B, H, L, S");
+  const Dropout dropout = {static_cast<float>(rate), static_cast<uint64_t>(seed.item<int64_t>())};
+  const int64_t rows = sizes[2], keys = sizes[3], padded = up(keys, LANES);
+  at::Tensor found = at::ones({sizes[0], sizes[1], rows, padded}, at::kFloat);
+  float* to = found.mutable_data_ptr<float>();
+  at::parallel_for(0, padded ? found.numel() / padded : 0, 64, [&](int64_t from, int64_t end) {
+    for (int64_t row = from; row < end; ++row) dropout.apply(row / rows, row % rows, 0, 0, padded, to + row * padded);
+  });
+  return found.narrow(3, 0, keys);
 }
 
 }  // namespace
@@ -112,15 +136,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(const at::Tens
 TORCH_LIBRARY(sqrtdk_cpu, m) {
   m.def(
       "forward(Tensor query, Tensor key, Tensor value, float factor, Tensor? scale, float softcap, Tensor? bias, "
-      "Tensor? visible, Tensor? sinks, int? above, int? below, bool statistics) -> (Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "Tensor? visible, Tensor? sinks, int? above, int? below, float dropout_p, Tensor? seed, bool wide, bool "
+      "statistics) -> "
+      "(Tensor, "
+      "Tensor, Tensor, Tensor)");
   m.def(
       "backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor lse, Tensor constant, "
       "Tensor? entropy, float factor, Tensor? scale, float softcap, Tensor? bias, Tensor? visible, int? above, "
-      "int? below) -> (Tensor, Tensor, Tensor)");
+      "int? below, float dropout_p, Tensor? seed, bool learns) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("kept(Tensor seed, float dropout_p, int[] sizes) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(sqrtdk_cpu, CPU, m) {
   m.impl("forward", &sqrtdk::attention_forward);
   m.impl("backward", &sqrtdk::attention_backward);
+  m.impl("kept", &sqrtdk::attention_kept);
 }

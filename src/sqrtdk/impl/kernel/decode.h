@@ -8,7 +8,7 @@ constexpr int64_t FEW = 16, MANY = 64;  // queries and keys of a call that is bo
 
 // Few queries: keys are split over the threads, and are not packed, since each is used once.
 template <typename In, typename S>
-void decode(const Call& call, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, In* out,
+void decode(const Call& call, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
             const Results& results) {
   const View<In> q(query), k(key), v(value);
   const int64_t kh = call.key_heads, group = call.heads / kh, rows = group * call.length, columns = up(rows, LANES);
@@ -50,7 +50,7 @@ void decode(const Call& call, const at::Tensor& query, const at::Tensor& key, co
         join(row_parts[first], o, row_parts[other], output_parts.data() + other * ev, ev);
       }
       const int64_t at = ((unit / kh) * call.heads + h) * call.length + i % call.length;
-      finish(call, h, row_parts[first], o, out + at * ev, results, at);
+      finish<In>(call, h, row_parts[first], o, results, at);
     }
   });
 }

@@ -164,6 +164,7 @@ class Tile {
       }
       if (wanted) m2 = where(seen, (off + apart) * (off + apart) + m2, m2);
     });
+    if (call_.dropout) call_.dropout->apply(b * call_.heads + h, position, j, from, to, p);
     const float again = ties > 1 ? static_cast<float>(ties - 1) : 0.0f;  // equal largest keys but one
     row.rest += sum(rest) + again;
     if (!wanted) {
@@ -201,7 +202,7 @@ class Tile {
       count += sqrtdk::count(seen);
       Lanes x = load(z + c) * every(factor);
       if (call_.softcap != 0.0f) x = every(call_.softcap) * tanh(x / every(call_.softcap));
-      if (bias) x = x + (call_.bias->column == 1 ? gathered(bias + j + c, 1, seen) : every(*bias));
+      if (bias) x = x + (call_.bias->column == 1 ? load(bias + j + c, seen) : every(*bias));
       store(z + c, x);
     }
     return count;
@@ -218,7 +219,7 @@ class Tile {
 };
 
 template <typename In, typename T>
-void forward(const Call& call, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, In* out,
+void forward(const Call& call, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
              const Results& results) {
   const View<In> q(query), k(key), v(value);
   const int64_t kh = call.key_heads, vh = call.value_heads, width = up(call.width, PAIR<T>), ev = call.value_width;
@@ -243,7 +244,7 @@ void forward(const Call& call, const at::Tensor& query, const at::Tensor& key, c
       tile.run(q, keys.get() + (b * kh + h * kh / call.heads) * span * width, values_of(b, h * vh / call.heads), stride,
                b, h, start);
       for (int64_t i = start; i < std::min(start + ROWS, call.length); ++i) {
-        finish(call, h, tile.row(i - start), tile.output(i - start), out + (at + i) * ev, results, at + i);
+        finish<In>(call, h, tile.row(i - start), tile.output(i - start), results, at + i);
       }
     };
   });

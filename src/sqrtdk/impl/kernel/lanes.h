@@ -206,6 +206,11 @@ inline void store(BFloat16* to, Lanes x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x.part[0]));
 }
 
+inline Lanes load(const BFloat16* from) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  return {(Part)_mm512_slli_epi32(wide, 16)};
+}
+
 // Two rows as the right side of a product: element by element, in pairs.
 inline void store_rows(BFloat16* to, Lanes first, Lanes second) {
   const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(first.part[0]));

@@ -101,11 +101,11 @@ inline Mask shown(const bool* visible, int64_t column, Mask keys) {
   return mask_of(set);
 }
 
-// Numbers that lie `stride` apart; 0 where `there` is not set.
-inline Lanes gathered(const float* first, int64_t stride, Mask there) {
-  if (stride == 1 && count(there) == LANES) return load(first);
+// Nothing is read where `there` is not set: 0.
+inline Lanes load(const float* from, Mask there) {
+  if (count(there) == LANES) return load(from);
   float found[LANES];
-  for (int64_t k = 0; k < LANES; ++k) found[k] = has(there, k) ? first[k * stride] : 0.0f;
+  for (int64_t k = 0; k < LANES; ++k) found[k] = has(there, k) ? from[k] : 0.0f;
   return load(found);
 }
 

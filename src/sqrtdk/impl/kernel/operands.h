@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "dropout.h"
 #include "masks.h"
 
 namespace sqrtdk {
@@ -51,16 +52,19 @@ struct View {
   int64_t batch = 0, head = 0, row = 0, column = 0;
   explicit View(const at::Tensor& t)
       : data(t.const_data_ptr<T>()), batch(t.stride(0)), head(t.stride(1)), row(t.stride(2)), column(t.stride(3)) {}
-  const T* at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * row; }
+  int64_t offset(int64_t b, int64_t h, int64_t i) const { return b * batch + h * head + i * row; }
+  const T* at(int64_t b, int64_t h, int64_t i) const { return data + offset(b, h, i); }
 };
 
 struct Call {
   int64_t batch, heads, key_heads, value_heads, length, keys, width, value_width;
   float factor = 1.0f;
-  std::optional<View<float>> scale;  // (B, H, L, 1), in place of the factor
-  float softcap = 0.0f;              // 0: none
-  std::optional<View<float>> bias;   // (B, H, L, S), as `visible`
+  std::optional<View<float>> scale;          // (B, H, L, 1), in place of the factor
+  float softcap = 0.0f;                      // 0: none
+  std::optional<View<float>> bias;           // (B, H, L, S), as `visible`
+  std::optional<View<float>> bias_gradient;  // its strides, as those of the bias
   std::optional<View<bool>> visible;
+  std::optional<Dropout> dropout;
   const float* sinks = nullptr;                  // (H)
   int64_t above = INT64_MAX, below = INT64_MAX;  // row i sees keys i - below ... i + above
 

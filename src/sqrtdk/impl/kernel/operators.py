@@ -12,7 +12,7 @@ from sqrtdk.impl.call import Call
 from sqrtdk.impl.rows import gradients_of_formula
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 # in the order of row.h
 PLANES = ("keys", "max_logit", "min_logit", "rest", "share2", "share3", "a", "mean", "m2")
@@ -25,6 +25,7 @@ def register() -> None:
         return
     torch.library.register_fake("sqrtdk_cpu::forward", _shapes)
     torch.library.register_fake("sqrtdk_cpu::backward", _gradient_shapes)
+    torch.library.register_fake("sqrtdk_cpu::kept", _kept_shape)
     torch.library.register_autograd("sqrtdk_cpu::forward", _backward, setup_context=_keep)
     torch.library.register_autograd("sqrtdk_cpu::backward", _refuse)
 
@@ -36,9 +37,9 @@ def _shapes(
     *rest: Any,
 ) -> tuple[Float[Tensor, "..."], ...]:
     batch, heads, length, _ = query.shape
-    statistics = rest[-1]
+    wide, statistics = rest[-2:]
     rows = query.new_empty((batch, heads, length), dtype=torch.float32)
-    output = query.new_empty((batch, heads, length, value.shape[-1]))
+    output = query.new_empty((batch, heads, length, value.shape[-1]), dtype=torch.float32 if wide else query.dtype)
     if not statistics:
         return output, rows, *(query.new_empty((0,), dtype=torch.float32) for _ in range(2))
     planes = query.new_empty((len(PLANES), batch, heads, length), dtype=torch.float32)
@@ -51,16 +52,22 @@ def _gradient_shapes(
     key: Float[Tensor, "B H S E"],
     value: Float[Tensor, "B H S Ev"],
     *rest: Any,
-) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"], Float[Tensor, "..."]]:
+    bias, learns = rest[6], rest[-1]
+    of_bias = query.new_empty(bias.shape if learns else (0,), dtype=torch.float32)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), of_bias
+
+
+def _kept_shape(seed: Int[Tensor, ""], dropout_p: float, sizes: list[int]) -> Float[Tensor, "B Hq L S"]:
+    return seed.new_empty(sizes, dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, statistics = inputs
+    query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, dropout, seed, _, statistics = inputs
     out, lse, entropy, planes = output
     ctx.mark_non_differentiable(planes)
-    ctx.save_for_backward(query, key, value, out, lse, entropy, scale, bias, visible, sinks)
-    ctx.numbers = factor, softcap, above, below, statistics
+    ctx.save_for_backward(query, key, value, out, lse, entropy, scale, bias, visible, sinks, seed)
+    ctx.numbers = factor, softcap, above, below, dropout, statistics
     ctx.set_materialize_grads(False)
 
 
@@ -71,8 +78,8 @@ def _backward(
     d_entropy: Float[Tensor, "B Hq L"] | None,
     _: None,
 ) -> Gradients:
-    query, key, value, out, lse, entropy, scale, bias, visible, sinks = ctx.saved_tensors
-    factor, softcap, above, below, statistics = ctx.numbers
+    query, key, value, out, lse, entropy, scale, bias, visible, sinks, seed = ctx.saved_tensors
+    factor, softcap, above, below, dropout, statistics = ctx.numbers
     if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         return _by_the_formula(ctx, d_out, d_lse, d_entropy)
     d_out = torch.zeros_like(out) if d_out is None else d_out
@@ -84,20 +91,23 @@ def _backward(
     if d_entropy is not None:
         constant = constant - d_entropy * entropy
         d_entropy = d_entropy.contiguous()
-    given = (d_out, query, key, value, lse, constant.contiguous(), d_entropy)
-    dq, dk, dv = torch.ops.sqrtdk_cpu.backward(*given, factor, scale, softcap, bias, visible, above, below)
+    given = (d_out.to(query.dtype), query, key, value, lse, constant.contiguous(), d_entropy)
+    numbers = (factor, scale, softcap, bias, visible, above, below, dropout, seed)
+    learns = ctx.needs_input_grad[6]
+    dq, dk, dv, d_bias = torch.ops.sqrtdk_cpu.backward(*given, *numbers, learns)
     d_sinks = None
     if sinks is not None and ctx.needs_input_grad[8]:  # a sink is a key of value 0
         log_weight = sinks.unsqueeze(-1) - lse
         inner = constant if d_entropy is None else constant - d_entropy * log_weight
         weight = log_weight.exp()
         d_sinks = torch.where(weight > 0, weight * inner, 0.0).sum((0, 2))
-    return dq, dk, dv, None, None, None, None, None, d_sinks, None, None, None
+    return dq, dk, dv, None, None, None, d_bias if learns else None, None, d_sinks, None, None, None, None, None, None
 
 
 def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
-    query, key, value, _, _, _, scale, bias, visible, sinks = ctx.saved_tensors
-    factor, softcap, above, below, _ = ctx.numbers
+    query, key, value, out, _, _, scale, bias, visible, sinks, seed = ctx.saved_tensors
+    factor, softcap, above, below, dropout, _ = ctx.numbers
+    sizes = (*out.shape[:-1], key.shape[-2])
     call = Call(
         query,
         key,
@@ -109,8 +119,10 @@ def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gra
         diagonal=above,
         window=(below, None),
         sinks=sinks,
+        dropout_p=dropout,
+        kept=None if seed is None else torch.ops.sqrtdk_cpu.kept(seed, dropout, sizes),
     )
-    leaves = (query, key, value, None, None, None, None, None, sinks, None, None, None)
+    leaves = (query, key, value, None, None, None, bias, None, sinks, None, None, None, None, None, None)
     wanted = [leaf if needed else None for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=True)]
     return gradients_of_formula(call, wanted, given)
 

@@ -44,15 +44,18 @@ struct Row {
   }
 };
 
-// Where the numbers of the rows go; entropy and planes are null where they are not wanted.
+// Where the numbers of the rows go; entropy and planes are null where they are not wanted. The output is of the inputs'
+// type or, if `wide`, float32.
 struct Results {
+  void* output;
+  bool wide;
   float *lse, *entropy, *planes;
   int64_t plane;  // rows of all heads
 };
 
 // The output row, divided by its mass, and its statistics; lse and entropy are those with the sink.
 template <typename In>
-void finish(const Call& call, int64_t h, const Row& row, const float* o, In* to, const Results& results, int64_t at) {
+void finish(const Call& call, int64_t h, const Row& row, const float* o, const Results& results, int64_t at) {
   float top = row.max, keep = 1.0f, mass = top == -INF ? 0.0f : 1.0f + row.rest, more = row.rest, spread = row.a;
   if (call.sinks) {
     const float sink = call.sinks[h];
@@ -65,7 +68,15 @@ void finish(const Call& call, int64_t h, const Row& row, const float* o, In* to,
     mass = 1.0f + more;
   }
   const float share = mass == 0.0f ? (row.n > 0 ? NAN : 0.0f) : keep / mass;
-  for (int64_t e = 0; e < call.value_width; ++e) to[e] = static_cast<In>(row.bad ? NAN : o[e] * share);
+  const float times = share * (call.dropout ? call.dropout->factor() : 1.0f);
+  const auto write = [&](auto* to) {
+    for (int64_t e = 0; e < call.value_width; ++e)
+      to[at * call.value_width + e] = static_cast<std::decay_t<decltype(*to)>>(row.bad ? NAN : o[e] * times);
+  };
+  if (results.wide)
+    write(static_cast<float*>(results.output));
+  else
+    write(static_cast<In*>(results.output));
   results.lse[at] = row.bad ? NAN : mass == 0.0f ? -INF : top + std::log1p(more);
   if (!results.planes) return;
   results.entropy[at] = row.bad ? NAN : mass == 0.0f ? share : std::log1p(more) - spread / mass;

@@ -61,7 +61,7 @@ _ARGUMENT_NAMES = {
 # Arguments that change results by rounding at most. An argument in neither table is reported as not read.
 _IDLE_ARGUMENTS = {
     "results": ("out", "out_", "return_softmax", "return_debug_mask", "compute_logsumexp", "compute_log_sumexp"),
-    "of ours": ("statistics", "places"),
+    "of ours": ("statistics", "places", "seed", "wide"),
     "schedule": ("num_splits", "use_kvsplit", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic"),
     "without their tensors": ("is_rotary_interleaved", "rotary_interleaved", "page_size", "zero_tensors"),
     "others": ("enable_gqa", "dropout_mask"),

@@ -1,0 +1,120 @@
+"""The compiled kernel in training: dropout and its replay, and the gradient of a bias, summed where it repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sqrtdk
+from sqrtdk.impl.kernel.load import load_if_built
+from tests.attention.training import (
+    BIASES,
+    LARGEST,
+    RATE,
+    SHAPES,
+    drawn,
+    judge_bias,
+    judge_dropout,
+    philox,
+    replay,
+)
+from tests.support.kernel_here import needs_kernel
+from tests.tolerances import gradient_complaints
+
+pytestmark = needs_kernel
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+# dropout
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0, 0, 0, 0), (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+    ids=["zeros", "ones", "pi"],
+)
+def test_the_replay_has_the_published_words(counter: tuple[int, ...], key: tuple[int, int], words: str) -> None:
+    found = philox(np.array(counter).reshape(4, 1), key)
+    assert " ".join(f"{word:08x}" for word in found[:, 0].tolist()) == words
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 2])
+def test_the_kernel_draws_what_the_replay_draws(seed: int) -> None:
+    load_if_built()
+    kept = torch.ops.sqrtdk_cpu.kept(torch.tensor(seed), RATE, (2, 3, 130, 77))
+    assert torch.equal(kept, replay(seed, RATE, 2, 3, 130, 77))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_dropout_equals_its_own_replay(name: str, dtype: torch.dtype, threads: None) -> None:
+    wrong = judge_dropout(name, dtype)
+    assert not wrong, wrong
+
+
+def test_a_seed_decides_and_every_call_draws_anew() -> None:
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+
+    def dropped(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        return [sqrtdk.attention(q, k, v, dropout_p=0.5, impl="cpu") for _ in range(2)]
+
+    first, again, other = dropped(1), dropped(1), dropped(2)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_a_compiled_program_draws_anew_in_every_call() -> None:
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    sqrtdk.attention(q, k, v, impl="cpu")  # loads the kernel
+    compiled = torch.compile(lambda: sqrtdk.attention(q, k, v, dropout_p=0.5, impl="cpu"), backend="aot_eager")
+    torch.manual_seed(0)
+    first, second = compiled(), compiled()
+    assert not torch.equal(first, second)
+
+
+def test_second_derivatives_have_the_same_dropout() -> None:
+    q, k, v = (torch.randn(1, 2, 9, 4).requires_grad_() for _ in range(3))
+    kept = drawn(1, 2, 9, 9)
+
+    def penalty(output: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), leaves)
+
+    found = penalty(sqrtdk.attention(q, k, v, dropout_p=RATE, impl="cpu"), [q, k, v])
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    weights = torch.softmax(wide[0] @ wide[1].mT / 2, -1) * kept / (1 - RATE)
+    wanted = penalty(weights @ wide[2], wide)
+    named = [dict(zip("qkv", g, strict=True)) for g in (found, wanted)]
+    wrong = gradient_complaints(*named, torch.float32, length=9, logit=LARGEST, rows=18)
+    assert not wrong, wrong
+
+
+# the gradient of a bias
+
+
+@pytest.mark.parametrize("sizes", BIASES, ids=lambda sizes: "x".join(map(str, sizes)))
+def test_the_gradient_of_a_bias_is_summed_where_it_repeats(sizes: tuple[int, ...], threads: None) -> None:
+    wrong = judge_bias(sizes)
+    assert not wrong, wrong
