@@ -1,6 +1,7 @@
 """What `sqrtdk.attention` costs next to torch's own operations, to Keras, and to the same figures by dense torch code.
 
 Each group runs its sides in turn, round after round, and prints times and ratios as median [10th .. 90th percentile].
+Beside the statistics stands the machine's own limit: the two matrix products alone, in the compiled kernel's tiles.
 Memory is measured in processes of their own: what the call adds to the peak of one that has loaded its libraries.
 
     python benchmarks/attention.py [--repeats 15] [--threads 2] [--json FILE] [--only plain,tiny,statistics,...]
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -28,7 +30,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sqrtdk
 from peers import dense_statistics
+from products import build, products
 from sqrtdk import AuxRequest, scores
+from sqrtdk._environment import cpu_name
+from sqrtdk.impl.kernel.libraries import this_target
+from sqrtdk.impl.kernel.load import why_not_loaded
 from timing import Spread, ratio, rounds
 
 Group = tuple[dict[str, Callable[[], object]], list[tuple[str, str]], int]
@@ -75,10 +81,68 @@ def statistics(dtype: torch.dtype) -> Group:
         "measure 4096": lambda: sqrtdk.measure(q, k),
     }
     pairs = [("sqrtdk 4096, all statistics", "sdpa 4096"), ("measure 4096", "sdpa 4096")]
+    if why_not_loaded() is None:
+        build()
+        ways["products alone 4096"] = lambda: products(q, k, v)
+        pairs.append(("products alone 4096", "sdpa 4096"))
     if dtype == torch.float32:
         ways["dense torch 4096, all statistics"] = lambda: dense(q, k, v)
         pairs.append(("dense torch 4096, all statistics", "sqrtdk 4096, all statistics"))
     return ways, pairs, 1
+
+
+def training(dtype: torch.dtype) -> Group:
+    """The backward pass, and both passes, in which all statistics are computed too."""
+    leaves = [t.requires_grad_() for t in tensors(4096, dtype=dtype)]
+    gradient = torch.randn_like(leaves[0])
+    calls = {"sdpa": functional.scaled_dot_product_attention, "sqrtdk": partial(sqrtdk.attention, return_aux=ALL)}
+    ways: dict[str, Callable[[], object]] = {}
+    for name, call in calls.items():
+        with torch.enable_grad():
+            output = output_of(call(*leaves))
+        ways[f"{name} 4096, backward"] = partial(torch.autograd.grad, output, leaves, gradient, retain_graph=True)
+        ways[f"{name} 4096, forward and backward"] = partial(both_passes, call, leaves, gradient)
+    return ways, [(f"sqrtdk 4096, {name}", f"sdpa 4096, {name}") for name in ("backward", "forward and backward")], 1
+
+
+def output_of(found: Tensor | tuple[Tensor, object]) -> Tensor:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def both_passes(call: Callable[..., Any], leaves: list[Tensor], gradient: Tensor) -> object:
+    with torch.enable_grad():
+        return torch.autograd.grad(output_of(call(*leaves)), leaves, gradient)
+
+
+def learning(dtype: torch.dtype) -> Group:
+    """Both passes with dropout, and with a bias that learns; torch holds all weights for either."""
+    leaves = [t.requires_grad_() for t in tensors(2048, dtype=dtype)]
+    bias = torch.randn(1, 8, 2048, 2048, dtype=dtype, requires_grad=True)
+    gradient = torch.randn_like(leaves[0])
+    theirs, ours = functional.scaled_dot_product_attention, sqrtdk.attention
+    ways: dict[str, Callable[[], object]] = {
+        "sdpa 2048, dropout": partial(both_passes, partial(theirs, dropout_p=0.1), leaves, gradient),
+        "sqrtdk 2048, dropout": partial(both_passes, partial(ours, dropout_p=0.1), leaves, gradient),
+        "sdpa 2048, learned bias": partial(both_passes, theirs, [*leaves, bias], gradient),
+        "sqrtdk 2048, learned bias": partial(
+            both_passes, lambda q, k, v, bias: ours(q, k, v, bias=bias), [*leaves, bias], gradient
+        ),
+    }
+    return ways, [(f"sqrtdk 2048, {name}", f"sdpa 2048, {name}") for name in ("dropout", "learned bias")], 1
+
+
+def decode(dtype: torch.dtype) -> Group:
+    """Few rows over many keys, 32 heads that share 8."""
+    ways: dict[str, Callable[[], object]] = {}
+    pairs = []
+    key, value = (torch.randn(1, 8, 8192, 128, dtype=dtype) for _ in range(2))
+    for rows in (1, 4, 16):
+        query = torch.randn(1, 32, rows, 128, dtype=dtype)
+        theirs, ours = f"sdpa, {rows} rows", f"sqrtdk, {rows} rows, all statistics"
+        ways[theirs] = partial(functional.scaled_dot_product_attention, query, key, value, enable_gqa=True)
+        ways[ours] = partial(sqrtdk.attention, query, key, value, enable_gqa=True, return_aux=ALL)
+        pairs.append((ours, theirs))
+    return ways, pairs, 3
 
 
 def flex_plain() -> Group:
@@ -170,6 +234,12 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "tiny": tiny,
     "statistics": lambda: statistics(torch.float32),
     "statistics_bf16": lambda: statistics(torch.bfloat16),
+    "training": lambda: training(torch.float32),
+    "training_bf16": lambda: training(torch.bfloat16),
+    "learning": lambda: learning(torch.float32),
+    "learning_bf16": lambda: learning(torch.bfloat16),
+    "decode": lambda: decode(torch.float32),
+    "decode_bf16": lambda: decode(torch.bfloat16),
     "flex": flex_plain,
     "mods": flex_mods,
     "additive": additive,
@@ -208,6 +278,20 @@ def peaks(threads: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def machine(threads: int) -> dict[str, Any]:
+    """The CPU, what the kernel was compiled for, and which instructions torch and its libraries were limited to."""
+    limits = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA") if name in os.environ}
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": threads,
+        "cpu": cpu_name(),
+        "target": this_target() if why_not_loaded() is None else None,
+        "torch_instructions": torch.backends.cpu.get_cpu_capability(),
+        "limits": limits,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=15)
@@ -222,7 +306,8 @@ def main() -> None:
         print(json.dumps(peak(options.peak)))
         return
     record: dict[str, object] = {
-        "environment": {"torch": torch.__version__, "python": platform.python_version(), "threads": options.threads},
+        "date": datetime.now(UTC).date().isoformat(),
+        "environment": machine(options.threads),
         "repeats": options.repeats,
     }
     wanted = options.only.split(",")

@@ -161,6 +161,53 @@ def bench(language: str) -> str:
     return table(language, heads, rows) + "\n\n" + "\n".join(f"- {note}" for note in notes)
 
 
+TARGETS = {"attention-kernel": "AVX-512", "attention-kernel-avx2": "AVX2"}
+SDPA_PAIRS = {  # group of benchmarks/attention.py, ratio in it, and what it is
+    "statistics": {
+        "sqrtdk 4096, all statistics / sdpa 4096": ("all statistics, forward", "全部统计量，前向"),
+        "products alone 4096 / sdpa 4096": ("the two matrix products alone", "仅两次矩阵乘法"),
+    },
+    "training": {
+        "sqrtdk 4096, backward / sdpa 4096, backward": ("backward", "反向"),
+        "sqrtdk 4096, forward and backward / sdpa 4096, forward and backward": (
+            "all statistics, forward and backward",
+            "全部统计量，前向和反向",
+        ),
+    },
+    "learning": {
+        "sqrtdk 2048, dropout / sdpa 2048, dropout": ("dropout, forward and backward", "dropout，前向和反向"),
+        "sqrtdk 2048, learned bias / sdpa 2048, learned bias": (
+            "a learned bias, forward and backward",
+            "学习的偏置，前向和反向",
+        ),
+    },
+    "decode": {
+        f"sqrtdk, {rows} rows, all statistics / sdpa, {rows} rows": (
+            f"all statistics of {rows} rows over 8192 keys",
+            f"{rows} 行对 8192 个键，全部统计量",
+        )
+        for rows in (1, 4, 16)
+    },
+}
+
+
+def targets(language: str) -> str:
+    """The compiled kernel over SDPA for each kind of CPU, and the machine's limit."""
+    heads = [("over SDPA's time", "与 SDPA 的时间之比")]
+    heads += [(f"{text}, {dtype}",) * 2 for text in TARGETS.values() for dtype in DTYPES[:2]]
+    groups = [(name, suffix) for name in TARGETS for suffix in ("", "_bf16")]
+    rows = [
+        (
+            both[language == "zh"],
+            *(f"{record(n)[group + suffix]['ratio'][pair]['median']:.2f}" for n, suffix in groups),
+        )
+        for group, pairs in SDPA_PAIRS.items()
+        for pair, both in pairs.items()
+    ]
+    notes = [caption(language, name, *when(record(name)), text).strip() for name, text in TARGETS.items()]
+    return table(language, heads, rows) + "\n\n" + "\n".join(f"- {note}" for note in notes)
+
+
 def size_text(language: str, sizes: Mapping[str, int]) -> str:
     """Batch, heads, queries and keys in words."""
     heads = f"{sizes['heads']} x {sizes['width']}"
@@ -258,6 +305,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "static": static,
     "trace": traced,
     "bench": bench,
+    "targets": targets,
     "fused": fused,
     "watch": watch,
     "divergence": divergence,

@@ -62,12 +62,12 @@ MUTANTS: dict[str, Planted] = {
     ),
     "scale left out of the gradient": plant(
         f"{TURNED}:one",
-        Change(", B = F(C, D * E);", ", B = F(C, D);"),
+        Change("= F(A, B * C);", "= F(A, B);"),
     ),
     "gradients of one query head": plant(f"{BACKWARD}:backward", Change("< (A % B + 1) * C;", "< A % B * C + 1;")),
     "parts of dq not summed": plant(f"{BACKWARD}:backward", Change("+= A[B * C + D * E];", "= A[B * C + D * E];")),
     # dropout, and the gradient of a bias
-    "dropout not scaled": plant(f"{ROW}:finish", Change("? A->F() : 1.0f", "? 1.0f : 1.0f")),
+    "dropout not scaled": plant(f"{ROW}:finish", Change("? A->B : 1.0f", "? 1.0f : 1.0f")),
     "dropout of another key": plant(f"{DROPOUT}:apply", Change("(A + B) / C, 1,", "(A + B) / C + 1, 1,")),
     "a round of dropout's words less": plant(f"{DROPOUT}:draw", Change("< 10;", "< 9;")),
     "dropout left out of the gradient": plant(f"{TURNED}:one", Change("= A * B, C = D * B;", "= A, C = D * B;")),

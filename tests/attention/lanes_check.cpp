@@ -87,6 +87,10 @@ void functions() {
   }
   const float ends[LANES] = {0.0f, -159.0f, NAN};
   const Numbers powers(power_of_two(load(ends)));
+  const float small[LANES] = {1.0f, 0.7f, 1e-30f, 0x1p-126f, 0x1.8p-127f, 0x1p-149f, 0.0f};
+  const Numbers raised(exponent_raised<50>(load(small)));
+  for (int64_t k = 0; k < 4; ++k) expect(raised.at[k] == small[k] * 0x1p50f, "exponent", k);
+  for (int64_t k = 4; k < LANES; ++k) expect(raised.at[k] >= 0.0f && raised.at[k] < 0x1p-76f, "small exponent", k);
   expect(powers.at[0] == 1.0f, "power of 0", 0);
   expect(powers.at[1] == 0.0f, "power of the floor", 1);
   expect(std::isnan(powers.at[2]), "power of NaN", 2);

@@ -5,11 +5,14 @@ Run by `test_attention_kernel_sanitized.py`, with the sanitizer's library preloa
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 import sqrtdk
 from sqrtdk.impl.kernel import build, libraries, load
 from tests.attention.cases import CASES, LONG_CASES, as_leaves
+from tests.attention.training import BIASES, SHAPES, judge_bias, judge_dropout
 
 FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
@@ -29,6 +32,10 @@ def main() -> None:
         with torch.no_grad():
             sqrtdk.attention(**case.given(leaves), impl="cpu")
         ran += 1
+    for name, dtype in product(SHAPES, (torch.float32, torch.bfloat16)):
+        judge_dropout(name, dtype)
+    for sizes in BIASES:
+        judge_bias(sizes)
     print(ran, load.kernel_state().path)
 
 

@@ -83,6 +83,11 @@ def test_torch_s_own_check_of_the_backward_operator_passes() -> None:
     assert set(torch.library.opcheck(torch.ops.sqrtdk_cpu.backward.default, given).values()) == {"SUCCESS"}
 
 
+def test_torch_s_own_check_of_the_replay_passes() -> None:
+    given = (torch.tensor(3), 0.3, (1, 2, 5, 13))
+    assert set(torch.library.opcheck(torch.ops.sqrtdk_cpu.kept.default, given).values()) == {"SUCCESS"}
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {"is_causal": True},
     "softcap, sinks, window": {"softcap": 4.0, "sinks": 0.0, "window": (9, None)},

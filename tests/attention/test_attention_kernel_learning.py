@@ -13,7 +13,6 @@ import sqrtdk
 from sqrtdk.impl.kernel.load import load_if_built
 from tests.attention.training import (
     BIASES,
-    LARGEST,
     RATE,
     SHAPES,
     drawn,
@@ -94,21 +93,32 @@ def test_a_compiled_program_draws_anew_in_every_call() -> None:
     assert not torch.equal(first, second)
 
 
-def test_second_derivatives_have_the_same_dropout() -> None:
-    q, k, v = (torch.randn(1, 2, 9, 4).requires_grad_() for _ in range(3))
+def test_second_derivatives_have_the_same_dropout_and_reach_the_bias() -> None:
+    given = [torch.randn(1, 2, 9, 4).requires_grad_() for _ in range(3)] + [torch.randn(9).requires_grad_()]
     kept = drawn(1, 2, 9, 9)
 
     def penalty(output: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
         first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
         return torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), leaves)
 
-    found = penalty(sqrtdk.attention(q, k, v, dropout_p=RATE, impl="cpu"), [q, k, v])
-    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    weights = torch.softmax(wide[0] @ wide[1].mT / 2, -1) * kept / (1 - RATE)
+    q, k, v, bias = given
+    found = penalty(sqrtdk.attention(q, k, v, bias=bias, dropout_p=RATE, impl="cpu"), given)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    weights = torch.softmax(wide[0] @ wide[1].mT / 2 + wide[3], -1) * kept / (1 - RATE)
     wanted = penalty(weights @ wide[2], wide)
-    named = [dict(zip("qkv", g, strict=True)) for g in (found, wanted)]
-    wrong = gradient_complaints(*named, torch.float32, length=9, logit=LARGEST, rows=18)
+    named = [dict(zip("qkvb", g, strict=True)) for g in (found, wanted)]
+    wrong = gradient_complaints(*named, torch.float32, length=9, logit=10.0, rows=18)
     assert not wrong, wrong
+
+
+def test_the_seed_is_the_cpu_s_whatever_torch_s_default_device() -> None:
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    torch.manual_seed(0)
+    wanted = sqrtdk.attention(q, k, v, dropout_p=0.5, impl="cpu")
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        found = sqrtdk.attention(q, k, v, dropout_p=0.5, impl="cpu")
+    assert torch.equal(found, wanted)
 
 
 # the gradient of a bias
@@ -118,3 +128,12 @@ def test_second_derivatives_have_the_same_dropout() -> None:
 def test_the_gradient_of_a_bias_is_summed_where_it_repeats(sizes: tuple[int, ...], threads: None) -> None:
     wrong = judge_bias(sizes)
     assert not wrong, wrong
+
+
+def test_a_bias_of_one_number_learns() -> None:
+    """Softmax does not see it: its gradient is 0."""
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    bias = torch.tensor(0.5, requires_grad=True)
+    (found,) = torch.autograd.grad(sqrtdk.attention(q, k, v, bias=bias, impl="cpu").sum(), bias)
+    assert found.shape == ()
+    assert abs(found.item()) < 1e-3

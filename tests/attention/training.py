@@ -21,9 +21,10 @@ SHAPES = {
     "few rows": ((1, 4, 2, 3, 700, 8), {}),
     "causal": ((1, 2, 2, 200, 200, 8), {"is_causal": True}),
     "window and softcap": ((2, 2, 1, 150, 600, 8), {"window": (70, 5), "softcap": 3.0}),
+    "learned bias": ((2, 4, 2, 150, 333, 8), {"bias": (4, 150, 333), "softcap": 3.0}),
 }
 BIASES = [
-    tuple(1 if repeated >> dim & 1 else size for dim, size in enumerate((2, 4, 150, 600))) for repeated in range(16)
+    tuple(1 if repeated >> dim & 1 else size for dim, size in enumerate((2, 4, 150, 601))) for repeated in range(16)
 ]
 
 
@@ -71,6 +72,8 @@ def judge_dropout(name: str, dtype: torch.dtype) -> list[str]:
     """What is wrong with output, lse and gradients of a call with dropout; empty where nothing is."""
     (batch, heads, kv, rows, keys, dim), options = SHAPES[name]
     sizes = {"query": (batch, heads, rows, dim), "key": (batch, kv, keys, dim), "value": (batch, kv, keys, dim)}
+    sizes |= {name: size for name, size in options.items() if name == "bias"}
+    options = {name: value for name, value in options.items() if name != "bias"}
     given = {name: (0.4 * torch.randn(size)).to(dtype).requires_grad_() for name, size in sizes.items()}
     kept = drawn(batch, heads, rows, keys)
     output, aux = sqrtdk.attention(
@@ -106,7 +109,7 @@ def judge_dropout(name: str, dtype: torch.dtype) -> list[str]:
 
 def judge_bias(sizes: tuple[int, ...]) -> list[str]:
     """What is wrong with the gradients of a call with a bias of these sizes; empty where nothing is."""
-    shapes = {"query": (2, 4, 150, 8), "key": (2, 2, 600, 8), "value": (2, 2, 600, 4), "bias": sizes}
+    shapes = {"query": (2, 4, 150, 8), "key": (2, 2, 601, 8), "value": (2, 2, 601, 4), "bias": sizes}
     given = {name: (0.2 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
     cotangent = torch.randn(2, 4, 150, 4)
     wide = {name: t.detach().double().requires_grad_() for name, t in given.items()}
@@ -114,9 +117,9 @@ def judge_bias(sizes: tuple[int, ...]) -> list[str]:
     found = grads(((output, cotangent),), given)
     key, value = (wide[name].repeat_interleave(2, 1) for name in ("key", "value"))
     logits = wide["query"] @ key.mT * 8**-0.5 + wide["bias"]
-    hidden = torch.arange(600) > torch.arange(150).unsqueeze(-1) + 460
+    hidden = torch.arange(601) > torch.arange(150).unsqueeze(-1) + 460
     answer = torch.softmax(logits.masked_fill(hidden, -math.inf), -1) @ value
     wanted = grads(((answer, cotangent.double()),), wide)
     return gradient_complaints(
-        found, wanted, torch.float32, length=600, logit=logits.abs().max().item(), rows=2 * 4 * 150
+        found, wanted, torch.float32, length=601, logit=logits.abs().max().item(), rows=2 * 4 * 150
     )

@@ -139,7 +139,7 @@ def _run(
         above,
         below,
         call.dropout_p,
-        torch.randint(2**63 - 1, ()) if call.dropout_p else None,
+        torch.randint(2**63 - 1, (), device="cpu") if call.dropout_p else None,
         # The gradients of a row's logits add up to 0 as exactly as its output is known, which the sums of a bias show.
         call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled(),
         statistics,

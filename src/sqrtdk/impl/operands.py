@@ -61,7 +61,7 @@ def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq
 
 def side_by_side(bias: Bias) -> Bias:
     """Return a bias with contiguous columns, or a single one."""
-    return bias if bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
+    return bias if bias.ndim == 0 or bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
 
 
 def visible_band(call: Call) -> tuple[int | None, int | None]:

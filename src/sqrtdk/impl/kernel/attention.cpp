@@ -10,8 +10,9 @@
 // Backward. One unit is a run of key blocks of one key head. Logits are computed again, transposed, keys by queries:
 //   P^T = e^(z - lse),  dP^T = V g^T,  dZ^T = P^T (dP^T - D + dlse - dH (log P + H)),  D = g . output
 //   dV += P^T g,  dK += dZ^T Q,  dQ^T += K^T dZ^T
-// with g, dlse and dH the gradients of the output, of lse and of the entropy H. The gradient of a bias is that of its
-// logits, P (dP - D + dlse - dH (log P + H)). Dropout multiplies P in the products with g and v alone: dP, and P in dV.
+// with g, dlse and dH the gradients of the output, of lse and of the entropy H. The gradient of a bias is dZ without
+// the scale and the slope of the softcap. With dropout, dP^T and the P^T of dV are multiplied by what it keeps, times 1
+// / (1 - p).
 //
 // A unit is computed by one thread in a fixed order, so results do not depend on which thread takes it.
 #include <ATen/ATen.h>
@@ -38,7 +39,7 @@ Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
   if (scale) call.scale.emplace(*scale);
   if (bias) call.bias.emplace(bias->expand({call.batch, call.heads, call.length, call.keys}));
   if (visible) call.visible.emplace(*visible);
-  if (seed) call.dropout = {static_cast<float>(dropout), static_cast<uint64_t>(seed->item<int64_t>())};
+  if (seed) call.dropout.emplace(dropout, seed->item<int64_t>());
   call.above = above.value_or(INT64_MAX), call.below = below.value_or(INT64_MAX);
   return call;
 }
@@ -106,7 +107,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
                                    entropy ? entropy->const_data_ptr<float>() : nullptr);
   const Units units(call, learns ? &dbias : nullptr);
   at::Tensor planes = units.planes > 1 && learns ? dbias.new_zeros({units.planes, dbias.numel()}) : dbias;
-  if (learns) call.bias_gradient.emplace(dbias.expand({call.batch, call.heads, call.length, call.keys}));
+  if (learns) call.bias_strides.emplace(dbias.expand({call.batch, call.heads, call.length, call.keys}));
   float* to = learns ? planes.mutable_data_ptr<float>() : nullptr;
   at::Tensor dq = at::empty(query.sizes(), query.options()), dk = at::empty(key.sizes(), key.options()),
              dv = at::empty(value.sizes(), value.options());
@@ -120,14 +121,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
 // 1 where dropout keeps a weight, else 0, (B, H, L, S).
 at::Tensor attention_kept(const at::Tensor& seed, double rate, at::IntArrayRef sizes) {
   TORCH_CHECK(sizes.size() == 4, "the sizes are B, H, L, S");
-  const Dropout dropout = {static_cast<float>(rate), static_cast<uint64_t>(seed.item<int64_t>())};
+  const Dropout dropout(rate, seed.item<int64_t>());
   const int64_t rows = sizes[2], keys = sizes[3], padded = up(keys, LANES);
   at::Tensor found = at::ones({sizes[0], sizes[1], rows, padded}, at::kFloat);
   float* to = found.mutable_data_ptr<float>();
   at::parallel_for(0, padded ? found.numel() / padded : 0, 64, [&](int64_t from, int64_t end) {
     for (int64_t row = from; row < end; ++row) dropout.apply(row / rows, row % rows, 0, 0, padded, to + row * padded);
   });
-  return found.narrow(3, 0, keys);
+  return found.narrow(3, 0, keys).contiguous();
 }
 
 }  // namespace
@@ -136,14 +137,13 @@ at::Tensor attention_kept(const at::Tensor& seed, double rate, at::IntArrayRef s
 TORCH_LIBRARY(sqrtdk_cpu, m) {
   m.def(
       "forward(Tensor query, Tensor key, Tensor value, float factor, Tensor? scale, float softcap, Tensor? bias, "
-      "Tensor? visible, Tensor? sinks, int? above, int? below, float dropout_p, Tensor? seed, bool wide, bool "
-      "statistics) -> "
-      "(Tensor, "
-      "Tensor, Tensor, Tensor)");
+      "Tensor? visible, Tensor? sinks, int? above, int? below, float dropout_p, Tensor? seed, "
+      "bool wide, bool statistics) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor lse, Tensor constant, "
-      "Tensor? entropy, float factor, Tensor? scale, float softcap, Tensor? bias, Tensor? visible, int? above, "
-      "int? below, float dropout_p, Tensor? seed, bool learns) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? entropy, float factor, Tensor? scale, float softcap, Tensor? bias, "
+      "Tensor? visible, int? above, int? below, float dropout_p, Tensor? seed, "
+      "bool learns) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("kept(Tensor seed, float dropout_p, int[] sizes) -> Tensor");
 }
 

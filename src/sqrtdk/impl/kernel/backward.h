@@ -4,9 +4,10 @@
 
 namespace sqrtdk {
 
-// Key heads that share a bias, over the batch, over the heads or over both, add to the same numbers of its gradient:
-// they are a column, whose groups have a plane each. A bias that repeats over the keys has a plane for each part of
-// them.
+// How the work is divided among threads, so that no two units add to one number of the gradient of the bias. A column
+// is the key heads that share a bias: one head in all samples, all heads of a sample, all of both, or one alone. Its
+// heads are divided into groups, and each group has a plane of the gradient for itself; a bias that repeats over the
+// keys has one for each part of them too. Planes are summed at the end.
 struct Units {
   int64_t columns, members, groups, parts, planes, column_step, member_step;
 
@@ -62,7 +63,7 @@ void backward(const Call& call, const RowTerms& terms, const Units& units, const
     return [&, tile = TurnedTile<T>(call, terms), dk_sum = std::vector<float>(BLOCK * e),
             dv_sum = std::vector<float>(BLOCK * ev)](int64_t unit) mutable {
       const int64_t column = unit / parts / units.groups, first = unit / parts % units.groups, part = unit % parts;
-      if (bias) tile.bias = bias + units.plane(first, part) * bias_size;
+      if (bias) tile.bias_gradient = bias + units.plane(first, part) * bias_size;
       for (int64_t member = first; member < units.members; member += units.groups) {
         const int64_t shared = column * units.column_step + member * units.member_step, b = shared / kh;
         for (int64_t block = part; block < blocks; block += parts) {

@@ -1,7 +1,7 @@
 // Dropout: whether a weight is kept is a function of the seed and its place, so the backward pass finds it again.
 //
 // Philox 4x32-10 makes four words of a counter and the seed (Salmon et al. 2011, "Parallel random numbers: as easy as
-// 1, 2, 3"). Word w of the counter (row, 16 g + l, head of the batch, 0) is that of key 64 g + 16 w + l.
+// 1, 2, 3"). Word w of the counter (row, 16 g + l, b H + h, 0) is that of key 64 g + 16 w + l of head h in sample b.
 #pragma once
 #include "lanes.h"
 
@@ -10,11 +10,13 @@ namespace sqrtdk {
 constexpr int64_t WORDS = 4, DRAWN = WORDS * LANES;  // keys of a row that are drawn at once
 
 struct Dropout {
-  float rate;
+  float rate, factor;  // the weights that are kept are multiplied by the factor
   uint64_t seed;
 
-  // What the weights that are kept are multiplied by.
-  float factor() const { return rate < 1.0f ? 1.0f / (1.0f - rate) : 0.0f; }
+  Dropout(double rate, int64_t seed)
+      : rate(static_cast<float>(rate)),
+        factor(rate < 1.0 ? static_cast<float>(1.0 / (1.0 - rate)) : 0.0f),
+        seed(static_cast<uint64_t>(seed)) {}
 
   // The counters (row + down l, column + along l, head, 0) of sixteen l; 1 for a word that keeps its key, else 0, goes
   // to to[w stride + l].

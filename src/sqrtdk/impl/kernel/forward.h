@@ -150,7 +150,7 @@ class Tile {
       const auto add = [&](auto others) INLINE {
         rest = where(others, rest + e, rest);
         if (!wanted) return;
-        const Lanes root = e * every(ROOT), square = root * root;
+        const Lanes root = exponent_raised<ROOT_EXPONENT>(e), square = root * root;
         c2 = where(others, c2 + square, c2);
         c3 = where(others, square * e + c3, c3);
         a = where(others, e * d + a, a);

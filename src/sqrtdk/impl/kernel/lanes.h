@@ -32,7 +32,8 @@ constexpr int PARTS = LANES / WIDTH;
 
 typedef float Part __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Bits __attribute__((vector_size(4 * WIDTH)));
-typedef Part Anywhere __attribute__((aligned(4), may_alias));  // a register's worth of memory
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));  // sums of them may overflow
+typedef Part Anywhere __attribute__((aligned(4), may_alias));    // a register's worth of memory
 
 struct Lanes {
   Part part[PARTS];
@@ -160,6 +161,13 @@ inline Lanes power_of_two(Lanes x) {
         return times_power(p * r + 1.0f, n);
       },
       x);
+}
+
+// 2^BY x for a normal number x, by an integer sum: the units that multiply are busy with all else. 0 and numbers below
+// the normal ones become less than 2^(BY - 126).
+template <uint32_t BY>
+inline Lanes exponent_raised(Lanes x) {
+  return each([](Part x) { return (Part)((Words)x + (BY << 23)); }, x);
 }
 
 // tanh: an odd polynomial near 0, where (1 - e) / (1 + e) would cancel.

@@ -59,10 +59,10 @@ struct View {
 struct Call {
   int64_t batch, heads, key_heads, value_heads, length, keys, width, value_width;
   float factor = 1.0f;
-  std::optional<View<float>> scale;          // (B, H, L, 1), in place of the factor
-  float softcap = 0.0f;                      // 0: none
-  std::optional<View<float>> bias;           // (B, H, L, S), as `visible`
-  std::optional<View<float>> bias_gradient;  // its strides, as those of the bias
+  std::optional<View<float>> scale;         // (B, H, L, 1), in place of the factor
+  float softcap = 0.0f;                     // 0: none
+  std::optional<View<float>> bias;          // (B, H, L, S), as `visible`
+  std::optional<View<float>> bias_strides;  // those of its gradient, in one plane; none: it is not wanted
   std::optional<View<bool>> visible;
   std::optional<Dropout> dropout;
   const float* sinks = nullptr;                  // (H)

@@ -9,7 +9,8 @@ namespace sqrtdk {
 
 // Powers of small p underflow. Times 2^100 they do not before p = 1e-34 (squares) and 2e-23 (cubes), and 2^20 keys of
 // p = 1 fit. ROOT is the square root of that factor.
-constexpr float ROOT = 0x1p50f;
+constexpr uint32_t ROOT_EXPONENT = 50;
+constexpr float ROOT = static_cast<float>(int64_t{1} << ROOT_EXPONENT);
 constexpr int PLANES = 9;  // keys, max_logit, min_logit, rest, share2, share3, a, mean, m2: the fields of RowStats
 
 // Statistics of a row over the keys so far. `rest`, `c2`, `c3` and `a` are sums over all keys but one of the maximum.
@@ -68,7 +69,7 @@ void finish(const Call& call, int64_t h, const Row& row, const float* o, const R
     mass = 1.0f + more;
   }
   const float share = mass == 0.0f ? (row.n > 0 ? NAN : 0.0f) : keep / mass;
-  const float times = share * (call.dropout ? call.dropout->factor() : 1.0f);
+  const float times = share * (call.dropout ? call.dropout->factor : 1.0f);
   const auto write = [&](auto* to) {
     for (int64_t e = 0; e < call.value_width; ++e)
       to[at * call.value_width + e] = static_cast<std::decay_t<decltype(*to)>>(row.bad ? NAN : o[e] * times);

@@ -38,7 +38,7 @@ class TurnedTile {
         gradients_(BLOCK * ROWS),
         kept_(call.dropout ? DRAWN * ROWS : 0),
         biases_(call.bias ? DRAWN * ROWS : 0),
-        times_(call.dropout ? call.dropout->factor() : 1.0f) {
+        times_(call.dropout ? call.dropout->factor : 1.0f) {
     if constexpr (PAIR<T> == 2)
       for (auto* of : {&weights_, &left_, &right_}) of->resize(BLOCK * ROWS);
   }
@@ -49,8 +49,7 @@ class TurnedTile {
   T* left() { return in_place_of(gradients_, left_); }
   T* right() { return in_place_of(gradients_, right_); }
 
-  // Where the gradient of the bias is added to; null: it is not wanted.
-  float* bias = nullptr;
+  float* bias_gradient = nullptr;  // what it is added to; null: it is not wanted
 
   // Products and dP^T to weights and the gradient of the products; `n` keys from `j`, an even number, and `columns`
   // queries.
@@ -73,7 +72,7 @@ class TurnedTile {
         if constexpr (PAIR<T> == 2) store_rows(right_.data() + c * ROWS + 2 * v, dz[0], dz[1]);
       }
       const int64_t done = c % DRAWN + 2;
-      if (bias && (done == DRAWN || c + 2 == n)) {
+      if (bias_gradient && (done == DRAWN || c + 2 == n)) {
         std::fill(biases_.begin() + done * ROWS, biases_.begin() + up(done, LANES) * ROWS, 0.0f);
         add_to_bias(b, h, start, rows, j + c + 2 - done, std::min(done, call_.keys - (j + c + 2 - done)));
       }
@@ -89,7 +88,7 @@ class TurnedTile {
     }
   }
 
-  // Sixteen queries and one key.
+  // Sixteen queries and one key: their weights after dropout, and the gradients of their products.
   void one(int64_t b, int64_t h, int64_t at, int64_t row, int64_t rows, int64_t key, int64_t offset, bool whole,
            Lanes& p, Lanes& dz) {
     const Lanes scale = load(&terms_.scale[at]);
@@ -101,14 +100,15 @@ class TurnedTile {
     }
     const auto finish = [&](auto seen) {
       const Lanes x = z - load(&terms_.lse[at]);
-      p = kept(seen, power_of_two(at_least_floor(smaller(Lanes{}, x) * every(LOG2E))));
-      Lanes outer = load(&gradients_[offset]), weight = p;
+      const Lanes share = kept(seen, power_of_two(at_least_floor(smaller(Lanes{}, x) * every(LOG2E))));
+      Lanes outer = load(&gradients_[offset]);
+      p = share;
       if (call_.dropout) {
         const Lanes keep = load(&kept_[offset % (DRAWN * ROWS)]) * every(times_);
-        outer = outer * keep, weight = p * keep;
+        outer = outer * keep, p = share * keep;
       }
-      const Lanes inner = p * (outer + load(&terms_.constant[at]) - load(&terms_.entropy[at]) * x);
-      p = weight, dz = kept(seen, inner * slope);
+      const Lanes inner = share * (outer + load(&terms_.constant[at]) - load(&terms_.entropy[at]) * x);
+      dz = kept(seen, inner * slope);
       return inner;
     };
     if (whole) return static_cast<void>(finish(All()));
@@ -119,7 +119,7 @@ class TurnedTile {
       seen = shown(visible.at(b, h, row) + key * visible.column, visible.row, between(0, 0, rows) & seen);
     }
     const Lanes inner = finish(seen);
-    if (bias) store(&biases_[offset % (DRAWN * ROWS)], kept(seen, inner));
+    if (bias_gradient) store(&biases_[offset % (DRAWN * ROWS)], kept(seen, inner));
   }
 
   // The bias of `n` keys, turned; its places are overwritten by those of its gradient.
@@ -131,20 +131,34 @@ class TurnedTile {
     }
   }
 
-  // Adds what the last `n` keys, from `key` on, gave to the gradient of the bias; where it repeats that is a sum.
+  // Adds what the last `n` keys, from `key` on, give to the gradient of the bias. What a bias repeats over is summed
+  // first.
   void add_to_bias(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t n) {
-    const View<float>& of = *call_.bias_gradient;
+    const View<float>& of = *call_.bias_strides;
+    float* first = bias_gradient + of.offset(b, h, row) + key * of.column;
+    if (of.row == 0) {
+      float all = 0.0f;
+      for (int64_t c = 0; c < n; ++c) {
+        Lanes column = {};
+        for (int64_t v = 0; v < rows; v += LANES) column = column + load(&biases_[c * ROWS + v]);
+        (of.column == 0 ? all : first[c]) += sum(column);
+      }
+      if (of.column == 0) *first += all;
+      return;
+    }
     for (int64_t v = 0; v < rows; ++v) {
-      float* to = bias + of.offset(b, h, row + v) + key * of.column;
-      for (int64_t c = 0; c < n; c += LANES, to += LANES * of.column) {
+      float* to = first + v * of.row;
+      Lanes all = {};
+      for (int64_t c = 0; c < n; c += LANES) {
         const Lanes found = gathered(&biases_[c * ROWS + v], ROWS);
         if (of.column == 0)
-          *to += sum(found);
+          all = all + found;
         else if (c + LANES <= n)
-          store(to, load(to) + found);
+          store(to + c, load(to + c) + found);
         else
-          for (int64_t k = 0; k < n - c; ++k) to[k] += biases_[(c + k) * ROWS + v];
+          for (int64_t k = c; k < n; ++k) to[k] += biases_[k * ROWS + v];
       }
+      if (of.column == 0) *to += sum(all);
     }
   }
 
