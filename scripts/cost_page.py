@@ -183,7 +183,7 @@ SDPA_PAIRS = {  # group of benchmarks/attention.py, ratio in it, and what it is
     },
     "decode": {
         f"sqrtdk, {rows} rows, all statistics / sdpa, {rows} rows": (
-            f"all statistics of {rows} rows over 8192 keys",
+            f"all statistics of {rows} row{'s' * (rows > 1)} over 8192 keys",
             f"{rows} 行对 8192 个键，全部统计量",
         )
         for rows in (1, 4, 16)
