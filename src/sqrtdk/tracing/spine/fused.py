@@ -58,7 +58,8 @@ _ARGUMENT_NAMES = {
     "longest_key": ("max_seqlen_k", "max_k"),
     "pages": ("block_table", "block_tables", "page_table"),
 }
-# Arguments that change no formula: results by rounding at most, or which weights dropout drops. An argument in neither table is reported as not read.
+# Arguments that change no formula: results by rounding at most, or which weights dropout drops. An argument in neither
+# table is reported as not read.
 _IDLE_ARGUMENTS = {
     "results": ("out", "out_", "return_softmax", "return_debug_mask", "compute_logsumexp", "compute_log_sumexp"),
     "of ours": ("statistics", "places", "seed", "wide"),
