@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "operands.h"
+#include "../src/sqrtdk/impl/kernel/operands.h"
 
 namespace sqrtdk {
 namespace {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.cpp_extension import include_paths, library_paths
 
-from sqrtdk.impl.kernel import compiler, libraries
+from sqrtdk.impl.kernel import libraries
+from sqrtdk.impl.kernel.build import commands
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -21,12 +21,8 @@ def build() -> None:
     """Compile and load them for the target of the kernel, once a process."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "products.so"
-        flags = [flag for flag in libraries.COMPILE if flag != "-c"]
-        flags += [*libraries.TARGETS[libraries.this_target()].flags, f"-I{libraries.KERNEL_FOLDER}"]
-        flags += [f"-isystem{path}" for path in include_paths()]
-        flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-shared"]
-        linked = [*(f"-L{path}" for path in library_paths()), "-ltorch_cpu", "-lc10"]
-        subprocess.run([*compiler.command(), *flags, str(SOURCE), "-o", str(made), *linked], check=True)
+        for command in commands(SOURCE, made, libraries.this_target()):
+            subprocess.run(command, check=True)
         torch.ops.load_library(str(made))  # type: ignore[no-untyped-call]
 
 

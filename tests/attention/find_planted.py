@@ -1,6 +1,7 @@
-"""A program: the compiled kernel of the package on the path, judged by the battery until something is found wrong.
+"""A program: judges the compiled kernel of the package on the path until something is found wrong.
 
-Prints what it found and exits with 1; with 0 where nothing is wrong.
+By the battery, with dropout, and with biases that learn. Prints what it found and exits with 1; with 0 where nothing is
+wrong.
 """
 
 from __future__ import annotations

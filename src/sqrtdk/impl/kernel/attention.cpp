@@ -11,8 +11,8 @@
 //   P^T = e^(z - lse),  dP^T = V g^T,  dZ^T = P^T (dP^T - D + dlse - dH (log P + H)),  D = g . output
 //   dV += P^T g,  dK += dZ^T Q,  dQ^T += K^T dZ^T
 // with g, dlse and dH the gradients of the output, of lse and of the entropy H. The gradient of a bias is dZ without
-// the scale and the slope of the softcap. With dropout, dP^T and the P^T of dV are multiplied by what it keeps, times 1
-// / (1 - p).
+// the scale and the slope of the softcap. With dropout of rate r, dP^T and the P^T of dV are 0 where a weight was
+// dropped, and divided by 1 - r elsewhere.
 //
 // A unit is computed by one thread in a fixed order, so results do not depend on which thread takes it.
 #include <ATen/ATen.h>

@@ -91,7 +91,7 @@ def compile_into(folder: Path, target: str) -> Path:
         # Within the folder, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".build-", ignore_cleanup_errors=True) as inner:
             made = Path(inner) / "attention.so"
-            for command in _commands(made, target):
+            for command in commands(libraries.cpp_sources()[0], made, target):
                 compiler.compile_by(command)
             _try(made)
             made.chmod(0o755)  # regardless of the umask
@@ -106,14 +106,15 @@ def compile_into(folder: Path, target: str) -> Path:
     return path
 
 
-def _commands(made: Path, target: str) -> Iterable[list[str]]:
+def commands(source: Path, made: Path, target: str) -> Iterable[list[str]]:
+    """Yield the commands that make a library of a C++ file for one of `TARGETS`."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     program, whole = compiler.command(), str(made.with_suffix(".o"))
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = [f"-isystem{path}" for path in include_paths()]
     flags = [*libraries.COMPILE, *libraries.TARGETS[target].flags, abi, *includes]
-    yield [*program, *flags, str(libraries.cpp_sources()[0]), "-o", whole]
+    yield [*program, *flags, str(source), "-o", whole]
     searched = [f"-L{path}" for path in library_paths()]
     yield [*program, "-shared", whole, "-o", str(made), *searched, "-ltorch_cpu", "-lc10"]
 
