@@ -6,6 +6,7 @@ from sqrtdk.messages._catalogue import in_language as in_language
 from sqrtdk.messages._catalogue import placeholders as placeholders
 from sqrtdk.messages._catalogue import unfilled as unfilled
 from sqrtdk.messages._message import Message as Message
+from sqrtdk.messages._message import capitalised as capitalised
 from sqrtdk.messages._message import fields as fields
 from sqrtdk.messages._message import id_of as id_of
 from sqrtdk.messages._message import joined as joined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -129,6 +130,25 @@ def named(section: str, name: str) -> str:
     # A name of an untrusted record may be no key of the section: it is shown as it is.
     topic_of, _, within = section.partition(".")
     return Message(f"{section}.{name}") if f"{within}.{name}" in topic(topic_of) else name
+
+
+def capitalised(sentence: str) -> Text:
+    """Return a sentence in all languages, in English with a capital letter, unless it begins with a value: a name.
+
+    Example:
+        >>> capitalised(Message("joins.same")).en, capitalised(joined(["h.0", Message("joins.same")])).en
+        ('The same', 'h.0; the same')
+    """
+    text = text_of_value(sentence)
+    return text if _begins_with_value(sentence) else Text(text.en[:1].upper() + text.en[1:], text.zh)
+
+
+def _begins_with_value(sentence: object) -> bool:
+    if not isinstance(sentence, Message):
+        return True
+    template = catalogue_text(sentence.id).english(sentence.values)
+    first = re.match(r"{(\w+)}", template)
+    return first is not None and _begins_with_value(sentence.values[first.group(1)])
 
 
 def joined(sentences: Sequence[str], by: str = "semicolon") -> str:

@@ -66,6 +66,10 @@ class _Pass:
     # by the number of attentions that had run: the next attention
     following: dict[int, Place] = field(default_factory=dict)
 
+    def between(self, start: int, end: int) -> tuple[Place, ...]:
+        """Return the attentions that ran while their number rose from `start` to `end`."""
+        return tuple(dict.fromkeys(self.following[count] for count in range(start, end) if count in self.following))
+
 
 class NonfiniteSearch:
     """Search over the tensors of all modules in a step's forward passes; the hooks of `Forwards` report the modules.
@@ -128,7 +132,7 @@ class NonfiniteSearch:
     def pass_ends(self, trace: Trace) -> None:
         """End a pass: the model has returned, and the trace of the pass is complete."""
         now = self._passes[-1]
-        for count in {passage.attentions for passage in now.ended}:
+        for count in range(max((passage.attentions for passage in now.ended), default=0) + 1):
             call = trace.after(count)
             if call is not None:
                 now.following[count] = site_of(call.site), call.index
@@ -241,7 +245,7 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
     weight = next((name for name, at in passage.own if states[at] == BAD), None)
     entering = max((states[at] for at in passage.inputs), default=None)
     root = now.root or passage
-    detail = ""
+    detail, last = "", passage.earlier  # `last`: number of modules that had returned finite numbers
     if weight is not None:
         cause, detail = CAUSE_WEIGHT, weight
     elif entering == BAD and any(states[at] == BAD for at in root.inputs):
@@ -251,7 +255,7 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
     elif entering == BAD:
         cause, detail = CAUSE_BETWEEN, _site(now.ended[passage.earlier - 1], paths) if passage.earlier else ""
     elif passage.earlier < place:
-        cause, detail = CAUSE_WITHIN, _site(now.ended[place - 1], paths)
+        cause, detail, last = CAUSE_WITHIN, _site(now.ended[place - 1], paths), place
     else:
         cause = CAUSE_UNKNOWN if entering is None else FROM_MINUS if entering == MINUS else FROM_FINITE
     return FirstNonfinite(
@@ -263,6 +267,7 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
         returned=_worst(root.outputs, states) == BAD,
         before=now.following.get(passage.attentions),
         order=(number, place),
+        behind=now.between(now.ended[last - 1].attentions if last else 0, passage.attentions),
     )
 
 

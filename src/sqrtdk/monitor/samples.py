@@ -148,6 +148,7 @@ class FirstNonfinite:
         before: site and index of the attention that ran next; None if no attention did.
         order: number of the pass, and of the module in order of ending.
         rank: rank that saw it, if several ranks watch together.
+        behind: site and index of the attentions that ran between this output and the last one that was finite.
     """
 
     site: str
@@ -159,6 +160,7 @@ class FirstNonfinite:
     before: tuple[str, int] | None
     order: tuple[int, int]
     rank: int | None = None
+    behind: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,11 +104,14 @@ def _first(
     if any(call.place in earlier for call in by_stage[stage]):  # one name in two stages, as in `_named`
         prefix = f"stage{stage}."
         names_module = found.cause in (CAUSE_BETWEEN, CAUSE_WITHIN) and found.detail
-        before = found.before
-        if before in earlier:
-            before = (prefix + before[0], before[1])
+
+        def renamed(place: tuple[str, int]) -> tuple[str, int]:
+            return (prefix + place[0], place[1]) if place in earlier else place
+
+        before = None if found.before is None else renamed(found.before)
         detail = prefix + found.detail if names_module else found.detail
-        found = replace(found, site=prefix + found.site, detail=detail, before=before)
+        behind = tuple(map(renamed, found.behind))
+        found = replace(found, site=prefix + found.site, detail=detail, before=before, behind=behind)
     return replace(found, rank=None if everywhere else rank)
 
 

@@ -11,7 +11,7 @@ from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, told_of
 from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import is_close
-from sqrtdk.messages import Message, Text, joined, text_of_value
+from sqrtdk.messages import Message, Text, capitalised, joined
 from sqrtdk.report.figures import format_number
 from sqrtdk.report.fold import FoldedFinding, fold_findings
 
@@ -106,8 +106,7 @@ def headline(report: CheckReport) -> Text:
         else:
             beside = "headline.also" if wrong or nan else "headline.but"
             told = Message(beside if failing else "headline.warned", first=told, second=joined(shown))
-    both = text_of_value(told)
-    return Text(both.en[0].upper() + both.en[1:], both.zh)
+    return capitalised(told)
 
 
 def _all(one: Caused) -> list[Finding]:

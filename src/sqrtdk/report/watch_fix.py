@@ -1,6 +1,8 @@
 """Says what to do about an alarm of a run: a call, a command, or a page.
 
 One fact has one cure: alarms of what large logits lead to have that of the logits, and all NaN that of the first.
+A lower learning rate, or clipped gradients, cure NaN that training led to: neither helps at step 1, nor where a mask, a
+product or the loss makes them of finite numbers.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import numpy as np
 from sqrtdk.messages import Message, mentions, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number
-from sqrtdk.report.watch_summary import Summary
+from sqrtdk.report.watch_summary import Summary, rank
 
 NONFINITE = "nonfinite"
 UPDATE = "update"
+_ROOTS = (UPDATE, "layer_logits")
 RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
 LOGITS = ("max_logit", "growth")  # told in one sentence
 # alarms that a scale which is too large, or large q and k, lead to: told after any other alarm of the same severity
@@ -32,12 +35,24 @@ _FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
     "bf16_offset": "runs.fix.bf16",
     "ledger": "runs.fix.ledger",
     "lost": "runs.fix.lost",
+    "layer_logits": "runs.fix.layer_logits",
     "idle": "runs.fix.idle",
     "records": "runs.fix.records",
     "sink": "runs.fix.sink",
     "schedule": "runs.fix.schedule",
     "checkpoint": "runs.fix.checkpoint",
     "unmeasured": "runs.fix.lost",
+}
+_FIXES_NONFINITE: Mapping[str, str] = {  # id within the sentence of an alarm -> what to do, the first that is there
+    "alarms.nonfinite.first.inputs": "runs.fix.inputs",
+    "alarms.nonfinite.first.blind": "rules.nonfinite.fix_blind",
+    "alarms.nonfinite.blame.product_float16": "runs.fix.product_float16",
+    "alarms.nonfinite.blame.product": "runs.fix.check_batch",
+    "alarms.nonfinite.where.modules_and_attentions": "runs.fix.loss",
+    "alarms.nonfinite.where.modules": "runs.fix.loss",
+    "alarms.nonfinite.where.returned_minus": "runs.fix.returned_minus",
+    "alarms.nonfinite.gradient.forward": "runs.fix.backward",
+    "alarms.nonfinite.gradient.forward_and_loss": "runs.fix.backward",
 }
 _FIXES_BY_ID: Mapping[str, str] = {  # id of an alarm's sentence -> the same, where it is not that of the name
     "alarms.collapsed.flat": "runs.fix.flat",
@@ -71,9 +86,27 @@ def first_nonfinite(run: Summary) -> Alarm | None:
     return next((one for one in run.alarms if one.name == NONFINITE and one.severity != "note"), None)
 
 
+def root_alarm(run: Summary) -> Alarm | None:
+    """Return the alarm that others follow from, which is shown first; None if none is known.
+
+    An update, or a layer that is unlike its neighbours, if the first NaN, or else the worst alarm, came after it;
+    otherwise the first NaN.
+    """
+    if not run.alarms:
+        return None
+    nan = first_nonfinite(run)
+    worst = nan or min(run.alarms, key=lambda one: (-rank(one.severity), one.step))
+    last = worst.step - 1 if nan else worst.step  # NaN of a step is measured before its update
+    return next((one for one in run.alarms if one.name in _ROOTS and one.step <= last), nan)
+
+
 def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
-    """Return the alarm of an update that is too large, if it came no later than another alarm."""
-    return next((one for one in run.alarms if one.name == UPDATE and one.step <= alarm.step), None)
+    """Return the alarm of an update that is too large, if it came before another alarm.
+
+    A step is measured before its update, but an update is told at its step.
+    """
+    last = alarm.step - 1 if alarm.name == NONFINITE else alarm.step
+    return next((one for one in run.alarms if one.name == UPDATE and one.step <= last), None)
 
 
 def rate_of(update: Alarm) -> str | float | None:
@@ -97,22 +130,22 @@ def _slower(update: Alarm) -> str:
 def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
     if alarm.severity == "note":
         return Message("runs.fix.scaler")
-    if mentions(alarm.text, "alarms.nonfinite.first.inputs"):
-        return Message("runs.fix.inputs", step=alarm.step)
-    if update_before(run, alarm) is not None:
+    if update_before(run, alarm) is not None and not mentions(alarm.text, "alarms.nonfinite.first.inputs"):
         return go_back(run, alarm.step)
-    for of, fix in (
-        ("alarms.nonfinite.blame.product", "runs.fix.product"),
-        ("alarms.nonfinite.blame.product_float16", "runs.fix.product_float16"),
-        ("alarms.nonfinite.where.unsampled", "runs.fix.look_closer"),
-    ):
-        if mentions(alarm.text, of):
-            return go_back(run, alarm.step, fix)
-    return go_back(run, alarm.step)
+    for id, fix in _FIXES_NONFINITE.items():
+        if mentions(alarm.text, id):
+            return Message(fix) if fix == "rules.nonfinite.fix_blind" else Message(fix, step=alarm.step)
+    unsampled = mentions(alarm.text, "alarms.nonfinite.where.unsampled")
+    return go_back(run, alarm.step, "runs.fix.look_closer" if unsampled else "runs.fix.go_back")
 
 
 def go_back(run: Summary, step: int, fix: str = "runs.fix.go_back") -> str:
-    """Say to go on from a checkpoint that is sound, if there can be one, and what else."""
+    """Say to go on from a checkpoint that is sound, if there can be one, and what else.
+
+    Nothing was trained before step 1, so that there only the model and its batch can be at fault.
+    """
+    if step <= 1 and fix != "runs.fix.look_closer":
+        return Message("runs.fix.check_batch", step=step)
     last = _last_fine(run, step)
     from_checkpoint = Message("runs.fix.from_checkpoint", step=last)
     # a checkpoint before step 2 has one update, and before step 1 none

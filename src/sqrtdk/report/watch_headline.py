@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sqrtdk.messages import Message, Text, id_of, joined, mentions, named, text_of_value
+from sqrtdk.messages import Message, Text, capitalised, id_of, joined, mentions, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
@@ -66,8 +66,7 @@ class Headline:
     @property
     def text(self) -> Text:
         """All but the fix as a sentence without a full stop."""
-        both = text_of_value(joined([self.told, *self.more]))
-        return Text(both.en[:1].upper() + both.en[1:], both.zh)
+        return capitalised(joined([self.told, *self.more]))
 
 
 def run_headline(run: Summary) -> Headline:
@@ -253,6 +252,10 @@ def _quiet(run: Summary) -> Headline:
     more: list[str] = []
     if run.counts["note"]:
         more.append(Message("runs.headline.notes", count=run.counts["note"]))
+    if lost := run.lost_parts:
+        what = Message("runs.headline.lost", number=len(lost), first=lost[0].message)
+        both = joined([what, Message("runs.headline.beside", quiet=quiet)])
+        return Headline(what, both, tuple(more), Message("runs.fix.copy_again"), True)
     fix: str = ""
     large, small = scales_too_large(run), _too_small(run)
     if large or small:  # no alarm, as a model may be meant to be so; a reader should know all the same

@@ -23,7 +23,7 @@ from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
 from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_fix import NONFINITE, alarm_fix
+from sqrtdk.report.watch_fix import NONFINITE, alarm_fix, root_alarm
 from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch_payload import alarms_shown, watch_page_data
 from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
@@ -163,14 +163,16 @@ def _told(letter: str, tone: str, head: Headline) -> tuple[str, str, Markup, Mar
 
 
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
-    """Return the page's alarms with their index in the data: NaN first, then the worst; many are folded away."""
-    every = list(enumerate(run.alarms[at] for at in alarms_shown(run)))
-    every.sort(key=lambda one: (not _first(one[1]), -rank(one[1].severity), one[1].step))
+    """Return the page's alarms with their index in the data: the root and NaN first, then the worst; many are folded
+    away."""
+    every, root = list(enumerate(run.alarms[at] for at in alarms_shown(run))), root_alarm(run)
+
+    def order(alarm: Alarm) -> tuple[bool, bool, int, int]:
+        nan = alarm.name == NONFINITE and alarm.severity != "note"
+        return alarm is not root, not nan, -rank(alarm.severity), alarm.step
+
+    every.sort(key=lambda one: order(one[1]))
     return [("first", every[:_ALARMS_UNFOLDED]), ("more", every[_ALARMS_UNFOLDED:])]
-
-
-def _first(alarm: Alarm) -> bool:
-    return alarm.name == NONFINITE and alarm.severity != "note"
 
 
 def in_chinese(alarm: Alarm) -> str:

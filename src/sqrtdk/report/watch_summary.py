@@ -171,13 +171,21 @@ class Summary(Saved):
         """Whether something is missing, apart from a statistic that some kernels lack and a loss never given."""
         return any(entry.kind not in ("statistic", "loss") for entry in self.missing)
 
+    @property
+    def lost_parts(self) -> tuple[UnmeasuredEntry, ...]:
+        """The parts that can't be read: nobody knows whether an alarm was in them."""
+        return tuple(entry for entry in self.missing if entry.kind == "damaged")
+
     def exit_code(self, fail_on: str) -> int:
         """Return 1 if an alarm is at `fail_on` or above, or if something is missing at "unmeasured", else 0.
 
-        Missing measurements that the watch itself noted count at "note", as every note does.
+        Missing measurements that the watch itself noted count at "note", as every note does. A part that can't be read
+        counts at every bar but "never".
         """
         if fail_on == "never":
             return 0
+        if self.lost_parts:
+            return 1
         if fail_on == "note" and any(entry.kind == STEP_UNMEASURED for entry in self.missing):
             return 1
         if fail_on == "unmeasured":

@@ -19,7 +19,7 @@ from sqrtdk.report.console import console_text, paragraph
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
-from sqrtdk.report.watch_fix import alarm_fix
+from sqrtdk.report.watch_fix import alarm_fix, root_alarm
 from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch_summary import Summary, rank, way_run
@@ -321,7 +321,9 @@ def _alarms(console: Console, summary: Summary, language: Language, few: _Few | 
         console.print(word("watch.terminal.more_alarms", language, shown=len(worst), count=left))
     sources: set[str] = set()
     fixes = {run_headline(summary).fix}
-    for alarm in (summary.alarms[at] for at in sorted(worst)):
+    root = root_alarm(summary)
+    first = [] if root is None else [summary.alarms.index(root)]
+    for alarm in (summary.alarms[at] for at in [*first, *sorted({*worst} - {*first})]):
         style = SEVERITY_STYLES.get(alarm.severity, "red")
         severity = Text(plain(_severity(alarm.severity, language)), style)
         severity.pad_right(max(0, 8 - severity.cell_len))

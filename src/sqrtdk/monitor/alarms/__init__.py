@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
+from sqrtdk.monitor.alarms.layers import layer_logits_alarm
 from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit_alarms
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
@@ -45,6 +46,7 @@ ALARM_RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(nonfinite_alarm, "model"),
     "lost": Rule(lost, "attention"),
     "update": Rule(update_alarm, "model"),
+    "layer_logits": Rule(layer_logits_alarm, "attention"),
     "fp16_range": Rule(fp16_range, "attention"),
     "max_logit": Rule(max_logit_alarms, "attention"),
     "growth": Rule(growth, "attention"),

@@ -3,7 +3,9 @@
 Bar: 0. The order is that of the step: q and k, then the logits, of each attention in turn; the loss; dL/dq and dL/dk,
     from the last attention to the first. Every later tensor inherits the numbers, so only the first is shown. An
     attention or a loss is shown with the first module whose output is not finite, if that module came earlier
-    (`first_nonfinite`). Gradients alone are a note if a GradScaler runs or q is float16: the scaler searches for its
+    (`first_nonfinite`). If that output follows an attention with rows that see no key, and whose logits were stored,
+    these rows are the cause: `masked_fill(hidden, -inf).softmax(-1)` is NaN where everything is hidden. Gradients alone
+    are a note if a GradScaler runs or q is float16: the scaler searches for its
     scale by such steps, and skips them.
 """
 
@@ -113,7 +115,7 @@ def _where(now: StepSample) -> str:
     """Say where a loss that is not finite begins."""
     first = now.first
     if first is not None and first.cause != samples.RULED_OUT:
-        return _begins(first)
+        return _begins(first, now)
     if not now.modules:
         return Message("alarms.nonfinite.where.attentions" if now.measured else "alarms.nonfinite.where.nothing")
     if first is not None:
@@ -127,10 +129,10 @@ def _earlier(now: StepSample, call: CallSample) -> Iterator[str]:
     """Say where it begins, if that is before this attention."""
     first, places = now.first, [one.place for one in now.calls]
     if first is not None and first.before in places and places.index(first.before) <= places.index(call.place):
-        yield _begins(first)
+        yield _begins(first, now)
 
 
-def _begins(first: FirstNonfinite) -> str:
+def _begins(first: FirstNonfinite, now: StepSample) -> str:
     """Say which output is the first that is not finite, and the known cause."""
     module = f"{first.site} ({first.kind})" if first.site else Message("alarms.nonfinite.first.model", kind=first.kind)
     values: dict[str, str | int] = {"module": module}
@@ -139,9 +141,22 @@ def _begins(first: FirstNonfinite) -> str:
     if first.rank is not None:
         values["rank"] = first.rank
     passed = [] if first.returned else [Message("alarms.nonfinite.first.returned_finite")]
-    return joined(
-        [Message(_OUTPUT_MESSAGES[bool(first.tensor), first.rank is not None], **values), _cause(first), *passed]
-    )
+    blind = _blind(first, now)
+    output = Message(_OUTPUT_MESSAGES[bool(first.tensor), first.rank is not None], **values)
+    return joined([blind, output, *passed] if blind else [output, _cause(first), *passed])
+
+
+def _blind(first: FirstNonfinite, now: StepSample) -> str | None:
+    """Say which attention right before the output has rows that see no key; None if none has.
+
+    A fused kernel gives 0 for such a row, so only stored logits are the cause.
+    """
+    for call in now.calls:
+        rows = sum(_column(call, "blind_rows"))
+        if call.place in first.behind and call.stored and rows:
+            values = {"call": call.name, "blind": f"{rows:.0f}", "rows": f"{sum(_column(call, 'rows')):.0f}"}
+            return Message("alarms.nonfinite.first.blind", **values)
+    return None
 
 
 def _cause(first: FirstNonfinite) -> str:
@@ -189,7 +204,7 @@ def _backward(now: StepSample) -> Alarm | None:
 def _before_backward(now: StepSample, searching: bool) -> str:
     """Say what the forward pass did: a loss that is not known, or logged as 0, may not have been finite."""
     if now.first is not None and now.first.cause != samples.RULED_OUT:
-        return _begins(now.first)
+        return _begins(now.first, now)
     return Message(_FORWARD_MESSAGES[now.loss is not None, searching])
 
 

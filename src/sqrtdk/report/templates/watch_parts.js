@@ -17,7 +17,7 @@ const pieces = (() => {
   const ABOUT = {
     growth: "max_logit", entropy: "entropy_nats", entropy_trend: "entropy_nats", saturation: "saturated",
     collapsed: "entropy_fraction", ledger: "scale_ratio", fp16_range: "stored_product", bf16_offset: "row_offset",
-    nonfinite: "nan_rows",
+    nonfinite: "nan_rows", layer_logits: "std_logit",
   };
 
   const SVG = "http://www.w3.org/2000/svg";

@@ -1,0 +1,46 @@
+"""Alarm on one layer that was made unlike its neighbours.
+
+- `layer_logits`: at the first sample, the logits of an attention deviate over 100 times as much within a row as those
+  of the attentions before and after it; a warning. Layers are initialised alike, so such a layer is a slip: weights
+  drawn with a deviation of 0.5 in place of 0.02, which q and k multiply to 625, or a norm that one layer lacks. Trained
+  layers differ by a factor of ten. A neighbour whose logits are all equal is no measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from sqrtdk.messages import Message
+from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
+
+LARGEST_RATIO = 100.0
+
+
+def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """Yield one alarm for each attention unlike its neighbours, at the first sample only.
+
+    Example:
+        >>> calls = [CallSample(f"h.{i}", 0, 1, {"std_logit": [std]}, 1.0, "") for i, std in enumerate((0.2, 60, 0.3))]
+        >>> [str(alarm.text) for alarm in layer_logits_alarm((), StepSample(1, tuple(calls)))]
+        ['h.1: its logits deviate by 60 within a row at step 1, 200 times as much as those of the attentions beside it']
+    """
+    if any(sample.calls for sample in before):
+        return
+    sizes = [(call, size) for call in now.calls if (size := _deviation(call)) > 0]
+    for at, (call, size) in enumerate(sizes):
+        beside = [other for _, other in (*sizes[max(0, at - 1) : at], *sizes[at + 1 : at + 2])]
+        if not beside or size <= LARGEST_RATIO * max(beside):
+            continue
+        ratio = size / max(beside)
+        text = Message(
+            "alarms.layer_logits.unlike", call=call.name, value=f"{size:.3g}", step=now.step, times=f"{ratio:.3g}"
+        )
+        source = Message("alarms.source.layers")
+        yield Alarm("layer_logits", "warn", now.step, text, source, call.site, call.index, None, ratio, LARGEST_RATIO)
+
+
+def _deviation(call: CallSample) -> float:
+    """Return the median over heads of the logits' deviation within a row; 0 if no head has a finite one."""
+    return median([value for value in call.columns.get("std_logit", ()) if math.isfinite(value)] or [0.0])
