@@ -21,6 +21,7 @@ from sqrtdk.kv.call import stored_and_read
 from sqrtdk.kv.findings import KL_BARS, OUTPUT_BARS
 from sqrtdk.kv.forecast import checked_scale
 from sqrtdk.kv.formats import bounds, limit_of
+from sqrtdk.kv.rows import Weighed, changed_peaks
 from sqrtdk.tracing import Trace
 from tests.hf.families import ATTENTION_CALLS, FAMILIES
 from tests.hf.families import build as build_family
@@ -174,6 +175,14 @@ def test_changed_rows_count_rows_and_not_ties() -> None:
     (same,) = kv_forecast(model, (x[:, :1].expand(1, 64, 64),), kv_dtype="int4", kv_scale="tensor").calls
     assert same.stored.heads[0].changed_rows == 0
     assert same.stored.heads[0].kl_max_nats < 1e-9
+
+
+def test_equal_keys_are_tied_whatever_the_last_digit_of_their_logits() -> None:
+    logits = torch.tensor([[[3.0, 1.0, 3.0]], [[3.0, 3.0 - 1e-3, 1.0]]], dtype=torch.float64)
+    digit = torch.tensor([0.0, 0.0, 1e-15], dtype=torch.float64)
+    stored = logits + torch.tensor([[[0.0, 0.0, 0.0]], [[0.0, 2e-3, 0.0]]])
+    every = [Weighed(z, z.softmax(-1), z.logsumexp(-1), (z > 0).any(-1)) for z in (logits + digit, stored - digit)]
+    assert changed_peaks(*every).tolist() == [[False], [True]]
 
 
 def test_rows_are_sampled_and_told_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,11 +94,27 @@ def kl_of_rows(exact: Weighed, stored: Weighed) -> Tensor:
     return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
 
 
+# The run computed q and k in float32 or less: logits that are nearer to one another than that rounds are tied.
+TIED = torch.finfo(torch.float32).eps
+
+
 def changed_peaks(exact: Weighed, stored: Weighed) -> Tensor:
-    """Return the rows whose largest weight moves to another key, (g, n); tied keys count as one."""
-    # argmax would pick one of several tied keys, and another one after storage, although nothing has changed
-    first = exact.logits == exact.logits.amax(-1, keepdim=True)
-    return ((stored.logits == stored.logits.amax(-1, keepdim=True)) & ~first).any(-1)
+    """Return the rows whose largest weight moves to another key, (g, n); tied keys count as one.
+
+    A key has the largest weight if its logit is within `TIED` times the row's largest absolute logit of the maximum.
+    The peak moved if a key has it now that had not.
+    """
+    # argmax would pick one of several tied keys, and another one after storage, although nothing has changed. Equal
+    # keys may have logits that differ in the last digit: sums of other columns run in another order.
+    first, now = _largest(exact.logits), _largest(stored.logits)
+    return (now & ~first).any(-1)
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """Return which keys have the largest logit of their row, or one that is tied with it."""
+    seen = logits > BOTTOM
+    size = logits.abs().masked_fill(~seen, 0.0).amax(-1, keepdim=True)
+    return seen & (logits >= logits.amax(-1, keepdim=True) - TIED * size)
 
 
 @dataclass(slots=True)
