@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -66,6 +67,7 @@ class Script:
         arguments: of the script; `{scratch}` and `{cases}` stand for folders, `{whole}` for the damaged run
             of the cases without its damaged part.
         seconds: after which it is ended.
+        paths: folders, from that of the cases, whose modules it imports.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Script:
     shows: str
     arguments: tuple[str, ...] = ()
     seconds: float = 600
+    paths: tuple[str, ...] = ()
 
 
 REPORTS = (
@@ -139,6 +142,24 @@ REPORTS = (
     Report("more:gpt_oss_flex", diff="sinks", waits="flex attention with sinks needs a GPU"),
     Report("more:softmax_scale_unused", "fail", "0.25", "scale"),
     Report("more:scale_on_q", "quiet", "", "same"),
+    Report("fourth.reports.lone:gdn_pad_batch1", "fail", "padding", ""),
+    Report("fourth.reports.lone:gdn_pad_batch1", diff="differs", words=r"blocks\.0"),
+    Report("fourth.reports.lone:gdn_packed", "fail", "document"),
+    Report("fourth.reports.lone:gdn_packed", diff="differs", words=r"blocks\.0"),
+    Report("fourth.reports.lone:rotating_no_evict", "warn", "chunk of 2 tokens", "same"),
+    Report("fourth.reports.lone:swin_pad_after_shift", diff="input", words="another order"),
+    Report("fourth.reports.lone:mask_5d", "fail", "sample"),
+    Report("fourth.reports.lone:mask_5d", diff="mask", words="sample"),
+    Report("fourth.reports.lone:flux_mask_order", "warn", "mask", "padding"),
+    Report("fourth.reports.lone:fp16_min", "critical", "NaN"),
+    Report("fourth.reports.lone:gate_dropped", "warn", "g_proj"),
+    Report("fourth.reports.lone:gate_dropped", diff="differs", words="g_proj"),
+    Report("fourth.reports.lone:ln_scale_lost", "warn", "equal"),
+    Report("fourth.reports.lone:group_attention", "quiet"),
+    Report("fourth.reports.port:yarn_factor", "warn", "attention_factor", "length_factor"),
+    Report("fourth.reports.port:wo_scale_twice", diff="input", words="0.00367 times"),
+    Report("fourth.reports.port:k_bias", "quiet", "", "same"),
+    Report("fourth.reports.more:draft_tree", "warn", "changes nothing", "mask"),
 )
 FILES = {  # a pattern that the reading of the one attention in each holds; it is exact
     "plain.onnx": "37 keys",
@@ -171,6 +192,35 @@ SCRIPTS = (
     Script("robust/trace_tensor_over_2GiB", "refused", "4194304 sqrtdk read 1"),
     Script("robust/gguf_unbounded", r"held \d+ MiB", "ModelError"),
     Script("robust/parquet_part_bit_flips", "RAW|DIED|OTHER", r"^\d+ flips", ("{whole}", "60")),
+    Script(
+        "fourth/laws/laws_repro",
+        r"^1 .*(broken|critical)|^2 .*-> (kept|not asked)|^3 .*ask: (?!0\.0 )",
+        "^3 .*ask: 0.0",
+    ),
+    Script("fourth/laws/laws_neutral", "CHANGED|HARNESS|DIED", r"\| same", seconds=1200),
+    Script("fourth/laws/inf_key_half", "'auto': '[1-9]", "'auto': '0 of"),
+    Script("fourth/laws/large", r"^\d+ .* [1-9]\d*$", "^all "),
+    Script(
+        "fourth/laws/cut_noise", r"wall (2[1-9]|[3-9]\d|\d{3,}) s| (1\.[1-9]|[2-9]\.\d|\d{2,}\.\d) GiB", "GiB", ("512",)
+    ),
+    Script("fourth/people/nan_cases", "^== blind (?!.*see no key)", "^== blind"),
+    Script("fourth/people/calls", r"T=\d+ check calls (?!1 )|watch calls (?!1 )", "check calls 1 "),
+    Script("fourth/people/negative_share", r"-\d+%|\d{4,}%", ".", paths=("../prototypes/front_ends",)),
+    *(
+        Script("-m sqrtdk", "^Exit code 0|declared", word, ("check", f"fourth.peers.lam:{name}"), paths=(".",))
+        for name, word in (
+            ("twice", "twice"),
+            ("width", "hidden"),
+            ("heads", "heads"),
+            ("none", "missing"),
+            ("derived", "derived_head|hidden/heads"),
+            ("odd", "0.1"),
+        )
+    ),
+    *(
+        Script("-m sqrtdk", "fail |warn ", "[Uu]nscaled|Luong", ("check", f"fourth.peers.luong:{name}"), paths=(".",))
+        for name in ("dot", "general")
+    ),
     Script("-m sqrtdk", "Aborted", "can't be read .steps 1 to 32", ("watch", "show", "{cases}/robust/run_that_aborts")),
 )
 
@@ -248,9 +298,12 @@ def ran(script: Script, cases: Path) -> Answer:
         named = [argument.format(scratch=scratch, cases=cases, whole=whole) for argument in script.arguments]
         command = [sys.executable, *begin, *named]
         try:
+            own = [os.environ.get("PYTHONPATH", ""), *(str((cases / path).resolve()) for path in script.paths)]
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, own))}
             done = subprocess.run(
-                command, cwd=scratch, capture_output=True, text=True, check=False, timeout=script.seconds
-            )
+                command, cwd=scratch, env=environment, capture_output=True, text=True, check=False,
+                timeout=script.seconds,
+            )  # fmt: skip
             code, text = done.returncode, done.stdout + done.stderr
         except subprocess.TimeoutExpired as ended:  # a script that goes on for ever where nothing is wrong
             code, text = 0, (ended.stdout or b"").decode()
