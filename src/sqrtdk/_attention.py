@@ -16,6 +16,7 @@ from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
+from sqrtdk.impl.fused import may_lose_mass
 from sqrtdk.impl.operands import check_term
 from sqrtdk.impl.rows import weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
@@ -222,6 +223,8 @@ def attention(
     if plain and not foreign and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
         careless = not needs_care(query, key, value, scale, attn_mask is not None or is_causal)
+        if careless and attn_mask is not None and _learns(query, key, value):
+            careless = not may_lose_mass(attn_mask)
         pairs = _pairs(query, key, value)
         if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value):
             return torch_attention(
@@ -339,6 +342,10 @@ def _pairs(query: Query, key: Key, value: Value) -> int:
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return math.prod(query.shape[:-1]) * key.shape[-2]
     return Call(query, key, value, 1.0).elements
+
+
+def _learns(*tensors: Query) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _check(

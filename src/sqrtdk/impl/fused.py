@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sqrtdk._shapes import Bias, Key, Output, Value, Visible
 
 LARGEST_MASK = 2**26  # elements of an L x S mask that "auto" makes at most
+FARTHEST_ROW = 512.0  # largest entry of a row of a mask beside which lse is as exact as beside ordinary logits
 
 
 def obstacle(call: Call) -> str | None:
@@ -56,8 +57,36 @@ def mask_elements(call: Call) -> int:
     return math.prod(broadcast(*lead)) * call.length * call.keys
 
 
+def may_lose_mass(mask: Bias | Visible | None) -> bool:
+    """Return whether the backward pass of torch's kernels may be wrong for a row of this mask.
+
+    They keep only lse = m + log l of a row with maximum m and mass l. If a mask adds -3.4e38 to all logits of a row, as
+    transformers' eager masks do to padding, lse is -3.4e38: log l is lost, and every weight of n equal ones is 1 in
+    place of 1/n. So the largest entry of each row is looked at, on a CPU only, where that costs no synchronisation.
+    """
+    if mask is None or mask.dtype == torch.bool or not mask.numel():
+        return False
+    if mask.device.type != "cpu" or not has_values(mask):
+        return True
+    mask = mask.detach()
+    for dim in range(mask.ndim):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    top = mask.amax(-1).abs()
+    return bool(((top > FARTHEST_ROW) & (top < math.inf)).any())
+
+
+def loses_mass(call: Call) -> bool:
+    """Return whether a call without an obstacle wants gradients that torch's kernels may give wrong; see
+    `may_lose_mass`."""
+    learns = torch.is_grad_enabled() and (call.value.requires_grad or _learns(call))
+    return learns and call.bias is not None and may_lose_mass(_mask(call))
+
+
 def fused(call: Call) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, L, Ev) and statistics (..., Hq, L).
+
+    Where torch's kernels may give wrong gradients, torch's plain formula runs, which holds all pairs.
 
     Raises:
         UnsupportedError: See `obstacle`.
@@ -77,16 +106,24 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
     # a negative scale would turn the -inf of hidden keys into +inf
     if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):
         query, scale = query.to(call.dtype) * scale, 1.0
-    output = torch_attention(
-        query.to(value.dtype),
-        key.to(value.dtype),
-        value,
-        mask,
-        call.dropout_p,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=shared,
-    )
+    if loses_mass(call):
+        query, key, wide = (t.to(call.dtype) for t in (query, key, value))
+        bias = None if mask is None else mask.to(call.dtype)
+        output, _ = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, wide, bias, call.dropout_p, scale=scale, enable_gqa=shared
+        )
+        output = output.to(value.dtype)
+    else:
+        output = torch_attention(
+            query.to(value.dtype),
+            key.to(value.dtype),
+            value,
+            mask,
+            call.dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=shared,
+        )
     output = output.expand(*call.lead, *output.shape[-2:])  # torch's output does not broadcast if it is empty
     if call.aux is None:
         return output, AuxOutput()
