@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.impl.fused import may_lose_mass
+from sqrtdk.impl.extremes import may_lose_mass
 from tests.attention.calls import IMPLEMENTATIONS
 from tests.attention.hidden_rows import F64, HiddenRows, derivatives, hidden_rows, wrong
 from tests.attention.small import SIZES

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_heads
+from sqrtdk.impl.extremes import gives_infinity, may_lose_mass
 from sqrtdk.impl.operands import learns_term, only_by_blocks, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from sqrtdk._shapes import Bias, Key, Output, Value, Visible
 
 LARGEST_MASK = 2**26  # elements of an L x S mask that "auto" makes at most
-FARTHEST_ROW = 512.0  # largest entry of a row of a mask beside which lse is as exact as beside ordinary logits
 
 
 def obstacle(call: Call) -> str | None:
@@ -44,6 +44,10 @@ def obstacle(call: Call) -> str | None:
         return "the pass for the statistics looks at numbers, and there are none to look at"
     if call.aux is not None and (call.aux.lse or call.aux.entropy_nats) and _learns(call):
         return "torch's kernels give no gradient of lse and entropy"
+    if not (call.aux is not None and in_one_pass(call)) and gives_infinity(
+        call.query, call.key, call.value, call.scale, call.hides
+    ):
+        return "a logit may be infinite, and torch's kernels give 0 for rows of such logits, in place of NaN"
     return None
 
 
@@ -55,25 +59,6 @@ def mask_elements(call: Call) -> int:
     if call.term is not None:
         lead.append((call.heads,))
     return math.prod(broadcast(*lead)) * call.length * call.keys
-
-
-def may_lose_mass(mask: Bias | Visible | None) -> bool:
-    """Return whether the backward pass of torch's kernels may be wrong for a row of this mask.
-
-    They keep only lse = m + log l of a row with maximum m and mass l. If a mask adds -3.4e38 to all logits of a row, as
-    transformers' eager masks do to padding, lse is -3.4e38: log l is lost, and every weight of n equal ones is 1 in
-    place of 1/n. So the largest entry of each row is looked at, on a CPU only, where that costs no synchronisation.
-    """
-    if mask is None or mask.dtype == torch.bool or not mask.numel():
-        return False
-    if mask.device.type != "cpu" or not has_values(mask):
-        return True
-    mask = mask.detach()
-    for dim in range(mask.ndim):
-        if mask.stride(dim) == 0:
-            mask = mask.narrow(dim, 0, 1)
-    top = mask.amax(-1).abs()
-    return bool(((top > FARTHEST_ROW) & (top < math.inf)).any())
 
 
 def loses_mass(call: Call) -> bool:
