@@ -11,11 +11,12 @@ import torch
 
 from sqrtdk import _arguments as arguments
 from sqrtdk._guesses import parameters_of, refuse_arguments
-from sqrtdk._resolve import needs_care, resolve_arguments
+from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
+from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care
 from sqrtdk.impl.operands import check_term
 from sqrtdk.impl.rows import weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
@@ -206,9 +207,10 @@ def attention(
 
     Differs from torch:
         A NaN or infinity in a key or value that a mask hides, or in its product with a query, does not reach the
-        output. This is checked only on a CPU, where it costs little, and not while compiling or under a transform. A
-        row whose logits hold NaN is NaN, unless it sees no key. A float32 mask beside float64 tensors is read as
-        float32. If finite q and k overflow to logits that are all -inf, torch's kernels give 0 and the others NaN.
+        output. A row whose logits hold NaN or +inf, or are all -inf, is NaN, unless it sees no key; torch gives 0 for
+        some. A row that a float mask hides whole by a large finite number has right gradients. All this is checked only
+        on a CPU, where it costs little, and not while compiling or under a transform. A float32 mask beside float64
+        tensors is read as float32.
     """
     if _unknown:
         refuse_arguments("attention", _unknown, parameters_of(attention))
@@ -221,9 +223,14 @@ def attention(
     foreign = foreign or not (attn_mask is None or type(attn_mask) in PLAIN_TYPES)
     if plain and not foreign and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
         _check(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
-        careless = not needs_care(query, key, value, scale, attn_mask is not None or is_causal)
+        hides = attn_mask is not None or is_causal
         pairs = _pairs(query, key, value)
-        if careless and pairs <= LARGEST_DENSE and not pays_compiled(pairs, query, key, value):
+        torch_runs = pairs <= LARGEST_DENSE and not needs_care(query, key, value, scale, hides)
+        torch_runs = torch_runs and not pays_compiled(pairs, query, key, value)
+        torch_runs = torch_runs and not gives_infinity(query, key, value, scale, hides)
+        if torch_runs and attn_mask is not None and _learns(query, key, value):
+            torch_runs = not may_lose_mass(attn_mask)
+        if torch_runs:
             return torch_attention(
                 query, key, value, _as_torch(attn_mask, value), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -339,6 +346,10 @@ def _pairs(query: Query, key: Key, value: Value) -> int:
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return math.prod(query.shape[:-1]) * key.shape[-2]
     return Call(query, key, value, 1.0).elements
+
+
+def _learns(*tensors: Query) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _check(

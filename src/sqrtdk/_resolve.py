@@ -15,6 +15,7 @@ from sqrtdk._named import as_bias, as_request, as_scale, as_score, as_window, is
 from sqrtdk._subclasses import causal_diagonal, check_class, is_causal_bias
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
+from sqrtdk.impl.extremes import holds_nonfinite, looked_at, needs_care
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
 from sqrtdk.scores import FoldedScore, PairScore
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
-    from sqrtdk._shapes import AnyKey, Bias, Factor, Key, Query, Sinks, Value, Visible
+    from sqrtdk._shapes import AnyKey, Bias, Factor, Query, Sinks, Value, Visible
     from sqrtdk.impl.mods import MaskMod, ScoreMod
-
-FEW_KEYS = 32  # fewer keys than a SIMD vector holds: torch's CPU kernel gives 0 for a NaN row
 
 
 def resolve_arguments(
@@ -85,7 +84,7 @@ def resolve_arguments(
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
     call = replace(call, mask_mods=_mask_mods(call, mask_mod, block_mask))
     call = replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
-    bad_bias = call.bias is not None and _looked_at(call.bias) and _holds_nonfinite(call.bias)
+    bad_bias = call.bias is not None and looked_at(call.bias) and holds_nonfinite(call.bias)
     return replace(call, unclean=bad_bias or needs_care(call.query, call.key, value, call.scale, hides))
 
 
@@ -209,7 +208,7 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
     if call.heads > 1 and tuple(scale.shape) == (call.heads,):
         scale = scale[:, None, None]
     arguments.check_broadcast("scale", scale, (*call.lead, call.length, 1))
-    if scale.device.type == "cpu" and has_values(scale) and _holds_nonfinite(scale):
+    if scale.device.type == "cpu" and has_values(scale) and holds_nonfinite(scale):
         raise InvalidValueError(
             "a scale tensor is finite; got NaN or infinity in it", hint="Check where it comes from."
         )
@@ -222,46 +221,3 @@ def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], 
     if dtype is None:
         return tensors
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
-
-
-def needs_care(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
-    """Return whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row of few or no
-    keys.
-
-    It may be in the input, or arise in the product. This is checked on a CPU only, where it costs no synchronisation,
-    and never while tracing or under a transform.
-    """
-    if not _looked_at(query, key, value):
-        return False
-    if hides and _may_overflow(value, value, value.dtype, None):  # times a gradient of the same size
-        return True
-    narrowed = value.dtype == torch.float16 and (isinstance(scale, Tensor) or query.dtype != value.dtype)
-    exposed = hides or narrowed or key.shape[-2] < FEW_KEYS
-    return exposed and _may_overflow(query, key, value.dtype, scale)
-
-
-def _looked_at(*tensors: Float[Tensor, "..."]) -> bool:
-    return tensors[0].device.type == "cpu" and has_values(*tensors)
-
-
-def _largest(tensor: Float[Tensor, "..."]) -> float:
-    """Return the largest magnitude; infinite if the tensor holds NaN."""
-    if not tensor.numel():
-        return 0.0
-    low, high = torch.aminmax(tensor.detach())
-    return max(-low.item(), high.item()) if math.isfinite(low.item()) else math.inf
-
-
-def _holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
-    return not math.isfinite(_largest(tensor))
-
-
-def _may_overflow(
-    query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
-) -> bool:
-    """Return whether a logit may not be finite, or a query that is scaled first may overflow its dtype."""
-    factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
-    rows = _largest(query)
-    product = rows * _largest(key) * query.shape[-1] * max(1.0, factor)
-    logits = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)

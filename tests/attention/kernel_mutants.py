@@ -60,6 +60,9 @@ MUTANTS: dict[str, Planted] = {
         f"{TURNED}:one",
         Change("- F(A) * B);", "+ F(A) * B);"),
     ),
+    "mass lost beside a large maximum": plant(
+        f"{TURNED}:one", Change("= A - F(&B[C]) - F(&D[C]);", "= A - (F(&B[C]) + F(&D[C]));")
+    ),
     "scale left out of the gradient": plant(
         f"{TURNED}:one",
         Change("= F(A, B * C);", "= F(A, B);"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
+from sqrtdk.errors import UnsupportedError
 from sqrtdk.stats import RowStats, row_stats
 from tests.attention.calls import close, every, refuses, with_aux
 from tests.attention.oracle import attend
@@ -169,3 +170,45 @@ def test_half_queries_that_a_scale_takes_out_of_their_range(impl: str) -> None:
         if not refuses(impl, call, {"cpu": OVERFLOW, "fused": OVERFLOW}):
             output = call() if request is None else call()[0]
             assert output.isfinite().all()
+
+
+INFINITE = ("+inf in a key", "-inf in a key", "+inf in a query", "rows of -inf", "rows that overflow", "NaN beside it")
+
+
+def infinite(name: str, dtype: torch.dtype, rows: int, keys: int) -> list[Tensor]:
+    """q, k, v with an infinite logit; `rows of -inf` is where all keys of a row have it."""
+    q, k, v = (torch.randn(1, 2, n, 16).to(dtype) for n in (rows, keys, keys))
+    if "key" in name:
+        k[0, 0, keys // 2, 3] = float(name[:4])
+    elif name == "+inf in a query":
+        q[0, 0, rows // 2, 3] = math.inf
+    elif name == "NaN beside it":
+        k[0, 0, 1, 3], k[0, 1, keys // 2, 3] = math.inf, math.nan
+    else:
+        k = k.abs() + 1.0
+        q[0, 0, 0] = -math.inf if name == "rows of -inf" else torch.finfo(dtype).min
+    return [q, k, v]
+
+
+@pytest.mark.sampled(48)
+@every
+@pytest.mark.parametrize("name", INFINITE)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "keys"), [(40, 40), (1, 300)])
+def test_infinite_logits_of_visible_keys_give_nan(
+    impl: str, name: str, dtype: torch.dtype, rows: int, keys: int
+) -> None:
+    """Torch's CPU kernels give 0 for some of these rows, in half types for all."""
+    q, k, v = infinite(name, dtype, rows, keys)
+    expected = attend(q, k, v, scale=0.25).output.isnan()
+    if name == "rows that overflow" and dtype in (torch.float32, torch.bfloat16):  # where float64 does not
+        expected[0, 0, 0] = True
+    for options in ({}, {"return_aux": True}, {"window": (400, 400)}):
+        try:
+            output = sqrtdk.attention(q, k, v, impl=impl, **options)
+        except UnsupportedError:
+            if impl not in ("fused", "cpu"):
+                raise
+            continue
+        output = output[0] if isinstance(output, tuple) else output
+        assert torch.equal(output.isnan(), expected), options

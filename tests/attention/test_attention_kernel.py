@@ -79,7 +79,8 @@ def test_torch_s_own_check_of_the_backward_operator_passes() -> None:
     query, key, value = (t.detach() for t in qkv())
     rows = torch.randn(1, 4, 40)
     numbers = (0.25, None, 0.0, torch.randn(1, 4, 1, 50), None, 0, None, 0.2, torch.tensor(11), True)
-    given = (torch.randn(1, 4, 40, 16), query, key, value, rows.abs() + 9, rows, rows, *numbers)
+    levels = torch.stack([rows.abs() + 4, rows.abs() + 5])
+    given = (torch.randn(1, 4, 40, 16), query, key, value, levels, rows, rows, *numbers)
     assert set(torch.library.opcheck(torch.ops.sqrtdk_cpu.backward.default, given).values()) == {"SUCCESS"}
 
 

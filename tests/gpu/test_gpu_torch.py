@@ -211,10 +211,11 @@ def test_the_operators_themselves_take_tensors_of_no_data(dtype: torch.dtype) ->
     numbers = (0.25, None, 0.0, None, None, None, 0, None, None)
     for statistics in (0, EVERYTHING, 1 << len(AuxOutput._fields)):
         found = operators.forward(q, k, v, *numbers, statistics)
-        assert [t.dtype for t in found] == [dtype, *[torch.float32] * 3]
+        assert [t.dtype for t in found] == [dtype, *[torch.float32] * 4]
         assert found[0].shape == (1, 4, LENGTH, 8)
         assert found[1].shape == (1, 4, LENGTH)
         assert found[3].shape[0] == {0: 0, EVERYTHING: 8}.get(statistics, 9)
+        assert found[4].shape == (2, 1, 4, LENGTH)
 
 
 def test_transforms_of_torch_func_are_left_to_others() -> None:

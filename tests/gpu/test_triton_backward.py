@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.errors import UnsupportedError
+from tests.attention.hidden_rows import HiddenRows, hidden_rows
+from tests.attention.hidden_rows import wrong as hidden_rows_wrong
 from tests.support.triton_here import DEVICE, needs_triton
 from tests.tolerances import gradient_complaints
 
@@ -136,6 +141,13 @@ def test_torch_s_own_check_of_the_backward_operators_passes() -> None:
     bias = torch.randn(1, HEADS, 1, 7, device=DEVICE)
     scale = torch.rand(1, HEADS, 5, 1, device=DEVICE)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    numbers = (q, q, k, v, rows + 9, rows, rows, 1.0, scale, 2.0, bias, None, 3, None, True, True)
+    levels = torch.stack([rows + 4, rows + 5])
+    numbers = (q, q, k, v, levels, rows, rows, 1.0, scale, 2.0, bias, None, 3, None, True, True)
     for operator, given in ((operators.backward, numbers), (operators.constant, (q, q, rows, rows, rows))):
         assert set(torch.library.opcheck(operator, given, test_utils=tests).values()) == {"SUCCESS"}
+
+
+@settings(max_examples=12, deadline=None)
+@drawn(call=hidden_rows(longest=24), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+def test_rows_that_a_mask_hides_whole_by_a_number(call: HiddenRows, dtype: torch.dtype) -> None:
+    assert hidden_rows_wrong(call, "triton", dtype, DEVICE.type) == []

@@ -15,7 +15,7 @@ from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.cpu import CPU_DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
-from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, mask_elements
+from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, loses_mass, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
@@ -97,6 +97,10 @@ def _against_torch(call: Call) -> str | None:
         return f"torch's kernels would need a mask of {masked} elements"
     if call.elements > LARGEST_DENSE and held_by_torch(call):
         return f"torch would hold {call.elements} pairs at once"
+    if loses_mass(call):
+        looked = call.query.device.type == "cpu" and has_values(call.query, call.key, call.value)
+        rows = "rows" if looked else "any rows, which is not looked at,"
+        return f"torch's kernels give wrong gradients if a bias or float mask moves {rows} as a whole by a large number"
     return None
 
 
@@ -141,7 +145,7 @@ def against_compiled(call: Call) -> str | None:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     if not loaded():
         return why_not_loaded()
-    if call.aux is None and against_fused(call) is None:
+    if call.aux is None and against_fused(call) is None and not loses_mass(call):
         if not beats_torch():
             return "torch's kernel is faster on this CPU where no statistics are asked for"
         if _is_small(call.elements, call.query, call.key, call.value):

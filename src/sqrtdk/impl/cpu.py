@@ -78,7 +78,7 @@ def cpu(call: Call) -> tuple[Output, AuxOutput]:
         )
     if not loaded():
         ready()
-    output, lse, entropy, planes = _run(call, statistics=call.aux is not None)
+    output, lse, entropy, planes, _ = _run(call, statistics=call.aux is not None)
     shape = (*call.lead, call.length)
     output = output.to(call.value.dtype).reshape(*shape, output.shape[-1])
     if call.aux is None:
@@ -110,8 +110,9 @@ def _run(
     Float[Tensor, "B Hq L"],
     Float[Tensor, "B Hq L"] | Float[Tensor, "0"],
     Float[Tensor, "fields B Hq L"] | Float[Tensor, "0"],
+    Float[Tensor, "2 B Hq L"],
 ]:
-    """Return the operator's output, lse, entropy and planes, in four dimensions."""
+    """Return the operator's output, lse, entropy, planes and levels, in four dimensions."""
     call = with_bias(call)
     lead, rows = call.lead, call.length
     heads = lead[-1] if lead else 1
@@ -126,7 +127,7 @@ def _run(
     factor = 1.0 if isinstance(scale, Tensor) else scale
     above, below = visible_band(call)
     whole = (*lead, rows, call.keys)
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.sqrtdk_cpu.forward(
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = torch.ops.sqrtdk_cpu.forward(
         query,
         key,
         value,

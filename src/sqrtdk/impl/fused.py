@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_heads
+from sqrtdk.impl.extremes import gives_infinity, may_lose_mass
 from sqrtdk.impl.operands import learns_term, only_by_blocks, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -43,6 +44,10 @@ def obstacle(call: Call) -> str | None:
         return "the pass for the statistics looks at numbers, and there are none to look at"
     if call.aux is not None and (call.aux.lse or call.aux.entropy_nats) and _learns(call):
         return "torch's kernels give no gradient of lse and entropy"
+    if not (call.aux is not None and in_one_pass(call)) and gives_infinity(
+        call.query, call.key, call.value, call.scale, call.hides
+    ):
+        return "a logit may be infinite, and torch's kernels give 0 for rows of such logits, in place of NaN"
     return None
 
 
@@ -56,8 +61,17 @@ def mask_elements(call: Call) -> int:
     return math.prod(broadcast(*lead)) * call.length * call.keys
 
 
+def loses_mass(call: Call) -> bool:
+    """Return whether a call without an obstacle wants gradients that torch's kernels may give wrong; see
+    `may_lose_mass`."""
+    learns = torch.is_grad_enabled() and (call.value.requires_grad or _learns(call))
+    return learns and call.bias is not None and may_lose_mass(_mask(call))
+
+
 def fused(call: Call) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, L, Ev) and statistics (..., Hq, L).
+
+    Where torch's kernels may give wrong gradients, torch's plain formula runs, which holds all pairs.
 
     Raises:
         UnsupportedError: See `obstacle`.
@@ -77,16 +91,24 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
     # a negative scale would turn the -inf of hidden keys into +inf
     if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):
         query, scale = query.to(call.dtype) * scale, 1.0
-    output = torch_attention(
-        query.to(value.dtype),
-        key.to(value.dtype),
-        value,
-        mask,
-        call.dropout_p,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=shared,
-    )
+    if loses_mass(call):
+        query, key, wide = (t.to(call.dtype) for t in (query, key, value))
+        bias = None if mask is None else mask.to(call.dtype)
+        output, _ = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, wide, bias, call.dropout_p, scale=scale, enable_gqa=shared
+        )
+        output = output.to(value.dtype)
+    else:
+        output = torch_attention(
+            query.to(value.dtype),
+            key.to(value.dtype),
+            value,
+            mask,
+            call.dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=shared,
+        )
     output = output.expand(*call.lead, *output.shape[-2:])  # torch's output does not broadcast if it is empty
     if call.aux is None:
         return output, AuxOutput()

@@ -66,7 +66,7 @@ def triton(call: Call) -> tuple[Output, AuxOutput]:
     if reason is not None:
         raise UnsupportedError(f"impl='triton' can't run this call: {reason}", hint="Use impl='tiled' or 'auto'.")
     wanted = () if call.aux is None else call.aux.wanted
-    output, lse, entropy, planes = _run(call, bits_of(wanted))
+    output, lse, entropy, planes, _ = _run(call, bits_of(wanted))
     shape = (*call.lead, call.length)
     found = dict(zip((name for name in wanted if name not in APART), planes.unbind(), strict=True))
     found |= {name: tensor for name, tensor in zip(APART, (lse, entropy), strict=True) if name in wanted}
@@ -90,8 +90,9 @@ def _run(
     Float[Tensor, "B Hq L"],
     Float[Tensor, "B Hq L"] | Float[Tensor, "0"],
     Float[Tensor, "planes B Hq L"],
+    Float[Tensor, "2 B Hq L"],
 ]:
-    """Return the operator's output, lse, entropy and planes, in four dimensions."""
+    """Return the operator's output, lse, entropy, planes and levels, in four dimensions."""
     from sqrtdk.impl.gpu.operators import forward
 
     call = with_bias(call)

@@ -1,6 +1,6 @@
 """The backward pass: code shared by its kernels, and the sum over each row that precedes them.
 
-    P = e^(Z - lse);  dZ = P (dO V^T + c - dH log P);  c = -sum dO O + dlse - dH H
+    P = e^(Z - m - log l);  dZ = P (dO V^T + c - dH log P);  c = -sum dO O + dlse - dH H
 
 The logits are computed again, once for the gradients of keys and values (`backward_keys`) and once for those of queries
 and scale (`backward_rows`): every sum has one program and one order, so two runs give the same bits.
@@ -16,21 +16,22 @@ LOWEST = tl.constexpr(-160.0)  # 2^LOWEST is 0; an infinite logarithm times a we
 
 
 @triton.jit
-def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, others, bias_stride,
-                  count, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ENTROPY: tl.constexpr,
-                  MASKED: tl.constexpr):
+def differentiate(x, dp, seen, factor, top, log_mass, constant, entropy, softcap, bias, bias_at, there, others,
+                  bias_stride, count, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
+                  ENTROPY: tl.constexpr, MASKED: tl.constexpr):
     """(weights, gradient of the logits after bias, gradient of the logits before the softcap) of a tile.
 
-    Rows may run down the tile or across it: `factor`, `lse`, `constant` and `entropy` have the shape of the rows. The
+    Rows may run down the tile or across it: `factor`, `top`, `log_mass`,
+    `constant` and `entropy` have the shape of the rows. The
     bias of what runs down lies at `bias_at`; the `count` elements of `others` run across.
     """
     if LINEAR:
-        t = x * (factor * LOG2_E) - lse * LOG2_E
+        t = x * (factor * LOG2_E) - (top + log_mass) * LOG2_E
     else:
         z, slope = capped(x * factor, softcap, SOFTCAP)
         z = biased(z, bias, bias_at, there, others, bias_stride, count, BIAS, MASKED)
-        t = (z - lse) * LOG2_E
-    p = tl.exp2(tl.minimum(t, 0.0, propagate_nan=tl.PropagateNan.ALL))  # lse is rounded, so t may exceed 0 slightly
+        t = (z - top - log_mass) * LOG2_E  # in this order: a bias may be -3.4e38, beside which a mass is lost
+    p = tl.exp2(tl.minimum(t, 0.0, propagate_nan=tl.PropagateNan.ALL))  # rounded, so t may exceed 0 slightly
     inner = dp + constant
     if ENTROPY:
         inner -= entropy * (tl.maximum(t, LOWEST, propagate_nan=tl.PropagateNan.ALL) * LN_2)
@@ -47,26 +48,28 @@ def differentiate(x, dp, seen, factor, lse, constant, entropy, softcap, bias, bi
 
 
 @triton.jit
-def row_terms(lse, constant, entropy, scale, at, scale_at, factor, there, ENTROPY: tl.constexpr, SCALES: tl.constexpr,
-              MASKED: tl.constexpr):
-    """(lse, constant, entropy, factor) of some rows; if MASKED, 0 where not `there`."""
+def row_terms(top, log_mass, constant, entropy, scale, at, scale_at, factor, there, ENTROPY: tl.constexpr,
+              SCALES: tl.constexpr, MASKED: tl.constexpr):
+    """(top, log_mass, constant, entropy, factor) of some rows; if MASKED, 0 where not `there`."""
     of_entropy = 0.0
     of_scale = factor
     if MASKED:
-        of_lse = tl.load(lse + at, mask=there, other=0.0)
+        of_top = tl.load(top + at, mask=there, other=0.0)
+        of_mass = tl.load(log_mass + at, mask=there, other=0.0)
         of_constant = tl.load(constant + at, mask=there, other=0.0)
         if ENTROPY:
             of_entropy = tl.load(entropy + at, mask=there, other=0.0)
         if SCALES:
             of_scale = tl.load(scale + scale_at, mask=there, other=0.0)
     else:
-        of_lse = tl.load(lse + at)
+        of_top = tl.load(top + at)
+        of_mass = tl.load(log_mass + at)
         of_constant = tl.load(constant + at)
         if ENTROPY:
             of_entropy = tl.load(entropy + at)
         if SCALES:
             of_scale = tl.load(scale + scale_at)
-    return of_lse, of_constant, of_entropy, of_scale
+    return of_top, of_mass, of_constant, of_entropy, of_scale
 
 
 @triton.jit(do_not_specialize=["rows", "heads", "length"])

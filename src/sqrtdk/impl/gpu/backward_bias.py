@@ -14,7 +14,7 @@ def backward_bias(
     query, q_batch, q_head, q_row, q_column,
     key, k_batch, k_head, k_row, k_column,
     value, v_batch, v_head, v_row, v_column,
-    lse, constant, entropy,
+    top, log_mass, constant, entropy,
     scale, scale_batch, scale_head, scale_row,
     bias, bias_batch, bias_head, bias_row, bias_column,
     visible, visible_batch, visible_head, visible_row, visible_column,
@@ -63,8 +63,8 @@ def backward_bias(
             v = load_matrix(value + b * v_batch + head // GROUP * v_head, column_at * v_row, column_there, v_column, EV,
                             BLOCK_EV, True, WIDEN)
             dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
-        of_lse, of_constant, of_entropy, of_scale = row_terms(
-            lse, constant, entropy, scale, (b * heads + head) * length + row_at,
+        of_top, of_mass, of_constant, of_entropy, of_scale = row_terms(
+            top, log_mass, constant, entropy, scale, (b * heads + head) * length + row_at,
             b * scale_batch + head * scale_head + row_at * scale_row, factor, there, ENTROPY, SCALES, True)
         if ENTROPY:
             of_entropy = of_entropy[:, None]
@@ -73,7 +73,7 @@ def backward_bias(
         seen = seen_keys(positions, there, columns, visible, b * visible_batch + head * visible_head +
                          row_at * visible_row, visible_column, keys, above, below, VISIBLE, ABOVE, BELOW)
         _p, added, _dz = differentiate(
-            x, dp, seen, of_scale, of_lse[:, None], of_constant[:, None], of_entropy, softcap, bias,
+            x, dp, seen, of_scale, of_top[:, None], of_mass[:, None], of_constant[:, None], of_entropy, softcap, bias,
             b * bias_batch + head * bias_head + row_at * bias_row, there, columns, bias_column, keys, False, SOFTCAP,
             True, ENTROPY, True)
         acc += added

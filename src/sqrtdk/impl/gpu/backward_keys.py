@@ -15,9 +15,9 @@ from sqrtdk.impl.gpu.tile import key_range, load_keys, load_matrix, seen_keys
 
 @triton.jit
 def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_row, g_column, columns, there, length,
-          lse, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap, bias, bias_at, bias_row, visible,
-          visible_at, visible_row, above, below, MASKED: tl.constexpr, E: tl.constexpr, EV: tl.constexpr,
-          BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, LINEAR: tl.constexpr,
+          top, log_mass, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap, bias, bias_at,
+          bias_row, visible, visible_at, visible_row, above, below, MASKED: tl.constexpr, E: tl.constexpr,
+          EV: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, LINEAR: tl.constexpr,
           SCALES: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr,
           BELOW: tl.constexpr, ENTROPY: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr,
           PRECISION: tl.constexpr):
@@ -31,9 +31,9 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
         if EV > 0:
             out = load_keys(g, g_tiles, i, length, g_row, g_column, EV, BLOCK_EV, BLOCK_M, DESCRIPTORS, MASKED, WIDEN)
             dp = tl.dot(v, tl.trans(out), input_precision=PRECISION)
-        of_lse, of_constant, of_entropy, of_scale = row_terms(
-            lse, constant, entropy, scale, row_at + rows, scale_at + rows.to(tl.int64) * scale_row, factor, inside,
-            ENTROPY, SCALES, MASKED)
+        of_top, of_mass, of_constant, of_entropy, of_scale = row_terms(
+            top, log_mass, constant, entropy, scale, row_at + rows, scale_at + rows.to(tl.int64) * scale_row, factor,
+            inside, ENTROPY, SCALES, MASKED)
         if ENTROPY:
             of_entropy = of_entropy[None, :]
         if SCALES:
@@ -43,8 +43,8 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
             seen = seen_keys(columns, there, rows, visible, visible_at, visible_row, length, below, above, VISIBLE,
                              BELOW, ABOVE)
         p, _added, dz = differentiate(
-            x, dp, seen, of_scale, of_lse[None, :], of_constant[None, :], of_entropy, softcap, bias, bias_at, there,
-            rows, bias_row, length, LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
+            x, dp, seen, of_scale, of_top[None, :], of_mass[None, :], of_constant[None, :], of_entropy, softcap, bias,
+            bias_at, there, rows, bias_row, length, LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
         if EV > 0:
             dv = tl.dot(p.to(out.dtype), out, dv, input_precision=PRECISION)
         if SCALES:
@@ -59,7 +59,7 @@ def backward_keys(
     query, q_batch, q_head, q_row, q_column,
     key, k_batch, k_head, k_row, k_column,
     value, v_batch, v_head, v_row, v_column,
-    lse, constant, entropy,
+    top, log_mass, constant, entropy,
     scale, scale_batch, scale_head, scale_row,
     bias, bias_batch, bias_head, bias_row, bias_column,
     visible, visible_batch, visible_head, visible_row, visible_column,
@@ -111,20 +111,21 @@ def backward_keys(
         if ABOVE:
             dk, dv = sweep(
                 start, tl.minimum(whole, stop), dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_row, g_column,
-                columns, there, length, lse, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap,
-                bias, bias_at, bias_row, visible, visible_at, visible_row, above, below, True, E, EV, BLOCK_E, BLOCK_EV,
-                BLOCK_M, LINEAR, SCALES, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, DESCRIPTORS, WIDEN, PRECISION)
+                columns, there, length, top, log_mass, constant, entropy, scale, row_at, scale_at, scale_row, factor,
+                softcap, bias, bias_at, bias_row, visible, visible_at, visible_row, above, below, True, E, EV, BLOCK_E,
+                BLOCK_EV, BLOCK_M, LINEAR, SCALES, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, DESCRIPTORS, WIDEN,
+                PRECISION)
         if not VISIBLE:
             dk, dv = sweep(
                 whole, ragged, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_row, g_column, columns, there,
-                length, lse, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap, bias, bias_at,
-                bias_row, visible, visible_at, visible_row, above, below, False, E, EV, BLOCK_E, BLOCK_EV, BLOCK_M,
-                LINEAR, SCALES, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, DESCRIPTORS, WIDEN, PRECISION)
+                length, top, log_mass, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap, bias,
+                bias_at, bias_row, visible, visible_at, visible_row, above, below, False, E, EV, BLOCK_E, BLOCK_EV,
+                BLOCK_M, LINEAR, SCALES, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, DESCRIPTORS, WIDEN, PRECISION)
         dk, dv = sweep(
             ragged, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_row, g_column, columns, there,
-            length, lse, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap, bias, bias_at,
-            bias_row, visible, visible_at, visible_row, above, below, True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_M, LINEAR,
-            SCALES, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, DESCRIPTORS, WIDEN, PRECISION)
+            length, top, log_mass, constant, entropy, scale, row_at, scale_at, scale_row, factor, softcap, bias,
+            bias_at, bias_row, visible, visible_at, visible_row, above, below, True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_M,
+            LINEAR, SCALES, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, DESCRIPTORS, WIDEN, PRECISION)
 
     if not SCALES:
         dk *= factor

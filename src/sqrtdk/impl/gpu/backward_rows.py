@@ -12,8 +12,8 @@ from sqrtdk.impl.gpu.tile import key_range, load_keys, load_matrix, seen_keys
 
 @triton.jit
 def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_row, v_column, keys, positions, there,
-          factor, lse, constant, entropy, softcap, bias, bias_at, bias_column, visible, visible_at, visible_column,
-          above, below, MASKED: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr,
+          factor, top, log_mass, constant, entropy, softcap, bias, bias_at, bias_column, visible, visible_at,
+          visible_column, above, below, MASKED: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr,
           BLOCK_EV: tl.constexpr, BLOCK_N: tl.constexpr, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr,
           BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr,
           NEEDS_SCALE: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
@@ -31,8 +31,8 @@ def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_
             seen = seen_keys(positions, there, columns, visible, visible_at, visible_column, keys, above, below,
                              VISIBLE, ABOVE, BELOW)
         _p, _added, dz = differentiate(
-            x, dp, seen, factor, lse, constant, entropy, softcap, bias, bias_at, there, columns, bias_column, keys,
-            LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
+            x, dp, seen, factor, top, log_mass, constant, entropy, softcap, bias, bias_at, there, columns, bias_column,
+            keys, LINEAR, SOFTCAP, BIAS, ENTROPY, MASKED)
         if NEEDS_SCALE:
             each = dz * x
             if MASKED:
@@ -48,7 +48,7 @@ def backward_rows(
     query, q_batch, q_head, q_row, q_column,
     key, k_batch, k_head, k_row, k_column,
     value, v_batch, v_head, v_row, v_column,
-    lse, constant, entropy,
+    top, log_mass, constant, entropy,
     scale, scale_batch, scale_head, scale_row,
     bias, bias_batch, bias_head, bias_row, bias_column,
     visible, visible_batch, visible_head, visible_row, visible_column,
@@ -77,10 +77,11 @@ def backward_rows(
                         WIDEN)
         value += b * v_batch + head // GROUP * v_head
     at = which * length + row_at
-    of_lse, of_constant, of_entropy, of_scale = row_terms(
-        lse, constant, entropy, scale, at, b * scale_batch + head * scale_head + row_at * scale_row, factor, there,
-        ENTROPY, SCALES, True)
-    of_lse = of_lse[:, None]
+    of_top, of_mass, of_constant, of_entropy, of_scale = row_terms(
+        top, log_mass, constant, entropy, scale, at, b * scale_batch + head * scale_head + row_at * scale_row, factor,
+        there, ENTROPY, SCALES, True)
+    of_top = of_top[:, None]
+    of_mass = of_mass[:, None]
     of_constant = of_constant[:, None]
     if ENTROPY:
         of_entropy = of_entropy[:, None]
@@ -105,20 +106,20 @@ def backward_rows(
     if BELOW:
         dq, ds = sweep(
             start, tl.minimum(whole, stop), dq, ds, q, g, key, value, k_tiles, v_tiles, k_row, k_column, v_row,
-            v_column, keys, positions, there, of_scale, of_lse, of_constant, of_entropy, softcap, bias, bias_at,
-            bias_column, visible, visible_at, visible_column, above, below, True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N,
-            LINEAR, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, NEEDS_SCALE, DESCRIPTORS, WIDEN, PRECISION)
+            v_column, keys, positions, there, of_scale, of_top, of_mass, of_constant, of_entropy, softcap, bias,
+            bias_at, bias_column, visible, visible_at, visible_column, above, below, True, E, EV, BLOCK_E, BLOCK_EV,
+            BLOCK_N, LINEAR, SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, NEEDS_SCALE, DESCRIPTORS, WIDEN, PRECISION)
     if not VISIBLE:
         dq, ds = sweep(
             whole, ragged, dq, ds, q, g, key, value, k_tiles, v_tiles, k_row, k_column, v_row, v_column, keys,
-            positions, there, of_scale, of_lse, of_constant, of_entropy, softcap, bias, bias_at, bias_column, visible,
-            visible_at, visible_column, above, below, False, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR, SOFTCAP, BIAS,
-            VISIBLE, ABOVE, BELOW, ENTROPY, NEEDS_SCALE, DESCRIPTORS, WIDEN, PRECISION)
+            positions, there, of_scale, of_top, of_mass, of_constant, of_entropy, softcap, bias, bias_at, bias_column,
+            visible, visible_at, visible_column, above, below, False, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR,
+            SOFTCAP, BIAS, VISIBLE, ABOVE, BELOW, ENTROPY, NEEDS_SCALE, DESCRIPTORS, WIDEN, PRECISION)
     dq, ds = sweep(
         ragged, stop, dq, ds, q, g, key, value, k_tiles, v_tiles, k_row, k_column, v_row, v_column, keys, positions,
-        there, of_scale, of_lse, of_constant, of_entropy, softcap, bias, bias_at, bias_column, visible, visible_at,
-        visible_column, above, below, True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR, SOFTCAP, BIAS, VISIBLE, ABOVE,
-        BELOW, ENTROPY, NEEDS_SCALE, DESCRIPTORS, WIDEN, PRECISION)
+        there, of_scale, of_top, of_mass, of_constant, of_entropy, softcap, bias, bias_at, bias_column, visible,
+        visible_at, visible_column, above, below, True, E, EV, BLOCK_E, BLOCK_EV, BLOCK_N, LINEAR, SOFTCAP, BIAS,
+        VISIBLE, ABOVE, BELOW, ENTROPY, NEEDS_SCALE, DESCRIPTORS, WIDEN, PRECISION)
 
     dq *= of_scale
     widths = tl.arange(0, BLOCK_E)

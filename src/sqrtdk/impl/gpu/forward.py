@@ -61,7 +61,7 @@ def forward(
     visible, visible_batch, visible_head, visible_row, visible_column,
     sinks, sink_batch, sink_head, sink_row,
     places,
-    output, lse, entropy, planes, parts,
+    output, lse, levels, entropy, planes, parts,
     batch, heads, length, keys, factor, softcap, above, below, part,
     GROUP: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WANTED: tl.constexpr, LINEAR: tl.constexpr, SCALES: tl.constexpr,
@@ -170,8 +170,8 @@ def forward(
         sink = top
         if SINKS:
             sink = tl.load(sinks + b * sink_batch + head * sink_head + row_at * sink_row)
-        share = row.finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, there, SINKS,
-                           SUMS, WANTED)
+        share = row.finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, levels, entropy, planes, plane, at, there,
+                           SINKS, SUMS, WANTED)
         if EV > 0:
             out = tl.where(share[:, None] == 0.0, 0.0, acc * share[:, None])
             to = output + at[:, None] * EV + widths[None, :]
@@ -180,7 +180,8 @@ def forward(
 
 @triton.jit(do_not_specialize=["batch", "heads", "length", "splits"])
 def combine(
-    parts, sinks, sink_batch, sink_head, sink_row, output, lse, entropy, planes, batch, heads, length, splits,
+    parts, sinks, sink_batch, sink_head, sink_row, output, lse, levels, entropy, planes, batch, heads, length,
+    splits,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, WANTED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of BLOCK_M rows in the order of their keys, and write the results."""
@@ -211,8 +212,8 @@ def combine(
     if SINKS:
         b, head, i = at // (heads * length), at // length % heads, at % length
         sink = tl.load(sinks + b * sink_batch + head * sink_head + i * sink_row)
-    share = row.finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, there, SINKS,
-                       SUMS, WANTED)
+    share = row.finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, levels, entropy, planes, plane, at, there,
+                       SINKS, SUMS, WANTED)
     if EV > 0:
         out = tl.where(share[:, None] == 0.0, 0.0, acc * share[:, None])
         tl.store(output + at[:, None] * EV + widths[None, :], out.to(output.dtype.element_ty), mask=inside)

@@ -82,7 +82,7 @@ def backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lse: Tensor,
+    levels: Tensor,
     constant: Tensor,
     entropy: Tensor | None,
     factor: float,
@@ -102,8 +102,9 @@ def backward(
         query: see `operators.forward`.
         key: likewise.
         value: likewise.
-        lse: of the forward pass, float32 (B, Hq, L), contiguous; -inf if a row saw no key.
-        constant: -sum gradient output + dlse - dH H, likewise.
+        levels: of the forward pass, maxima and log masses, float32 (2, B, Hq, L), contiguous; a maximum is -inf if its
+            row saw no key.
+        constant: -sum gradient output + dlse - dH H, float32 (B, Hq, L), contiguous.
         entropy: dH, the gradient of the entropy, likewise; None: 0.
         factor: see `operators.forward`.
         scale: likewise.
@@ -136,7 +137,17 @@ def backward(
         gradient = gradient.contiguous()
     tensors = (
         *(gradient, *gradient.stride(), query, *query.stride(), key, *key.stride(), value, *value.stride()),
-        *(lse, constant, entropy, scale, *strides(scale, 3), bias, *strides(bias, 4), visible, *strides(visible, 4)),
+        *(
+            *levels.unbind(),
+            constant,
+            entropy,
+            scale,
+            *strides(scale, 3),
+            bias,
+            *strides(bias, 4),
+            visible,
+            *strides(visible, 4),
+        ),
     )
     numbers = (heads, length, keys, factor, softcap, above or 0, below or 0)
     common = {
@@ -222,7 +233,7 @@ def _shapes(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lse: Tensor,
+    levels: Tensor,
     constant: Tensor,
     entropy: Tensor | None,
     factor: float,
@@ -250,9 +261,9 @@ def _empty(
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save what the gradient of the forward operator needs."""
     query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, _ = inputs
-    out, lse, entropy, planes = output
-    ctx.mark_non_differentiable(planes)
-    ctx.save_for_backward(query, key, value, out, lse, entropy, scale, bias, visible, sinks)
+    out, _, entropy, planes, levels = output
+    ctx.mark_non_differentiable(planes, levels)
+    ctx.save_for_backward(query, key, value, out, levels, entropy, scale, bias, visible, sinks)
     ctx.numbers = factor, softcap, above, below
     ctx.sampled = places is not None
     ctx.set_materialize_grads(False)
@@ -263,14 +274,14 @@ def gradients(
     d_out: Float[Tensor, "B Hq L Ev"] | None,
     d_lse: Float[Tensor, "B Hq L"] | None,
     d_entropy: Float[Tensor, "B Hq L"] | None,
-    _: None,
+    *_: None,
 ) -> Gradients:
     """Return the gradients of the forward operator's inputs, from those of its results."""
-    query, key, value, out, lse, entropy, scale, bias, visible, sinks = ctx.saved_tensors
+    query, key, value, out, levels, entropy, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, above, below = ctx.numbers
     if ctx.sampled:
         raise UnsupportedError("the Triton kernel has no gradient of sampled rows", hint="Pass impl='tiled'.")
-    d_entropy = d_entropy if entropy.numel() == lse.numel() else None
+    d_entropy = d_entropy if 2 * entropy.numel() == levels.numel() else None
     if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         call = Call(
             query,
@@ -293,21 +304,21 @@ def gradients(
     c = torch.ops.sqrtdk_gpu.constant(d_out, out, d_lse, d_entropy, None if d_entropy is None else entropy)
     needs_scale, needs_bias, needs_sinks = (ctx.needs_input_grad[at] for at in (4, 6, 8))
     dq, dk, dv, d_scale, d_bias = torch.ops.sqrtdk_gpu.backward(
-        *(d_out, query, key, value, lse, c, d_entropy, factor, scale, softcap, bias, visible, above, below),
+        *(d_out, query, key, value, levels, c, d_entropy, factor, scale, softcap, bias, visible, above, below),
         *(needs_scale, needs_bias),
     )
     return (
         *(dq, dk, dv, None, d_scale.sum_to_size(scale.shape) if needs_scale else None, None),
         *(d_bias if needs_bias else None, None),
-        *(_of_sinks(sinks, lse, c, d_entropy) if needs_sinks else None, None, None, None, None),
+        *(_of_sinks(sinks, levels, c, d_entropy) if needs_sinks else None, None, None, None, None),
     )
 
 
-def _of_sinks(sinks: Tensor, lse: Tensor, constant: Tensor, d_entropy: Tensor | None) -> Tensor:
+def _of_sinks(sinks: Tensor, levels: Tensor, constant: Tensor, d_entropy: Tensor | None) -> Tensor:
     """Return the gradient of the sinks, each a key of value 0, in their shape."""
-    log_weight = sinks.squeeze(-1) - lse
+    log_weight = sinks.squeeze(-1) - levels[0] - levels[1]
     weight = log_weight.clamp(max=0.0).exp()
-    nothing = (weight == 0.0) | lse.isneginf()
+    nothing = (weight == 0.0) | levels[0].isneginf()
     inner = constant if d_entropy is None else constant - d_entropy * log_weight.masked_fill(nothing, 0.0)
     return (weight * inner).masked_fill(nothing, 0.0).unsqueeze(-1).sum_to_size(sinks.shape)
 

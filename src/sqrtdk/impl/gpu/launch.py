@@ -97,13 +97,13 @@ def run(
     below: int | None,
     places: Tensor | None,
     statistics: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Allocate, launch and return the results: see `operators.forward`."""
     batch, heads, length, width = query.shape
     keys, value_width = value.shape[-2:]
-    output, lse, entropy, planes = empty_results(query, value, statistics)
+    output, lse, entropy, planes, levels = empty_results(query, value, statistics)
     if lse.numel() == 0:
-        return output, lse, entropy, planes
+        return output, lse, entropy, planes, levels
     widen = interpreted() and query.dtype == torch.bfloat16  # the interpreter multiplies bit patterns of bfloat16
     if widen:
         output = output.float()
@@ -150,6 +150,7 @@ def run(
         places,
         output,
         lse,
+        levels,
         entropy,
         planes,
         parts,
@@ -193,6 +194,7 @@ def run(
             *sink_strides,
             output,
             lse,
+            levels,
             entropy,
             planes,
             batch,
@@ -204,16 +206,17 @@ def run(
             num_stages=1,
             **common,
         )
-    return output.to(query.dtype), lse, entropy, planes
+    return output.to(query.dtype), lse, entropy, planes, levels
 
 
-def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return output, lse, entropy and planes, uninitialised."""
+def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return output, lse, entropy, planes and levels, uninitialised."""
     batch, heads, length, _ = query.shape
     output = query.new_empty((batch, heads, length, value.shape[-1]))
     lse = query.new_empty((batch, heads, length), dtype=torch.float32)
     entropy = torch.empty_like(lse) if statistics & 32 else lse.new_empty((0,))
-    return output, lse, entropy, lse.new_empty((planes_of(statistics), batch, heads, length))
+    planes, levels = (lse.new_empty((count, batch, heads, length)) for count in (planes_of(statistics), 2))
+    return output, lse, entropy, planes, levels
 
 
 def split_keys(programs: int, keys: int, block_n: int, processors: int) -> tuple[int, int]:

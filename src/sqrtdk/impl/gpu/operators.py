@@ -27,7 +27,7 @@ def forward(
     below: int | None,
     places: Tensor | None,
     statistics: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute attention and statistics of rows, in one pass.
 
     Args:
@@ -46,14 +46,15 @@ def forward(
         statistics: see the bits in `row`.
 
     Returns:
-        Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) if not requested, and the planes (P, B, Hq,
-        L): the other requested fields in their order, or those of RowStats.
+        Output (B, Hq, L, Ev), lse (B, Hq, L), entropy (B, Hq, L) or (0,) if not requested, the planes (P, B, Hq, L):
+        the other requested fields in their order, or those of RowStats; and levels (2, B, Hq, L): maxima and log
+        masses, whose sum is lse.
     """
     return run(query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, statistics)
 
 
 @forward.register_fake
-def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     statistics = rest[-1]
     assert isinstance(statistics, int)
     return empty_results(query, value, statistics)

@@ -180,7 +180,7 @@ def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, l
 
 
 @triton.jit
-def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, plane, at, mask,
+def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, levels, entropy, planes, plane, at, mask,
            SINKS: tl.constexpr, SUMS: tl.constexpr, WANTED: tl.constexpr):
     """Write the statistics of rows, where x is the logit itself; return the factor on the weighted values.
 
@@ -210,6 +210,9 @@ def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, entropy, planes, p
     more = w_rest if SUMS else w_rest - 1.0
     log_mass = log1p(w_rest) if SUMS else tl.log(whole)
     tl.store(lse + at, tl.where(bad, NAN, tl.where(mass == 0.0, -INF, w_top + log_mass)), mask=mask)
+    # apart, as their sum loses the mass in a row that a mask of -3.4e38 hides whole
+    tl.store(levels + at, tl.where(bad, NAN, w_top), mask=mask)
+    tl.store(levels + plane + at, log_mass, mask=mask)
     if wants(WANTED, ENTROPY):
         value = tl.where(mass == 0.0, nothing, log_mass - w_a * LN_2 / whole)
         tl.store(entropy + at, tl.where(bad, NAN, value), mask=mask)

@@ -8,7 +8,7 @@
 // The key that holds a row's maximum is left out of the sums (its p is 1): rows close to one-hot lose no digit.
 //
 // Backward. One unit is a run of key blocks of one key head. Logits are computed again, transposed, keys by queries:
-//   P^T = e^(z - lse),  dP^T = V g^T,  dZ^T = P^T (dP^T - D + dlse - dH (log P + H)),  D = g . output
+//   P^T = e^(z - m - log l),  dP^T = V g^T,  dZ^T = P^T (dP^T - D + dlse - dH (log P + H)),  D = g . output
 //   dV += P^T g,  dK += dZ^T Q,  dQ^T += K^T dZ^T
 // with g, dlse and dH the gradients of the output, of lse and of the entropy H. The gradient of a bias is dZ without
 // the scale and the slope of the softcap. With dropout of rate r, dP^T and the P^T of dV are 0 where a weight was
@@ -57,9 +57,10 @@ void with_types(const at::Tensor& inputs, const Run& run) {
     run(BFloat16(), Narrow());
 }
 
-// query (B, H, L, E), key (B, Hk, S, E), value (B, Hv, S, Ev): output (B, H, L, Ev), lse and entropy (B, H, L), and the
-// planes of RowStats (9, B, H, L); entropy and planes are empty without statistics. `wide`: the output is float32.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_forward(
+// query (B, H, L, E), key (B, Hk, S, E), value (B, Hv, S, Ev): output (B, H, L, Ev), lse and entropy (B, H, L), the
+// planes of RowStats (9, B, H, L) and levels (2, B, H, L); entropy and planes are empty without statistics. `wide`:
+// the output is float32.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double factor, const Maybe& scale,
     double softcap, const Maybe& bias, const Maybe& visible, const Maybe& sinks, std::optional<int64_t> above,
     std::optional<int64_t> below, double dropout, const Maybe& seed, bool wide, bool statistics) {
@@ -71,13 +72,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_forward(
   at::Tensor entropy = statistics ? at::empty_like(lse) : at::empty({0}, options);
   at::Tensor planes =
       statistics ? at::empty({PLANES, call.batch, call.heads, call.length}, options) : at::empty({0}, options);
+  at::Tensor levels = at::empty({2, call.batch, call.heads, call.length}, options);
   const Results results = {out.mutable_data_ptr(),
                            wide,
                            lse.mutable_data_ptr<float>(),
+                           levels.mutable_data_ptr<float>(),
                            statistics ? entropy.mutable_data_ptr<float>() : nullptr,
                            statistics ? planes.mutable_data_ptr<float>() : nullptr,
                            lse.numel()};
-  if (out.numel() == 0 && lse.numel() == 0) return {out, lse, entropy, planes};
+  if (out.numel() == 0 && lse.numel() == 0) return {out, lse, entropy, planes, levels};
   with_types(query, [&]<typename In, typename T>(In, T) {
     const bool few = call.length <= FEW && call.keys >= MANY && call.key_heads == call.value_heads &&
                      call.heads / call.key_heads * call.length <= ROWS;
@@ -86,24 +89,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_forward(
     else
       forward<In, T>(call, query, key, value, results);
   });
-  return {out, lse, entropy, planes};
+  return {out, lse, entropy, planes, levels};
 }
 
-// Gradients of query, key and value, and of the bias, (#B, #H, #L, #S), where it `learns`; lse, constant and entropy
-// are (B, H, L), contiguous, float32, as in RowTerms.
+// Gradients of query, key and value, and of the bias, (#B, #H, #L, #S), where it `learns`; levels (2, B, H, L) and
+// constant and entropy (B, H, L) are contiguous, float32, as in RowTerms.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& lse, const at::Tensor& constant, const Maybe& entropy, double factor, const Maybe& scale,
+    const at::Tensor& levels, const at::Tensor& constant, const Maybe& entropy, double factor, const Maybe& scale,
     double softcap, const Maybe& bias, const Maybe& visible, std::optional<int64_t> above, std::optional<int64_t> below,
     double dropout, const Maybe& seed, bool learns) {
   Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below, dropout, seed);
   TORCH_CHECK(call.key_heads == call.value_heads, "key and value have the same number of heads in the backward pass");
-  at::Tensor dbias = learns ? at::zeros(bias->sizes(), lse.options()) : at::empty({0}, lse.options());
+  at::Tensor dbias = learns ? at::zeros(bias->sizes(), levels.options()) : at::empty({0}, levels.options());
   if (!call.batch || !call.heads || !call.key_heads || !call.length || !call.keys) {
     return {at::zeros(query.sizes(), query.options()), at::zeros(key.sizes(), key.options()),
             at::zeros(value.sizes(), value.options()), dbias};
   }
-  const RowTerms terms = row_terms(call, lse.const_data_ptr<float>(), constant.const_data_ptr<float>(),
+  const RowTerms terms = row_terms(call, levels.const_data_ptr<float>(), constant.const_data_ptr<float>(),
                                    entropy ? entropy->const_data_ptr<float>() : nullptr);
   const Units units(call, learns ? &dbias : nullptr);
   at::Tensor planes = units.planes > 1 && learns ? dbias.new_zeros({units.planes, dbias.numel()}) : dbias;
@@ -138,9 +141,9 @@ TORCH_LIBRARY(sqrtdk_cpu, m) {
   m.def(
       "forward(Tensor query, Tensor key, Tensor value, float factor, Tensor? scale, float softcap, Tensor? bias, "
       "Tensor? visible, Tensor? sinks, int? above, int? below, float dropout_p, Tensor? seed, "
-      "bool wide, bool statistics) -> (Tensor, Tensor, Tensor, Tensor)");
+      "bool wide, bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor lse, Tensor constant, "
+      "backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor levels, Tensor constant, "
       "Tensor? entropy, float factor, Tensor? scale, float softcap, Tensor? bias, "
       "Tensor? visible, int? above, int? below, float dropout_p, Tensor? seed, "
       "bool learns) -> (Tensor, Tensor, Tensor, Tensor)");

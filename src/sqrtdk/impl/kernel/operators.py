@@ -40,10 +40,11 @@ def _shapes(
     wide, statistics = rest[-2:]
     rows = query.new_empty((batch, heads, length), dtype=torch.float32)
     output = query.new_empty((batch, heads, length, value.shape[-1]), dtype=torch.float32 if wide else query.dtype)
+    levels = query.new_empty((2, batch, heads, length), dtype=torch.float32)
     if not statistics:
-        return output, rows, *(query.new_empty((0,), dtype=torch.float32) for _ in range(2))
+        return output, rows, *(query.new_empty((0,), dtype=torch.float32) for _ in range(2)), levels
     planes = query.new_empty((len(PLANES), batch, heads, length), dtype=torch.float32)
-    return output, rows, torch.empty_like(rows), planes
+    return output, rows, torch.empty_like(rows), planes, levels
 
 
 def _gradient_shapes(
@@ -64,9 +65,9 @@ def _kept_shape(seed: Int[Tensor, ""], dropout_p: float, sizes: list[int]) -> Fl
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, dropout, seed, _, statistics = inputs
-    out, lse, entropy, planes = output
-    ctx.mark_non_differentiable(planes)
-    ctx.save_for_backward(query, key, value, out, lse, entropy, scale, bias, visible, sinks, seed)
+    out, _, entropy, planes, levels = output
+    ctx.mark_non_differentiable(planes, levels)
+    ctx.save_for_backward(query, key, value, out, levels, entropy, scale, bias, visible, sinks, seed)
     ctx.numbers = factor, softcap, above, below, dropout, statistics
     ctx.set_materialize_grads(False)
 
@@ -76,9 +77,9 @@ def _backward(
     d_out: Float[Tensor, "B Hq L Ev"] | None,
     d_lse: Float[Tensor, "B Hq L"] | None,
     d_entropy: Float[Tensor, "B Hq L"] | None,
-    _: None,
+    *_: None,
 ) -> Gradients:
-    query, key, value, out, lse, entropy, scale, bias, visible, sinks, seed = ctx.saved_tensors
+    query, key, value, out, levels, entropy, scale, bias, visible, sinks, seed = ctx.saved_tensors
     factor, softcap, above, below, dropout, statistics = ctx.numbers
     if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         return _by_the_formula(ctx, d_out, d_lse, d_entropy)
@@ -91,13 +92,13 @@ def _backward(
     if d_entropy is not None:
         constant = constant - d_entropy * entropy
         d_entropy = d_entropy.contiguous()
-    given = (d_out.to(query.dtype), query, key, value, lse, constant.contiguous(), d_entropy)
+    given = (d_out.to(query.dtype), query, key, value, levels, constant.contiguous(), d_entropy)
     numbers = (factor, scale, softcap, bias, visible, above, below, dropout, seed)
     learns = ctx.needs_input_grad[6]
     dq, dk, dv, d_bias = torch.ops.sqrtdk_cpu.backward(*given, *numbers, learns)
     d_sinks = None
     if sinks is not None and ctx.needs_input_grad[8]:  # a sink is a key of value 0
-        log_weight = sinks.unsqueeze(-1) - lse
+        log_weight = sinks.unsqueeze(-1) - levels[0] - levels[1]
         inner = constant if d_entropy is None else constant - d_entropy * log_weight
         weight = log_weight.exp()
         d_sinks = torch.where(weight > 0, weight * inner, 0.0).sum((0, 2))

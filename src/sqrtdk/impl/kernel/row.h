@@ -46,11 +46,12 @@ struct Row {
 };
 
 // Where the numbers of the rows go; entropy and planes are null where they are not wanted. The output is of the inputs'
-// type or, if `wide`, float32.
+// type or, if `wide`, float32. `levels`: a plane of maxima and one of log masses, whose sum is lse; of a mask of
+// -3.4e38 the sum has lost the mass.
 struct Results {
   void* output;
   bool wide;
-  float *lse, *entropy, *planes;
+  float *lse, *levels, *entropy, *planes;
   int64_t plane;  // rows of all heads
 };
 
@@ -78,9 +79,11 @@ void finish(const Call& call, int64_t h, const Row& row, const float* o, const R
     write(static_cast<float*>(results.output));
   else
     write(static_cast<In*>(results.output));
-  results.lse[at] = row.bad ? NAN : mass == 0.0f ? -INF : top + std::log1p(more);
+  const float log_mass = std::log1p(more);
+  results.lse[at] = row.bad ? NAN : mass == 0.0f ? -INF : top + log_mass;
+  results.levels[at] = row.bad ? NAN : top, results.levels[results.plane + at] = log_mass;
   if (!results.planes) return;
-  results.entropy[at] = row.bad ? NAN : mass == 0.0f ? share : std::log1p(more) - spread / mass;
+  results.entropy[at] = row.bad ? NAN : mass == 0.0f ? share : log_mass - spread / mass;
   const float root = row.rest * ROOT;
   const bool flat = row.rest == 0.0f, sunk = row.n > 0 && row.min == -INF;
   const float values[PLANES] = {static_cast<float>(row.n),

@@ -6,20 +6,21 @@ namespace sqrtdk {
 
 // Of every query row, in tiles of ROWS; those beyond L see no key.
 struct RowTerms {
-  std::vector<float> scale, lse, constant, entropy;  // constant: -D + dlse - dH H; entropy: dH
+  std::vector<float> scale, top, log_mass, constant, entropy;  // constant: -D + dlse - dH H; entropy: dH
   std::vector<int32_t> first, last;
 };
 
-inline RowTerms row_terms(const Call& call, const float* lse, const float* constant, const float* entropy) {
+inline RowTerms row_terms(const Call& call, const float* levels, const float* constant, const float* entropy) {
   const int64_t tiles = (call.length + ROWS - 1) / ROWS, all = call.batch * call.heads * tiles * ROWS;
+  const int64_t plane = call.batch * call.heads * call.length;
   RowTerms terms;
-  for (auto* of : {&terms.scale, &terms.lse, &terms.constant, &terms.entropy}) of->assign(all, 0.0f);
+  for (auto* of : {&terms.scale, &terms.top, &terms.log_mass, &terms.constant, &terms.entropy}) of->assign(all, 0.0f);
   terms.first.assign(all, 0), terms.last.assign(all, 0);
   for (int64_t bh = 0; bh < call.batch * call.heads; ++bh) {
     for (int64_t i = 0; i < call.length; ++i) {
       const int64_t to = bh * tiles * ROWS + i, from = bh * call.length + i;
       terms.scale[to] = call.factor_of(bh / call.heads, bh % call.heads, i);
-      terms.lse[to] = lse[from], terms.constant[to] = constant[from];
+      terms.top[to] = levels[from], terms.log_mass[to] = levels[plane + from], terms.constant[to] = constant[from];
       if (entropy) terms.entropy[to] = entropy[from];
       terms.first[to] = static_cast<int32_t>(call.first(i)), terms.last[to] = static_cast<int32_t>(call.last(i));
     }
@@ -99,7 +100,7 @@ class TurnedTile {
       slope = slope * (every(1.0f) - t * t);
     }
     const auto finish = [&](auto seen) {
-      const Lanes x = z - load(&terms_.lse[at]);
+      const Lanes x = z - load(&terms_.top[at]) - load(&terms_.log_mass[at]);
       const Lanes share = kept(seen, power_of_two(at_least_floor(smaller(Lanes{}, x) * every(LOG2E))));
       Lanes outer = load(&gradients_[offset]);
       p = share;

@@ -1,0 +1,99 @@
+"""Numbers that kernels mistreat: NaN and infinity where they do not count, infinite logits, and rows far from 0.
+
+All is looked at on a CPU only, where it costs no synchronisation, and never while tracing or under a transform.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sqrtdk.impl.call import has_values
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sqrtdk._shapes import Bias, Factor, Key, Query, Value, Visible
+
+FEW_KEYS = 32  # fewer keys than a SIMD vector holds: torch's CPU kernel gives 0 for a NaN row
+FARTHEST_ROW = 512.0  # largest entry of a row of a mask beside which lse is as exact as beside ordinary logits
+
+
+def needs_care(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
+    """Return whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row of few or no
+    keys.
+
+    It may be in the input, or arise in the product.
+    """
+    if not looked_at(query, key, value):
+        return False
+    if hides and may_overflow(value, value, value.dtype, None):  # times a gradient of the same size
+        return True
+    narrowed = value.dtype == torch.float16 and (isinstance(scale, Tensor) or query.dtype != value.dtype)
+    exposed = hides or narrowed or key.shape[-2] < FEW_KEYS
+    return exposed and may_overflow(query, key, value.dtype, scale)
+
+
+def gives_infinity(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
+    """Return whether a logit of a call that needs no care may be infinite.
+
+    torch's CPU kernels give 0 for a row whose maximum is -inf, and in half types for one whose maximum is +inf; the
+    other implementations give NaN. Where a mask `hides` keys, `needs_care` has looked at the same numbers.
+    """
+    if hides or not looked_at(query, key, value) or not may_overflow(query, key, value.dtype, scale):
+        return False
+    if query.isnan().any() or key.isnan().any():  # a row of NaN is NaN in torch's kernels too
+        query, key = (tensor.detach().nan_to_num(0.0, math.inf, -math.inf) for tensor in (query, key))
+        return may_overflow(query, key, value.dtype, scale)
+    return True
+
+
+def looked_at(*tensors: Float[Tensor, "..."]) -> bool:
+    """Return whether the numbers of these tensors are looked at."""
+    return tensors[0].device.type == "cpu" and has_values(*tensors)
+
+
+def _largest(tensor: Float[Tensor, "..."]) -> float:
+    """Return the largest magnitude; infinite if the tensor holds NaN."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.aminmax(tensor.detach())
+    return max(-low.item(), high.item()) if math.isfinite(low.item()) else math.inf
+
+
+def holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
+    """Return whether the tensor holds NaN or infinity."""
+    return not math.isfinite(_largest(tensor))
+
+
+def may_overflow(
+    query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
+) -> bool:
+    """Return whether a logit may not be finite, or a query that is scaled first may overflow its dtype."""
+    factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
+    rows = _largest(query)
+    product = rows * _largest(key) * query.shape[-1] * max(1.0, factor)
+    logits = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)
+
+
+def may_lose_mass(mask: Bias | Visible | None) -> bool:
+    """Return whether the backward pass of torch's kernels may be wrong for a row of this mask.
+
+    They keep only lse = m + log l of a row with maximum m and mass l. If a mask adds -3.4e38 to all logits of a row, as
+    transformers' eager masks do to padding, lse is -3.4e38: log l is lost, and every weight of n equal ones is 1 in
+    place of 1/n. So the largest entry of each row is looked at.
+    """
+    if mask is None or mask.dtype == torch.bool or not mask.numel():
+        return False
+    if mask.device.type != "cpu" or not has_values(mask):
+        return True
+    mask = mask.detach()
+    for dim in range(mask.ndim):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    top = mask.amax(-1).abs()
+    return bool(((top > FARTHEST_ROW) & (top < math.inf)).any())
