@@ -28,6 +28,7 @@ from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
+from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import NotMeasured
 
@@ -123,6 +124,21 @@ def check_with(
 
     `after` receives each model once it is audited, while it is still in memory.
     """
+    with unchanged(model, inputs) as before:
+        report = _checked(model, inputs, options, laws, fail_on, command, after)
+    notes = [*(report.environment.get("notes") or ()), *before.stayed]
+    return dataclasses.replace(report, environment=report.environment | {"notes": notes}) if before.stayed else report
+
+
+def _checked(
+    model: nn.Module | str,
+    inputs: Any,
+    options: LoadOptions,
+    laws: str | Sequence[str] | None,
+    fail_on: str,
+    command: str,
+    after: Callable[[LoadedModel], None] | None,
+) -> CheckReport:
     attn = options.attn
     if fail_on not in FAIL_ON:
         raise InvalidValueError(

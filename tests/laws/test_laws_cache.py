@@ -165,13 +165,10 @@ def test_reasons_not_to_ask() -> None:
 
 
 def test_asking_leaves_caches_hooks_and_generators_as_they_were() -> None:
-    lengths = []
     for laws in ("none", "cache"):
         store, model = Store(), Stored()
         generator = torch.random.get_rng_state()
         check(model, {"x": noise(2, 10, 32), "kv_cache": store}, laws=laws)
-        assert store.key is not None
-        lengths.append(store.key.shape[2])
+        assert store.key is None
         assert torch.equal(torch.random.get_rng_state(), generator)
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert lengths[0] == lengths[1]

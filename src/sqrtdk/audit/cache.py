@@ -109,3 +109,4 @@ class CacheForecast(Saved):
     calls: tuple[CacheCall, ...]  # one for each attention that was computed
     not_measured: tuple[NotMeasured, ...] = ()  # attentions that could not be judged, with the reason
     without_cache: tuple[NotMeasured, ...] = ()  # attentions that keep no cache, because every row sees every key
+    notes: tuple[str, ...] = ()  # what the run changed of the model and could not be put back

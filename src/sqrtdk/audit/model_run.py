@@ -1,7 +1,8 @@
 """Runs a model once under a trace, judges every attention in it, and applies every rule.
 
-The audit restores what it sets: training flags, hooks, devices, random state, and attributes. Whatever a forward pass
-changes by itself (a cache, a buffer that counts calls) changes here too.
+The audit restores what it sets: training flags, hooks, devices, random state, and attributes. What a forward pass
+changes by itself, a cache or a buffer that counts calls, changes from run to run here; `sqrtdk.models.unchanged` puts
+it back when all runs are done.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.attentions import is_idle, watch_modules
+from sqrtdk.models.copies import copied
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
@@ -193,7 +195,8 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
     Raises:
         ModelError: This run raises, though the first did not.
     """
-    inputs = loaded.inputs.items() if isinstance(loaded.inputs, dict) else enumerate(loaded.inputs)
+    entering = copied(loaded.inputs)
+    inputs = entering.items() if isinstance(entering, dict) else enumerate(entering)
     held: dict[str, Tensor] = {
         Message("rules.nonfinite.input", name=str(name)): value for name, value in inputs if isinstance(value, Tensor)
     }
@@ -202,7 +205,7 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
 
     def run() -> None:
         torch.manual_seed(seed)
-        forward(loaded.module, loaded.inputs)
+        forward(loaded.module, entering, own_inputs=True)
 
     try:
         return find_origin(loaded.module, run, held)

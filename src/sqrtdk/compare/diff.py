@@ -32,6 +32,7 @@ from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import on_cpu_by_default
+from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing.tensors import CallTensors
 
 
@@ -152,11 +153,19 @@ def diff_with(
     named = read_map(mapping)
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
-    side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
-    with on_cpu_by_default():
-        return sides_diff(
-            side_a, side_b, named, seed=options_a.seed, kv_scale=kv_scale, fail_on=fail_on, command=command
-        )
+    with unchanged(a, given) as before_a, unchanged(b, given_b) as before_b:
+        side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
+        with on_cpu_by_default():
+            report = sides_diff(
+                side_a, side_b, named, seed=options_a.seed, kv_scale=kv_scale, fail_on=fail_on, command=command
+            )
+    stayed = [
+        Message("compare.pair.of_side", side=label, reason=note)
+        for label, notes in (("A", before_a.stayed), ("B", before_b.stayed))
+        for note in notes
+    ]
+    notes = [*report.environment["notes"], *stayed]
+    return replace(report, environment=report.environment | {"notes": notes}) if stayed else report
 
 
 def sides_diff(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
-from sqrtdk.tracing.tape.stance import eager_compiler, fast_path_off
+from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
@@ -296,7 +296,7 @@ def _traced(
         stack.enter_context(fast_path_off())
         torch.manual_seed(seed)
         run = Trace(module, stats=False, numeric=False, keep=True)
-        with run if reads else eager_compiler():
+        with run if reads else nullcontext():
             if listener is not None:
                 stack.enter_context(listener.on(module))
             returned = forward(module, inputs)

@@ -28,6 +28,7 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
+from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
 from sqrtdk.tracing.tape.stance import fast_path_off
 
@@ -108,10 +109,10 @@ def kv_forecast(
     )  # fmt: skip
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
-    with progress_shown("forecast of the cache"):
+    with progress_shown("forecast of the cache"), unchanged(model, inputs) as before:
         loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
         (forecast,) = forecasts_of_model(loaded, options, (request,))
-    return forecast
+    return replace(forecast, notes=before.stayed)
 
 
 def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:

@@ -22,6 +22,7 @@ from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.run import by_default_of
+from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing import hint_for
 
 # Rules that find, at a site, what breaks a law whose answer has no finding of its own.
@@ -35,10 +36,12 @@ class LawReport:
     Attributes:
         model: The model that was asked.
         answers: In the order of `LAWS`; a law that changes several inputs in turn has an answer for each.
+        notes: What the runs changed of the model and could not be put back.
     """
 
     model: ModelInfo
     answers: tuple[LawAnswer, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def broken(self) -> tuple[LawAnswer, ...]:
@@ -66,7 +69,8 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
     |f(x')_i - f(x)_i| <= 2^10 eps max |f(x)| must hold. For `causal`, x' has other tokens from the middle on, and i are
     the positions before the middle. eps is that of the outputs' dtype, but at least float32's.
 
-    The model runs about thirty times in evaluation mode. Its weights, buffers and random state are left as they were.
+    The model runs about thirty times in evaluation mode. It is left as it was: weights, buffers, attributes, gradients,
+    random state and inputs. What can't be put back is named in `notes`.
 
     Args:
         model: A module, or a name that `sqrtdk check` takes; not an exported graph.
@@ -118,12 +122,12 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
-    with by_default_of(loaded.module):
+    with unchanged(model, inputs) as before, by_default_of(loaded.module):
         # A large model is not run again: the laws take the outputs of the audit's own run.
         keep = bool(names) and is_large(loaded.module)
         run = run_model(loaded, "own", seed=seed, compare="never", keep=keep)
         answers = answers_of(loaded, run, names, seed)
-    return LawReport(run.model, tuple(_with_finding(answer, run) for answer in answers))
+    return LawReport(run.model, tuple(_with_finding(answer, run) for answer in answers), before.stayed)
 
 
 def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:

@@ -31,9 +31,10 @@ from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import first_of_modes
 from sqrtdk.laws.moved import any_moved, moved_entries
 from sqrtdk.laws.samples import batches
-from sqrtdk.laws.subject import NotAsked, Outputs, Subject, unchanged
+from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
 from sqrtdk.messages import Message
+from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.trace import trace
 
@@ -69,7 +70,7 @@ def _of_one(subject: Subject) -> LawAnswer:
 
 @dataclass(slots=True, eq=False)
 class _Runs:
-    """Runs in both modes with dropout off.
+    """Runs in both modes with dropout off; whatever such a run changes is put back.
 
     Attributes:
         subject: The model.
@@ -87,9 +88,9 @@ class _Runs:
     def mode(self, training: bool) -> Iterator[None]:
         module = self.subject.module
         trains = lambda part: training and part not in self.resting  # noqa: E731
-        with unchanged(module), without_dropout(module, trains) as updated:
+        with unchanged(module) as before, without_dropout(module, trains):
             yield
-            self.updated = updated()
+            self.updated = before.moved()
 
     def run(self, training: bool, seed: int | None = None) -> Outputs:
         seed = self.subject.seed if seed is None else seed
@@ -116,9 +117,8 @@ def steady(subject: Subject) -> bool:
 
 def _runs(subject: Subject) -> _Runs:
     """Return the runs, with modules that keep running statistics in eval mode."""
-    return _Runs(
-        subject, {part for part in subject.module.modules() if getattr(part, "running_mean", None) is not None}
-    )
+    resting = {part for part in subject.module.modules() if getattr(part, "running_mean", None) is not None}
+    return _Runs(subject, resting)
 
 
 def _of_train(subject: Subject) -> LawAnswer:

@@ -7,8 +7,7 @@ depend on the dtype, and rounding in half precision would hide what moves.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +116,7 @@ class Subject:
             inputs = tuple(named[name] for name in self.positional)
         torch.manual_seed(self.seed if seed is None else seed)
         try:
-            return call(self.module, inputs)
+            return call(self.module, inputs, own_inputs=True)
         except ModelError as error:
             raise NotAsked(self._raised(error.__cause__ or error)) from error
 
@@ -208,19 +207,3 @@ def _own(value: Any) -> Any:
         raise
     except BaseException as error:
         raise NotAsked(Message("laws.asking.input_not_copied", type=type(value).__name__)) from error
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-    """Restore every buffer that runs within the block change, such as a cache of keys or a count of calls.
-
-    Yields the path of each buffer, the buffer, and its numbers before the block.
-    """
-    kept = [(path, buffer, buffer.detach().clone()) for path, buffer in module.named_buffers() if not buffer.is_meta]
-    try:
-        yield kept
-    finally:
-        with torch.no_grad():
-            for _, buffer, value in kept:
-                if buffer.shape == value.shape and not torch.equal(buffer, value):
-                    buffer.copy_(value)

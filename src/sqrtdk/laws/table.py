@@ -27,7 +27,7 @@ from sqrtdk.laws import (
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
 from sqrtdk.laws.moved import any_moved
-from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
+from sqrtdk.laws.subject import NotAsked, Subject, subject_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
@@ -94,7 +94,7 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
         subject = Subject(loaded.module, {}, (), run.calls, loaded.config, seed, run.findings)
         return tuple(answer for name in names for answer in _without_values(name, subject))
     module, large = loaded.module, is_large(loaded.module)
-    with random_state(module), eval_mode(module), unchanged(module):
+    with random_state(module), eval_mode(module):
         try:
             subject = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=large)
             subject.findings = run.findings

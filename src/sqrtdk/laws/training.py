@@ -1,4 +1,4 @@
-"""Train mode for one run, with every dropout off; whatever such a run changes is put back.
+"""Train mode for one run, with every dropout off.
 
 Torch's dropout functions, and the dropout rates of fused attentions, are intercepted and set to 0. So a rate is off
 wherever it is stored, even as a constant, and what a module computes from its rate (`x * (1 - self.p)`) still shows.
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sqrtdk.audit.guard import training_of
-from sqrtdk.tracing.tape.stance import eager_compiler
 
 # For each function that drops: the position and the name of its rate.
 _DROPOUTS = (
@@ -33,20 +32,11 @@ _RATES = {
     "multi_head_attention_forward": (10, "dropout_p"),
 }
 _DROP = re.compile(r"drop|stochastic_?depth|jitter|mask_(time|feature)_prob", re.IGNORECASE)
-_HOOKS = frozenset(name for name in vars(nn.Module()) if "hook" in name)
 _RATE_OF_DROP = ("p", "prob", "rate")  # rates of a module whose class says drop
 
 
 class _NoDropout(TorchFunctionMode):
-    """Sets rates to 0, and copies each parameter before it is written to: a codebook is updated in train mode."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.saved: dict[int, tuple[Tensor, Tensor]] = {}
-        self._owners: dict[int, list[Tensor]] = {}
-        for parameter in module.parameters():
-            if (address := _address(parameter)) is not None:
-                self._owners.setdefault(address, []).append(parameter)
+    """Sets the rates of dropout to 0."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -58,76 +48,14 @@ class _NoDropout(TorchFunctionMode):
                 args = (*args[:place], 0.0, *args[place + 1 :])
             elif rate in kwargs or place == 1:  # F.dropout(x) has a rate of 0.5
                 kwargs[rate] = 0.0
-        # Operations that write: `out=`, `x.add_`, `x += y` (__iadd__), `x[i] = y` (__setitem__).
-        elif "out" in kwargs or (name.endswith("_") and name[:2] != "__") or name[:3] in ("__i", "__s"):
-            self._save((*args[:1], kwargs.get("out")))
         return func(*args, **kwargs)
-
-    def _save(self, written: Any) -> None:
-        for value in written:
-            for tensor in value if isinstance(value, tuple | list) else [value]:
-                for parameter in self._owners.get(_address(tensor) or 0, ()) if isinstance(tensor, Tensor) else ():
-                    self.saved.setdefault(id(parameter), (parameter, parameter.detach().clone()))
-
-
-def _address(tensor: Tensor) -> int | None:
-    """Return the address of the tensor's storage, or None if it has none of its own."""
-    if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
-        return None
-    try:
-        return tensor.untyped_storage().data_ptr() or None  # 0 for a tensor without elements
-    except (RuntimeError, NotImplementedError):  # a subclass without storage
-        return None
 
 
 @contextmanager
-def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[Callable[[], list[str]]]:
-    """Turn dropout off and set training flags within the block; attributes, parameters and flags are restored.
-
-    Yields a function that returns the paths of the buffers and parameters that were written to.
-    """
-    buffers = [(path, buffer.detach().clone()) for path, buffer in module.named_buffers() if not buffer.is_meta]
-    held = [(container, container.copy()) for container in _containers(module)]
-    mode = _NoDropout(module)
-
-    def updated() -> list[str]:
-        now = dict(module.named_buffers())
-        paths = [path for path, before in buffers if path not in now or not _equal(now[path], before)]
-        return paths + [path for path, parameter in module.named_parameters() if id(parameter) in mode.saved]
-
-    try:
-        with training_of(module, trains), eager_compiler(), mode:
-            yield updated
-    finally:
-        for container, before in held:
-            _put_back(container, before)
-        for parameter, value in mode.saved.values():
-            parameter.data.copy_(value)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    # NaN that stayed is no change.
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def _containers(module: nn.Module) -> Iterator[Any]:
-    """Yield the attributes of every module, and the dicts and lists among them, except hooks."""
-    for part in module.modules():
-        if not isinstance(part, torch.jit.ScriptModule):
-            fields = vars(part)
-            yield fields
-            for name, value in fields.items():
-                if isinstance(value, dict | list) and name not in _HOOKS:
-                    yield value
-
-
-def _put_back(container: Any, before: Any) -> None:
-    if isinstance(container, list):
-        if len(container) != len(before) or any(one is not two for one, two in zip(container, before, strict=True)):
-            container[:] = before
-    elif container.keys() != before.keys() or any(container[name] is not value for name, value in before.items()):
-        container.clear()
-        container.update(before)
+def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
+    """Turn dropout off and set training flags within the block."""
+    with training_of(module, trains), _NoDropout():
+        yield
 
 
 @contextmanager

@@ -99,8 +99,10 @@ def refuse_odd(module: nn.Module) -> None:
 
 def forward_arguments(module: nn.Module) -> dict[str, bool]:
     """Return the named arguments of `module.forward`, and whether each is required."""
+    parts = vars(module).get("_modules")
+    written = parts.get("_orig_mod", module) if isinstance(parts, dict) else module  # torch.compile(module) takes any
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = inspect.signature(written.forward).parameters.values()
     except (ValueError, TypeError):  # frozen TorchScript has none
         return {}
     return {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -15,7 +15,7 @@ _CACHE_FIELDS = (("key_cache", "value_cache"),)  # a cache of older transformers
 
 
 def tensors_of(returned: Any) -> dict[str, Tensor]:
-    """Return every floating-point tensor in the output of a forward, by name.
+    """Return every floating-point tensor with values in the output of a forward, by name.
 
     Names are keys, fields and numbers, joined by dots; a tensor that is returned alone is "0".
 
@@ -30,7 +30,7 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
     for name, tensor in walk(returned):
         if len(found) >= _MAX_OUTPUT_TENSORS:
             break
-        if tensor.is_floating_point() or tensor.is_complex():
+        if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta:
             found.setdefault(name or "0", _plain(tensor))
     return found
 
@@ -56,6 +56,8 @@ def _plain(tensor: Tensor) -> Tensor:
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
+    if tensor.itemsize == 1:
+        return tensor.float()  # float8 lacks most operations, and float32 holds its numbers exactly
     return torch.view_as_real(tensor).clone() if tensor.is_complex() else tensor.clone()
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sqrtdk._modes import EagerMode
+from sqrtdk._modes import EagerMode, eager_compiler
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
+from sqrtdk.models.copies import copied
 from sqrtdk.models.modules import frozen_hint, is_spread, named_arguments
 from sqrtdk.models.records import Inputs
+from sqrtdk.models.settings import process_unchanged
 
 aten = torch.ops.aten
 ANY_OVERLOADS = (aten.any.default, aten.any.dim, aten.any.dims)
@@ -55,7 +57,7 @@ class _Numbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@contextlib.contextmanager
+@contextmanager
 def meta_answers() -> Iterator[None]:
     """Let a forward pass on the meta device create its tensors there and branch on their truth.
 
@@ -69,7 +71,7 @@ def meta_answers() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def on_cpu_by_default() -> Iterator[None]:
     """Create tensors without a device on the CPU, whatever `torch.set_default_device` says.
 
@@ -78,19 +80,22 @@ def on_cpu_by_default() -> Iterator[None]:
         ...     torch.arange(3).device.type
         'cpu'
     """
-    with torch.device("cpu") if torch.get_default_device().type != "cpu" else contextlib.nullcontext():
+    with torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext():
         yield
 
 
-def by_default_of(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+def by_default_of(module: nn.Module) -> AbstractContextManager[None]:
     """Do so if all weights are on the CPU; any other module keeps the default device, which its forward may rely on."""
     elsewhere = any(p.device.type != "cpu" for p in module.parameters())
-    return contextlib.nullcontext() if elsewhere else on_cpu_by_default()
+    return nullcontext() if elsewhere else on_cpu_by_default()
 
 
 @alone()
-def call(module: nn.Module, inputs: Inputs) -> Any:
+def call(module: nn.Module, inputs: Inputs, *, own_inputs: bool = False) -> Any:
     """Run the forward pass without gradients, under `meta_answers` if the module is on the meta device.
+
+    A compiled module runs as it is written. Forward takes copies of the inputs, because it may write into them, unless
+    they are our own; and the settings of the process that it changes are put back.
 
     Raises:
         ModelError: The model raised; the message quotes it, and the hint names the arguments of its forward.
@@ -105,8 +110,9 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     """
     is_meta = any(p.is_meta for p in module.parameters()) and not is_spread(module)
     try:
-        with torch.no_grad(), meta_answers() if is_meta else contextlib.nullcontext():
-            return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
+        entering = inputs if own_inputs else copied(inputs)
+        with eager_compiler(), process_unchanged(), torch.no_grad(), meta_answers() if is_meta else nullcontext():
+            return module(**entering) if isinstance(entering, dict) else module(*entering)
     except INTERRUPTS:
         raise
     except BaseException as error:  # a user's forward may raise anything, SystemExit included

@@ -19,6 +19,7 @@ import torch._dynamo  # a model may be compiled within a sampled step; an optimi
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from sqrtdk._modes import eager_compiler
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
@@ -29,7 +30,7 @@ from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_o
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
 from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
 from sqrtdk.monitor.updates import ProjectionUpdate
-from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, eager_compiler, unseen
+from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, unseen
 from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
 Place = tuple[str, int]

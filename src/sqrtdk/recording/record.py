@@ -27,8 +27,11 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
+from sqrtdk.models.tensor_state import has_memory
+from sqrtdk.models.unchanged import unchanged
 from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.encode import is_empty
+from sqrtdk.recording.format import NAME_BY_DTYPE
 from sqrtdk.recording.limits import MAX_NAME_CHARACTERS
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
 from sqrtdk.recording.write import check_limits, write_trace_file
@@ -143,7 +146,7 @@ def record_with(
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
-    with by_default_of(loaded.module):
+    with unchanged(model, inputs) as before, by_default_of(loaded.module):
         run, ran = _traced(loaded, options)
         chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
         _refuse_none(loaded, run, calls, chosen)
@@ -172,7 +175,7 @@ def record_with(
             force=force,
             announce=announce,
         )
-    return replace(recording, notes=tuple(notes))
+    return replace(recording, notes=(*notes, *before.stayed))
 
 
 def _loaded(model: nn.Module | str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
@@ -278,6 +281,8 @@ def _plain_tensors(inputs: Inputs, notes: list[str]) -> Mapping[str, Tensor]:
             value.is_nested
             or value.is_complex()
             or value.layout is not torch.strided
+            or value.dtype not in NAME_BY_DTYPE
+            or not has_memory(value)
             or len(name) > MAX_NAME_CHARACTERS // 2
         ):
             notes.append(Message("recording.input", name=name))

@@ -14,7 +14,6 @@ from sqrtdk.tracing.records import NotMeasured as NotMeasured
 from sqrtdk.tracing.records import Stage as Stage
 from sqrtdk.tracing.tape.places import Sites as Sites
 from sqrtdk.tracing.tape.recorder import unseen as unseen
-from sqrtdk.tracing.tape.stance import eager_compiler as eager_compiler
 from sqrtdk.tracing.tape.stance import hint_for as hint_for
 from sqrtdk.tracing.tape.store import ProjectionGradients as ProjectionGradients
 from sqrtdk.tracing.tell.blocks import merge_rows as merge_rows

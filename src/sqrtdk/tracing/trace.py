@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sqrtdk._modes import eager_compiler
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.lower.classifier import Classifier
@@ -38,7 +39,7 @@ from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.recorder import KernelCall, Operands, Recorder, Scene, TapeListener, Unweighted, unseen
-from sqrtdk.tracing.tape.stance import eager_compiler, hint_for
+from sqrtdk.tracing.tape.stance import hint_for
 from sqrtdk.tracing.tape.store import NodeStore, ProjectionGradients
 from sqrtdk.tracing.tell.blocks import merge, merge_rows
 from sqrtdk.tracing.tell.finish import MostRows, call_of_reading, site_in_program

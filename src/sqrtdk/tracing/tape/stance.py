@@ -1,13 +1,10 @@
-"""Controls how a traced model runs: compiled functions eagerly, no fast paths, or one output changed on purpose."""
+"""Controls how a traced model runs: no fast paths, or one output changed on purpose."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,48 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from sqrtdk.tracing.tape.recorder import unseen
 
-_EXPECTED_WARNINGS = (
-    r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
-)
 # Tolerance for recognising an output by its numbers, relative to its size.
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-# The compiler's stance is one setting for all threads, so traces that overlap share it and the last one resets it.
-_lock = threading.Lock()
-_open = 0
-_stance = ExitStack()
-
-
-@contextmanager
-def eager_compiler() -> Iterator[None]:
-    """Makes compiled functions run their Python code until the last open trace of all threads ends.
-
-    Does nothing if the compiler was never imported: nothing is compiled then, and the import is slow.
-    """
-    global _open
-    if "torch._dynamo" not in sys.modules and "torch.nn.attention.flex_attention" not in sys.modules:
-        yield
-        return
-    with _lock:
-        if _open == 0:
-            _stance.enter_context(torch.compiler.set_stance("force_eager"))
-            # Torch warns about global hooks on a compiled module, and about FlexAttention without torch.compile. Both
-            # are the trace's doing, so the user should not see the warnings.
-            warnings.filterwarnings("ignore", message=_EXPECTED_WARNINGS)
-            _stance.callback(_drop, warnings.filters[0])
-        _open += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _open -= 1
-            if _open == 0:
-                _stance.close()
-
-
-def _drop(rule: Any) -> None:
-    rules: Any = warnings.filters
-    if rule in rules:
-        rules.remove(rule)
 
 
 @contextmanager

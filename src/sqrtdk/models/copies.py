@@ -1,0 +1,77 @@
+"""Copies of inputs, so that a forward that writes into them, `x.mul_(2)`, leaves the user's own."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sqrtdk.errors import INTERRUPTS
+from sqrtdk.models.records import Inputs
+from sqrtdk.models.tensor_state import has_memory, memory_of, span_of
+
+_UNCOPIED = (int, float, str, bool, complex, bytes, type(None), nn.Module, type, types.FunctionType, types.ModuleType)
+_WHOLE = 2**24  # storages up to 16 MiB are copied whole, so that views of one tensor stay views of one tensor
+
+
+def copied(inputs: Inputs) -> Inputs:
+    """Return inputs with every tensor copied; one object stays one object: `attention(x, x, x)` sees q is k.
+
+    A tensor keeps its strides. What can't be copied is passed as it is.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> one, other = copied((x, x))
+        >>> one is other, one is x
+        (True, False)
+    """
+    memo: dict[Any, Any] = {}
+    if isinstance(inputs, dict):
+        return {name: _copy(value, memo) for name, value in inputs.items()}
+    return tuple(_copy(value, memo) for value in inputs)
+
+
+def _copy(value: Any, memo: dict[Any, Any]) -> Any:
+    if isinstance(value, _UNCOPIED):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    try:
+        if isinstance(value, Tensor):
+            made: Any = _of_tensor(value, memo)
+        elif type(value) in (list, tuple):
+            made = type(value)(_copy(entry, memo) for entry in value)
+        elif type(value) is dict:
+            made = {key: _copy(entry, memo) for key, entry in value.items()}
+        else:
+            made = copy.deepcopy(value, memo)
+    except INTERRUPTS:
+        raise
+    except BaseException:  # a user's __deepcopy__, or a subclass that lacks the operation
+        made = value
+    memo[id(value)] = made
+    return made
+
+
+def _of_tensor(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    if tensor.is_meta:
+        return tensor
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and has_memory(tensor)
+    if not plain or tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    storage: Any = tensor.untyped_storage()
+    span = span_of(tensor)
+    first = 0
+    if storage.nbytes() <= max(_WHOLE, 2 * span[2]):
+        key: Any = ("storage", span[0])
+        made = memo[key] if key in memo else storage.clone()
+        memo[key] = made
+    else:
+        made, first = memory_of(tensor).clone().untyped_storage(), span[1] // tensor.itemsize
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    out = empty.set_(made, tensor.storage_offset() - first, tensor.shape, tensor.stride())
+    out.__dict__.update(tensor.__dict__)
+    return out.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,147 @@
+"""Leaves a model, and what it holds, as it was before it ran.
+
+A forward pass may count its calls in a buffer, fill a cache, update a codebook, run a backward of its own. Whoever asks
+questions of a model runs it many times, and none of that may stay. The state is put back once, at the end: in between,
+a model that counts goes on counting, so that what depends on the count shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sqrtdk.errors import INTERRUPTS
+from sqrtdk.messages import Message, joined
+from sqrtdk.models.held import MOST_HELD, Held, find_held
+from sqrtdk.models.tensor_state import MemoryCopies, TensorState, stored_bytes, tensor_state
+
+_MOST_STAYED_NAMED = 4  # of the things that stayed changed
+
+
+class Snapshot:
+    """The state of a model and of its inputs at one moment.
+
+    Example:
+        >>> module = nn.BatchNorm1d(3)
+        >>> before = Snapshot(module)
+        >>> _ = module(torch.randn(4, 3))
+        >>> before.moved()
+        ['running_mean', 'running_var', 'num_batches_tracked']
+        >>> before.restore()
+        >>> before.stayed, int(module.num_batches_tracked)
+        ((), 0)
+
+    Attributes:
+        stayed: Sentences on what could not be put back, after `restore`.
+    """
+
+    def __init__(self, module: nn.Module | None, inputs: Any = None) -> None:
+        self.stayed: tuple[str, ...] = ()
+        self._module = module
+        self._notes: list[str] = []
+        self._tensors: list[tuple[str, TensorState]] = []
+        with _quietly():
+            found = find_held({} if module is None else {"": module, "inputs": inputs})
+            self._held = found.held
+            copies = MemoryCopies()
+            for path, tensor in sorted(found.tensors, key=lambda entry: stored_bytes(entry[1])):
+                try:
+                    self._tensors.append((path, tensor_state(tensor, copies)))
+                except INTERRUPTS:
+                    raise
+                except Exception:  # a subclass may refuse any operation
+                    self._notes.append(Message("premises.unchanged.not_read", path=path, kind=type(tensor).__name__))
+        order = {id(tensor): place for place, (_, tensor) in enumerate(found.tensors)}
+        self._tensors.sort(key=lambda entry: order[id(entry[1].tensor)])
+        if not found.complete:
+            self._notes.append(Message("premises.unchanged.too_much", count=MOST_HELD))
+
+    def moved(self) -> list[str]:
+        """Return the paths of the buffers and parameters that hold other numbers than before, or are other tensors."""
+        module = nn.Module() if self._module is None else self._module
+        now = dict(chain(module.named_buffers(), module.named_parameters()))
+        known = {id(state.tensor): state for _, state in self._tensors}
+        with _quietly():
+            return [path for path, x in now.items() if id(x) not in known or _moved(known[id(x)])]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        stayed: list[str] = []
+        with _quietly():
+            for held in self._held:
+                if not _put_back(held):
+                    stayed.append(held.path)
+            stayed += [path for path, state in self._tensors if not _is_put_back(state)]
+        notes = list(self._notes)
+        if places := list(dict.fromkeys(stayed)):
+            which: str = joined(places[:_MOST_STAYED_NAMED], "comma")
+            if (more := len(places) - _MOST_STAYED_NAMED) > 0:
+                which = Message("premises.unchanged.and_more", names=which, count=more)
+            notes.append(Message("premises.unchanged.stayed", which=which))
+        self.stayed = tuple(notes)
+
+
+def _put_back(held: Held) -> bool:
+    """Return whether a thing is as it was, once it has been put back."""
+    try:
+        if held.differs():
+            if held.restore is None:
+                return False
+            held.restore()
+            return not held.differs()
+    except INTERRUPTS:
+        raise
+    except Exception:  # of a user's __eq__ or __setattr__
+        return False
+    return True
+
+
+def _is_put_back(state: TensorState) -> bool:
+    """Return whether a tensor is as it was, once it has been put back."""
+    try:
+        return state.restore()
+    except INTERRUPTS:
+        raise
+    except Exception:  # a subclass may refuse any operation
+        return False
+
+
+def _moved(state: TensorState) -> bool:
+    try:
+        return state.has_moved()
+    except INTERRUPTS:
+        raise
+    except Exception:
+        return True
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep these operations from every mode, from gradients, and from functions of a subclass."""
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
+def unchanged(model: Any, inputs: Any = None) -> Iterator[Snapshot]:
+    """Put back what runs within the block change of a user's module and of its inputs.
+
+    A model that is built by its name is ours: nothing of it is left afterwards.
+
+    Yields:
+        The state before the block; its `stayed` says after the block what could not be put back.
+    """
+    before = Snapshot(model if isinstance(model, nn.Module) else None, inputs)
+    try:
+        yield before
+    finally:
+        before.restore()
