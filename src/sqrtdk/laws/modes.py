@@ -29,7 +29,7 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.eager_vs_sdpa import call_difference
 from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import first_of_modes
-from sqrtdk.laws.moved import any_moved, moved_entries
+from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.samples import batches
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject, unchanged
 from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
@@ -101,19 +101,6 @@ class _Runs:
         return outputs
 
 
-def steady(subject: Subject) -> bool:
-    """Return whether train mode without dropout, with another seed, gives exactly the outputs of eval mode.
-
-    If so, one run answers two questions: the outputs are not random, and the law is kept. If not, it answers neither.
-    """
-    try:
-        again = _runs(subject).run(True, subject.seed + 1)
-    except NotAsked:
-        return False
-    subject.steady_in_train_mode = not any_moved(subject.base, again)
-    return subject.steady_in_train_mode
-
-
 def _runs(subject: Subject) -> _Runs:
     """Return the runs, with modules that keep running statistics in eval mode."""
     return _Runs(
@@ -125,8 +112,6 @@ def _of_train(subject: Subject) -> LawAnswer:
     """Return the answer for train mode: without dropout, it must give the outputs of eval mode."""
     module = subject.module
     runs = _runs(subject)
-    if subject.steady_in_train_mode:
-        return law_holds(LAW, Message(TRAIN))
     trained = _trained(runs)
     if not _differ(subject.base, trained):
         return law_holds(LAW, Message(TRAIN))

@@ -56,7 +56,6 @@ class Subject:
         packed: The argument that takes all inputs in one dictionary, or None.
         traced: Result of a run under a trace, for the laws that share it.
         batches: The runs of one sample alone and in a batch, for the laws that share them.
-        steady_in_train_mode: Whether train mode without dropout, with another seed, gave the same outputs.
         taken: Whether the outputs are those of the audit, which ran under a trace.
     """
 
@@ -71,7 +70,6 @@ class Subject:
     traced: Any = field(default=None, repr=False)
     batches: Any = field(default=None, repr=False)
     taken: bool = False
-    steady_in_train_mode: bool = False
     _base: Outputs | None = field(default=None, repr=False)
 
     @property
@@ -84,6 +82,20 @@ class Subject:
     def take(self, outputs: Outputs) -> None:
         """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
         self._base, self.taken = outputs or None, bool(outputs)
+
+    def take_plain(self, outputs: Outputs) -> None:
+        """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
+        self._base, self.taken = outputs, False
+        self.forget_runs()
+
+    @property
+    def shares_runs(self) -> bool:
+        """Whether a law has made runs that another law may share."""
+        return self.traced is not None or self.batches is not None
+
+    def forget_runs(self) -> None:
+        """Make the laws run anew what they share."""
+        self.traced = self.batches = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
