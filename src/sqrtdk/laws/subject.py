@@ -1,7 +1,7 @@
 """A model with its inputs, which is run again and again with some of them changed.
 
-The module is the user's own object. If it computes in float16 or bfloat16, a float32 copy is asked instead: laws do not
-depend on the dtype, and rounding in half precision would hide what moves.
+The module is the user's own object. If it computes in float16 or bfloat16, a float32 copy is asked instead, because
+rounding in half precision would hide what moves. Only the law `finite` depends on the dtype: it asks the model itself.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Subject:
         traced: Result of a run under a trace, for the laws that share it.
         batches: The runs of one sample alone and in a batch, for the laws that share them.
         taken: Whether the outputs are those of the audit, which ran under a trace.
+        itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
+        moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
     """
 
     module: nn.Module
@@ -70,6 +72,8 @@ class Subject:
     traced: Any = field(default=None, repr=False)
     batches: Any = field(default=None, repr=False)
     taken: bool = False
+    itself: Subject | None = field(default=None, repr=False)
+    moves: bool | None = None
     _base: Outputs | None = field(default=None, repr=False)
 
     @property
@@ -182,9 +186,12 @@ def subject_of(
     packed = _packed(named)
     if packed is not None:
         named = dict(named[packed])
+    subject = Subject(module, named, positional, calls, config, seed, packed=packed)
     if not large and any(parameter.dtype in HALF_DTYPES for parameter in module.parameters()):
-        module, named = _in_float32(module), {name: _float32(value) for name, value in named.items()}
-    return Subject(module, named, positional, calls, config, seed, packed=packed)
+        copied = {name: _float32(value) for name, value in named.items()}
+        itself = subject
+        subject = Subject(_in_float32(module), copied, positional, calls, config, seed, packed=packed, itself=itself)
+    return subject
 
 
 def _packed(named: Mapping[str, Any]) -> str | None:

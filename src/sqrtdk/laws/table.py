@@ -9,7 +9,7 @@ from torch import nn
 
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import ModelRun
-from sqrtdk.audit.records import LawAnswer
+from sqrtdk.audit.records import KEPT, LawAnswer
 from sqrtdk.audit.rules.eager_vs_sdpa import LARGE_MODEL
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, kind_and_text
 from sqrtdk.laws import (
@@ -27,7 +27,7 @@ from sqrtdk.laws import (
     shift,
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
-from sqrtdk.laws.steady import confirmed, steady
+from sqrtdk.laws.steady import confirmed, moves, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of, unchanged
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
@@ -53,6 +53,7 @@ LAWS: dict[str, Law] = {
 FINDINGS = tuple(f"law_{name}" for name in LAWS)  # names of the rules of their findings
 WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # laws that are asked on meta too
 DEFAULT = "all"  # laws that `check` asks
+SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
 READ_ONLY = ("finite", "configured")  # laws that compare no two runs
 CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
@@ -137,9 +138,13 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
     if name in READ_ONLY:
         return _answers_of_law(name, subject)
     try:
-        return confirmed(partial(_answers_of_law, name, subject), subject, large=large)
+        answers = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
+        if answers and name in SEES_OUTPUTS and any(one.state == KEPT for one in answers) and not moves(subject):
+            nothing = Message("laws.asking.nothing_moves")
+            answers = [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
     except NotAsked:  # the unchanged inputs ran before
         return None
+    return answers
 
 
 def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
