@@ -154,6 +154,25 @@ def test_blocks_of_tokens_that_see_themselves(size: int, first: int, batch: int)
     assert only(Masked(blocks(1, 0)), inputs, "causal").state == KEPT
 
 
+def behind_padding(size: int) -> Any:
+    """Blocks begin at the first token, so that neighbouring cuts of two samples may both be where one begins."""
+
+    def seen(_: int, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        block = (mask.cumsum(1) - 1).clamp_min(0) // size
+        return (block[:, None, :, None] >= block[:, None, None]) & mask[:, None, None].bool()
+
+    return seen
+
+
+@pytest.mark.parametrize("padding", [1, 2, 3])
+def test_blocks_behind_padding(padding: int) -> None:
+    inputs = ids(2, 12)
+    inputs["attention_mask"][1, :padding] = 0
+    for size in (1, 2, 3, 4, 6):
+        assert only(Masked(behind_padding(size)), inputs, "causal").state == (KEPT if size == 1 else BROKEN)
+
+
 def test_special_tokens_at_the_cut_do_not_hide_blocks() -> None:
     inputs = ids(2, 12)
     inputs["input_ids"][:, 5:7] = VOCABULARY - 1  # the largest id is never changed

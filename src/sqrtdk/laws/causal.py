@@ -4,8 +4,9 @@ Changed: the tokens from a cut on (the decoder's, if there are two kinds). Compa
 before the cut. What padding sees does not matter, so positions that a mask hides are neither cuts nor compared.
 There are two cuts, at neighbouring positions near the middle. Blocks of tokens that see themselves pass a cut at which
 a block begins, but no block of two tokens or more begins at both. Not caught: what is seen on one side of both cuts
-only, as within an image at the end of the tokens. If there are several samples, each of them has one of the cuts, and
-both share a run. Samples that see one another may break that; each cut is then tried by itself.
+only, as within an image at the end of the tokens. Samples without padding have the same cuts. Each of several samples
+then has one of them, and both cuts share a run. If that run moves an earlier position, each cut is tried by itself,
+because samples may see one another.
 A broken law is `critical` if module or config say that the model is causal, or if the model returns keys for a cache,
 because cached keys are computed without later tokens. A model that maps ids to logits over their vocabulary and says
 nothing gets a note. The law does not apply if later tokens move earlier outputs and nothing says that they must not, or
@@ -92,7 +93,7 @@ def _run(subject: Subject, content: Content) -> _CutRun:
     """Return the first run in which an earlier position moves, or the last run if none does."""
     cuts = _cuts(subject, content)
     batch = len(cuts[0])
-    if batch > 1:
+    if batch > 1 and all(bool((cut == cut[0]).all()) for cut in cuts):
         run = _of_cut(subject, content, torch.where(torch.arange(batch) % 2 == 0, *cuts))
         if not run.leaked.any():
             return run
@@ -129,19 +130,22 @@ def _cuts(subject: Subject, content: Content) -> tuple[Tensor, Tensor]:
     other = other_content(subject, content, torch.ones(batch, length, dtype=torch.bool))
     visible = ~_padding(subject, content)
     changes = (other != content.tensor).reshape(batch, length, -1).any(2).cpu() & visible
-    cuts = torch.full((2, batch), length)
-    for sample in range(batch):
-        shown = visible[sample].nonzero()[:, 0].tolist()
-        places = [place for place in changes[sample].nonzero()[:, 0].tolist() if place > shown[0]]
-        if places:
-            middle = shown[len(shown) // 2]
-            pairs = list(zip(places, places[1:] or places, strict=False))
-            # The nearest neighbours, and of these the pair nearest to the middle.
-            pair = min(pairs, key=lambda pair: (pair[1] - pair[0], abs(pair[0] - middle)))
-            cuts[:, sample] = torch.tensor(pair)
+    if bool(visible.all()) and (pair := _pair(changes.all(0), visible[0])) and pair[1] == pair[0] + 1:
+        return torch.full((batch,), pair[0]), torch.full((batch,), pair[1])  # the same for all samples
+    pairs = [_pair(*sample) or (length, length) for sample in zip(changes, visible, strict=True)]
+    cuts = torch.tensor(pairs).T
     if bool((cuts == length).all()):
         raise NotAsked(Message("laws.causal.all_special"))
     return cuts[0], cuts[1]
+
+
+def _pair(changes: Tensor, visible: Tensor) -> tuple[int, int] | None:
+    """Return the nearest neighbours of the positions that can be changed, of these the pair nearest to the middle."""
+    shown = visible.nonzero()[:, 0].tolist()
+    places = [place for place in changes.nonzero()[:, 0].tolist() if place > shown[0]]
+    pairs = zip(places, places[1:] or places, strict=False)
+    middle = shown[len(shown) // 2] if shown else 0
+    return min(pairs, key=lambda pair: (pair[1] - pair[0], abs(pair[0] - middle)), default=None)
 
 
 def _padding(subject: Subject, content: Content) -> Tensor:
