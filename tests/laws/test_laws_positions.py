@@ -74,6 +74,8 @@ def test_a_convolution_that_reads_the_padding_before_it() -> None:
 
     answer = answer_of(Convolved(), {"input_ids": ids(), "attention_mask": MASK}, "left_padding")
     assert (answer.state, answer.site) == (BROKEN, "embed.1")
+    assert answer.finding is not None
+    assert answer.finding.fix.startswith("set what enters it to 0 where attention_mask hides")
 
 
 def test_learned_positions_that_can_not_be_given() -> None:

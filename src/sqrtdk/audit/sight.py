@@ -96,12 +96,18 @@ def _declarations(config: Any) -> Iterator[str]:
 
 
 def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
+    """Return whether module or config say that it is causal, and the call has a key of its own for every row."""
+    return call.query_len <= call.key_len and declares_causal(call, module, config)
+
+
+def declares_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
     """Return whether module or config say that it is causal, and the call is one to which that applies.
 
-    A module that says both that it is causal and that it is no decoder (BridgeTower's) counts as neither. "is a
-    decoder" counts for self-attention only, since all attentions of a decoder say so.
+    There may be more rows than keys, as in a ring buffer: `cache[:, :, position % window] = k`. A module that says both
+    that it is causal and that it is no decoder (BridgeTower's) counts as neither. "is a decoder" counts for
+    self-attention only, since all attentions of a decoder say so.
     """
-    if call.axis != "positions" or call.self_attention is False or not 1 < call.query_len <= call.key_len:
+    if call.axis != "positions" or call.self_attention is False or call.query_len < 2:
         return False
     decoder = field(module, "is_decoder")
     if any(field(module, name) is True for name in _CAUSAL_FLAGS):

@@ -53,6 +53,11 @@ def calls_inside(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
             yield judged.call
 
 
+def attends(subject: Subject, site: str | None) -> bool:
+    """Return whether an attention runs at a site or inside it; a mask mends no convolution and no recurrent state."""
+    return next(calls_inside(subject, site), None) is not None
+
+
 def state_of(answers: Iterable[LawAnswer]) -> str:
     """Return the state of a law with several answers: broken if any is, else kept if any is, else not asked."""
     states = {answer.state for answer in answers}

@@ -1,28 +1,35 @@
 """Law `causal`: a later token moves no output of an earlier position.
 
-Changed: the second half of the tokens (the decoder's, if there are two kinds). Compared: the outputs with these
-positions, in the first half.
+Changed: the tokens from a cut on (the decoder's, if there are two kinds). Compared: the outputs with these positions,
+before the cut. What padding sees does not matter, so positions that a mask hides are neither cuts nor compared.
+There are two cuts, at neighbouring positions near the middle. Blocks of tokens that see themselves pass a cut at which
+a block begins, but no block of two tokens or more begins at both. Not caught: what is seen on one side of both cuts
+only, as within an image at the end of the tokens. Samples without padding have the same cuts. Each of several samples
+then has one of them, and both cuts share a run. If that run moves an earlier position, each cut is tried by itself,
+because samples may see one another.
 A broken law is `critical` if module or config say that the model is causal, or if the model returns keys for a cache,
 because cached keys are computed without later tokens. A model that maps ids to logits over their vocabulary and says
-nothing gets a note. A declared prefix, two directions or a lookahead is believed. A causal mask in a model whose config
-says that attention is bidirectional breaks the law `configured`.
+nothing gets a note. The law does not apply if later tokens move earlier outputs and nothing says that they must not, or
+something declares a prefix, two directions or a lookahead. A causal mask in a model whose config says that attention is
+bidirectional breaks the law `configured`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.audit.sight import lookahead, may_see_ahead, says_causal
-from sqrtdk.laws.answers import calls_inside, law_broken, law_holds
+from sqrtdk.audit.sight import declares_causal, lookahead, may_see_ahead
+from sqrtdk.laws.answers import attends, calls_inside, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import DECODER, ENCODER, Content, contents, other_content
+from sqrtdk.laws.inputs import DECODER, ENCODER, Content, content_of, contents, mask_inputs, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
@@ -36,43 +43,118 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer."""
     content = tokens_of_decoder(subject)
     batch, length = content.tensor.shape[:2]
-    cut = length // 2
-    later = (torch.arange(length) >= cut).expand(batch, length)
-    changes = {content.name: other_content(subject, content, later)}
-    if torch.equal(changes[content.name], content.tensor):
-        raise NotAsked(Message("laws.causal.all_special"))
-    before, after = subject.base, subject.run(changes)
-    axes = position_axes(before, batch, length)
-    axes = {name: axis for name, axis in axes.items() if name in after and after[name].shape == before[name].shape}
-    if not axes:
-        raise NotAsked(Message("laws.asking.no_output_per_token"))
-    rows = torch.stack([moved_positions(before[name], after[name], axis).cpu() for name, axis in axes.items()]).any(0)
-    leaked = int(rows[:, :cut].any(0).sum())
-    if not rows.any():
-        raise NotAsked(Message("laws.causal.nothing_moves"))
+    run = _run(subject, content)
+    if not run.moves:
+        raise NotAsked(Message("laws.asking.nothing_moves"))
+    subject.moves = True
+    if not run.leaked.any():
+        yield law_holds(LAW, content.name)
+        return
     owned = [
         call for call in calls_inside(subject, None) if call.query_len == length and call.self_attention is not False
     ]
-    if not leaked:
-        yield law_holds(LAW, content.name)
-        return
-    why = _why_causal(subject, owned, before, batch, length)
-    if why is None and not _language_model(subject, content, before):
-        yield law_holds(LAW, content.name, Message("laws.causal.undeclared"))
-        return
+    why = _why_causal(subject, owned, subject.base, batch, length)
+    if why is None and not _language_model(subject, content, subject.base):
+        raise NotAsked(Message("laws.causal.undeclared"))
     if any(_ahead(subject, call) for call in owned):
-        yield law_holds(LAW, content.name, Message("laws.causal.declared_otherwise"))
-        return
-    site = first_place(subject, {}, changes, Protected(~later))
-    shown = rows[int(rows[:, :cut].sum(1).argmax())] & (torch.arange(length) < cut)
+        raise NotAsked(Message("laws.causal.declared_otherwise"))
+    site = first_place(subject, {}, run.changes, Protected(run.protected))
+    worst = int(run.leaked.sum(1).argmax())
+    shown, count = run.leaked[worst], int(run.leaked[worst].sum())
     severity = "note" if why is None else "critical"
     if why is None:
         message, fix = Message("laws.causal.sees_later"), Message("laws.causal.fix_sees_later")
     else:
-        message = Message("laws.causal.earlier_moves", count=leaked, cut=cut, why=why)
-        fix = Message("laws.causal.fix")
+        cut = int(run.protected[worst].sum())
+        message = Message("laws.causal.earlier_moves", count=count, cut=cut, why=why)
+        fix = Message("laws.causal.fix" if attends(subject, site) else "laws.causal.fix_state")
     source = Message("laws.causal.source")
-    yield law_broken(LAW, content.name, severity, site, message, fix, source, value=float(leaked), positions=shown)
+    yield law_broken(LAW, content.name, severity, site, message, fix, source, value=float(count), positions=shown)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CutRun:
+    """A run with other tokens from a cut of each sample on.
+
+    Attributes:
+        changes: The changed input.
+        protected: Positions that must not move, (B, n).
+        leaked: Those that moved, (B, n).
+        moves: Whether any position moved.
+    """
+
+    changes: dict[str, Tensor]
+    protected: Tensor
+    leaked: Tensor
+    moves: bool
+
+
+def _run(subject: Subject, content: Content) -> _CutRun:
+    """Return the first run in which an earlier position moves, or the last run if none does."""
+    cuts = _cuts(subject, content)
+    batch = len(cuts[0])
+    if batch > 1 and all(bool((cut == cut[0]).all()) for cut in cuts):
+        run = _of_cut(subject, content, torch.where(torch.arange(batch) % 2 == 0, *cuts))
+        if not run.leaked.any():
+            return run
+    run = _of_cut(subject, content, cuts[0])
+    return run if run.leaked.any() else _of_cut(subject, content, cuts[1])
+
+
+def _of_cut(subject: Subject, content: Content, cut: Tensor) -> _CutRun:
+    batch, length = content.tensor.shape[:2]
+    later = torch.arange(length) >= cut[:, None]
+    changes = {content.name: other_content(subject, content, later)}
+    before, after = subject.base, subject.run(changes)
+    found = [
+        moved_positions(before[name], after[name], axis).cpu()
+        for name, axis in position_axes(before, batch, length).items()
+        if name in after and after[name].shape == before[name].shape
+    ]
+    if not found:
+        raise NotAsked(Message("laws.asking.no_output_per_token"))
+    rows = torch.stack(found).any(0)
+    protected = ~later & ~_padding(subject, content)
+    return _CutRun(changes, protected, rows & protected, bool(rows.any()))
+
+
+def _cuts(subject: Subject, content: Content) -> tuple[Tensor, Tensor]:
+    """Return two cuts of each sample, (B,), near the middle of its tokens; n if no token of it can be changed.
+
+    Special ids and the largest id are never changed, so a cut is a position whose token can be.
+
+    Raises:
+        NotAsked: No sample has a cut.
+    """
+    batch, length = content.tensor.shape[:2]
+    other = other_content(subject, content, torch.ones(batch, length, dtype=torch.bool))
+    visible = ~_padding(subject, content)
+    changes = (other != content.tensor).reshape(batch, length, -1).any(2).cpu() & visible
+    if bool(visible.all()) and (pair := _pair(changes.all(0), visible[0])) and pair[1] == pair[0] + 1:
+        return torch.full((batch,), pair[0]), torch.full((batch,), pair[1])  # the same for all samples
+    pairs = [_pair(*sample) or (length, length) for sample in zip(changes, visible, strict=True)]
+    cuts = torch.tensor(pairs).T
+    if bool((cuts == length).all()):
+        raise NotAsked(Message("laws.causal.all_special"))
+    return cuts[0], cuts[1]
+
+
+def _pair(changes: Tensor, visible: Tensor) -> tuple[int, int] | None:
+    """Return the nearest neighbours of the positions that can be changed, of these the pair nearest to the middle."""
+    shown = visible.nonzero()[:, 0].tolist()
+    places = [place for place in changes.nonzero()[:, 0].tolist() if place > shown[0]]
+    pairs = zip(places, places[1:] or places, strict=False)
+    middle = shown[len(shown) // 2] if shown else 0
+    return min(pairs, key=lambda pair: (pair[1] - pair[0], abs(pair[0] - middle)), default=None)
+
+
+def _padding(subject: Subject, content: Content) -> Tensor:
+    """Return the positions of the content that a mask hides, (B, n)."""
+    hidden = torch.zeros(content.tensor.shape[:2], dtype=torch.bool)
+    for mask in mask_inputs(subject):
+        if mask.hidden is not None and any(one.name == content.name for one in content_of(subject, mask)):
+            hidden |= mask.hidden.cpu()
+    return hidden
 
 
 def tokens_of_decoder(subject: Subject) -> Content:
@@ -94,7 +176,7 @@ def _why_causal(
 ) -> Message | None:
     """Return what says that the model is causal, or None if nothing does."""
     for call in calls:
-        if says_causal(call, module_at(subject.module, call.site), config_at(subject.module, call.site)):
+        if declares_causal(call, module_at(subject.module, call.site), config_at(subject.module, call.site)):
             return Message("laws.causal.declared")
     for owner in (subject.module, subject.config):
         if field(owner, "is_causal") is True or field(owner, "causal") is True:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import calls_inside, law_broken, law_holds
+from sqrtdk.laws.answers import attends, calls_inside, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import contents, other_content, restarts
 from sqrtdk.laws.moved import moved_positions, position_axes
@@ -20,52 +20,60 @@ from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message, joined
 
 LAW = "documents"
+_POSITIONS = "position_ids"
 _OFFSET_INPUTS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer."""
-    document = _documents(subject)
+    starts, document = _documents(subject)
     found = [content for content in contents(subject) if content.tensor.shape[:2] == document.shape]
     if not found:
-        raise NotAsked(Message("laws.documents.no_content"))
+        raise NotAsked(Message("laws.documents.no_content", name=starts))
     first = document == 0
     changes = {content.name: other_content(subject, content, first, specials=True) for content in found}
     before, after = subject.base, subject.run(changes)
-    judged = False
+    judged = moves = False
     for name, axis in position_axes(before, *document.shape).items():
         one = before[name]
         if name not in after or after[name].shape != one.shape:
             continue
         judged = True
-        rows = moved_positions(one, after[name], axis).cpu() & ~first.cpu()
+        rows = moved_positions(one, after[name], axis).cpu()
+        moves |= bool(rows.any())
+        rows &= ~first.cpu()
         if rows.any():
-            worst = int(rows.sum(1).argmax())
-            yield _broken(subject, changes, document, rows[worst], int((~first[worst]).sum()))
+            yield _broken(subject, changes, starts, document, rows)
             return
     if not judged:
         raise NotAsked(Message("laws.asking.no_output_per_token"))
+    if not moves:
+        raise NotAsked(Message("laws.asking.nothing_moves"))
     yield law_holds(LAW)
 
 
-def _broken(subject: Subject, changes: dict[str, Tensor], document: Tensor, rows: Tensor, of: int) -> LawAnswer:
+def _broken(subject: Subject, changes: dict[str, Tensor], starts: str, document: Tensor, rows: Tensor) -> LawAnswer:
     site = first_place(subject, {}, changes, Protected(document > 0))
-    count = int(rows.sum())
+    worst = int(rows.sum(1).argmax())
+    count, of = int(rows[worst].sum()), int((document[worst] > 0).sum())
     message: str = Message("laws.documents.seen", count=count, of=of)
+    if starts in _OFFSET_INPUTS:
+        message = Message("laws.documents.seen_by_offsets", name=starts, count=count, of=of)
     if any(call.mask is not None and call.mask.kind == "causal" for call in calls_inside(subject, site)):
         message = joined([message, Message("laws.documents.only_causal")])
-    fix, source = Message("laws.documents.fix"), Message("laws.documents.source")
-    return law_broken(LAW, "position_ids", "fail", site, message, fix, source, value=float(count), positions=rows)
+    fix = Message("laws.documents.fix" if attends(subject, site) else "laws.documents.fix_state")
+    source = Message("laws.documents.source_offsets" if starts in _OFFSET_INPUTS else "laws.documents.source")
+    return law_broken(LAW, starts, "fail", site, message, fix, source, value=float(count), positions=rows[worst])
 
 
-def _documents(subject: Subject) -> Tensor:
-    """Return the number of the document of each position, (B, n).
+def _documents(subject: Subject) -> tuple[str, Tensor]:
+    """Return the input that says where documents begin, and the number of the document of each position, (B, n).
 
     Raises:
         NotAsked: Every row is one document.
     """
     tensors = subject.tensors
-    positions = tensors.get("position_ids")
+    positions = tensors.get(_POSITIONS)
     if positions is not None and positions.dim() == 2 and positions.shape[1] > 1:
         documents = restarts(positions)
         # Positions of one row serve for all samples.
@@ -73,9 +81,12 @@ def _documents(subject: Subject) -> Tensor:
             batch = max((content.tensor.shape[0] for content in contents(subject)), default=1)
             documents = documents.expand(batch, -1)
         if bool((documents.max(1).values > 0).all()):
-            return documents
-    offsets = next((tensors[name] for name in _OFFSET_INPUTS if name in tensors), None)
+            return _POSITIONS, documents
+    name = next((name for name in _OFFSET_INPUTS if name in tensors), "")
+    offsets = tensors.get(name)
     if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:
         sizes = offsets.diff().long()  # cu_seqlens = [0, 3, 8]: documents of 3 and 5 tokens
-        return torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]
+        return name, torch.repeat_interleave(torch.arange(len(sizes), device=offsets.device), sizes)[None]
+    if name:
+        raise NotAsked(Message("laws.documents.one_document_by_offsets", name=name))
     raise NotAsked(Message("laws.documents.one_document"))

@@ -1,7 +1,8 @@
 """Law `finite`: every number of the outputs is finite.
 
-Nothing is changed. Minus infinity is allowed, because it rules out a class or a token. If the law is broken, the rule
-`nonfinite` says in which operation of which module that begins, and why.
+Nothing is changed. A model in half precision is asked itself, because a value beyond float16 (a mask of float32's least
+number) is finite in float32. Minus infinity is allowed, because it rules out a class or a token. If the law is broken,
+the rule `nonfinite` says in which operation of which module that begins, and why.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ LAW = "finite"
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer; its finding is made by the rule `nonfinite`."""
-    bad = [name for name, x in subject.base.items() if bool((x.isnan() | x.isposinf()).any())]
+    outputs = (subject.itself or subject).base
+    bad = [name for name, x in outputs.items() if bool((x.isnan() | x.isposinf()).any())]
     if bad:
         yield LawAnswer(LAW, "", BROKEN, Message("laws.finite.outputs", names=", ".join(bad[:3])))
     else:

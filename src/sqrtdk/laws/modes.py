@@ -29,8 +29,8 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.eager_vs_sdpa import call_difference
 from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import first_of_modes
-from sqrtdk.laws.moved import any_moved, moved_entries
-from sqrtdk.laws.samples import batches
+from sqrtdk.laws.moved import moved_entries
+from sqrtdk.laws.samples import batches, mixed
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
 from sqrtdk.messages import Message
@@ -56,10 +56,14 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 def _of_one(subject: Subject) -> LawAnswer:
     """Return the answer for a batch of one: a sample must have the same outputs alone as in a batch."""
     found = batches(subject)
-    if found.mixed:
+    if found.mixed:  # as the law `samples` has found
         raise NotAsked(Message("laws.modes.samples_mix"))
-    single, before = found.single.base, found.many.base
-    if any(bool(moved_entries(single[name][0], before[name][found.stays]).any()) for name in found.names):
+    single, before, own = found.single.base, found.many.base, slice(found.stays, found.stays + 1)
+    if any(bool(moved_entries(one := before[name], one[own].expand_as(one)).any()) for name in found.names):
+        subject.moves = True  # samples of other content have other outputs
+    if any(bool(moved_entries(before[name][own], single[name]).any()) for name in found.names):
+        if mixed(found):
+            raise NotAsked(Message("laws.modes.samples_mix"))
         message, fix = Message("laws.modes.alone"), Message("laws.modes.fix_alone")
         return law_broken(LAW, Message(ONE), "warn", None, message, fix, Message("laws.modes.source_alone"))
     return law_holds(LAW, Message(ONE))
@@ -102,19 +106,6 @@ class _Runs:
         return outputs
 
 
-def steady(subject: Subject) -> bool:
-    """Return whether train mode without dropout, with another seed, gives exactly the outputs of eval mode.
-
-    If so, one run answers two questions: the outputs are not random, and the law is kept. If not, it answers neither.
-    """
-    try:
-        again = _runs(subject).run(True, subject.seed + 1)
-    except NotAsked:
-        return False
-    subject.steady_in_train_mode = not any_moved(subject.base, again)
-    return subject.steady_in_train_mode
-
-
 def _runs(subject: Subject) -> _Runs:
     """Return the runs, with modules that keep running statistics in eval mode."""
     resting = {part for part in subject.module.modules() if getattr(part, "running_mean", None) is not None}
@@ -125,8 +116,6 @@ def _of_train(subject: Subject) -> LawAnswer:
     """Return the answer for train mode: without dropout, it must give the outputs of eval mode."""
     module = subject.module
     runs = _runs(subject)
-    if subject.steady_in_train_mode:
-        return law_holds(LAW, Message(TRAIN))
     trained = _trained(runs)
     if not _differ(subject.base, trained):
         return law_holds(LAW, Message(TRAIN))

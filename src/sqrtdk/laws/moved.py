@@ -2,7 +2,15 @@
 
 Derivation of the bar: a forward rounds each number some 10^4 times in a row, by at most eps / 2 of its size. Such
 errors add up like a random walk, to 50 eps. Layers enlarge them, by up to 10 times in measurements. The bar is 2^10 eps
-of the largest entry of the output: 1.2e-4 in float32. A broken law moves numbers by a hundredth or more.
+of the size of a number: 1.2e-4 in float32. A broken law moves numbers by a hundredth or more.
+
+The size of a number is not its own: a sum may cancel, and its terms are as large as those of the sums beside it. With a
+row h of hidden states and a channel w of weights, the terms are as large as |h| |w|. The largest number of the row is
+that for the largest |w|, and the largest number of the channel is that for the largest |h|, so the smaller of the two
+is no less than |h| |w|, and an outlier in another row or channel has no part in it. Where a row or a channel is short,
+all of its sums may cancel by chance, so a size is at least the median of all. A channel that varies by less than its
+own bar, as a vocabulary padded with -1e4, finfo.min, or a feature of 1e4, tells nothing of the sizes of the others.
+
 A half-precision model is asked as a float32 copy. A model that is too large to be copied runs twice on the same shapes.
 Kernels then compute each row in the same order whatever other rows hold, so the bar is 4 eps.
 """
@@ -25,6 +33,9 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
     Example:
         >>> moved_entries(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, 2.1, float("nan")])).tolist()
         [False, True, False]
+        >>> before = torch.tensor([[1.0, -1e9], [2.0, -1e9]])  # a padded channel hides nothing
+        >>> moved_entries(before, before + 0.01).tolist()
+        [[True, False], [True, False]]
     """
     if before.shape != after.shape:
         return torch.ones(before.shape, dtype=torch.bool)
@@ -34,11 +45,44 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
     if before.dtype in HALF_DTYPES:
         bar = IN_HALF * torch.finfo(before.dtype).eps
     one, other = before.double(), after.double()
-    size = torch.where(one.isfinite(), one, 0.0).abs().max() if one.numel() else 0.0
     # Equal infinities differ by NaN, so they are compared by themselves.
     same = (one == other) | (one.isnan() & other.isnan())
     gap = (one - other).abs().nan_to_num(nan=torch.inf)
-    return ~same & (gap > bar * size)
+    return ~same & (gap > bar * sizes_of_terms(one, bar))
+
+
+def sizes_of_terms(values: Tensor, bar: float) -> Tensor:
+    """Return the size of the terms that each number is a sum of, derived from the numbers in its row and its channel.
+
+    Args:
+        values: Numbers (..., C); NaN and infinities are left out.
+        bar: Share of its size that a number may move.
+
+    Example:
+        >>> sizes_of_terms(torch.tensor([[1.0, -1e4], [-3.0, -1e4], [0.0, -1e4]]), 1e-4).tolist()
+        [[1.0, 10000.0], [3.0, 10000.0], [1.0, 10000.0]]
+    """
+    finite = values.isfinite()
+    size = torch.where(finite, values, 0.0).abs()
+    if values.dim() < 2 or not values.numel():
+        return size.max() if values.numel() else size
+    table, known = size.flatten(0, -2), finite.flatten(0, -2)
+    channel, plain = table.amax(0), values.flatten(0, -2)
+    spread = torch.where(known, plain, -torch.inf).amax(0) - torch.where(known, plain, torch.inf).amin(0)
+    varies = spread > bar * channel
+    if not varies.any():
+        varies = torch.ones_like(varies)
+    row = torch.where(varies, table, 0.0).amax(1, keepdim=True)
+    # One channel has no others beside it, and one row has no other rows.
+    if table.shape[1] == 1:
+        of_entries = channel.expand_as(table)
+    elif table.shape[0] == 1:
+        of_entries = torch.where(varies, row, channel)
+    else:
+        of_entries = torch.where(varies, torch.minimum(row, channel), channel)
+    among = of_entries[:, varies].flatten()
+    typical = among.kthvalue(among.numel() // 2 + 1).values
+    return of_entries.clamp_min(typical).reshape(values.shape)
 
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

@@ -5,6 +5,8 @@ entry for each sample, at the sample that stayed. It catches a forgotten `batch_
 mask tiled over heads in another order than samples, and a view that mixes samples.
 A run of one sample alone shows which axis is that of samples. A graph network, whose first axis is nodes, raises or has
 no such outputs. A similarity of every image with every text is not an output of one sample.
+Samples may see one another by an input that groups them, (B,) of whole numbers, as the series of Chronos-2 by
+`group_ids`. The law is kept if samples of other groups move nothing, and if in groups of one sample none moves another.
 Not asked: if something moves along a first axis that may be positions (`batch_first=False`), and neither a name, a mask
 nor an output tells; if the model takes no batch.
 The law `modes` shares the two runs: the batch, and one sample alone.
@@ -22,13 +24,14 @@ from torch import Tensor
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.laws.answers import calls_inside, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
-from sqrtdk.laws.inputs import Content, contents, mask_inputs, other_content
+from sqrtdk.laws.inputs import Content, contents, lengths, mask_inputs, other_content
 from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
 
 LAW = "samples"
 _UNKNOWN_AXIS = "laws.samples.unknown_axis"
+_LABELS = re.compile(r"label|target|length")
 MOST_SAMPLES = 3  # number of samples to run if the inputs have one
 # Inputs whose first axis is the batch in all models of Hugging Face.
 _BATCH_FIRST = re.compile(r"^(decoder_)?(input_ids|inputs_embeds|pixel_values|input_features|input_values)$")
@@ -45,7 +48,8 @@ class Batches:
         stays: Number of the sample that `single` has.
         names: Names of the outputs with one entry for each sample.
         known: Whether the first axis is known to be that of samples, rather than guessed because nothing moves.
-        mixed: Whether its outputs moved with the other samples.
+        mixed: Whether its outputs moved with the other samples; None if no law has looked.
+        moves: Whether any output did.
     """
 
     many: Subject
@@ -54,20 +58,68 @@ class Batches:
     stays: int
     names: list[str]
     known: bool
-    mixed: bool = False
+    mixed: bool | None = None
+    moves: bool = False
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer."""
     found = batches(subject)
-    wide, before, stays = found.many, found.many.base, found.stays
-    changes = _others_changed(wide, torch.arange(found.size) != stays, stays)
-    after = wide.run(changes)
-    count = sum(bool(moved_entries(before[name][stays], after[name][stays]).any()) for name in found.names)
+    changes = _others_changed(found.many, torch.arange(found.size) != found.stays, found.stays)
+    count = _count_moved(found, changes)
+    found.mixed = count > 0
     if count and not found.known:
         raise NotAsked(Message(_UNKNOWN_AXIS))
-    found.mixed = count > 0
-    yield _broken(wide, changes, stays, count) if count else law_holds(LAW)
+    if not found.moves:
+        raise NotAsked(Message("laws.asking.nothing_moves"))
+    subject.moves = True
+    if not count:
+        yield law_holds(LAW)
+    elif (grouped := _grouped_by(found)) is not None:
+        yield law_holds(LAW, "", Message("laws.samples.grouped", name=grouped))
+    else:
+        yield _broken(found.many, changes, found.stays, count)
+
+
+def mixed(found: Batches) -> bool:
+    """Return whether the sample's outputs move with the other samples, from an earlier run or from one of its own."""
+    if found.mixed is None:
+        changes = _others_changed(found.many, torch.arange(found.size) != found.stays, found.stays)
+        found.mixed = _count_moved(found, changes) > 0
+    return found.mixed
+
+
+def _count_moved(found: Batches, changes: dict[str, Tensor], subject: Subject | None = None) -> int:
+    """Return how many outputs moved at the sample that stayed, with changes of the others."""
+    wide = subject or found.many
+    before, after = wide.base, wide.run(changes)
+    moved = [moved_entries(before[name], after[name]) for name in found.names]
+    found.moves |= any(bool(entries.any()) for entries in moved)
+    return sum(bool(entries[found.stays].any()) for entries in moved)
+
+
+def _grouped_by(found: Batches) -> str | None:
+    """Return the input that says which samples see one another, or None if there is none.
+
+    Changed: the samples of other groups; then all others, in groups of one sample each.
+    """
+    wide, places = found.many, torch.arange(found.size)
+    sizes = set(lengths(wide))  # lengths and labels form no groups
+    for name, value in wide.tensors.items():
+        if value.is_floating_point() or name in sizes or _LABELS.search(name):
+            continue
+        if value.numel() != found.size or value.shape[0] != found.size:
+            continue
+        others = value.flatten().cpu() != value.flatten()[found.stays].cpu()
+        try:
+            if others.any() and _count_moved(found, _others_changed(wide, others, found.stays)):
+                continue
+            apart = wide.over({**wide.inputs, name: places.to(value).reshape(value.shape)})
+            if not _count_moved(found, _others_changed(apart, places != found.stays, found.stays), apart):
+                return name
+        except NotAsked:  # the model takes no other numbers there
+            continue
+    return None
 
 
 def batches(subject: Subject) -> Batches:
@@ -148,7 +200,8 @@ def _others_changed(subject: Subject, others: Tensor, stays: int) -> dict[str, T
     for mask in mask_inputs(subject):
         if mask.tensor.shape[0] == len(others):
             # A mask that is tiled over samples and heads in the wrong order gives this sample another one's.
-            changes[mask.name] = mask.tensor[stays : stays + 1].expand_as(mask.tensor).contiguous()
+            where = others.to(mask.tensor.device).reshape(-1, *[1] * (mask.tensor.dim() - 1))
+            changes[mask.name] = torch.where(where, mask.tensor[stays : stays + 1], mask.tensor)
     return changes
 
 

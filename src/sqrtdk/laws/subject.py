@@ -1,7 +1,7 @@
 """A model with its inputs, which is run again and again with some of them changed.
 
-The module is the user's own object. If it computes in float16 or bfloat16, a float32 copy is asked instead: laws do not
-depend on the dtype, and rounding in half precision would hide what moves.
+The module is the user's own object. If it computes in float16 or bfloat16, a float32 copy is asked instead, because
+rounding in half precision would hide what moves. Only the law `finite` depends on the dtype: it asks the model itself.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Subject:
         packed: The argument that takes all inputs in one dictionary, or None.
         traced: Result of a run under a trace, for the laws that share it.
         batches: The runs of one sample alone and in a batch, for the laws that share them.
-        steady_in_train_mode: Whether train mode without dropout, with another seed, gave the same outputs.
         taken: Whether the outputs are those of the audit, which ran under a trace.
+        itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
+        moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
     """
 
     module: nn.Module
@@ -70,7 +71,8 @@ class Subject:
     traced: Any = field(default=None, repr=False)
     batches: Any = field(default=None, repr=False)
     taken: bool = False
-    steady_in_train_mode: bool = False
+    itself: Subject | None = field(default=None, repr=False)
+    moves: bool | None = None
     _base: Outputs | None = field(default=None, repr=False)
 
     @property
@@ -83,6 +85,20 @@ class Subject:
     def take(self, outputs: Outputs) -> None:
         """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
         self._base, self.taken = outputs or None, bool(outputs)
+
+    def take_plain(self, outputs: Outputs) -> None:
+        """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
+        self._base, self.taken = outputs, False
+        self.forget_runs()
+
+    @property
+    def shares_runs(self) -> bool:
+        """Whether a law has made runs that another law may share."""
+        return self.traced is not None or self.batches is not None
+
+    def forget_runs(self) -> None:
+        """Make the laws run anew what they share."""
+        self.traced = self.batches = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -169,9 +185,12 @@ def subject_of(
     packed = _packed(named)
     if packed is not None:
         named = dict(named[packed])
+    subject = Subject(module, named, positional, calls, config, seed, packed=packed)
     if not large and any(parameter.dtype in HALF_DTYPES for parameter in module.parameters()):
-        module, named = _in_float32(module), {name: _float32(value) for name, value in named.items()}
-    return Subject(module, named, positional, calls, config, seed, packed=packed)
+        copied = {name: _float32(value) for name, value in named.items()}
+        itself = subject
+        subject = Subject(_in_float32(module), copied, positional, calls, config, seed, packed=packed, itself=itself)
+    return subject
 
 
 def _packed(named: Mapping[str, Any]) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from torch import nn
 
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import ModelRun
-from sqrtdk.audit.records import BROKEN, LawAnswer
+from sqrtdk.audit.records import KEPT, LawAnswer
 from sqrtdk.audit.rules.eager_vs_sdpa import LARGE_MODEL
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, kind_and_text
 from sqrtdk.laws import (
@@ -26,7 +27,7 @@ from sqrtdk.laws import (
     shift,
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
-from sqrtdk.laws.moved import any_moved
+from sqrtdk.laws.steady import confirmed, moves, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
@@ -52,6 +53,8 @@ LAWS: dict[str, Law] = {
 FINDINGS = tuple(f"law_{name}" for name in LAWS)  # names of the rules of their findings
 WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # laws that are asked on meta too
 DEFAULT = "all"  # laws that `check` asks
+SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
+READ_ONLY = ("finite", "configured")  # laws that compare no two runs
 CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
 
@@ -102,22 +105,21 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
                 subject.take(run.outputs)
             if not subject.base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
-            # A steady run in train mode shows as well that the outputs are not random.
-            random = not (large or (modes.LAW in names and modes.steady(subject))) and _random(subject)
+            random = not large and not steady(subject)
         except NotAsked as error:
             return tuple(law_not_asked(name, "", error.reason) for name in names)
         answers: list[LawAnswer] = []
         for name in names:
-            if random and name != "finite":
-                answers.append(law_not_asked(name, "", Message("laws.asking.random_outputs")))
-            elif large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
+            if large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
-            else:
-                told = _answers_of_law(name, subject)
-                if subject.taken and any(answer.state == BROKEN for answer in told):
-                    subject.take({})  # a trace may run other kernels, whose rounding differs
-                    told = _answers_of_law(name, subject)
-                answers += told
+            elif not random or name == finite.LAW:
+                told = _confirmed(name, subject, large=large)
+                random = random or told is None
+                answers += told or ()
+        if random:  # runs that differ by themselves tell nothing, neither of a law that looked broken nor of one kept
+            reason = Message("laws.asking.random_outputs")
+            answers = [answer for answer in answers if answer.law == finite.LAW]
+            answers += [law_not_asked(name, "", reason) for name in names if name != finite.LAW]
     return tuple(answers)
 
 
@@ -132,6 +134,19 @@ def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
     return [law_not_asked(name, "", Message(NO_VALUES))]
 
 
+def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
+    if name in READ_ONLY:
+        return _answers_of_law(name, subject)
+    try:
+        answers = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
+        if answers and name in SEES_OUTPUTS and any(one.state == KEPT for one in answers) and not moves(subject):
+            nothing = Message("laws.asking.nothing_moves")
+            answers = [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
+    except NotAsked:  # the unchanged inputs ran before
+        return None
+    return answers
+
+
 def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
     try:
         return list(laws[name](subject))
@@ -141,8 +156,3 @@ def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS)
         raise
     except Exception as error:  # outputs may be tensors of a kind that lacks an operation
         return [law_not_asked(name, "", Message("laws.asking.raised", error=kind_and_text(error, 120)))]
-
-
-def _random(subject: Subject) -> bool:
-    """Return whether another seed gives other outputs."""
-    return any_moved(subject.base, subject.run({}, seed=subject.seed + 1))

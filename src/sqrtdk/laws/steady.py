@@ -1,0 +1,76 @@
+"""What every comparison of two runs takes for granted: the same inputs give the same outputs, and other inputs do not.
+
+A forward may draw random numbers, or count its own calls: in a buffer, an attribute, a global, a cache that it fills.
+Two equal runs in evaluation mode come before any law. They do not show what differs now and then (at every fifth call),
+so a law that looks broken is asked again, with runs of the unchanged inputs in between, which must agree as well.
+
+Derivation of the number of askings: let one asking take m runs. With one unchanged run before the second asking and two
+before the third, the same run of the law lies m + 1 and then m + 2 runs later. These numbers have no common factor, so
+what recurs at every k-th run (k > 1) can't fall on it three times. A large model is asked again once.
+
+A law is kept only if something could have moved. A head whose weights are zero, as those of a fresh model, moves
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sqrtdk.audit.records import BROKEN, LawAnswer
+from sqrtdk.laws.inputs import Content, contents, other_content
+from sqrtdk.laws.moved import any_moved
+from sqrtdk.laws.subject import Subject
+
+AGAIN = (1, 2)  # runs of the unchanged inputs before each further asking of a law that looks broken
+AGAIN_IF_LARGE = (1,)
+
+
+def steady(subject: Subject) -> bool:
+    """Return whether a second run in evaluation mode, with another seed, gives the same outputs."""
+    return not any_moved(subject.base, subject.run({}, seed=subject.seed + 1))
+
+
+def confirmed(ask: Callable[[], list[LawAnswer]], subject: Subject, *, large: bool = False) -> list[LawAnswer] | None:
+    """Ask a law, and again if it looks broken; return its answers, or None if the outputs differ from run to run."""
+    shared = subject.shares_runs
+    answers = ask()
+    broken = _broken(answers)
+    if not broken:
+        return answers
+    if shared:  # runs that an earlier law made stand at another distance, so the count begins with runs of its own
+        subject.forget_runs()
+        if not _broken(ask()) >= broken:
+            return None
+    for count in AGAIN_IF_LARGE if large else AGAIN:
+        again = [subject.run({}) for _ in range(count)]
+        if subject.taken and any_moved(subject.base, again[0]):
+            # The base is the audit's: a trace may run other kernels, whose rounding differs.
+            subject.take_plain(again[0])
+            return confirmed(ask, subject, large=large)
+        subject.forget_runs()
+        if any(any_moved(subject.base, outputs) for outputs in again) or not _broken(ask()) >= broken:
+            return None
+    return answers
+
+
+def moves(subject: Subject) -> bool:
+    """Return whether some output moves with the content of the inputs; laws that have seen it say so without a run."""
+    if subject.moves is None:
+        changes = {one.name: other_content(subject, one, _everywhere(one)) for one in contents(subject)}
+        if any(not torch.equal(changes[name], subject.tensors[name]) for name in changes):
+            subject.moves = any_moved(subject.base, subject.run(changes))
+        else:  # without content to change, outputs of more than one number are taken to follow something
+            subject.moves = any(bool((x != x.flatten()[:1]).any()) for x in subject.base.values() if x.numel())
+    return subject.moves
+
+
+def _everywhere(content: Content) -> Tensor:
+    return torch.ones(content.tensor.shape[: 1 if content.length is None else 2], dtype=torch.bool)
+
+
+def _broken(answers: list[LawAnswer]) -> set[str]:
+    """Return what the broken answers are about."""
+    return {answer.about for answer in answers if answer.state == BROKEN}
