@@ -31,8 +31,8 @@ DESCRIBED = (  # rules with a title and a help text
     "nonfinite", "scale_ledger", "blocks", "declared_vs_actual", "unmeasured", "softmax_axis", "mask_audit",
     "sliding_window", "padding", "unused", "dropout", "max_logit", "range_forecast", "saturation", "entropy", "flat",
     "responsiveness", "eager_vs_sdpa", "kv_cache", "law_causal", "law_samples", "law_padding", "law_documents",
-    "law_left_padding", "law_cache", "law_shift", "law_place", "law_configured", "law_parameters", "law_modes",
-    NOT_MEASURED_RULE,
+    "law_left_padding", "law_cache", "law_shift", "law_place", "law_heads", "law_configured", "law_parameters",
+    "law_modes", NOT_MEASURED_RULE,
 )  # fmt: skip
 _ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9
