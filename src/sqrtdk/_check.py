@@ -59,7 +59,6 @@ def check(
     The model runs in evaluation mode, usually up to four times: judged, with a larger scale attribute, and once each
     for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take about 25 runs, most of them
     without a trace, or one run if the model has over 2e9 parameters. With `static` a copy on the meta device runs once.
-    If only an attribute declares a scale, up to three more runs test whether the model uses it.
 
     Args:
         model: A module; or a name for `sqrtdk.models.load.resolve`: "demo", a directory, a hub id, a factory; or an

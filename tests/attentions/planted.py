@@ -1,4 +1,4 @@
-"""Attention written in seven styles, each with the right scale or with one of the nine mistakes planted in it.
+"""Attention written in seven styles, each with the right scale or with one of the ten mistakes planted in it.
 
 A style is how an engineer writes the attention; a mistake is what went wrong with its scale. `planted(style,
 mistake)` builds a stack of three such layers; `None` is the healthy one.
@@ -16,6 +16,7 @@ from torch.nn import functional
 HEADS, HEAD_DIM, LAYERS = 4, 24, 3
 WIDTH = HEADS * HEAD_DIM
 PADDED = 32
+BROAD = 160  # a width whose part for a head, 40, is not the head's size
 FACTOR = 16.0
 
 STYLES = ("eager", "sdpa_scale", "prescaled_q", "rope", "gqa", "qk_norm", "fused_qkv")
@@ -25,6 +26,7 @@ PLANTED = (
     "inverted",
     "model_dim",
     "head_count",
+    "derived_head",
     "padded_head",
     "length_factor",
     "layer_index",
@@ -35,12 +37,18 @@ SCALES = {
     "inverted": HEAD_DIM**0.5,
     "model_dim": WIDTH**-0.5,
     "head_count": HEADS**-0.5,
+    "derived_head": (BROAD // HEADS) ** -0.5,
     "padded_head": PADDED**-0.5,
 }
 
 _LITERALS: dict[str | None, float] = (
     dict.fromkeys((None, *PLANTED), HEAD_DIM**-0.5) | SCALES | {"missing": HEAD_DIM**-0.5}
 )
+
+
+def width_of(mistake: str | None) -> int:
+    """The width of the model."""
+    return BROAD if mistake == "derived_head" else WIDTH
 
 
 def _rotate(x: Tensor) -> Tensor:
@@ -63,15 +71,16 @@ class Attention(nn.Module):
         # style the number stands in the code, and no attribute tells of it.
         if style != "eager":
             self.scale = _LITERALS[mistake]
+        width = width_of(mistake)
         if style == "fused_qkv":
-            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+            self.qkv = nn.Linear(width, 3 * WIDTH)
         else:
-            self.q = nn.Linear(WIDTH, WIDTH)
-            self.k = nn.Linear(WIDTH, self.kv_heads * HEAD_DIM)
-            self.v = nn.Linear(WIDTH, self.kv_heads * HEAD_DIM)
+            self.q = nn.Linear(width, WIDTH)
+            self.k = nn.Linear(width, self.kv_heads * HEAD_DIM)
+            self.v = nn.Linear(width, self.kv_heads * HEAD_DIM)
         if style == "qk_norm":
             self.q_norm, self.k_norm = nn.RMSNorm(HEAD_DIM), nn.RMSNorm(HEAD_DIM)
-        self.out = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, width)
 
     def _project(self, x: Tensor) -> list[Tensor]:
         parts = self.qkv(x).chunk(3, -1) if self.style == "fused_qkv" else (self.q(x), self.k(x), self.v(x))
@@ -89,7 +98,7 @@ class Attention(nn.Module):
         return self._believed()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, L, WIDTH) in and out, causal."""
+        """(B, L, width) in and out, causal."""
         q, k, v = self._project(x)
         if self.style == "qk_norm":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -126,7 +135,7 @@ class Stack(nn.Module):
             self.config = SimpleNamespace(rope_parameters=yarn)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, L, WIDTH) in and out."""
+        """(B, L, width) in and out."""
         for layer in self.layers:
             x = x + layer(x)
         return x
@@ -135,4 +144,4 @@ class Stack(nn.Module):
 def planted(style: str, mistake: str | None) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A stack with the mistake planted in that style, and an input."""
     torch.manual_seed(0)
-    return Stack(style, mistake).eval(), (torch.randn(2, 10, WIDTH),)
+    return Stack(style, mistake).eval(), (torch.randn(2, 10, width_of(mistake)),)

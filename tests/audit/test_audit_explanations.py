@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from sqrtdk.audit import explanations
@@ -41,11 +42,11 @@ ROWS = {
     "normalised_q_and_k": (4.0, COSINE, {}, ("declared", None)),
     "proportional": (math.sqrt(math.log(24) / math.log(100) / 16), {}, {"module": Proportional()}, ("declared", None)),
     "channels": (1.0, {"axis": "channels"}, {}, ("declared", None)),
-    "attribute": (0.3, {}, {"module": module(scaling=0.3)}, ("declared", None)),
+    "recurrent_states": (1.0, {"heads": 1, "stages": (Stage("k", "projection", "gru"),)}, {}, ("declared", None)),
+    "learned_attribute": (0.3, {}, {"module": module(scaling=nn.Parameter(torch.tensor(0.3)))}, ("declared", None)),
     "cosine_with_a_gain": (7.0, COSINE, {}, ("declared", None)),
     "channels_without_a_rule": (0.3, {"axis": "channels"}, {}, ("unmeasured", None)),
     "not_positive": (-0.25, {}, {}, ("unexplained", "unknown")),
-    "heads_differ": (0.3, {"per_head": (0.3, 0.3, 0.3, 0.2)}, {}, ("unexplained", "unknown")),
     "mistake": (1.0, {}, {}, ("unexplained", "missing")),
 }  # fmt: skip
 

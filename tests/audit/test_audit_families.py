@@ -196,7 +196,11 @@ OUTSIDE = {
     "nn.TransformerEncoder": (lambda: _torch("TransformerEncoder"), 2, None),
     "nn.Transformer": (lambda: _torch("Transformer"), 2 + 2 * 2, None),
     "x_transformers plain": (lambda: _decoder(), 2, None),
-    "x_transformers qk_norm": (lambda: _decoder(attn_qk_norm=True), 2, "attribute scale = 10"),
+    "x_transformers qk_norm": (
+        lambda: _decoder(attn_qk_norm=True),
+        2,
+        "q/k norm (l2): cosine with fixed gain 10",
+    ),
     "x_transformers softclamp": (lambda: _decoder(attn_softclamp_logits=True), 2, None),
     "x_transformers alibi": (lambda: _decoder(alibi_pos_bias=True, alibi_num_heads=4), 2, None),
     "x_transformers rotary": (lambda: _decoder(rotary_pos_emb=True), 2, None),

@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from sqrtdk import check
-from sqrtdk.audit.context import Context
 from sqrtdk.audit.rules import RULES
-from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.report.fold import fold_findings
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
@@ -69,32 +67,43 @@ def test_scale_ledger_fails_of_an_attribute_that_holds_the_mistake(make_call, sc
     (finding,) = run("scale_ledger", [make_call(scale)], model_with(scale=scale))
     assert finding.severity == "fail"
     assert f": {mistake}, " in finding.message
-    assert f"attribute scale holds the value of {mistake}" in finding.message
-    assert finding.fix.endswith(f"declare softmax_scale = {scale:.6g} in the config")
+    assert "attribute scale has that value, which declares nothing" in finding.message
+    assert finding.fix.endswith(f"declare it in one line: softmax_scale = {scale:.6g} in the config")
     declared = model_with(scale=scale, config={"softmax_scale": float(f"{scale:.6g}")})
     assert run("scale_ledger", [make_call(scale)], declared) == []
 
 
-def probed(calls, model):
-    judged = judge_all(calls, model, lambda asked: dict.fromkeys(asked, True))
-    return list(RULES["scale_ledger"](Context(model, judged, "dynamic")))
-
-
-def test_scale_ledger_warns_of_a_scale_of_one_that_an_attribute_alone_declares(make_call):
-    (finding,) = probed([make_call(1.0)], model_with(scaling=1.0))
-    assert finding.severity == "warn"
-    assert "nothing but attribute scaling" in finding.message
-    assert probed([make_call(0.3)], model_with(scaling=0.3)) == []
-    assert severities(probed([make_call(1 / 16)], model_with(scaling=1 / 16))) == ["note"]  # muP, or a forgotten root
+@each(
+    "scale, attributes, severity",
+    [
+        (0.3, {}, "warn"),  # odd
+        (0.3, {"scaling": 0.3}, "warn"),
+        (1.0, {"scaling": 1.0}, "fail"),
+        (1 / 16, {"scaling": 1 / 16}, "fail"),  # muP, or a forgotten root: the config says which
+        (1.0, {"use_scale": False}, "warn"),
+        (-0.25, {"scaling": -0.25}, "fail"),
+    ],
+)
+def test_scale_ledger_fails_of_a_mistake_and_warns_of_an_odd_number(make_call, scale, attributes, severity):
+    (finding,) = run("scale_ledger", [make_call(scale)], model_with(**attributes))
+    assert finding.severity == severity
+    assert scale < 0 or f"softmax_scale = {scale:.6g}" in finding.fix
+    if "use_scale" in attributes:
+        assert "nothing but attribute use_scale = False" in finding.message
 
 
 def test_scale_ledger_warns_of_one_layer_that_differs(make_call):
-    model = model_with(4, scaling=0.25)
-    model.layers[2].attn.scaling = 0.3
-    calls = [make_call(0.3 if layer == 2 else 0.25, site=f"layers.{layer}.attn") for layer in range(4)]
-    (finding,) = probed(calls, model)
+    calls = [make_call(1.0 if i == 2 else 0.25, site=f"layers.{i}.attn", norm="rms") for i in range(4)]
+    (finding,) = run("scale_ledger", calls)
     assert (finding.severity, finding.site) == ("warn", "layers.2.attn")
     assert "differs from its 3 siblings" in finding.message
+
+
+def test_scale_ledger_notes_an_unscaled_score_of_recurrent_states(make_call):
+    from_a_gru = (Stage("q", "projection", "gru"), Stage("k", "projection", "attn.weight"))
+    (finding,) = run("scale_ledger", [make_call(1.0, heads=1, kv_heads=1, stages=from_a_gru)])
+    assert finding.severity == "note"
+    assert "Luong" in finding.message
 
 
 def test_a_contradicted_declaration_is_found_once(make_call):

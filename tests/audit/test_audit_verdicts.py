@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
+from sqrtdk._check import check
 from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.mistakes import MISTAKES, told_of
 from sqrtdk.audit.verdicts import judge_all, strangers
@@ -17,7 +19,7 @@ from tests.audit.stranger_modules import module, told
 
 
 def test_ranks_are_those_of_the_mistakes_that_a_value_shows(make_call):
-    by_value = [mistake for mistake in MISTAKES.values() if mistake.values(make_call())]
+    by_value = [mistake for mistake in MISTAKES.values() if mistake.values(make_call(model_dim=96))]
     assert sorted(mistake.rank for mistake in by_value) == list(range(1, 1 + len(by_value)))
     assert {mistake.rank for mistake in MISTAKES.values() if mistake not in by_value} == {0}
 
@@ -29,8 +31,8 @@ def written(formula, **values):
 
 @pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if mistake.rank])
 def test_what_a_row_writes_is_what_it_computes(make_call, name):
-    mistake, call = MISTAKES[name], make_call()
-    sizes = {"d": call.head_dim, "h": call.heads, "d_pad": 32}
+    mistake, call = MISTAKES[name], make_call(model_dim=96 if name == "derived_head" else 64)
+    sizes = {"d": call.head_dim, "h": call.heads, "w": call.model_dim, "d_pad": 32}
     scale = written(mistake.table[0], **sizes)
     assert scale == pytest.approx(next(value for value in mistake.values(call) if math.isclose(value, scale)))
     assert written(mistake.table[1], **sizes) == pytest.approx(scale * call.head_dim**0.5)
@@ -108,9 +110,9 @@ def test_model_dim_equal_to_d_squared_is_told_by_the_factors(make_call):
     assert judge_scale(make_call(1 / 16, factors=(0.25, 0.25), **square)).mistake == "twice"
 
 
-def test_mup_is_declared_by_config_or_attribute_but_two_factors_are_not_excused_by_an_attribute(make_call):
+def test_mup_is_declared_by_the_config_and_not_by_an_attribute(make_call):
     assert judge_scale(make_call(1 / 16), config={"mup_scale_qk_dot_by_d": True}).verdict == "declared"
-    assert judge_scale(make_call(1 / 16), module(scale=1 / 16)).verdict == "declared"
+    assert judge_scale(make_call(1 / 16), module(scale=1 / 16)).mistake == "twice"
     assert judge_scale(make_call(1 / 16, factors=(0.25, 0.25)), module(scale=1 / 16)).mistake == "twice"
 
 
@@ -118,100 +120,97 @@ def test_mup_is_declared_by_config_or_attribute_but_two_factors_are_not_excused_
 def test_an_attribute_does_not_excuse_a_signature(make_call, effective, mistake):
     judged = judge_scale(make_call(effective), module(scale=effective))
     assert told(judged) == ("unexplained", mistake)
-    assert "attribute scale holds" in judged.reason
+    assert "attribute scale has that value" in judged.reason
 
 
-def test_attributes_declare(make_call):
-    assert judge_scale(make_call(0.3), module(scaling=0.3)).declared_by == "attribute scaling = 0.3"
-    assert judge_scale(make_call(0.3), module(norm_factor=1 / 0.3)).declared_by.startswith("attribute 1/norm_factor")
-    assert judge_scale(make_call(0.3), module(scale=torch.tensor(0.3))).verdict == "declared"
-    child = module(attend=module(scale=10))
-    assert judge_scale(make_call(10.0), child).declared_by == "attribute attend.scale = 10"
-    assert judge_scale(make_call(10.0), module(q_norm=module(scale=10))).verdict == "unexplained"
+def test_attributes_declare_nothing(make_call):
+    """They are what the code does. The verdict names the one that holds the number."""
+    for holder, text in (
+        (module(scaling=0.3), "scaling"),
+        (module(norm_factor=1 / 0.3), "1/norm_factor"),
+        (module(scale=torch.tensor(0.3)), "scale"),
+        (module(attend=module(scale=0.3)), "attend.scale"),
+    ):
+        judged = judge_scale(make_call(0.3), holder)
+        assert (*told(judged), judged.attribute) == ("unexplained", "unknown", text)
+    assert judge_scale(make_call(0.3), module(q_norm=module(scale=0.3))).attribute is None
+    assert told(judge_scale(make_call(1.0), module(scaling=1.0))) == ("unexplained", "missing")
+    assert told(judge_scale(make_call(1.0), module(use_scale=False))) == ("unexplained", "missing")
+
+
+def test_a_parameter_of_the_module_is_a_rule(make_call):
+    learned = module(scale=nn.Parameter(torch.tensor(0.3)))
+    assert judge_scale(make_call(0.3), learned).declared_by == "attribute scale = 0.3 (learned)"
+    fresh = module(scale=nn.Parameter(torch.tensor(1.0)))  # and the logits were never multiplied by it
+    assert told(judge_scale(make_call(1.0), fresh)) == ("unexplained", "missing")
 
 
 @each(
-    "name, follows, verdict",
+    "scale, mistake",
     [
-        ("scaling", True, "declared"),
-        ("sm_scale", True, "declared"),
-        ("scaling", False, "unexplained"),
-        ("scaling", None, "unexplained"),  # nobody could try
-        ("temperature", True, "unexplained"),
-        ("alpha", True, "unexplained"),
-        ("logit_scale", True, "unexplained"),
+        (32**-1.0, "twice"), (64**-0.5, "model_dim"), (4**-0.5, "head_count"), (1.0, "missing"),
+        (16**-0.5, "derived_head"), (0.1, "unknown"),
     ],
-)
-def test_a_scale_of_one_is_declared_only_by_an_attribute_that_is_followed(make_call, name, follows, verdict):
-    judged = judge_scale(make_call(1.0), module(**{name: 1.0}), follows=lambda attribute: follows)
-    assert told(judged) == (verdict, None if verdict == "declared" else "missing")
+)  # fmt: skip
+def test_a_family_of_transformers_has_a_rule(scale, mistake):
+    """Llama's is 1/sqrt(head_dim), with a head_dim of its own; another number needs a field."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    for family, config in ((hf.LlamaForCausalLM, hf.LlamaConfig), (hf.Qwen3ForCausalLM, hf.Qwen3Config)):
+        model = family(config(**sizes, **heads))
+        model.model.layers[0].self_attn.scaling = scale
+        report = check(model, seq_len=8)
+        (judged,) = report.calls
+        assert told(judged) == ("unexplained", mistake)
+        (finding,) = (f for f in report.findings if f.severity == "fail")
+        assert finding.rule == "declared_vs_actual"
+        assert "1/sqrt(head_dim)" in finding.message
+        assert mistake == "unknown" or f"({mistake})" in finding.message
+        assert f"softmax_scale = {scale:.6g}" in finding.fix
+        model.config.softmax_scale = float(f"{scale:.6g}")
+        assert check(model, seq_len=8).exit_code == 0
 
 
-def test_an_attribute_that_is_not_followed_declares_nothing(make_call):
-    judged = judge_scale(make_call(0.3), module(scale=0.3), follows=lambda attribute: False)
-    assert told(judged) == ("unexplained", "unknown")
-    assert "does not follow" in judged.reason
-    two = judge_scale(make_call(0.3), module(scale=0.3, gain=0.3), follows=lambda attribute: attribute.name == "gain")
-    assert two.declared_by == "attribute gain = 0.3"
-    heads = (0.25, 0.25, 0.5, 0.5)
-    per_head = module(scale=torch.tensor(heads))
-    assert (
-        judge_scale(make_call(0.354, per_head=heads), per_head, follows=lambda attribute: False).verdict
-        == "unexplained"
-    )
+def test_a_users_attention_in_a_family_follows_the_rules_of_its_kind(make_call):
+    """QK norm with 1.0 is a rule, but not that of Qwen3's own attention."""
+    config = hf.Qwen3Config()
+    assert judge_scale(make_call(1.0, norm="rms"), module(), config).verdict == "declared"
+    assert judge_scale(make_call(0.3), module(), config).declared_by.startswith("family qwen3: 1/sqrt(head_dim)")
+    assert judge_scale(make_call(0.3), module(), config).mistake == "unknown"
 
 
 @each("effective, word", [(0.0, "scale 0"), (-0.25, "negative"), (-1.0, "negative")])
 def test_nothing_excuses_a_scale_of_zero_or_below(make_call, effective, word):
-    judged = judge_scale(
-        make_call(effective), module(scale=effective, scaling=effective), follows=lambda attribute: True
-    )
+    judged = judge_scale(make_call(effective), module(scale=effective, scaling=effective))
     assert told(judged) == ("unexplained", "unknown")
     assert word in judged.reason
 
 
 def layers_of(make_call, *scales):
-    """Layers whose attribute holds the scale that the run applied."""
+    """Layers with q and k of length 1, where any gain above 1 is a rule; 4 and more are sqrt(head_dim) and others."""
     model = nn.Module()
-    model.layers = nn.ModuleList(module(attn=module(scale=scale)) for scale in scales)
-    calls = [make_call(scale, site=f"layers.{layer}.attn") for layer, scale in enumerate(scales)]
-    return judge_all(calls, model, lambda asked: dict.fromkeys(asked, True)), model
+    model.layers = nn.ModuleList(module(attn=module()) for scale in scales)
+    calls = [make_call(scale, site=f"layers.{layer}.attn", norm="l2") for layer, scale in enumerate(scales)]
+    return judge_all(calls, model)
 
 
 def test_a_layer_that_differs_from_its_siblings(make_call):
     def odd(*scales):
-        return strangers(layers_of(make_call, *scales)[0])
+        return strangers(layers_of(make_call, *scales))
 
-    assert odd(0.25, 0.25, 0.3, 0.25) == {2: 3}
-    assert odd(0.25, 0.3) == {1: 1}
-    assert odd(0.3, 0.3, 0.3, 0.2) == {3: 3}
-    assert odd(0.25, 0.3, 0.25, 0.3) == {}  # local and global
-    assert odd(0.2, 0.3) == {}
-    assert odd(0.3, 0.3, 0.3) == {}
-    assert odd(0.3) == {}
-
-
-def test_one_layer_without_its_scale_is_missing_it(make_call):
-    judged, _ = layers_of(make_call, 0.25, 1.0, 0.25)
-    assert [told(entry) for entry in judged] == [("exact", None), ("unexplained", "missing"), ("exact", None)]
-    assert "2 siblings" in judged[1].reason
-    assert {entry.verdict for entry in layers_of(make_call, 1.0, 1.0, 1.0)[0]} == {"declared"}
+    assert odd(4.0, 4.0, 10.0, 4.0) == {2: 3}
+    assert odd(10.0, 10.0, 10.0, 12.0) == {3: 3}
+    assert odd(4.0, 10.0, 4.0, 10.0) == {}  # local and global
+    assert odd(9.0, 10.0) == {}
+    assert odd(10.0, 10.0, 10.0) == {}
+    assert odd(10.0) == {}
 
 
-def test_the_probe_is_asked_about_one_attribute_after_the_other(make_call):
-    model = module(layers=nn.ModuleList([module(attn=module(scale=0.3, scaling=0.3, sm_scale=0.3))]))
-    asked = []
-
-    def probe(wanted):
-        asked.extend(attribute.name for attribute in wanted.values())
-        return {key: attribute.name == "sm_scale" for key, attribute in wanted.items()}
-
-    (judged,) = judge_all([make_call(0.3)], model, probe)
-    assert judged.declared_by == "attribute sm_scale = 0.3"
-    assert asked == ["scale", "scaling", "sm_scale"]
-    asked.clear()
-    judge_all([make_call(0.25)], model, probe)
-    assert asked == []
+def test_one_normed_layer_without_the_scale_of_the_others_is_a_stranger(make_call):
+    """A rewrite of Qwen3 whose third layer has `self.scale = 1.0`."""
+    calls = [make_call(1.0 if i == 2 else 0.25, site=f"layers.{i}.attn", norm="rms") for i in range(4)]
+    assert strangers(judge_all(calls, nn.Module())) == {2: 3}
+    assert strangers(judge_all(calls[1:3], nn.Module())) == {1: 1}
 
 
 def test_a_divisor_that_holds_the_textbook_value_does_not_excuse_the_inverse(make_call):
@@ -238,7 +237,9 @@ def test_heads_that_differ(make_call):
     heads = (0.25, 0.25, 0.5, 0.5)
     assert told(judge_scale(make_call(0.354, per_head=heads, factors=()))) == ("unexplained", "unknown")
     assert judge_scale(make_call(0.25, per_head=(0.25, 0.2501, 0.25, 0.25))).verdict == "exact"
-    assert judge_scale(make_call(0.354, per_head=heads), module(scale=torch.tensor(heads))).verdict == "declared"
+    assert judge_scale(make_call(0.354, per_head=heads), module(scale=torch.tensor(heads))).verdict == "unexplained"
+    learned = module(scale=nn.Parameter(torch.tensor(heads)))
+    assert judge_scale(make_call(0.354, per_head=heads), learned).declared_by == "attribute scale (per head) (learned)"
 
 
 def test_normalised_q_and_k(make_call):

@@ -1,12 +1,13 @@
 """Attributes of a module that look like its scale: how each name is read, and whether the run follows the number.
 
-They are weak declarations, because an attribute can hold the mistake itself: `self.scale = num_heads ** -0.5`.
+They declare nothing, because an attribute is what the code does, and can hold the mistake itself:
+`self.scale = num_heads ** -0.5`. A finding names the attribute that holds the number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -158,11 +159,6 @@ def holders(
                 break
 
 
-def names_the_scale(attribute: ScaleAttribute) -> bool:
-    """Return whether the attribute's name can mean nothing but the whole scale of the softmax."""
-    return not attribute.flag and SCALE_ATTRIBUTES[attribute.name] == (AS_IT_IS,)
-
-
 def is_flag(text: str) -> bool:
     """Return whether the text of a reading is that of a switch set to False."""
     return text.endswith(FLAG_TEXT.format(""))
@@ -170,7 +166,6 @@ def is_flag(text: str) -> bool:
 
 PROBE_FACTOR = 1.25  # exact in every binary format, far outside the tolerance, too small to overflow
 Key = tuple[str, int]  # site and index of a call
-Probe = Callable[[Mapping[Key, ScaleAttribute]], Mapping[Key, bool]]
 
 
 @contextmanager
@@ -202,22 +197,3 @@ def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> di
     return {
         key: not is_close(new, old) for key, old in pairs if old is not None and (new := scales.get(key)) is not None
     }
-
-
-def scales_that_follow(
-    calls: Sequence[AttentionCall], run: Callable[[], Sequence[AttentionCall]], asked: Mapping[Key, ScaleAttribute]
-) -> Mapping[Key, bool]:
-    """Return for each call whether its scale changes with the attribute asked about.
-
-    With `calls` and `run` bound it is a `Probe`. The result leaves out what can't be told: a learned number, one in
-    TorchScript, or a model that raises with another number.
-    """
-    able = {key: a for key, a in asked.items() if not a.learned and a.store is not None}
-    if not able:
-        return {}
-    try:
-        with enlarged(able.values()):
-            moved = moves(calls, run())
-    except Exception:  # the attribute has another use too: a size, for instance
-        return {}
-    return {key: moved[key] for key in able if key in moved}

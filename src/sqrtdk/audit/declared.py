@@ -1,7 +1,7 @@
 """The effective scale that a model declares for a call, and the config object that declares it.
 
 The declared scale is a base (a config's field, else the family's rule, else 1/sqrt(head_dim)) times every declared
-multiplier (`multipliers.py`). Module attributes, which are weak declarations, are in `attributes.py`.
+multiplier (`multipliers.py`). Attributes of a module (`attributes.py`) declare nothing.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ The order of `EXPLANATIONS`, and why:
    not contradicted, because training may have moved the gain away from the declared value.
 3. The textbook comes before a learned gain, which may be 1. A cosine has another textbook: `q.k / |q||k| / sqrt(d)` is
    at most `1/sqrt(d)`, and the softmax nearly uniform.
-4. Rules of the computation (normalised q and k, a length, channels) come before attributes of the module, which
-   are weak: `self.scale = heads ** -0.5` holds the mistake itself.
-5. An attribute comes before the cosine's gain, because it has a name to report. A mistake comes last: it is named
-   only if nothing else explains the number.
+4. Rules of the computation (normalised q and k, a length, channels, recurrent states) come next. In a family of
+   transformers they explain a user's own attention only: in the family's own attention the family's rule holds, and
+   Qwen3 with `scaling = 1.0` has lost its scale, though its q and k are normalised.
+5. A mistake comes last: it is named only if nothing else explains the number. A number that the module holds declares
+   nothing, since `self.scale = heads ** -0.5` is the mistake itself; only a parameter is a rule, as it was trained.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.attributes import ScaleAttribute, holders, names_the_scale, scale_attributes
+from sqrtdk.audit.attributes import holders, is_flag, scale_attributes
+from sqrtdk.audit.configs import is_transformers, model_type
 from sqrtdk.audit.declared import Declaration, declared_scale
+from sqrtdk.audit.families import by_default_rule
 from sqrtdk.audit.gains import (
     cosine_gain,
     divided_cosine,
@@ -35,16 +38,15 @@ from sqrtdk.audit.gains import (
     learned_gain,
     mistake_beside_gain,
     norm_rule,
+    of_recurrent_states,
     without_input_gains,
 )
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE, name_mistake, root_factors
+from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, name_mistake
 from sqrtdk.audit.multipliers import by_argument
 from sqrtdk.audit.records import UNMEASURED, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, are_close, heads_agree, inverse_root, scales_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
-
-Follows = Callable[[ScaleAttribute], bool | None]  # whether the scale changes with the attribute; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,6 @@ class Evidence:
     config: Any
     layer: int | None
     layered: str | None  # None for the first layer, whose factor 1/(layer + 1) is 1
-    follows: Follows
     declaration: Declaration | None  # of config or family
     problem: str | None  # why the scale can't be read
 
@@ -75,6 +76,16 @@ class Evidence:
         """Whether the scale that ran is 1/sqrt(head_dim)."""
         return are_close(self.effective, (self.textbook,))
 
+    @property
+    def of_family(self) -> bool:
+        """Whether the call belongs to a family of transformers, whose rule is known."""
+        return is_transformers(self.config) and bool(model_type(self.config))
+
+    @property
+    def in_own_attention(self) -> bool:
+        """Whether the family's own attention ran, and no module of the user's in its place."""
+        return self.of_family and type(self.module).__module__.startswith("transformers.models.")
+
     def unexplained(self, mistake: str, reason: str | None, attribute: str | None = None) -> JudgedCall:
         """Return the verdict that the scale should have been the textbook's."""
         return JudgedCall(self.call, "unexplained", mistake, None, self.textbook, reason, attribute)
@@ -90,13 +101,11 @@ def judge_scale(
     layer: int | None = None,
     *,
     layered: str | None = None,
-    follows: Follows = lambda attribute: None,
 ) -> JudgedCall:
     """Judge the scale of one call by the first of `EXPLANATIONS` that applies.
 
     `module` is the module at the call's site, `config` the config that governs it, and `layer` its 0-based number.
-    `layered` says how the scale follows the layer number (`layer_pattern`), and `follows` returns whether the run's
-    scale changes with an attribute.
+    `layered` says how the scale follows the layer number (`layer_pattern`).
 
     Returns:
         Verdict `exact` (ratio 1 within 1%, and not of a cosine), `declared`, `unexplained` with a mistake, or
@@ -104,7 +113,7 @@ def judge_scale(
     """
     declaration = declared_scale(call, module, config, layer)
     layered = layered if layer else None
-    evidence = Evidence(call, module, config, layer, layered, follows, declaration, _unreadable(call))
+    evidence = Evidence(call, module, config, layer, layered, declaration, _unreadable(call))
     return next(judged for explain in EXPLANATIONS.values() if (judged := explain(evidence)) is not None)
 
 
@@ -140,7 +149,7 @@ def _data_factor(e: Evidence) -> JudgedCall | None:
     if rest is None:
         why = e.problem or call.scale.reason or joined(call.unknown, "comma")
         return JudgedCall(call, UNMEASURED, reason=Message("rules.verdict.beside_not_read", gains=gains, why=why))
-    fixed = judge_scale(rest, e.module, e.config, e.layer, layered=e.layered, follows=e.follows)
+    fixed = judge_scale(rest, e.module, e.config, e.layer, layered=e.layered)
     if fixed.verdict in ("exact", "declared"):
         others = fixed.declared_by or "1/sqrt(head_dim)"
         return JudgedCall(call, "declared", declared_by=Message("sources.declared.beside", gains=gains, rest=others))
@@ -234,10 +243,13 @@ def _learned_family(e: Evidence) -> JudgedCall | None:
 
 
 def _by_rule(rule: Callable[[Evidence], str | None]) -> Explanation:
-    """Return the explanation that accepts what a rule admits; the rule returns its own name, or None."""
+    """Return the explanation that accepts what a rule admits; the rule returns its own name, or None.
+
+    A family's own attention has the family's rule and no other.
+    """
 
     def explain(e: Evidence) -> JudgedCall | None:
-        by = rule(e)
+        by = None if e.in_own_attention else rule(e)
         return None if by is None else JudgedCall(e.call, "declared", declared_by=by, expected=e.effective[0])
 
     return explain
@@ -265,12 +277,17 @@ def _channels(e: Evidence) -> str | None:
     return next((Message(rule) for value, rule in rules.items() if are_close(e.effective, (value,))), None)
 
 
-def _holder(e: Evidence) -> tuple[ScaleAttribute | None, str | None, str | None]:
-    """Return the attribute that holds the scale, its reading as text, and a note if the scale does not follow it."""
-    holding = list(holders(scale_attributes(e.module, e.call.heads), e.effective, e.call.head_dim))
-    held, text = next((pair for pair in holding if e.follows(pair[0]) is not False), (None, None))
-    idle = Message("rules.verdict.idle_attribute", attribute=holding[0][1]) if holding else None
-    return held, text, None if held is not None else idle
+def _recurrent(e: Evidence) -> str | None:
+    """Luong's dot and general score: the states of a recurrence are bounded, and their product is not scaled."""
+    applies = e.call.heads == 1 and are_close(e.effective, (1.0,)) and of_recurrent_states(e.call)
+    return Message("sources.declared.recurrent") if applies else None
+
+
+def _held(e: Evidence) -> tuple[str | None, bool]:
+    """Return the module's attribute that has the value of the scale, as text, and whether it is a parameter."""
+    holding = holders(scale_attributes(e.module, e.call.heads), e.effective, e.call.head_dim)
+    held, text = next(holding, (None, None))
+    return text, held is not None and held.learned
 
 
 def _by_mistake(e: Evidence) -> tuple[str, str | None]:
@@ -278,32 +295,18 @@ def _by_mistake(e: Evidence) -> tuple[str, str | None]:
     return name_mistake(e.call, e.effective[0], layered=e.layered)
 
 
-def _attribute(e: Evidence) -> JudgedCall | None:
-    """Accept an attribute that the run follows, unless its value is a mistake that the attribute does not excuse."""
-    held, text, _ = _holder(e)
-    if held is None or text is None or min(e.effective) <= 0:
+def _learned_attribute(e: Evidence) -> JudgedCall | None:
+    """Accept a parameter of the module that has the value of the scale, unless the value is a mistake's."""
+    text, learned = _held(e)
+    if not learned or text is None or min(e.effective) <= 0:
         return None
+    if heads_agree(e.effective) and _by_mistake(e)[0] != UNKNOWN_MISTAKE:
+        return None
+    by = Message("sources.declared.attribute_value", name=text, value=f"{e.effective[0]:.6g}")
     if not heads_agree(e.effective):
         by = Message("sources.declared.attribute_per_head", name=text)
-        return JudgedCall(e.call, "declared", declared_by=by, attribute=text)
-    mistake, how = _by_mistake(e)
-    if not _excused(e, mistake, held):
-        return None
-    value = f"{e.effective[0]:.6g}"
-    by = Message("sources.declared.attribute_value", name=text, value=value)
-    by = Message("sources.declared.attribute", name=text) if held.flag else by  # a flag's reading has the value
-    by = Message("sources.declared.learned", what=by) if held.learned else by
-    return JudgedCall(e.call, "declared", None, by, e.effective[0], how if mistake == "twice" else None, text)
-
-
-def _excused(e: Evidence, mistake: str, held: ScaleAttribute) -> bool:
-    """Return whether an attribute that holds a mistake's value declares that value."""
-    excuse = MISTAKES[mistake].excuse
-    if excuse == "one factor":
-        return root_factors(e.call) < 2
-    if excuse == "its name":  # T5's `scaling = 1.0`; `alpha = 1` says nothing, but False is written on purpose
-        return held.flag or (e.follows(held) is True and names_the_scale(held))
-    return excuse == "any attribute"
+    by = Message("sources.declared.learned", what=by)
+    return JudgedCall(e.call, "declared", None, by, e.effective[0], None, text)
 
 
 def _cosine_with_gain(e: Evidence) -> str | None:
@@ -327,20 +330,24 @@ def _not_positive(e: Evidence) -> JudgedCall | None:
     return e.unexplained(UNKNOWN_MISTAKE, Message("rules.verdict.negative"))
 
 
-def _heads_differ(e: Evidence) -> JudgedCall | None:
-    if heads_agree(e.effective):
-        return None
-    low, high = f"{min(e.effective):.6g}", f"{max(e.effective):.6g}"
-    return e.unexplained(UNKNOWN_MISTAKE, Message("rules.verdict.heads_differ", low=low, high=high))
-
-
 def _mistake(e: Evidence) -> JudgedCall:
-    mistake, how = _by_mistake(e)
-    held, text, note = _holder(e)
-    if held is not None and MISTAKES[mistake].excuse == "nothing":
-        note = Message("rules.verdict.attribute_holds_mistake", attribute=text or "", mistake=mistake)
-    reasons = [*filter(None, (note, how))]
-    return e.unexplained(mistake, joined(reasons) if reasons else None, text)
+    """Name the mistake; in a family of transformers the number contradicts the family's rule."""
+    agree = heads_agree(e.effective)
+    mistake, how = _by_mistake(e) if agree else (UNKNOWN_MISTAKE, _heads(e))
+    text = _held(e)[0] if agree else None
+    holds = None
+    if text is not None and not is_flag(text):
+        holds = Message("rules.verdict.attribute_holds", attribute=text)
+    by = by_default_rule(model_type(e.config)) if e.of_family else None
+    numbers = {"declared": f"{e.textbook:.6g}", "applied": f"{e.effective[0]:.6g}"}
+    against = Message("rules.verdict.against_declaration", **numbers) if by else None
+    reasons = [*filter(None, (against, holds, how))]
+    return JudgedCall(e.call, "unexplained", mistake, by, e.textbook, joined(reasons) if reasons else None, text)
+
+
+def _heads(e: Evidence) -> str:
+    low, high = f"{min(e.effective):.6g}", f"{max(e.effective):.6g}"
+    return Message("rules.verdict.heads_differ", low=low, high=high)
 
 
 EXPLANATIONS: dict[str, Explanation] = {
@@ -359,15 +366,15 @@ EXPLANATIONS: dict[str, Explanation] = {
     "mistake_beside_a_gain": _mistake_beside_gain,  # unexplained
     "learned_gain": _learned_gain,  # declared
     "learned_family": _learned_family,  # declared
-    # rules of the computation, and attributes of the module
+    # rules of the computation, and parameters of the module
     "normalised_q_and_k": _by_rule(_normalised),  # declared
     "proportional": _by_rule(lambda e: by_argument(e.call, e.module)),  # declared
     "channels": _by_rule(_channels),  # declared
-    "attribute": _attribute,  # declared
+    "recurrent_states": _by_rule(_recurrent),  # declared
+    "learned_attribute": _learned_attribute,  # declared
     # what nothing declares
     "cosine_with_a_gain": _by_rule(_cosine_with_gain),  # declared
     "channels_without_a_rule": _channels_without_rule,  # unmeasured
     "not_positive": _not_positive,  # unexplained
-    "heads_differ": _heads_differ,  # unexplained
     "mistake": _mistake,  # unexplained
 }

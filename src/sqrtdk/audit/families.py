@@ -2,7 +2,8 @@
 
 Each rule gives the effective scale from the call and the config. If it gives several values, any of them is right; if
 it gives none, the scale is learned and any value is right. Families that declare the scale in a config field are in
-`declared.py`; families with 1/sqrt(head_dim) need no entry. Surveyed: every `modeling_*.py` of transformers 5.23.
+`declared.py`. The rule of a family of transformers without an entry is 1/sqrt(head_dim), and a run that departs from it
+without a field fails. Surveyed: every `modeling_*.py` of transformers 5.23, and what `tests/hf/check_sweep.py` builds.
 """
 
 from __future__ import annotations
@@ -116,3 +117,9 @@ def by_family(name: str, family: Family) -> str:
     """Return that a family declares a scale."""
     rule = Message(family.rule) if family.rule.startswith("sources.family.") else family.rule
     return Message("sources.declared.family", type=name, rule=rule, source=Message(family.source, **family.named))
+
+
+def by_default_rule(name: str) -> str:
+    """Return that a family without a row has the textbook's scale."""
+    source = Message("sources.family.textbook")
+    return Message("sources.declared.family", type=name, rule="1/sqrt(head_dim)", source=source)

@@ -19,6 +19,11 @@ from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall, EffectiveSc
 # Classes of released code whose tensor factor is tau, wherever it is computed (Time-Series-Library, PyPOTS).
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
+# Recurrent layers, as torch's operations and modules and ONNX's operators name the start of q or k.
+RECURRENT = frozenset((
+    "rnn", "gru", "lstm", "rnncell", "grucell", "lstmcell", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn",
+))  # fmt: skip
+
 
 def norm_of_q_and_k(call: AttentionCall) -> str | None:
     """Return the normalisation of q and k ("rms", "layer", "l2", ...), or None if q and k are not both normalised."""
@@ -67,9 +72,9 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     rest = math.prod(factor.value or 0.0 for factor in call.scale.factors if factor not in gains)
     if not is_close(rest, 1.0) and not is_close(rest, inverse_root(call.head_dim)):
         return None
-    excuse = MISTAKES[name_mistake(call, effective[0])[0]].excuse if heads_agree(effective) else "any attribute"
+    mistake = name_mistake(call, effective[0])[0] if heads_agree(effective) else UNKNOWN_MISTAKE
     # `q * head_dim**-0.5` after a norm is a scale that was written on q, and no gain of the norm.
-    if len(sides) == 1 and excuse in ("nothing", "one factor"):
+    if len(sides) == 1 and (MISTAKES[mistake].unmistakable or mistake == "twice"):
         return None
     return joined(sides, "and")  # an RMS norm with gain d^-1/2 on both sides is the l2 norm
 
@@ -86,6 +91,12 @@ def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tup
     if norm == "l2" and are_close(effective, (math.sqrt(call.head_dim),)):
         return Message("sources.declared.unit_norm")
     return None
+
+
+def of_recurrent_states(call: AttentionCall) -> bool:
+    """Return whether q or k is a state of a recurrence (GRU, LSTM), as torch and ONNX name the operation."""
+    starts = (stage.detail for stage in call.stages if stage.where in ("q", "k") and stage.name == "projection")
+    return any(start.lower() in RECURRENT for start in starts)
 
 
 def divided_cosine(call: AttentionCall) -> bool:
@@ -146,8 +157,8 @@ def learned_gain(call: AttentionCall) -> Factor | None:
 def mistake_beside_gain(call: AttentionCall) -> str | None:
     """Return the mistake in the fixed factors beside a learned gain, or None.
 
-    "twice" and "inverted" are mistakes beside any gain. A gain of 1 explains nothing: beside it, every mistake without
-    an excuse is named.
+    "twice" and "inverted" are mistakes beside any gain. A gain of 1 explains nothing: beside it, every mistake whose
+    value is unmistakable is named.
     """
     fixed, idle = 1.0, True
     for factor in call.scale.factors:
@@ -163,7 +174,7 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
     if norm_of_q_and_k(call) != "l2" and call.head_dim > 1 and is_close(fixed, call.head_dim**0.5):
         return "inverted"
     named = name_mistake(call, fixed)[0] if idle else UNKNOWN_MISTAKE
-    return named if named != "inverted" and MISTAKES[named].excuse == "nothing" else None
+    return named if named != "inverted" and MISTAKES[named].unmistakable else None
 
 
 def gain_text(gain: Factor) -> str:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
-Excuse = Literal["nothing", "one factor", "its name", "the config", "any attribute"]
 UNKNOWN_MISTAKE = "unknown"
 
 
@@ -30,10 +28,8 @@ class Mistake:
     # The scales that it can give a call. Empty if it is recognised by other evidence than its value.
     values: Callable[[AttentionCall], tuple[float, ...]] = lambda call: ()
     rank: int = 0  # among mistakes that give the same scale, the lowest rank is named
-    # What turns its value into a declared one. "any attribute": an attribute with that value that the run follows. "its
-    # name": the same, but the attribute's name can mean nothing else. "one factor": any attribute, if the value is one
-    # factor and not two. "the config": no attribute does. "nothing": an attribute with that value holds the mistake.
-    excuse: Excuse
+    # Whether no gain, norm or rule gives its value: `heads ** -0.5` is always a mistake, 1 is a rule after a norm.
+    unmistakable: bool = False
     words: str = ""  # which of its words the factors of a call single out; see `told_of`
 
     @property
@@ -69,6 +65,14 @@ def _model_dims(call: AttentionCall) -> tuple[int, ...]:
     return tuple(dict.fromkeys(dim for dim in dims if dim != call.head_dim))
 
 
+def _derived_sizes(call: AttentionCall) -> tuple[float, ...]:
+    # Qwen3-0.6B: 1024 / 16 heads is 64, and its head_dim is 128.
+    if not call.model_dim or not call.heads:
+        return ()
+    sizes = (call.model_dim / call.heads, float(call.model_dim // call.heads))
+    return tuple(dict.fromkeys(size for size in sizes if size not in (0.0, call.head_dim)))
+
+
 MISTAKES: dict[str, Mistake] = {
     mistake.name: mistake
     for mistake in (
@@ -77,42 +81,51 @@ MISTAKES: dict[str, Mistake] = {
             table=("1", "sqrt(d)", "no scale at all"),
             values=lambda call: (1.0,),
             rank=1,
-            excuse="its name",
         ),
         Mistake(
             name="twice",
             table=("1/d", "1/sqrt(d)", "q was scaled, and the fused call scaled again"),
             values=lambda call: (inverse_root(call.head_dim) ** 2,),
             rank=5,
-            excuse="one factor",
         ),
         Mistake(
             name="inverted",
             table=("sqrt(d)", "d", "multiplied instead of divided"),
             values=lambda call: (math.sqrt(call.head_dim),),
             rank=2,
-            excuse="nothing",
+            unmistakable=True,
         ),
         Mistake(
             name="model_dim",
             table=("1/sqrt(h d)", "1/sqrt(h)", "the root of the model's width was taken"),
             values=lambda call: tuple(map(inverse_root, _model_dims(call))),
             rank=3,
-            excuse="nothing",
+            unmistakable=True,
         ),
         Mistake(
             name="head_count",
             table=("1/sqrt(h)", "sqrt(d/h)", "the root of the number of heads was taken"),
             values=lambda call: tuple(map(inverse_root, {call.heads, call.kv_heads} - {0, 1})),
             rank=4,
-            excuse="nothing",
+            unmistakable=True,
+        ),
+        Mistake(
+            name="derived_head",
+            table=(
+                "1/sqrt(w/h)",
+                "sqrt(d h/w)",
+                "the root of the model's width w divided by the heads was taken, but the head has a size of its own",
+            ),
+            values=lambda call: tuple(map(inverse_root, _derived_sizes(call))),
+            rank=6,
+            unmistakable=True,
         ),
         Mistake(
             name="padded_head",
             table=("1/sqrt(d_pad)", "sqrt(d/d_pad)", "the head was padded, and the padded size used"),
             values=lambda call: tuple(map(inverse_root, _padded_sizes(call))),
-            rank=6,
-            excuse="nothing",
+            rank=7,
+            unmistakable=True,
         ),
         Mistake(
             name="length_factor",
@@ -121,21 +134,17 @@ MISTAKES: dict[str, Mistake] = {
                 "1/mscale^2 of the declared",
                 "a declared factor for long contexts (YaRN) was dropped",
             ),
-            excuse="any attribute",
         ),
         Mistake(
             name="layer_index",
             table=("1/((l+1) sqrt(d))", "1/(l+1)", "a factor of the layer's number, or its loss where it is declared"),
-            excuse="the config",
         ),
         Mistake(
             name="cosine",
             table=("1/sqrt(d)", "1", "q and k have unit length, and were divided all the same"),
-            excuse="the config",
         ),
         Mistake(
             name=UNKNOWN_MISTAKE,
-            excuse="any attribute",
         ),
     )
 }

@@ -13,14 +13,13 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sqrtdk._progress import report_progress
-from sqrtdk.audit.attributes import Key, scales_that_follow
+from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
@@ -102,7 +101,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(loaded, seed)
         report_progress(Message("progress.judging"))
-        judged = judge_all(traced.calls, module, partial(scales_that_follow, traced.calls, lambda: rerun(None).calls))
+        judged = judge_all(traced.calls, module)
         context = Context(
             model=module,
             calls=judged,

@@ -1,4 +1,4 @@
-"""The verdicts on all calls of a run: each call alone, then with what the probe and the other layers show."""
+"""The verdicts on all calls of a run: each call alone, with what the layers show together."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from sqrtdk.audit.attributes import Key, Probe, ScaleAttribute, holders, scale_attributes
 from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.records import JudgedCall
-from sqrtdk.audit.tolerance import inverse_root, is_close, scales_of
-from sqrtdk.messages import Message
+from sqrtdk.audit.tolerance import is_close
+from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.records import AttentionCall
 
+# Rules that a norm of q and k admits whatever the other layers do.
+RULES_OF_NORMS = ("sources.declared.norm", "sources.declared.unit_norm", "sources.declared.cosine_gain")
 LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
@@ -60,11 +61,12 @@ def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> 
 
 
 def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
-    """Return the calls whose attribute declares another scale than their siblings': place in `judged` -> siblings.
+    """Return the calls that follow another rule than their siblings: place in `judged` -> number of siblings.
 
     Siblings are the calls of the same class at the same place of other layers. They must agree with one another. A
     single sibling must have the textbook's scale. Only one call may differ: several that differ are a design (local and
-    global layers).
+    global layers). A rule of the computation explains such a call by itself: 1 after a norm of q and k, where all other
+    layers divide by sqrt(head_dim).
     """
     groups: dict[tuple[str, int, str], list[int]] = {}
     for place, entry in enumerate(judged):
@@ -77,16 +79,12 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
             others = [judged[other] for other in places if other != place]
             values = [other.call.scale.effective or 0.0 for other in others]
             own = judged[place].call.scale.effective or 0.0
-            if not by_attribute(judged[place]) or not (len(others) > 1 or any(o.verdict == "exact" for o in others)):
+            by_rule = judged[place].verdict == "declared" and id_of(judged[place].declared_by) in RULES_OF_NORMS
+            if not by_rule or not (len(others) > 1 or any(o.verdict == "exact" for o in others)):
                 continue
             if not is_close(own, values[0]) and all(is_close(value, values[0]) for value in values):
                 siblings[place] = len(values)
     return siblings
-
-
-def by_attribute(judged: JudgedCall) -> bool:
-    """Return whether nothing but a module attribute declares the scale."""
-    return judged.verdict == "declared" and judged.attribute is not None
 
 
 def siblings_text(number: int) -> str:
@@ -94,69 +92,18 @@ def siblings_text(number: int) -> str:
     return Message("rules.scale_ledger.siblings", count=number)
 
 
-# Runs that ask which attribute a call follows. Each run tries one more attribute with the same value: `scale`,
-# `scaling` and `norm_factor` that are all 0.125. No module with more than three of them has been seen.
-MOST_PROBES = 3
-
-
-def judge_all(calls: Sequence[AttentionCall], model: nn.Module, probe: Probe | None = None) -> tuple[JudgedCall, ...]:
-    """Judge every call of a run; the calls together show patterns over the layers that no single call shows.
-
-    `probe` runs the model once more and returns which calls follow the attributes that hold their scale.
-    """
+def judge_all(calls: Sequence[AttentionCall], model: nn.Module) -> tuple[JudgedCall, ...]:
+    """Judge every call of a run; the calls together show patterns over the layers that no single call shows."""
     rank = ranks(calls)
     layers = {site: layer_of(module_at(model, site), place) for site, place in rank.items()}
     pattern = layer_pattern(calls, layers)
-    known: dict[tuple[Key, str], bool] = {}
-
-    def verdict(call: AttentionCall) -> JudgedCall:
-        return judge_scale(
+    return tuple(
+        judge_scale(
             call,
             module_at(model, call.site),
             config_at(model, call.site),
             layers[call.site],
             layered=pattern.get(call.site),
-            follows=lambda attribute: known.get(((call.site, call.index), attribute.path)),
         )
-
-    judged = [verdict(call) for call in calls]
-    for _ in range(MOST_PROBES if probe else 0):
-        asked = _unasked(judged, model, known)
-        answers = probe(asked) if probe and asked else {}
-        if not answers:
-            break
-        known.update({(key, asked[key].path): answer for key, answer in answers.items()})
-        judged = [verdict(call) for call in calls]
-    return tuple(_without_lone_attribute(judged))
-
-
-def _unasked(
-    judged: Sequence[JudgedCall], model: nn.Module, known: Mapping[tuple[Key, str], bool]
-) -> dict[Key, ScaleAttribute]:
-    """Return the attribute that each verdict relies on, unless it is already known whether the call follows it."""
-    asked: dict[Key, ScaleAttribute] = {}
-    for entry in judged:
-        call, key = entry.call, entry.key
-        if entry.attribute is None or call.scale.effective is None:
-            continue
-        attributes = scale_attributes(module_at(model, call.site), call.heads)
-        holding = holders(attributes, scales_of(call), call.head_dim)
-        held = next((attribute for attribute, text in holding if text == entry.attribute), None)
-        if held is not None and (key, held.path) not in known:
-            asked[key] = held
-    return asked
-
-
-def _without_lone_attribute(judged: Sequence[JudgedCall]) -> list[JudgedCall]:
-    """Return the verdicts; a scale of 1 that only one layer's attribute declares becomes a missing scale."""
-    verdicts = list(judged)
-    for place, siblings in strangers(judged).items():
-        entry = judged[place]
-        if entry.expected is not None and is_close(entry.expected, 1.0):
-            reason = Message(
-                "rules.verdict.unlike_siblings", attribute=entry.attribute or "", siblings=siblings_text(siblings)
-            )
-            verdicts[place] = JudgedCall(
-                entry.call, "unexplained", "missing", None, inverse_root(entry.call.head_dim), reason, entry.attribute
-            )
-    return verdicts
+        for call in calls
+    )

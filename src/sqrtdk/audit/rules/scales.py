@@ -13,11 +13,11 @@ from torch import nn
 from sqrtdk.audit.attributes import is_flag
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import without_input_gains
-from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE, told_of
+from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, Mistake, told_of
 from sqrtdk.audit.records import Finding, JudgedCall, with_calls_named
 from sqrtdk.audit.sources import join_lines, of_scale
-from sqrtdk.audit.tolerance import inverse_root, is_close
-from sqrtdk.audit.verdicts import by_attribute, siblings_text, strangers
+from sqrtdk.audit.tolerance import heads_agree, inverse_root, is_close, scales_of
+from sqrtdk.audit.verdicts import siblings_text, strangers
 from sqrtdk.messages import Message, id_of, joined, mentions
 from sqrtdk.tracing.lower.contract import OTHER_AXIS, OVER_QUERIES
 from sqrtdk.tracing.lower.weights import OTHER_SUM
@@ -52,50 +52,62 @@ def on_scales(model: nn.Module, calls: tuple[JudgedCall, ...], mode: str) -> Ite
 
 
 def scale_ledger(context: Context) -> Iterable[Finding]:
-    """Report every scale that nothing explains, with the mistake's name, or that only a doubtful attribute declares.
+    """Report every scale that nothing declares, with the mistake's name; and layers that follow another rule.
 
     Formula: r = effective scale * sqrt(head_dim). Threshold: |r - 1| <= 1%, and no declaration (Vaswani et al. 2017,
-    section 3.2.1; `audit.tolerance` explains the 1%). An attribute that holds the mistake itself
-    (`self.scale = heads ** -0.5`) declares nothing: the finding fails, names it, and says how to declare the value if
-    the weights were trained with it. Two cases are warnings: a scale of 1 that the run takes from an attribute (a note
-    if a switch like `use_scale` says False), and a layer whose attribute differs from its siblings'.
+    section 3.2.1; `audit.tolerance` explains the 1%). A config field, the family's rule or the user declares; a number
+    of the module does not, because it is what the code does (`self.scale = heads ** -0.5`). A value that is a mistake's
+    fails, and so does a scale of zero or below; another value is odd, which may be meant: warn. A switch of the module
+    that says False (`use_scale`) is a warning as well. Each says how to declare the value in one line. A note names an
+    unscaled score of recurrent states, which is Luong's.
     """
     different = strangers(context.calls)
     for place, judged in enumerate(context.calls):
         call, mistake, severity = judged.call, None, "fail"
+        message: str
+        fix: str
         if call.unlike_blocks:
             continue
-        attribute = judged.attribute or ""
         if judged.verdict == "unexplained" and judged.declared_by is None:
             mistake = told_of(judged.mistake or UNKNOWN_MISTAKE, [call])
-            why = mistake.happened
-            if mistake.known:
-                why = Message("rules.mistakes.named", mistake=mistake.name, happened=why)
-            message: str = Message("rules.scale_ledger.unexplained", size=_size(call), why=why)
-            message = joined([message, judged.reason]) if judged.reason else message
-            fix = mistake.fix
-            if judged.attribute is not None and mistake.excuse == "nothing":
-                # softmax_scale: a field that any config may have
-                declare = Message("rules.scale_ledger.fix_trained_so", value=f"{call.scale.effective:.6g}")
-                fix = joined([fix, declare])
+            severity = _severity(judged)
+            message, fix = _unexplained(judged, mistake)
         elif place in different:
             siblings = siblings_text(different[place])
-            message = Message(
-                "rules.scale_ledger.unlike_siblings", size=_size(call), attribute=attribute, siblings=siblings
-            )
+            message = Message("rules.scale_ledger.unlike_siblings", size=_size(call), siblings=siblings)
             severity, fix = "warn", Message("rules.scale_ledger.fix_unlike_siblings")
-        elif by_attribute(judged) and judged.expected is not None and is_close(judged.expected, 1.0):
-            message = Message("rules.scale_ledger.attribute_alone", size=_size(call), attribute=attribute)
-            severity, fix = "note" if is_flag(attribute) else "warn", MISTAKES["missing"].fix
-        elif by_attribute(judged) and judged.reason is not None:
+        elif judged.declared_by is not None and id_of(judged.declared_by) == "sources.declared.recurrent":
             message = Message(
-                "rules.scale_ledger.by_attribute", size=_size(call), attribute=attribute, why=judged.reason
+                "rules.scale_ledger.by_rule", scale=f"{call.scale.effective:.6g}", rule=judged.declared_by
             )
-            severity, fix = "note", MISTAKES[UNKNOWN_MISTAKE].fix
+            severity, fix = "note", Message("rules.scale_ledger.fix_recurrent")
         else:
             continue
         at, source = of_scale(call, mistake.name if mistake else None), Message(_TEXTBOOK_SOURCE)
         yield Finding("scale_ledger", severity, call.site, call.scale.ratio, 1.0, message, fix, source, at, call.index)
+
+
+def _severity(judged: JudgedCall) -> str:
+    """Return how severe a scale is that nothing declares."""
+    if is_flag(judged.attribute or ""):
+        return "warn"
+    named = judged.mistake not in (None, UNKNOWN_MISTAKE)
+    return "fail" if named or min(scales_of(judged.call), default=0.0) <= 0 else "warn"
+
+
+def _unexplained(judged: JudgedCall, mistake: Mistake) -> tuple[str, str]:
+    """Return what is said of a scale that nothing declares, and how to mend or declare it."""
+    size, why, attribute = _size(judged.call), mistake.happened, judged.attribute or ""
+    if mistake.known:
+        why = Message("rules.mistakes.named", mistake=mistake.name, happened=why)
+    message: str = Message("rules.scale_ledger.unexplained", size=size, why=why)
+    if is_flag(attribute):
+        message = Message("rules.scale_ledger.attribute_alone", size=size, attribute=attribute)
+    message = joined([message, judged.reason]) if judged.reason else message
+    values = scales_of(judged.call)
+    if min(values, default=0.0) <= 0 or not heads_agree(values):
+        return message, mistake.fix
+    return message, joined([mistake.fix, Message("rules.scale_ledger.fix_trained_so", value=f"{values[0]:.6g}")])
 
 
 def _size(call: AttentionCall) -> str:
@@ -128,7 +140,10 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
                 message = Message("rules.declared_vs_actual.mistake", mistake=mistake.name, **said)
             at, source = of_scale(call, judged.mistake), Message(_DECLARED_SOURCE)
             values = call.scale.effective, judged.expected
-            fix = mistake.fix_declared
+            fix: str = mistake.fix_declared
+            if id_of(judged.declared_by) == "sources.declared.family" and (call.scale.effective or 0.0) > 0:
+                declare = Message("rules.scale_ledger.fix_trained_so", value=f"{call.scale.effective:.6g}")
+                fix = joined([mistake.fix, declare]) if mistake.known else declare
             yield Finding("declared_vs_actual", "fail", call.site, *values, message, fix, source, at, call.index)
 
 

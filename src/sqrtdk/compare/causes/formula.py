@@ -36,7 +36,7 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
 # mistakes with words of their own
-NAMED_MISTAKES = ("missing", "twice", "inverted", "model_dim", "head_count", "padded_head")
+NAMED_MISTAKES = ("missing", "twice", "inverted", "model_dim", "head_count", "derived_head", "padded_head")
 DIFFERENT_FACTORS = {True: "causes.length_factor.one", False: "causes.length_factor.each"}
 ROW_FACTORS = {  # key: whether A and B have one factor for all rows
     (False, True): "causes.length_factor.missing",

@@ -231,7 +231,8 @@ class NodeStore:
                 node = self._nodes.get(item) if isinstance(item, Tensor) else None
                 if node is not None and node.act and node.op not in ops.PROJECTIONS:
                     self.cut(node, item, projects=True)
-                    node.op = type(module).__name__.lower()
+                    torchs = (kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
+                    node.op = next(torchs).lower()  # of a user's subclass too: gru, lstmcell
 
     def keep(self, node: Node, tensor: Tensor) -> None:
         """Keeps the values of `node`."""
