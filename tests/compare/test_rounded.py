@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.build import rounded_norm
+from sqrtdk.compare.build import rounded_step
 from sqrtdk.compare.compute import apply_norm
-from sqrtdk.compare.infer_vectors import with_known_norm
+from sqrtdk.compare.infer_vectors import with_known_step
 from sqrtdk.compare.observed import ObservedVector, rounded_factor
 from sqrtdk.compare.program import NormStep, RoundingStep, VectorPath
 from sqrtdk.tracing.tensors import Waypoint
@@ -83,12 +83,12 @@ def test_the_norm_and_the_rounding_are_told_apart(dtype: torch.dtype, over: str)
     x = torch.randn(2, 4, 24, 8)
     norm = NormStep("rms", 1 + 0.25 * torch.randn(4, 8), eps=1e-6, over=over)
     used = apply_norm(norm, x).to(dtype).float()
-    found = rounded_norm(x, used, "rms", torch.float32)
+    found = rounded_step(x, used, "norm", "rms", torch.float32)
     assert found is not None
     step, rounding = found
     assert (step.kind, step.over, rounding) == ("rms", over, RoundingStep(str(dtype).removeprefix("torch.")))
     assert not torch.equal(apply_norm(step, x).to(dtype).float(), used)  # its gain is fitted to rounded values
-    known = with_known_norm(VectorPath(steps=found), seen_of(x, used), VectorPath(steps=(norm,)))
+    known = with_known_step(VectorPath(steps=found), seen_of(x, used), (norm,))
     assert isinstance(known.steps[0], NormStep)
     assert torch.equal(apply_norm(known.steps[0], x).to(dtype).float(), used)
 
@@ -97,13 +97,15 @@ def test_another_norm_is_not_taken_for_it() -> None:
     x = torch.randn(2, 4, 24, 8)
     norm = NormStep("rms", 1 + 0.25 * torch.randn(4, 8), eps=1e-6)
     used = apply_norm(norm, x).bfloat16().float()
-    found = rounded_norm(x, used, "rms", torch.float32)
+    found = rounded_step(x, used, "norm", "rms", torch.float32)
     assert found is not None
     way, other = VectorPath(steps=found), replace(norm, gain=norm.gain * 1.1, eps=0.5)
-    assert with_known_norm(way, seen_of(x, used), VectorPath(steps=(other,))) is way
+    assert with_known_step(way, seen_of(x, used), (other,)) is way
 
 
 def test_a_norm_that_was_not_rounded_has_no_rounding() -> None:
     x = torch.randn(2, 4, 24, 8)
-    assert rounded_norm(x, apply_norm(NormStep("rms", torch.ones(1, 8)), x).float(), "rms", torch.float32) is None
-    assert rounded_norm(x, x.tanh().bfloat16().float(), "rms", torch.float32) is None
+    assert (
+        rounded_step(x, apply_norm(NormStep("rms", torch.ones(1, 8)), x).float(), "norm", "rms", torch.float32) is None
+    )
+    assert rounded_step(x, x.tanh().bfloat16().float(), "norm", "rms", torch.float32) is None

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import MOST_STORED, dtype_by_name, follow_path, round_to
 from sqrtdk.compare.fit import fit_norm, fit_rotation
-from sqrtdk.compare.observed import COARSER_DTYPES, ObservedVector
+from sqrtdk.compare.observed import ObservedVector
+from sqrtdk.compare.precision import LEAST_STORED, stored_in
 from sqrtdk.compare.program import (
     Affine,
     Formula,
@@ -29,7 +30,6 @@ from sqrtdk.tracing.tensors import CallTensors, Term, Waypoint
 _UNIT, _YARN = 1e-3, 1.6  # amplitudes of rotations: from 1 up to rounding, to YaRN's 0.1 log(factor) + 1
 _CAST_ROUNDINGS = 4.0  # roundings by casts and factors between the projection and the product
 ONE_INPUT_ROUNDINGS = 128.0  # roundings between two projections of one input
-LEAST_STORED = 16  # numbers of k or v: fewer may match a low-precision grid by chance
 # axes of (B, H, L, E) that share a scale: all, a head, row, channel
 SCALE_AXES = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))
 
@@ -66,10 +66,10 @@ def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
     before, known = seen.projected, seen.projected
     for point in seen.steps:
         steps.append(_step(before, point, dtype, seen.rounded_by))
+        if point is seen.steps[-1] and isinstance(steps[-1], OpaqueStep):
+            steps[-1:] = _rounded_step(before, point, seen, dtype) or steps[-1:]
         if point.values is None:
             break
-        if point is seen.steps[-1] and point.name == "norm" and isinstance(steps[-1], OpaqueStep):
-            steps[-1:] = rounded_norm(before, point.values, point.detail, dtype) or steps[-1:]
         before = point.values
         known = before if not any(isinstance(step, OpaqueStep) for step in steps) else known
     # Several or unknown steps may be one rotation, or a cache: both are tried before the path counts as unknown.
@@ -97,6 +97,11 @@ def cache_rounding(before: Tensor, seen: ObservedVector) -> RoundingStep | None:
         return None
     slack = (ONE_INPUT_ROUNDINGS if seen.borrowed else _CAST_ROUNDINGS) * torch.finfo(torch.float32).eps
     moved = slack * torch.maximum(x.abs(), x.square().mean().sqrt())
+    lesser = stored_in(y, torch.float32) if stored_in(x, torch.float32) is None else None
+    if lesser is not None and not isinstance(seen.scaled, Tensor) and seen.scaled == 1.0:
+        read = (round_to(x + path * moved, str(lesser)) for path in (0.0, 1.0, -1.0))
+        if not bool(torch.stack([one - y for one in read]).abs().amin(0).any()):
+            return RoundingStep(str(lesser).removeprefix("torch."), by_values=True)
     for dtype, most in MOST_STORED.items():
         sizes = [size.abs().amax(axes, keepdim=True) / most for axes in SCALE_AXES for size in (y, x)]
         fixed = [number for number in (seen.kv_scale, 1.0) if number is not None]
@@ -148,24 +153,40 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
     return RoundingStep(point.detail, rounded_by) if point.name == "rounded" else OpaqueStep(label)
 
 
-def rounded_norm(before: Tensor, after: Tensor, kind: str, dtype: torch.dtype) -> tuple[NormStep, RoundingStep] | None:
-    """Returns a norm followed by a rounding that gives the values, (B, H, L, E), of a side with dtype `dtype`.
+def _rounded_step(
+    before: Tensor, point: Waypoint, seen: ObservedVector, dtype: torch.dtype
+) -> tuple[PathStep, RoundingStep] | None:
+    """Returns the last step of a vector and the rounding behind it; None if there is no such pair.
+
+    The values behind both are those of the step, or those at the product: a file may tell the steps of k by name, and k
+    itself as its cache in float16 holds it.
+    """
+    used = (seen.used * seen.factor).float()
+    every = (rounded_step(before, after, point.name, point.detail, dtype) for after in (point.values, used))
+    return next((found for found in every if found is not None), None)
+
+
+def rounded_step(
+    before: Tensor, after: Tensor | None, name: str, detail: str, dtype: torch.dtype
+) -> tuple[PathStep, RoundingStep] | None:
+    """Returns a norm or a rotation, and the rounding that gives the values, (B, H, L, E), of a side with dtype `dtype`.
 
     Returns None if there is no such pair of steps.
 
     Example:
         >>> x = torch.randn(2, 4, 16, 8)
         >>> y = torch.nn.functional.rms_norm(x, (8,), eps=1e-6).bfloat16().float()
-        >>> norm, rounding = rounded_norm(x, y, "rms", torch.float32)
+        >>> norm, rounding = rounded_step(x, y, "norm", "rms", torch.float32)
         >>> norm.kind, rounding.dtype
         ('rms', 'bfloat16')
     """
-    for lesser in COARSER_DTYPES:
-        coarser = torch.finfo(lesser).eps > torch.finfo(dtype).eps
-        if coarser and torch.equal(after.to(lesser).to(after.dtype), after):
-            norm = fit_norm(before, after, kind, dtype=lesser)
-            if norm is not None:
-                return norm.norm, RoundingStep(str(lesser).removeprefix("torch."))
+    lesser = None if after is None or after.shape != before.shape else stored_in(after, dtype)
+    if lesser is None:
+        return None
+    step = _step(before, Waypoint(name, detail, after), lesser, 1.0)
+    if isinstance(step, NormStep | Rotation):
+        # a cast behind a norm is a part of that step in a trace: the code says it
+        return step, RoundingStep(str(lesser).removeprefix("torch."), by_values=name != "norm")
     return None
 
 

@@ -16,12 +16,13 @@ from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.chain import follow_differences, leaves_alike
-from sqrtdk.compare.explain import first_stage
+from sqrtdk.compare.explain import first_stage, share_gone
 from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
 from sqrtdk.compare.opening import first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
+from sqrtdk.compare.precision import dtype_of_values
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
 from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
@@ -182,6 +183,7 @@ def sides_diff(
 
     `named` is the map of sites; the other options are those of `diff`.
     """
+    side_a, side_b = _as_computed(side_a), _as_computed(side_b)
     named, sides = named or {}, (side_a, side_b)
     refuse_nan(*sides)
     alignment = align(side_a.calls, side_b.calls, _cut_sites(*sides) | dict(named))
@@ -211,6 +213,19 @@ def sides_diff(
         outputs_from=since_of(ends.chain),
         outputs_missing=ends.missing,
     )
+
+
+def _as_computed(side: ModelSide) -> ModelSide:
+    """Returns a file's side with the dtype that its numbers show, where that is coarser than the one that it names."""
+    if side.module is not None or side.again is not None:
+        return side
+    calls = tuple(replace(call, dtype=dtype_of_values(call)) for call in side.calls)
+    dtypes = {call.dtype for call in calls}
+    if len(dtypes) != 1 or all(one.dtype == other.dtype for one, other in zip(calls, side.calls, strict=True)):
+        return side
+    dtype = dtypes.pop()
+    note = Message("compare.pair.stored", dtype=dtype, named=side.calls[0].dtype)
+    return replace(side, calls=calls, info=replace(side.info, dtype=dtype), notes=(*side.notes, note))
 
 
 def _cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
@@ -358,7 +373,7 @@ def _pair(a: CallTensors, b: CallTensors, judged: JudgedPair, entering: Entering
     rows, left_out = (0, 0) if judged.rows is None else (judged.rows.numel(), int((~judged.rows).sum()))
     share = None
     if before is not None and after is not None and not before.within:
-        share = 1 - after.size / before.size if before.size else None
+        share = share_gone(before, after) if before.size else None
     shown = (judged.sides, judged.seen) if own is False and judged.sides and judged.seen else None
     return PairDiff(
         site_a=a.site,

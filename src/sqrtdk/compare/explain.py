@@ -41,12 +41,19 @@ class Explained:
         program: A's program with all of them applied.
         before: difference without them.
         after: difference with them.
+        applied: the suspicions behind the causes, in the order in which they were applied.
     """
 
     causes: tuple[Cause, ...]
     program: Program
     before: SegmentGap
     after: SegmentGap
+    applied: Chosen = ()
+
+    @property
+    def stages(self) -> frozenset[str]:
+        """Every stage that the causes act on, those of other segments included."""
+        return frozenset[str]().union(*(one.stages for one in self.applied))
 
 
 def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained:
@@ -73,15 +80,55 @@ def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained
         for suspicion in reversed(chosen):
             rest = _without_suspicion(chosen, suspicion)
             chosen = rest if left(rest).within else chosen
+    else:
+        chosen = helpful(chosen, left, LEAST_SHARE_EXPLAINED)
     after = left(chosen)
-    found = []
-    for one in chosen:
-        share = _share(left(_without_suspicion(chosen, one)), after)
-        if after.within or share >= LEAST_SHARE_EXPLAINED:
-            found.append(Cause(one.name, one.a, one.b, share, one.text, one.stage))
+    found = [
+        Cause(one.name, one.a, one.b, share_gone(left(_without_suspicion(chosen, one)), after), one.text, one.stage)
+        for one in chosen
+    ]
     if not after.within:
         found.append(_unknown(segment, sides, before, after))
-    return Explained(tuple(found), _applied(programs, chosen), before, after)
+    return Explained(tuple(found), _applied(programs, chosen), before, after, chosen)
+
+
+def helpful(chosen: Chosen, left: Callable[[Chosen], SegmentGap], least: float = 0.0) -> Chosen:
+    """Returns the suspicions that make a difference smaller, which stays too large with all of them.
+
+    Each one that is kept removes at least a share of `least`, and not nothing, from what is left without it. All
+    together leave less than none of them.
+    """
+    while chosen:
+        after = left(chosen)
+        shares = [share_gone(left(_without_suspicion(chosen, one)), after) for one in chosen]
+        worst = min(range(len(chosen)), key=shares.__getitem__)
+        if shares[worst] >= least and shares[worst] > 0.0:
+            break
+        chosen = _without_suspicion(chosen, chosen[worst])
+    return chosen if chosen and share_gone(left(()), left(chosen)) > 0.0 else ()
+
+
+def helpful_parts(whole: Segment, program: Program, parts: list[tuple[Segment, Explained]]) -> list[Explained]:
+    """Returns the parts of a way that ends too far from B, with the causes that bring its end nearer.
+
+    A cause that is right by itself may lead away from B while another difference beside it is unknown: channels of q
+    put in order against a k that stays as it was. It is no proof then, so its stage counts as unknown.
+    """
+    every = tuple(one for _, explained in parts for one in explained.applied)
+    programs: Programs = {(): program}
+    kept = helpful(every, lambda some: segment_gap(whole, _applied(programs, some)))
+    if len(kept) == len(every):
+        return [explained for _, explained in parts]
+    found = []
+    for _, explained in parts:
+        lost = [one for one in explained.applied if not any(one is other for other in kept)]
+        names = {(one.name, one.stage) for one in lost}
+        causes = [cause for cause in explained.causes if (cause.name, cause.stage) not in names]
+        if lost and not any(cause.name == UNKNOWN_CAUSE for cause in causes):
+            causes.append(unknown_cause(lost[0].stage, explained.before))
+        applied = tuple(one for one in explained.applied if any(one is other for other in kept))
+        found.append(replace(explained, causes=tuple(causes), program=_applied(programs, kept), applied=applied))
+    return found
 
 
 def _suspicions_left(
@@ -139,11 +186,21 @@ def _without_suspicion(suspicions: Chosen, one: Suspicion) -> Chosen:
     return tuple(other for other in suspicions if other is not one)
 
 
-def _share(before: SegmentGap, after: SegmentGap) -> float:
-    """Returns the share of a difference that is gone; infinite differences are gone completely or not at all."""
+def share_gone(before: SegmentGap, after: SegmentGap) -> float:
+    """Returns the share of a difference that is gone, 0 to 1; infinite differences are gone completely or not at all.
+
+    A difference that has grown is gone by no share.
+
+    Example:
+        >>> gap = lambda size: SegmentGap(size, size, 1e-6, False)
+        >>> share_gone(gap(1.0), gap(0.25)), share_gone(gap(1.0), gap(2844.0)), share_gone(gap(math.nan), gap(0.1))
+        (0.75, 0.0, 1.0)
+    """
     if not math.isfinite(before.size):
         return float(math.isfinite(after.size))
-    return 1 - after.size / before.size if before.size > 0 and math.isfinite(after.size) else 0.0
+    if not (before.size > 0 and math.isfinite(after.size)):
+        return 0.0
+    return min(1.0, max(0.0, 1 - after.size / before.size))
 
 
 def _unknown(segment: Segment, sides: Sides, before: SegmentGap, after: SegmentGap) -> Cause:
@@ -151,7 +208,7 @@ def _unknown(segment: Segment, sides: Sides, before: SegmentGap, after: SegmentG
         stage = stage_of_unexplained(segment, sides)
     else:  # without B's formula, its result from the product is unknown
         stage = "weights" if sides.b.formula is None else segment.stages[-1]
-    return unknown_cause(stage, after, max(0.0, _share(before, after)))
+    return unknown_cause(stage, after, share_gone(before, after))
 
 
 def unknown_cause(stage: str, left: SegmentGap, explained: float = 0.0) -> Cause:
@@ -225,5 +282,8 @@ def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
         more = explain_segment(sharper, replace(sides, a=found.program), asked)
         if not more.after.within:
             break
-        found = Explained((*found.causes, *more.causes), more.program, before, segment_gap(segment, more.program))
+        found = Explained(
+            (*found.causes, *more.causes), more.program, before, segment_gap(segment, more.program),
+            (*found.applied, *more.applied),
+        )  # fmt: skip
     return found

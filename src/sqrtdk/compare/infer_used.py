@@ -18,7 +18,8 @@ from torch import Tensor
 from sqrtdk.compare.compute import apply_step
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.infer_vectors import infer_path
-from sqrtdk.compare.program import Affine, NormStep, Rotation, VectorPath
+from sqrtdk.compare.precision import stored_in
+from sqrtdk.compare.program import Affine, NormStep, Rotation, RoundingStep, VectorPath
 from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from sqrtdk.tracing.probe.tables import Law, Turn, take_apart
@@ -64,6 +65,15 @@ def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = 
     coarser = max((a_used.dtype, b_used.dtype), key=lambda each: torch.finfo(each).eps)
     dtype = coarser if dtype is None else dtype
     a, b = a_used.double(), b_used.double()
+    cast = [stored_in(x, dtype) for x in (a, b)]
+    if cast[1] is None and cast[0] is not None:
+        swapped = compare_used(b_used, a_used, dtype=dtype)
+        return None if swapped is None else UsedPair(swapped.input, swapped.b, swapped.a)
+    if cast[0] is None and cast[1] is not None:  # B holds A's values, rotated or as they are, in a smaller dtype
+        pair, rounding = compare_used(a, b, dtype=cast[1]), str(cast[1]).removeprefix("torch.")
+        if pair is None:
+            return None
+        return replace(pair, b=replace(pair.b, steps=(*pair.b.steps, RoundingStep(rounding, by_values=True))))
     path = infer_path(a, b, VectorPath(_identity(a)), dtype=dtype)
     if path is not None and not path.steps:  # equal, or a factor, an offset, another order of heads
         return _pair(a, (), path)

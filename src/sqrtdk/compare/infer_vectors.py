@@ -15,7 +15,7 @@ amplitude counts as part of the gain. Norms that subtract a mean can't be found 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -24,8 +24,16 @@ from torch import Tensor
 from sqrtdk.compare.compute import apply_step, centred, dtype_by_name, follow_path
 from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.observed import ObservedVector
-from sqrtdk.compare.precision import rounding_unit
-from sqrtdk.compare.program import NormStep, PathStep, Rotation, RoundingStep, VectorPath
+from sqrtdk.compare.precision import rounding_unit, stored_in
+from sqrtdk.compare.program import (
+    NormStep,
+    PathStep,
+    Rotation,
+    RoundingStep,
+    VectorPath,
+    layout_order,
+    steps_in_other_layout,
+)
 from sqrtdk.compare.rounding_steps import PROJECTION_ROUNDINGS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
@@ -36,7 +44,7 @@ LEAST_LENGTHS = 3  # lengths needed to fit the two gains of a pair
 
 
 def infer_path(
-    projected: Tensor, used: Tensor, other: VectorPath, *, dtype: torch.dtype | None = None
+    projected: Tensor, used: Tensor, other: VectorPath, *, dtype: torch.dtype | None = None, rows: bool = True
 ) -> VectorPath | None:
     """Returns the path of a side of which two tensors are known.
 
@@ -45,6 +53,7 @@ def infer_path(
         used: (B, H or Hq, L, E), at the product.
         other: the path of the other side, whose steps are tried first.
         dtype: dtype in which this side computed; None: that of `used`.
+        rows: whether to try the rows of the projection in the order of the other rotary layout.
 
     Returns:
         `other` with the steps, factor, order of heads or bias that give `used`; None if no variant does.
@@ -61,15 +70,43 @@ def infer_path(
     entered, wanted = projected.double(), used.double()
     if not bool(torch.isfinite(entered).all()) or not bool(torch.isfinite(wanted).all()):
         return None
+    lesser = stored_in(wanted, dtype)
+    if lesser is not None and stored_in(entered, dtype) is None:  # the last step is a cast that no code tells
+        rounding = RoundingStep(str(lesser).removeprefix("torch."), by_values=True)
+        uncast = replace(other, steps=tuple(step for step in other.steps if step != rounding))
+        path = infer_path(projected, used, uncast, dtype=lesser, rows=rows)
+        return None if path is None else replace(path, steps=(*path.steps, rounding))
     known = list(dict.fromkeys((*_shapes(other.steps), *_varied(other.steps, entered, wanted))))
     # The simplest explanation first: no fitted factor, offset or order of heads.
     if entered.shape == wanted.shape:
         exact = next((steps for steps in known if agrees(steps, entered, wanted, dtype)), None)
         if exact is not None:
             return replace(other, steps=exact, scaled=1.0)
+    relaid, order = _relaid(other, entered.shape[-1])
+    there = relaid is not None and entered.shape == wanted.shape
+    if there and relaid is not None and agrees(relaid.steps, entered[..., order], wanted, dtype):
+        return relaid
     every = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps))
     paths = (_finished(steps, entered, wanted, dtype, other) for steps in every)
-    return next((path for path in paths if path is not None), None)
+    found = next((path for path in paths if path is not None), None)
+    if found is not None or relaid is None or not rows:
+        return found
+    return infer_path(entered[..., order], used, relaid, dtype=dtype, rows=False)
+
+
+def _relaid(other: VectorPath, features: int) -> tuple[VectorPath | None, Tensor]:
+    """Returns the path with rows and rotation in the other rotary layout, and that order of the channels, (E,).
+
+    A converted checkpoint has both. Returns None for the path if it has no rotation or its projection is unknown.
+    """
+    turned = next((step for step in other.steps if isinstance(step, Rotation)), None)
+    affine, order = other.affine, torch.arange(features)
+    if turned is None or affine is None or turned.spread or turned.width == 2:
+        return None, order
+    order = layout_order(order, turned)
+    bias = None if affine.bias is None else affine.bias[:, order]
+    moved = replace(affine, weight=affine.weight[:, order], bias=bias, features=affine.features[:, order])
+    return replace(other, affine=moved, steps=steps_in_other_layout(other.steps, order), scaled=1.0), order
 
 
 def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
@@ -150,6 +187,8 @@ def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtyp
 def _nearer(step: PathStep, other: PathStep) -> Iterator[PathStep]:
     """Yields the step with fields copied from the other side's step, most fields first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
+        if step.table.shape == other.table.shape:
+            yield replace(step, table=other.table)
         if step.layout == other.layout == "interleaved" and step.first == other.first:  # pairs too slow to show
             shown, hidden = step.table[..., : other.width // 2], other.table[..., step.width // 2 :]
             if hidden.shape[1] == shown.shape[1]:
@@ -229,20 +268,23 @@ def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
     return torch.tensor(found)
 
 
-def with_known_norm(path: VectorPath, seen: ObservedVector, other: VectorPath) -> VectorPath:
-    """Returns the path with numbers of the other side's norms in its own norm, if that norm was followed by a cast.
+def with_known_step(path: VectorPath, seen: ObservedVector, known: Iterable[PathStep]) -> VectorPath:
+    """Returns the path with numbers of known steps in its own steps, if a cast followed these.
 
-    Such a norm and its cast are recorded as one step, so the norm's output is known only to the precision of the cast.
-    The numbers are taken only if they give the recorded values.
+    A step and its cast are recorded as one, so the step's output is known only to the precision of the cast. The
+    numbers are taken only if they give the recorded values. Known are the other side's steps, and those of this side's
+    q for its k.
     """
-    rounding = path.steps[-1] if len(path.steps) == len(seen.steps) + 1 else None
+    rounding = path.steps[-1] if path.steps else None
     if seen.projected is None or not isinstance(rounding, RoundingStep) or rounding.dtype == "int8":
         return path
-    if not isinstance(path.steps[-2:][0], NormStep):  # `q.half().float()` has no norm before the cast
+    if len(path.steps) != len(seen.steps) + 1 and not rounding.by_values:
         return path
-    steps, norms = path.steps[:-1], tuple(step for step in other.steps if isinstance(step, NormStep))
-    known = _simplest(steps, norms, seen.projected.double(), seen.used.double(), dtype_by_name(rounding.dtype))
-    return path if known == steps else replace(path, steps=(*known, rounding))
+    if not isinstance(path.steps[-2:][0], NormStep | Rotation):  # `q.half().float()` has no step before the cast
+        return path
+    steps, others = path.steps[:-1], tuple(step for step in known if isinstance(step, NormStep | Rotation))
+    found = _simplest(steps, others, seen.projected.double(), seen.used.double(), dtype_by_name(rounding.dtype))
+    return path if found == steps else replace(path, steps=(*found, rounding))
 
 
 # -- a norm and a rotation, both unknown -------------------------------------------------------------------------------

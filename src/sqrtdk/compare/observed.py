@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.precision import COARSER_DTYPES
 from sqrtdk.compare.program import QKV
 from sqrtdk.tracing.tensors import CallTensors, Vector, Waypoint
 
 FACTOR_TOLERANCE = 1e-3  # relative difference of equal factors
-COARSER_DTYPES = (torch.bfloat16, torch.float16)  # dtypes coarser than float32 in which codes compute
 # axes that share one factor: all entries, a head, a row, a vector
 FACTOR_AXES = ((0, 1, 2, 3), (0, 2, 3), (0, 1, 3), (3,))
 # roundings that a product and its factor are off by before they are rounded to the coarser dtype

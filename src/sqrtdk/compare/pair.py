@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,14 +10,24 @@ from torch import Tensor
 
 from sqrtdk.compare.addends import split_alike
 from sqrtdk.compare.align import in_order
+from sqrtdk.compare.channels import in_one_layout, with_known_rows
 from sqrtdk.compare.completing import KERNEL_ROUNDINGS, KnownSide, complete_sides
 from sqrtdk.compare.compute import dtype_by_name
-from sqrtdk.compare.explain import Causes, Explained, explain_segment, faint, first_stage, shows, stage_of_unexplained
-from sqrtdk.compare.infer_vectors import with_known_norm
+from sqrtdk.compare.explain import (
+    Causes,
+    Explained,
+    explain_segment,
+    faint,
+    first_stage,
+    helpful_parts,
+    shows,
+    stage_of_unexplained,
+)
+from sqrtdk.compare.infer_vectors import with_known_step
 from sqrtdk.compare.numbers import constant_tolerance
 from sqrtdk.compare.observed import ObservedVector, observe
 from sqrtdk.compare.precision import Precision, Precisions, rounding_unit
-from sqrtdk.compare.program import QKV, Program
+from sqrtdk.compare.program import QK, QKV, Program, RoundingStep
 from sqrtdk.compare.records import CANCELS, UNKNOWN_CAUSE, StageDiff
 from sqrtdk.compare.segments import Segment, SegmentGap, joined_segments, segment_gap, segments
 from sqrtdk.compare.stages import hidden_rows, stage_text
@@ -88,7 +98,7 @@ def judge_pair(
     if reason is not None:
         return JudgedPair(None, reason=reason, strangers=True)
 
-    told = _complete_pair(a, b, seen_a, seen_b, earlier)
+    told, layout_open = in_one_layout(_complete_pair(a, b, seen_a, seen_b, earlier), earlier)
     seen = {name: replace(own, alike=_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
     ahead, behind, passed = past_unknown(told[0].program, told[1].program, told[0].seen, seen)
     told = [replace(side, program=program) for side, program in zip(told, (behind.a, behind.b), strict=True)]
@@ -146,22 +156,36 @@ def judge_pair(
     if by_way is not None:
         parts, program = by_way
     after = before if same else segment_gap(whole_way, program)
+    if not same and not passed and not after.within and by_way is None:
+        told_apart = helpful_parts(whole_way, sides.a, parts)
+        parts = [(segment, found) for (segment, _), found in zip(parts, told_apart, strict=True)]
+        program = parts[-1][1].program if parts else program
+        after = segment_gap(whole_way, program)
     if before.within and not same:  # the difference is before an unknown step, which the whole path leaves out
         most = max(
             (found for part, found in parts if _is_segment_of(part, passed)), key=lambda found: found.before.size
         )
         before, after = most.before, most.after
+    caused = frozenset[str]().union(*(explained.stages for _, explained in parts))
     stages = []
     for segment, explained in parts:
-        stages += _stages(segment, explained, sides, same or (by_way is not None and not explained.causes))
+        elsewhere = () if explained.causes or passed else caused.intersection(segment.stages)
+        cancelled = same or (by_way is not None and not explained.causes and not elsewhere)
+        stages += _stages(segment, explained, sides, cancelled, elsewhere)
 
     # vectors that no segment covers
     if direct and same and same_input(told, rows) and equal_in_roundings(told, "output", rows):
         # q and k permuted alike differ, but their product stays the same
         direct = [(part, replace(found, causes=())) for part, found in direct]
-    cancels = not any(explained.causes for _, explained in direct)
+    lost = [segment.name.removesuffix(" used") for segment, explained in direct if explained.causes]
+    if lost and not passed:  # to the output from A's own vectors: from B's, only what comes behind them would count
+        whole_way = replace(whole_way, seen={**whole_way.seen, **{x: told[0].seen[x] for x in lost}}, known=[])
+        before, after = segment_gap(whole_way, sides.a), segment_gap(whole_way, program)
+    cancels = not lost
     for segment, explained in direct:
         stages += _stages(segment, explained, sides, cancels)
+    if layout_open:
+        reasons = [*reasons, Message("compare.vector.channels")]
     known = None if same and cancels and reasons else same and cancels
     reason = joined(reasons) if known is None else None
     return JudgedPair(known, (*direct, *parts), tuple(stages), before, after, reason, sides, behind.seen, rows)
@@ -176,20 +200,22 @@ def _complete_pair(
 ) -> list[KnownSide]:
     """Returns both sides completed from each other, with norms and added terms read in each other's terms."""
     first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
-    told = complete_sides(a, b, seen_a, seen_b, first)
-    one, other = _rounded_norms(*told), _rounded_norms(*reversed(told))
+    told = with_known_rows(complete_sides(a, b, seen_a, seen_b, first))
+    one, other = _rounded_steps(*told), _rounded_steps(*reversed(told))
     if one.formula is not None and other.formula is not None:
         formulas = split_alike(one.formula, other.formula, constant_tolerance(one.dtype, other.dtype))
         one, other = replace(one, formula=formulas[0]), replace(other, formula=formulas[1])
     return [replace(side, program=program) for side, program in zip(told, (one, other), strict=True)]
 
 
-def _rounded_norms(own: KnownSide, other: KnownSide) -> Program:
-    """Returns a side's program in which norms followed by a cast have the numbers of the other's norms."""
+def _rounded_steps(own: KnownSide, other: KnownSide) -> Program:
+    """Returns a side's program in which steps followed by a cast have the numbers of steps that no cast followed."""
     program = own.program
     for name in QKV:
-        known = with_known_norm(path_of(program, name), own.seen[name], path_of(other.program, name))
-        program = with_path(program, name, known)
+        known = [*path_of(other.program, name).steps]
+        for beside in (path_of(program, vector).steps for vector in QK if name in QK and vector != name):
+            known += beside if not any(isinstance(step, RoundingStep) for step in beside) else ()
+        program = with_path(program, name, with_known_step(path_of(program, name), own.seen[name], known))
     return program
 
 
@@ -230,7 +256,7 @@ def _by_the_way(
     for segment, explained in parts:
         own = [cause for cause in left if cause.stage in segment.stages and not explained.before.within]
         left = [cause for cause in left if cause not in own]
-        told.append((segment, replace(explained, causes=tuple(own))))
+        told.append((segment, replace(explained, causes=tuple(own), applied=found.applied if own else ())))
     return None if left else (told, found.program)
 
 
@@ -313,9 +339,14 @@ def precision_of(call: CallTensors) -> Precision:
     )
 
 
-def _stages(segment: Segment, explained: Explained, sides: Sides, same: bool) -> list[StageDiff]:
-    before = explained.before
-    differing = {cause.stage for cause in explained.causes}
+def _stages(
+    segment: Segment, explained: Explained, sides: Sides, same: bool, elsewhere: Collection[str] = ()
+) -> list[StageDiff]:
+    """Returns the stages of a segment; `elsewhere` are those with a cause that was found at another segment."""
+    before, differing = explained.before, {cause.stage for cause in explained.causes}
+    if elsewhere:  # the norm of k, wrong as that of q is: A's own program shows it
+        own = segment_gap(segment, sides.a)
+        before, differing = (before, differing) if own.within else (own, set(elsewhere))
     reason = Message(CANCELS) if same and not before.within else None
     if segment.name == "output":
         stages = [replace(stage_text(stage, sides), same=stage not in differing) for stage in segment.stages[:-1]]

@@ -90,7 +90,7 @@ def paragraphs(
         sentences.append(Message("paragraphs.nothing"))
     if same := [pair for pair in pairs if pair.same]:
         sentences.append(_same(same, len(pairs), dtypes, of_outputs.agree))
-    sentences += [_cancelling(stages, members, pairs) for stages, members in cancelling(pairs).items()]
+    sentences += [_cancelling(*what, members, pairs) for what, members in cancelling(pairs).items()]
     sentences += [
         Message("paragraphs.rows_left_out", count=f"{out:,}", rows=f"{rows:,}", where=sites_of_pairs(members, pairs))
         for (out, rows), members in left_out(pairs).items()
@@ -209,9 +209,10 @@ def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Me
     return Message("paragraphs.same.agree", which=which, **words)
 
 
-def _cancelling(stages: Sequence[str], members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
+def _cancelling(stages: Sequence[str], beside: bool, members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
+    """Returns the sentence on stages that cancel; `beside` another difference, both sides are not the same."""
     id = "paragraphs.cancelling.one" if len(stages) == 1 else "paragraphs.cancelling.many"
-    return Message(id, stages=_stages(stages), where=sites_of_pairs(members, pairs))
+    return Message(f"{id}_beside" if beside else id, stages=_stages(stages), where=sites_of_pairs(members, pairs))
 
 
 def _stages(stages: Sequence[str]) -> str:

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import dtype_by_name
+from sqrtdk.tracing.tensors import CallTensors
 
 RISK = 1e-6  # probability that two correct results are reported as different
+# dtypes coarser than float32 in which codes compute, coarsest first: float16 holds most numbers of bfloat16 as well
+COARSER_DTYPES = (torch.bfloat16, torch.float16)
+LEAST_STORED = 16  # numbers: fewer may match a low-precision grid by chance
+NUMBERS_READ = 1024  # numbers that suffice to see whether an output has more than a few values
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,37 @@ def least(dtype: torch.dtype) -> float:
     """Returns the largest absolute error of rounding a subnormal number."""
     finfo = torch.finfo(dtype)
     return finfo.tiny * finfo.eps / 2
+
+
+def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """Returns a dtype coarser than `dtype` that holds every one of the values exactly; None if there is none.
+
+    A cache in float16 is read back as float32: `k.half().float()`. Numbers that only happen to have few digits, such
+    as zeros and ones, are told from these by the values before them, which have more.
+
+    Example:
+        >>> x = torch.randn(64)
+        >>> stored_in(x.half().float(), torch.float32), stored_in(x, torch.float32)
+        (torch.float16, None)
+    """
+    if int(values.count_nonzero()) < LEAST_STORED or not bool(values.isfinite().all()):
+        return None
+    coarser = (lesser for lesser in COARSER_DTYPES if rounding_unit(lesser) > rounding_unit(dtype))
+    return next((lesser for lesser in coarser if torch.equal(values.to(lesser).to(values.dtype), values)), None)
+
+
+def dtype_of_values(call: CallTensors) -> str:
+    """Returns the dtype in which a call computed: the one that it names, or a coarser one that holds all its numbers.
+
+    A file says float32 of an engine that computed in float16: every number of q, k, v and the output is one of float16.
+    """
+    named = dtype_by_name(call.dtype)
+    tensors = (call.output, call.query.values, call.key.values, call.value.values)
+    if call.missing is not None or len(set(call.output.flatten()[:NUMBERS_READ].tolist())) < LEAST_STORED:
+        return call.dtype
+    stored = {None if x.dtype != named else stored_in(x, named) for x in tensors}
+    lesser = next(iter(stored))
+    return call.dtype if lesser is None or len(stored) > 1 else str(lesser).removeprefix("torch.")
 
 
 def dtype_allowed(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dtype:

@@ -6,12 +6,13 @@ if the result is then B's. All tensors here are float64; rounding is an explicit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.tracing.probe.rotation import Rotation as Rotation
+from sqrtdk.tracing.probe.rotation import halves
 
 QK = ("query", "key")
 QKV = ("query", "key", "value")
@@ -50,10 +51,12 @@ class RoundingStep:
     Attributes:
         dtype: name of the dtype, for example "float16".
         by: scale by which the values were multiplied before rounding, broadcasts to (B, H, L, E).
+        by_values: the values show it, each exact in the dtype; no step of the code was recorded.
     """
 
     dtype: str
     by: Tensor | float = field(default=1.0, compare=False)
+    by_values: bool = field(default=False, compare=False)
 
 
 PathStep = NormStep | Rotation | OpaqueStep | RoundingStep
@@ -179,3 +182,33 @@ class Program:
     formula: Formula | None
     unknown: tuple[str, ...] = ()
     dtype: torch.dtype = field(default=torch.float32)
+
+
+def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
+    """Returns channels (..., E), laid out for a rotation like `turned`, in the order of the other layout.
+
+    Example:
+        >>> layout_order(torch.arange(4), Rotation(torch.ones(1, 1, 2), "half")).tolist()
+        [0, 2, 1, 3]
+    """
+    result, span = channels.clone(), slice(turned.first, turned.first + turned.width)
+    other = "interleaved" if turned.layout == "half" else "half"
+    for place, part in zip(halves(result[..., span], other), halves(channels[..., span], turned.layout), strict=True):
+        place.copy_(part)
+    return result
+
+
+def steps_in_other_layout(steps: tuple[PathStep, ...], order: Tensor) -> tuple[PathStep, ...]:
+    """Returns the steps that do to channels in another `order`, (E,), what these do: both channels of a pair stay one.
+
+    Checkpoints are converted so: the rows of q and k in the order of the other rotary layout, and that layout.
+    """
+    relaid: list[PathStep] = []
+    for step in steps:
+        if isinstance(step, Rotation):
+            step = replace(step, layout="interleaved" if step.layout == "half" else "half")
+        elif isinstance(step, NormStep):
+            gain, shift = (x if x is None or x.shape[-1] == 1 else x[..., order] for x in (step.gain, step.shift))
+            step = step if gain is None else replace(step, gain=gain, shift=shift)
+        relaid.append(step)
+    return tuple(relaid)

@@ -57,6 +57,7 @@ class Suspicion:
         b: what B does.
         change: makes a part of A's program B's; may be applied after other changes.
         sentence: makes `text`. Of many suspicions few are proven, and only these are put into words.
+        stages: every stage that the change acts on: a norm of q and k alike is wrong in both.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Suspicion:
     b: Word
     change: ProgramChange
     sentence: Callable[[], str]
+    stages: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -184,11 +186,12 @@ def suspicions(row: CauseRow, sides: Sides) -> Iterator[Suspicion]:
                 groups.append(group := [])
             group.append((both, found))
     for group in groups:
-        (first, found), vectors = group[0], [QKV_LETTERS[both.vector] for both, _ in group if both.vector]
+        found, vectors = group[0][1], [QKV_LETTERS[both.vector] for both, _ in group if both.vector]
         changes = [both.on(one.edit or _copy_fields(row.fields, both.b)) for both, one in group]
-        stage = f"{first.vector} {row.stage}".strip()
+        stages = [f"{both.vector} {row.stage}".strip() for both, _ in group]
         sentence = partial(_sentence, row, found, vectors)
-        yield Suspicion(row.name, stage, found.a, found.b, partial(_apply_changes, changes), sentence)
+        change = partial(_apply_changes, changes)
+        yield Suspicion(row.name, stages[0], found.a, found.b, change, sentence, frozenset(stages))
 
 
 def _copy_fields(fields: tuple[str, ...], other: Any) -> Edit[Any]:

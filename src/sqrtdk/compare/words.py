@@ -82,9 +82,10 @@ def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list
     return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in followers else _origin(pair))
 
 
-def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[str, ...], list[PairDiff]]:
-    """Returns pairs with stages that differ without changing the output, by these stages."""
-    return _by(pairs, lambda pair: pair.cancelling or None)
+def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[tuple[str, ...], bool], list[PairDiff]]:
+    """Returns pairs with stages that differ without changing the output, by these stages and whether others do."""
+    own = {id(pair): pair.same is False and bool(pair.causes) for pair in pairs}
+    return _by(pairs, lambda pair: (pair.cancelling, own[id(pair)]) if pair.cancelling else None)
 
 
 def left_out(pairs: Iterable[PairDiff]) -> dict[tuple[int, int], list[PairDiff]]:

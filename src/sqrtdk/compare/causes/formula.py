@@ -358,7 +358,21 @@ def compare_vector_rounding(both: BothParts[VectorPath]) -> PartDifference | Non
         return replace(path, steps=tuple(steps))
 
     old, new = (", ".join(step.dtype for _, step in found) or None for found in (a, b))
-    return replace(_rounding(old, new, f"stages.{both.vector}"), edit=edit, key=both.vector)
+    found = _by_values(both, old, new) or _rounding(old, new, f"stages.{both.vector}")
+    return replace(found, edit=edit, key=found.key or both.vector)
+
+
+def _by_values(both: BothParts[VectorPath], a: str | None, b: str | None) -> PartDifference | None:
+    """Returns the words for a side whose values alone show the rounding: a cache in float16 of a float32 program."""
+    if (a is None) == (b is None):
+        return None
+    sides, path, dtype = both.sides, both.b if a is None else both.a, a or b
+    if dtype is None or not all(step.by_values for step in path.steps if isinstance(step, RoundingStep)):
+        return None
+    own = str((sides.b if a is None else sides.a).dtype).removeprefix("torch.")
+    text = "causes.rounding.held" if a is None else "causes.rounding.held_by_a"
+    words = [word if word is not None else Message(OWN_DTYPE) for word in (a, b)]
+    return PartDifference(words[0], words[1], {"dtype": dtype, "own": own}, key=(a, b), text=text)
 
 
 def _roundings(path: VectorPath, own: torch.dtype) -> tuple[tuple[int, RoundingStep], ...]:

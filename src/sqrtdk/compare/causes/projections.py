@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
-from sqrtdk.compare.program import QK, QKV, Affine, Program, Rotation, VectorPath
+from sqrtdk.compare.program import QK, QKV, Affine, Program, VectorPath, layout_order
 from sqrtdk.compare.suspect import (
     NO_VALUE,
     QKV_LETTERS,
@@ -31,7 +31,6 @@ from sqrtdk.compare.suspect import (
     with_path,
 )
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.probe.rotation import halves
 
 # relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
 WEIGHT_TOLERANCE = 2.0**-21
@@ -153,15 +152,6 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
         if not torch.equal(orders[vector], layout_order(rows, turned).flatten()):
             return False
     return True
-
-
-def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
-    """Returns channels (..., E), laid out for a rotation like `turned`, in the order of the other layout."""
-    result, span = channels.clone(), slice(turned.first, turned.first + turned.width)
-    other = "interleaved" if turned.layout == "half" else "half"
-    for place, part in zip(halves(result[..., span], other), halves(channels[..., span], turned.layout), strict=True):
-        place.copy_(part)
-    return result
 
 
 # -- rows in another order ---------------------------------------------------------------------------------------------
