@@ -26,17 +26,24 @@ from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.observed import ObservedVector
 from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.program import NormStep, PathStep, Rotation, RoundingStep, VectorPath
+from sqrtdk.compare.recorded import STEPS, SearchWork
 from sqrtdk.compare.rounding_steps import PROJECTION_ROUNDINGS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 NORM_KINDS = ("rms", "layer", "l2")
 MOST_STEPS = 4  # steps of the other side; more have too many orders to try
 USUAL_EPS = (1e-6, 1e-5)  # usual eps of norms; if eps shows in the values at all, the two give different ones
+PASSES = 16  # passes over all numbers that one candidate takes
 LEAST_LENGTHS = 3  # lengths needed to fit the two gains of a pair
 
 
 def infer_path(
-    projected: Tensor, used: Tensor, other: VectorPath, *, dtype: torch.dtype | None = None
+    projected: Tensor,
+    used: Tensor,
+    other: VectorPath,
+    *,
+    dtype: torch.dtype | None = None,
+    work: SearchWork | None = None,
 ) -> VectorPath | None:
     """Returns the path of a side of which two tensors are known.
 
@@ -45,6 +52,7 @@ def infer_path(
         used: (B, H or Hq, L, E), at the product.
         other: the path of the other side, whose steps are tried first.
         dtype: dtype in which this side computed; None: that of `used`.
+        work: what may be computed; None bounds nothing.
 
     Returns:
         `other` with the steps, factor, order of heads or bias that give `used`; None if no variant does.
@@ -67,8 +75,11 @@ def infer_path(
         exact = next((steps for steps in known if agrees(steps, entered, wanted, dtype)), None)
         if exact is not None:
             return replace(other, steps=exact, scaled=1.0)
-    every = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps))
-    paths = (_finished(steps, entered, wanted, dtype, other) for steps in every)
+    every, work = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps)), work or SearchWork()
+    # each head of one side is held against every head of the other
+    cost = entered.numel() * (PASSES + wanted.shape[1])
+    bounded = itertools.takewhile(lambda _: work.takes(cost, STEPS), every)
+    paths = (_finished(steps, entered, wanted, dtype, other) for steps in bounded)
     return next((path for path in paths if path is not None), None)
 
 
