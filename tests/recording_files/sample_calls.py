@@ -52,7 +52,7 @@ def calls(draw: Any, index: int = 0) -> CallTensors:
     """Any call that the format has a form for."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     batch, groups, heads = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    rows, keys = draw(st.integers(0, 5)), draw(st.integers(1, 5))
+    rows, keys = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     width, out = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     dtype, odd = draw(st.sampled_from(DTYPES)), draw(st.booleans())
     name = str(dtype).removeprefix("torch.")

@@ -86,3 +86,23 @@ def test_a_tensor_of_2_gib_is_read(tmp_path: Path) -> None:
     os.truncate(path, path.stat().st_size + 4 * sum(map(math.prod, shapes.values())))
     (call,) = read_trace_file(path).calls
     assert call.query.values.nbytes == 2**31
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("q", {"q": [1, 2, 0, 4], "output": [1, 2, 0, 6]}),
+        ("q", {"q": [1, 2, 3, 0], "k": [1, 1, 5, 0]}),
+        ("q", {"q": [1, 0, 3, 4], "output": [1, 0, 3, 6]}),
+        ("k", {"k": [1, 1, 0, 4], "v": [1, 1, 0, 6]}),
+        ("k", {"k": [1, 0, 5, 4], "v": [1, 0, 5, 6]}),
+        ("v", {"v": [1, 1, 5, 0], "output": [1, 2, 3, 0]}),
+        ("q.projected", {"q.projected": [1, 2, 3, 0]}),
+        ("q", {"q": [0, 2, 3, 4], "k": [0, 1, 5, 4], "v": [0, 1, 5, 6], "output": [0, 2, 3, 6]}),
+    ],
+)
+def test_a_call_without_numbers_is_refused(name: str, shapes: dict[str, list[int]], tmp_path: Path) -> None:
+    path = forge(tmp_path / "a", {f"calls.0.{part}": ("F32", shape) for part, shape in shapes.items()})
+    refused(path, f"calls.0.{name} (B, H, L, E) {tuple(shapes[name])} has no numbers")
+    with pytest.raises(TraceFileError, match="Leave a call without rows"):
+        read_trace_file(path)

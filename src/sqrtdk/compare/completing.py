@@ -23,9 +23,10 @@ from sqrtdk.compare.infer_vectors import infer_path
 from sqrtdk.compare.numbers import single_number, total
 from sqrtdk.compare.observed import FACTOR_TOLERANCE, ObservedVector, is_power
 from sqrtdk.compare.program import QKV, Formula, Program, Rotation, VectorPath
-from sqrtdk.compare.recorded import Recorded
+from sqrtdk.compare.recorded import SEARCH_NUMBERS, Recorded, SearchWork
 from sqrtdk.compare.segments import is_known
 from sqrtdk.compare.suspect import path_of, with_path
+from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 
 EQUAL_ROUNDINGS = 16.0  # roundings, in root mean square, within which two tensors are equal
@@ -36,11 +37,12 @@ ObservedVectors = dict[str, ObservedVector]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownSide:
-    """A side: its call, its q, k and v, and its program."""
+    """A side: its call, its q, k and v, its program, and what the search for its formula left out."""
 
     call: CallTensors
     seen: ObservedVectors
     program: Program
+    ended: Message | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,6 +56,7 @@ def complete_sides(
     seen_a: Mapping[str, ObservedVector],
     seen_b: Mapping[str, ObservedVector],
     first: tuple[Formula | None, Formula | None] = (None, None),
+    work: SearchWork | None = None,
 ) -> list[KnownSide]:
     """Returns both sides, completed from their numbers and from each other.
 
@@ -63,21 +66,28 @@ def complete_sides(
         seen_a: result of `observe(a)`.
         seen_b: result of `observe(b)`.
         first: formulas of A and B in the previous call, which this call probably shares.
+        work: what the searches of all calls may compute; None is as much as for one comparison.
     """
+    work = SearchWork(SEARCH_NUMBERS) if work is None else work
     sides = []
     for call, own, others in ((a, seen_a, seen_b), (b, seen_b, seen_a)):
         lent = {name: others[name].projected for name in QKV if own[name].projected is None}
         lent = {name: values for name, values in lent.items() if values is not None}
         seen = {**own, **{name: replace(own[name], projected=lent[name], borrowed=True) for name in lent}}
         sides.append(KnownSide(call, seen, program_of(call, seen)))
+    on_the_way = work.part()
     for name in QKV:
-        sides = _with_paths(sides, name)
+        sides = _with_paths(sides, name, on_the_way)
     sides = [_folded(side) for side in sides]
     if _equal_without_formula(sides):
         return sides  # equal q, k, v and output need no formula
-    # A is tried again after B: the first time B's formula was unknown, so only a usual one was a start.
-    for this in (0, 1, 0) if sides[1].program.formula is None else (0, 1):
-        sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this])
+    started = sides[1].program.formula is not None
+    for this in (0, 1):
+        search = work.part(on_the_way)
+        sides[this] = _with_formula(sides[this], sides[1 - this].program.formula, first[this], search)
+    if not started and sides[1].program.formula is not None:
+        # A is tried again: the first time B's formula was unknown, so only a usual one was a start
+        sides[0] = _with_formula(sides[0], sides[1].program.formula, first[0], work.part(on_the_way))
     return [_sized(sides[this], sides[1 - this]) for this in (0, 1)]
 
 
@@ -112,23 +122,24 @@ def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings
 # -- q, k and v --------------------------------------------------------------------------------------------------------
 
 
-def _with_paths(sides: list[KnownSide], name: str) -> list[KnownSide]:
+def _with_paths(sides: list[KnownSide], name: str, work: SearchWork) -> list[KnownSide]:
     """Returns both sides with the steps of one vector completed; values borrowed without use are dropped."""
     paths = [path_of(side.program, name) for side in sides]
     if sides[0].seen[name].projected is None and sides[1].seen[name].projected is None:
-        return _from_used(sides, name)
+        return _from_used(sides, name, work)
     for this in (0, 1):
         own, other = sides[this], sides[1 - this]
         vector = own.seen[name]
         if is_known(paths[this]) or vector.projected is None or not is_known(paths[1 - this]):
             continue
-        found, factor = _path_and_scale(own, other, name, coarser(sides))
+        found, factor = _path_and_scale(own, other, name, coarser(sides), work)
         if found is not None:
+            work.found()
             sides[this] = _into_scale(_with_path(own, other, name, found), name, factor)
         else:
             sides[this] = _given_back(own, name)
     if not any(is_known(path_of(side.program, name)) for side in sides) and any(x.seen[name].borrowed for x in sides):
-        return _from_used([_given_back(side, name) for side in sides], name)
+        return _from_used([_given_back(side, name) for side in sides], name, work)
     return sides
 
 
@@ -139,7 +150,9 @@ def _given_back(side: KnownSide, name: str) -> KnownSide:
     return replace(side, seen=side.seen | {name: own})
 
 
-def _path_and_scale(own: KnownSide, other: KnownSide, name: str, dtype: torch.dtype) -> tuple[VectorPath | None, float]:
+def _path_and_scale(
+    own: KnownSide, other: KnownSide, name: str, dtype: torch.dtype, work: SearchWork
+) -> tuple[VectorPath | None, float]:
     """Returns the path of a vector, and the part of the scale that multiplied it: none, or the other side's part.
 
     Of the two candidates, the one whose amplification is closest to the other side's is returned.
@@ -148,7 +161,10 @@ def _path_and_scale(own: KnownSide, other: KnownSide, name: str, dtype: torch.dt
     assert vector.projected is not None
     there = isinstance(vector.factor, float) and vector.factor == 1.0
     factors = [1.0, beside] if isinstance(beside, float) and beside not in (0.0, 1.0) and there else [1.0]
-    found = [(infer_path(vector.projected, vector.used / factor, known, dtype=dtype), factor) for factor in factors]
+    found = [
+        (infer_path(vector.projected, vector.used / factor, known, dtype=dtype, work=work), factor)
+        for factor in factors
+    ]
     paths = [(path, factor) for path, factor in found if path is not None]
     return min(paths, key=lambda one: abs(math.log(_amplified(one[0]) / _amplified(known))), default=(None, 1.0))
 
@@ -175,15 +191,16 @@ def _with_path(own: KnownSide, other: KnownSide, name: str, found: VectorPath) -
     return replace(own, seen=own.seen | {name: vector}, program=program)
 
 
-def _from_used(sides: list[KnownSide], name: str) -> list[KnownSide]:
+def _from_used(sides: list[KnownSide], name: str, work: SearchWork) -> list[KnownSide]:
     """Returns both sides with paths from a common input, if both tell a vector only at the product."""
     vectors = [side.seen[name] for side in sides]
     dtype = coarser(sides)
     if near(vectors[0].used, vectors[1].used, dtype):
         return sides
-    pair = compare_used(vectors[0].used, vectors[1].used, dtype=dtype)
+    pair = compare_used(vectors[0].used, vectors[1].used, dtype=dtype, work=work)
     if pair is None:
         return sides
+    work.found()
     changed = []
     for side, vector, path in zip(sides, vectors, (pair.a, pair.b), strict=True):
         assert path.affine is not None
@@ -238,7 +255,7 @@ def _into_scale(side: KnownSide, name: str, factor: Tensor | float) -> KnownSide
 # -- the formula -------------------------------------------------------------------------------------------------------
 
 
-def _with_formula(side: KnownSide, other: Formula | None, first: Formula | None) -> KnownSide:
+def _with_formula(side: KnownSide, other: Formula | None, first: Formula | None, work: SearchWork) -> KnownSide:
     """Returns the side with the formula that gives the output, near the other side's formula or a usual one.
 
     If k and v have fewer heads than q, another order of groups is tried when the usual one gives nothing.
@@ -252,10 +269,12 @@ def _with_formula(side: KnownSide, other: Formula | None, first: Formula | None)
         # every cheap search, in both group orders, before any expensive one
         query, key, value = (vector.used[:, vector.heads] for vector in (grouped.seen[name] for name in QKV))
         base = _usual(query, value, call.output) if other is None else other
-        formula = infer_formula(Recorded(query, key, value, output, call.lse), base, first, known, far=far)
+        told = Recorded(query, key, value, output, call.lse)
+        formula = infer_formula(told, base, first, known, far=far, work=work)
         if formula is not None:
+            work.found()
             return replace(grouped, program=replace(grouped.program, formula=formula))
-    return side
+    return replace(side, ended=work.ended)
 
 
 def _sized(own: KnownSide, other: KnownSide) -> KnownSide:

@@ -18,18 +18,19 @@ from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.chain import follow_differences, leaves_alike
 from sqrtdk.compare.explain import first_stage, share_gone
 from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
-from sqrtdk.compare.opening import first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
+from sqrtdk.compare.opening import cut_sites, first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.precision import dtype_of_values
+from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
-from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
+from sqrtdk.compare.sides import TRACE_KIND, ModelSide, ModelSource, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
-from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.suspect import QKV_LETTERS, Sides
 from sqrtdk.compare.words import is_reached
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import on_cpu_by_default
@@ -155,7 +156,7 @@ def diff_with(
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
     with unchanged(a, given) as before_a, unchanged(b, given_b) as before_b:
-        side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b)
+        side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b, named)
         with on_cpu_by_default():
             report = sides_diff(
                 side_a, side_b, named, seed=options_a.seed, kv_scale=kv_scale, fail_on=fail_on, command=command
@@ -186,7 +187,7 @@ def sides_diff(
     side_a, side_b = _as_computed(side_a), _as_computed(side_b)
     named, sides = named or {}, (side_a, side_b)
     refuse_nan(*sides)
-    alignment = align(side_a.calls, side_b.calls, _cut_sites(*sides) | dict(named))
+    alignment = align(side_a.calls, side_b.calls, cut_sites(*sides) | dict(named))
     refuse_strangers(*sides, alignment, named)
     pairs, ends = _compared(*sides, alignment, kv_scale)
     for side in sides:  # module inputs and outputs are large and serve only this pair of sides
@@ -194,6 +195,7 @@ def sides_diff(
             side.exact = replace(side.exact, steps=(), listened=False)
     unread = _unread(*sides)
     pairs = (*pairs, *unread.values())
+    ends = replace(ends, more=(*ends.more, *_unwritten(pairs, *sides)))
     unpaired_a = _unpaired(side_a, alignment.alone_a, "B", unread)
     unpaired_b = _unpaired(side_b, alignment.alone_b, "A", unread)
     infos = side_a.info, side_b.info
@@ -228,10 +230,20 @@ def _as_computed(side: ModelSide) -> ModelSide:
     return replace(side, calls=calls, info=replace(side.info, dtype=dtype), notes=(*side.notes, note))
 
 
-def _cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
-    """Returns sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
-    cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
-    return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
+def _unwritten(pairs: Sequence[PairDiff], a: ModelSide, b: ModelSide) -> list[Message]:
+    """Returns what a trace file could tell besides, so that an unknown difference of q, k or v can be named."""
+    unknown = {cause.stage.partition(" ")[0] for pair in pairs for cause in pair.causes if cause.name == UNKNOWN_CAUSE}
+    parts = [letter for name, letter in QKV_LETTERS.items() if name in unknown]
+    bare = [
+        label
+        for label, side in (("A", a), ("B", b))
+        if side.info.kind == TRACE_KIND
+        and any(getattr(call, name).projected is None for call in side.calls for name in QKV_LETTERS if name in unknown)
+    ]
+    if not bare or not parts:
+        return []
+    tensors = joined([f"`{letter}.projected`" for letter in parts], "and")
+    return [Message("paragraphs.add_projected", sides=joined(bare, "and"), tensors=tensors)]
 
 
 def _notes(a: ModelSide, b: ModelSide) -> list[str]:
@@ -281,12 +293,13 @@ def _compared(
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[JudgedPair] = []
+    work = SearchWork(SEARCH_NUMBERS)
     for done, (one, other) in enumerate(calls):
         report_progress(Message("progress.attentions"), done, len(calls))
         # Layers mostly share a formula: that of the latest judged pair is tried first.
         earlier = next((known.sides for known in reversed(judged) if known.sides), None)
         declared = (a.declared.get(name_of(one), ""), b.declared.get(name_of(other), ""))
-        judged.append(_judged(one, other, earlier, declared, kv_scale))
+        judged.append(_judged(one, other, earlier, declared, kv_scale, work))
     refuse_unlike(judged)
     blind = rows_left_out(a, b, judged)
     returned, ends = pair_outputs(a, b, blind)
@@ -339,14 +352,19 @@ def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:
 
 
 def _judged(
-    a: CallTensors, b: CallTensors, earlier: Sides | None, declared: tuple[str, str], kv_scale: float | None
+    a: CallTensors,
+    b: CallTensors,
+    earlier: Sides | None,
+    declared: tuple[str, str],
+    kv_scale: float | None,
+    work: SearchWork,
 ) -> JudgedPair:
     """Returns `judge_pair` of the pair, unless both sides have NaN."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         stages = {"stage": stage_word(lost[0][1]), "other": stage_word(lost[1][1])}
         return JudgedPair(None, reason=Message("compare.pair.nan", **stages))
-    return judge_pair(a, b, CAUSES, earlier, declared, kv_scale)
+    return judge_pair(a, b, CAUSES, earlier, declared, kv_scale, work)
 
 
 def _pair(a: CallTensors, b: CallTensors, judged: JudgedPair, entering: Entering, origin: str | None) -> PairDiff:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.build import formula_of
 from sqrtdk.compare.fit import USUAL_SOFTCAPS, fit_scale
-from sqrtdk.compare.fit.scale import scale_grid
+from sqrtdk.compare.fit.scale import fit_cost, scale_grid
 from sqrtdk.compare.infer_rows import MOST_ASSUMPTIONS, fills_of, formulas_from_rows
 from sqrtdk.compare.numbers import rescaled, single_number, total
 from sqrtdk.compare.observed import ObservedVector
@@ -36,7 +36,7 @@ from sqrtdk.compare.options import (
     window_before_key_0,
 )
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import Recorded
+from sqrtdk.compare.recorded import CHANGES, FITTED, TWOFOLD, Recorded, SearchWork
 from sqrtdk.tracing.tensors import CallTensors
 
 MOST_LOGITS = 2**26  # total number of logits that trials may compute: some seconds
@@ -113,7 +113,13 @@ def known_formula(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Know
 
 
 def infer_formula(
-    call: Recorded, other: Formula, first: Formula | None = None, known: KnownFormula | None = None, *, far: bool = True
+    call: Recorded,
+    other: Formula,
+    first: Formula | None = None,
+    known: KnownFormula | None = None,
+    *,
+    far: bool = True,
+    work: SearchWork | None = None,
 ) -> Formula | None:
     """Returns the formula that gives the output.
 
@@ -123,6 +129,7 @@ def infer_formula(
         first: formula found for another call of this side; tried right after the other side's own.
         known: what the side tells, which is never changed; None: nothing.
         far: whether to search for more than one change, and for numbers that no side tells.
+        work: what may be computed, and what was left out; None bounds nothing.
 
     Returns:
         The first formula that gives output and lse within rounding, the other side's before any other; None if no
@@ -143,7 +150,8 @@ def infer_formula(
     if MASK not in fixed:
         found = [*(window_before_key_0(base, call.sizes, row) for row in call.first_apart(base)), *found]
     guess = None if first is None else known.put_into(first)
-    search = _Search(call, base, tuple(found), fixed, guess if guess and _has_sizes(guess, call) else None)
+    guess = guess if guess and _has_sizes(guess, call) else None
+    search = _Search(call, base, tuple(found), fixed, guess, work or SearchWork())
     return next((formula for formula in search.trials(far) if call.left(formula) <= 1.0 and call.gives(formula)), None)
 
 
@@ -172,6 +180,7 @@ class _Search:
         options: the changes.
         fixed: numbers of the known parts.
         guess: formula that is tried before the changes.
+        work: what may be computed.
     """
 
     call: Recorded
@@ -179,6 +188,7 @@ class _Search:
     options: tuple[Option, ...]
     fixed: Set[int]
     guess: Formula | None
+    work: SearchWork
 
     def trials(self, far: bool) -> Iterator[Formula]:
         """Yields formulas that may give the record, nearest to the base first."""
@@ -187,6 +197,8 @@ class _Search:
             yield self.guess
         tried: list[tuple[float, Option]] = []
         for option in self._single():
+            if not self.work.takes(self.call.cost, CHANGES):
+                return
             formula = option.change(self.base)
             tried.append((self.call.left(formula), option))
             if tried[-1][0] <= 1.0:
@@ -195,7 +207,8 @@ class _Search:
         if not far:
             return
         for formula in chain([self.base], self._from_rows(self._supposed())):
-            yield from self._with_fills(formula)
+            if self.work.takes(self.call.cost, CHANGES):
+                yield from self._with_fills(formula)
         yield from self._fitted([self.base])
         if SCALE not in self.fixed:
             yield from self._fitted(list(islice(self._from_rows(self._grid()), 2 * MOST_ASSUMPTIONS)))
@@ -206,7 +219,8 @@ class _Search:
         )
 
     def _from_rows(self, supposed: list[Formula]) -> Iterator[Formula]:
-        return formulas_from_rows(self.call, supposed, masked=MASK in self.fixed, sunk=SINKS in self.fixed)
+        masked, sunk = MASK in self.fixed, SINKS in self.fixed
+        return formulas_from_rows(self.call, supposed, masked=masked, sunk=sunk, work=self.work)
 
     def _with_fills(self, formula: Formula) -> Iterator[Formula]:
         """Yields the formula, variants of rows that see no key, and fills that leave weight at hidden keys."""
@@ -254,6 +268,8 @@ class _Search:
         pairs = (pair for pair in combinations(ranked, 2) if pair[0][1].part != pair[1][1].part)
         nearest = sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0])  # a part's first options are likeliest
         for (_, first), (_, second) in nearest[: self._most]:
+            if not self.work.takes(self.call.cost, TWOFOLD):
+                return
             yield second.change(first.change(self.base))
 
     def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
@@ -280,6 +296,8 @@ class _Search:
 
     def _fit(self, formula: Formula, caps: Sequence[float | None], every_head: bool) -> Formula | None:
         some, here = self.call.tried(formula, every_head=every_head)
+        if not self.work.takes(fit_cost(some.query, some.key) * len(caps), FITTED):
+            return None
         lse = None if here.sinks is not None else some.lse  # an lse may or may not include the sinks
         found = fit_scale(some.query, some.key, some.value, some.output, lse, formula=here, caps=caps)
         if found is None:

@@ -20,12 +20,13 @@ from torch import Tensor
 from sqrtdk.compare.compute import compute_logits, compute_output, parts_of, repeat_heads
 from sqrtdk.compare.masks import band_mask
 from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import Recorded, evenly
+from sqrtdk.compare.recorded import ROW_MASKS, Recorded, SearchWork, evenly
 
-MOST_INTERVALS = 2**21  # (lo, hi) intervals that are examined at once
-MOST_KEYS = 1024  # beyond this the intervals of a single row are too many
-FEW, MANY = (2, 2, 5), (8, 4, 24)  # batch entries, heads, rows: few to rank the assumptions, many to find the mask
-FEWEST_ROWS = 4
+MOST_INTERVALS = 2**21  # (lo, hi) intervals that are examined for one formula, unless the fewest rows have more
+MOST_KEYS = 1024  # beyond this the intervals of a single row take too much memory
+# batch entries, heads, rows, and the fewest rows: few to rank the assumptions, many to find the mask
+FEW, MANY = (2, 2, 5, 2), (8, 4, 24, 4)
+RANKING_SHARE = 0.5  # share of the work left that ranking may take: the mask of the best has to be found as well
 MOST_ASSUMPTIONS = 3  # assumptions that are kept
 MOST_BOUNDS = 3  # bounds that are tried
 CANCELLATION_ERROR = 1e-15  # rounding of float64 sums that cancel, relative
@@ -52,7 +53,9 @@ class _Misses:
     unit: float
 
 
-def formulas_from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool) -> Iterator[Formula]:
+def formulas_from_rows(
+    call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool, work: SearchWork | None = None
+) -> Iterator[Formula]:
     """Yields formulas with the mask, and the sinks, that the rows reveal.
 
     Args:
@@ -61,6 +64,7 @@ def formulas_from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: b
             which each row is closest to an average over some interval of keys.
         masked: whether the mask is known; then that of the formulas is kept.
         sunk: whether the sinks are known; then those of the formulas are kept.
+        work: what may be computed; None bounds nothing.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 2, 12, 16, generator=torch.Generator().manual_seed(0))
@@ -70,11 +74,14 @@ def formulas_from_rows(call: Recorded, supposed: Sequence[Formula], *, masked: b
         >>> found.scale, torch.equal(found.visible[0, 0], visible)
         (0.25, True)
     """
-    if masked or call.sizes.keys > MOST_KEYS or not call.sizes.rows:
+    work = work or SearchWork()
+    if masked or not call.sizes.rows or (call.sizes.keys > MOST_KEYS and work.leaves_out(ROW_MASKS)):
         yield from (found for formula in supposed[:MOST_ASSUMPTIONS] for found in _sunk(call, formula, sunk))
         return
-    for sinks, ranked in zip((False,) if sunk else (False, True), _ranked(call, supposed)):  # noqa: B905
+    for sinks, ranked in zip((False,) if sunk else (False, True), _ranked(call, supposed, work)):  # noqa: B905
         for formula in ranked[:MOST_ASSUMPTIONS]:
+            if not work.takes(_Chosen.of(call, *MANY).cost, ROW_MASKS):
+                return
             for visible in _masks(call, formula, sinks):
                 found = replace(formula, visible=visible, mask=formula.mask or "mask")
                 yield from _sunk(call, found, known=False) if sinks else (found,)
@@ -86,53 +93,94 @@ def _sunk(call: Recorded, formula: Formula, known: bool) -> Iterator[Formula]:
         yield from sinks_of(call, formula)
 
 
-def _ranked(call: Recorded, supposed: Sequence[Formula]) -> Iterator[list[Formula]]:
+def _ranked(call: Recorded, supposed: Sequence[Formula], work: SearchWork) -> Iterator[list[Formula]]:
     """Yields the assumed formulas, best fit first: ranked without sinks, then with sinks."""
-    misses = [_misses(call, formula, *FEW) for formula in supposed]
-    for found in ([one.plain for one in misses], [one.sunk for one in misses]):
-        scores = [float(squares.flatten(2).amin(-1).clamp(max=1.0).mean()) for squares in found]
-        yield [supposed[place] for place in sorted(range(len(scores)), key=scores.__getitem__)]
+    scores: list[tuple[float, float]] = []
+    cost, most = _Chosen.of(call, *FEW).cost, RANKING_SHARE * work.left
+    for number, formula in enumerate(supposed, 1):
+        if (number * cost > most and work.leaves_out(ROW_MASKS)) or not work.takes(cost, ROW_MASKS):
+            break
+        # Only the smallest misfit of each row is kept: the intervals of all formulas together would not fit in memory.
+        rows = _of_rows(call, formula, _Chosen.of(call, *FEW))
+        best = [[x.flatten(1).amin(-1).clamp(max=1.0) for x in both] for both in rows]
+        plain, sunk = (float(torch.stack(column).mean()) for column in zip(*best, strict=True))
+        scores.append((plain, sunk))
+    for which in (0, 1):
+        yield [supposed[place] for place in sorted(range(len(scores)), key=lambda place: scores[place][which])]
 
 
-def _misses(call: Recorded, formula: Formula, entries: int, heads: int, rows: int) -> _Misses:
-    """Returns misfits for as many rows as fit the budget.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chosen:
+    """The batch entries, heads and rows whose intervals are examined.
 
     The last rows are among them: causal masks show them the most keys.
     """
-    sizes = call.sizes
-    entries = min(entries, sizes.batch)
-    room = MOST_INTERVALS // (entries * (sizes.keys + 1) ** 2)
-    of_heads = evenly(0, sizes.heads, max(1, min(heads, room // FEWEST_ROWS)))
-    index = evenly(min(1, sizes.rows - 1), sizes.rows, max(FEWEST_ROWS, min(rows, room // len(of_heads))))
+
+    entries: int
+    heads: Tensor
+    rows: Tensor
+    cost: int
+
+    @classmethod
+    def of(cls, call: Recorded, entries: int, heads: int, rows: int, fewest: int) -> _Chosen:
+        """Chooses as many as the budget allows, and at least the fewest rows of one head."""
+        sizes = call.sizes
+        each = (sizes.keys + 1) ** 2
+        entries = max(1, min(entries, sizes.batch, MOST_INTERVALS // (fewest * each)))
+        room = MOST_INTERVALS // (entries * each)
+        of_heads = evenly(0, sizes.heads, max(1, min(heads, room // fewest)))
+        index = evenly(min(1, sizes.rows - 1), sizes.rows, max(fewest, min(rows, room // len(of_heads))))
+        return cls(entries, of_heads, index, entries * len(of_heads) * len(index) * each)
+
+
+def _misses(call: Recorded, formula: Formula) -> _Misses:
+    """Returns misfits for as many rows as fit the budget."""
+    chosen = _Chosen.of(call, *MANY)
+    plain, sunk = zip(*_of_rows(call, formula, chosen), strict=True)
+    unit = (EQUAL_FIT_ROUNDINGS * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
+    return _Misses(chosen.rows, torch.stack(plain, 1), torch.stack(sunk, 1), unit)
+
+
+def _of_rows(call: Recorded, formula: Formula, chosen: _Chosen) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields for each chosen row the misfits without and with sinks, (B, S + 1, S + 1), means over heads."""
     bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
-    some, bare = call.part(bare, of_heads, index)
-    bare = parts_of(bare, lambda part: part[:entries] if part.ndim == 4 else part)
-    key, value = (repeat_heads(x[:entries], len(of_heads)) for x in (some.key, some.value))
-    z = compute_logits(some.query[:entries], key, bare)
+    some, bare = call.part(bare, chosen.heads, chosen.rows)
+    bare = parts_of(bare, lambda part: part[: chosen.entries] if part.ndim == 4 else part)
+    key, value = (repeat_heads(x[: chosen.entries], len(chosen.heads)) for x in (some.key, some.value))
+    z = compute_logits(some.query[: chosen.entries], key, bare)
     e = (z - z.amax(-1, keepdim=True)).exp()
-    output = some.output[:entries].double().nan_to_num()
-    apart = value.double()[:, :, None] - output[..., None, :]  # (B, H, r, S, Ev)
-    sums = _prefix((e[..., None] * apart).transpose(-1, -2)).transpose(-1, -2)
+    output = some.output[: chosen.entries].double().nan_to_num()
+    backward = ~torch.ones(key.shape[-2] + 1, key.shape[-2] + 1, dtype=torch.bool).triu(1)
+    for row in range(len(chosen.rows)):  # one at a time: its intervals stay in the processor's cache
+        yield _of_row(e[:, :, row], value, output[:, :, row], backward)
+
+
+def _of_row(e: Tensor, value: Tensor, output: Tensor, backward: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the misfits of one row: e (B, H, S), value (B, H, S, Ev), output (B, H, Ev)."""
+    apart = value.double() - output[..., None, :]
+    sums = _prefix((e[..., None] * apart).mT).mT
     gram = sums @ sums.mT
     size = gram.diagonal(dim1=-2, dim2=-1)
+    # the last two axes are (lo, hi) from here on
     ends = size[..., None, :] + size[..., :, None]
     total = _prefix(e)
-    # the last two axes are (lo, hi) from here on
     weight = total[..., None, :] - total[..., :, None]
-    square = (ends - 2 * gram).clamp_min(0.0) + CANCELLATION_ERROR * ends
+    square = gram.mul_(-2.0).add_(ends).clamp_min_(0.0).add_(ends, alpha=CANCELLATION_ERROR)
     length = output.square().sum(-1)[..., None, None].clamp_min(1e-30)
     along = (sums @ output[..., None])[..., 0]
     across = along[..., None, :] - along[..., :, None]
-    whole = square + 2 * weight * across + length * weight.square()
+    backward = backward | (weight <= 0)
+    weighted = length * weight
+    whole = square + (2 * across).add_(weighted).mul_(weight)
+    plain = square / weighted.mul_(weight)
     # Best scaling of o by a sink: project the interval's average onto o, and keep only what is orthogonal to it.
-    share = (across + length * weight) * weight / whole
-    sunk = (length * square - across.square()).clamp_min(0.0) / whole / length
-    plain = square / (weight.square() * length)
-    sunk = sunk.masked_fill((share <= 0) | (share > MOST_SHARE), 4.0)
-    unit = (EQUAL_FIT_ROUNDINGS * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
-    backward = ~torch.ones(plain.shape[-2:], dtype=torch.bool).triu(1) | (weight <= 0)
-    plain, sunk = (x.masked_fill(backward, math.inf).nan_to_num(nan=math.inf).mean(1) for x in (plain, sunk))
-    return _Misses(index, plain, sunk, unit)
+    share = (across + length * weight).mul_(weight).div_(whole)
+    sunk = (length * square).sub_(across.square_()).clamp_min_(0.0).div_(whole.mul_(length))
+    sunk = sunk.masked_fill_((share <= 0) | (share > MOST_SHARE), 4.0)
+    plain, sunk = (
+        x.masked_fill_(backward, math.inf).nan_to_num_(nan=math.inf, posinf=math.inf).mean(1) for x in (plain, sunk)
+    )
+    return plain, sunk
 
 
 def _prefix(values: Tensor) -> Tensor:
@@ -145,7 +193,7 @@ def _prefix(values: Tensor) -> Tensor:
 def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | None]:
     """Yields the two bands, with padding at either end, that fit the rows best."""
     sizes = call.sizes
-    misses = _misses(call, formula, *MANY)
+    misses = _misses(call, formula)
     squares = misses.sunk if sinks else misses.plain
     found = []
     for least, greatest in product(*_bounds(misses, squares, sizes.keys)):

@@ -20,6 +20,7 @@ from sqrtdk.compare.fit.norm import fit_norm
 from sqrtdk.compare.infer_vectors import infer_path
 from sqrtdk.compare.precision import stored_in
 from sqrtdk.compare.program import Affine, NormStep, Rotation, RoundingStep, VectorPath
+from sqrtdk.compare.recorded import STEPS, SearchWork
 from sqrtdk.compare.rounding_steps import Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from sqrtdk.tracing.probe.tables import Law, Turn, take_apart
@@ -30,6 +31,9 @@ WIDTH_DIVISORS = (1, 2, 4)  # a head's channels divided by those that rotate
 USUAL_BASE_DISTANCE = 1e-2  # relative distance up to which a fitted base counts as one of the list
 WHOLE_POSITION_DISTANCE = 0.05  # distance of a position from a whole number
 LEAST_ROWS_EXPLAINED = 3  # a fitted rotation explains fewer rows than this by chance
+MOST_DISTANCES = 2**22  # distances of features that are computed at once
+PRODUCTS_A_NUMBER = 16  # a multiplication in a product of matrices costs less than a number made by itself
+PASSES_OF_A_TURN = 8  # passes over all numbers that one assumed rotation takes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +51,16 @@ class UsedPair:
     b: VectorPath
 
 
-def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None) -> UsedPair | None:
+def compare_used(
+    a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None, work: SearchWork | None = None
+) -> UsedPair | None:
     """Returns the simplest paths found that give both sides' vectors; None if none fits.
 
     Args:
         a_used: (B, H, L, E), q, k or v of A at the product.
         b_used: (B, H, L, E), the same of B.
         dtype: dtype in which the sides computed, the coarser of the two; None: the coarser dtype of the tensors.
+        work: what may be computed; None bounds nothing.
 
     Example:
         >>> x = torch.randn(1, 4, 6, 8)
@@ -64,21 +71,23 @@ def compare_used(a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = 
         return None
     coarser = max((a_used.dtype, b_used.dtype), key=lambda each: torch.finfo(each).eps)
     dtype = coarser if dtype is None else dtype
-    a, b = a_used.double(), b_used.double()
+    work, a, b = work or SearchWork(), a_used.double(), b_used.double()
     cast = [stored_in(x, dtype) for x in (a, b)]
     if cast[1] is None and cast[0] is not None:
-        swapped = compare_used(b_used, a_used, dtype=dtype)
+        swapped = compare_used(b_used, a_used, dtype=dtype, work=work)
         return None if swapped is None else UsedPair(swapped.input, swapped.b, swapped.a)
     if cast[0] is None and cast[1] is not None:  # B holds A's values, rotated or as they are, in a smaller dtype
-        pair, rounding = compare_used(a, b, dtype=cast[1]), str(cast[1]).removeprefix("torch.")
+        pair, rounding = compare_used(a, b, dtype=cast[1], work=work), str(cast[1]).removeprefix("torch.")
         if pair is None:
             return None
         return replace(pair, b=replace(pair.b, steps=(*pair.b.steps, RoundingStep(rounding, by_values=True))))
-    path = infer_path(a, b, VectorPath(_identity(a)), dtype=dtype)
+    if not work.takes((a.shape[1] * a.shape[3]) ** 2 / 2, STEPS):  # the projections of a pair take so much memory
+        return None
+    path = infer_path(a, b, VectorPath(_identity(a)), dtype=dtype, work=work)
     if path is not None and not path.steps:  # equal, or a factor, an offset, another order of heads
         return _pair(a, (), path)
     # A permutation has no fitted numbers, so it comes before the rotation, which has.
-    found = _permuted(a, b, dtype) or _turned(a, b, dtype)
+    found = _permuted(a, b, dtype, work) or _turned(a, b, dtype, work)
     if found is not None or (path is not None and all(isinstance(step, NormStep) for step in path.steps)):
         return found or (None if path is None else _pair(a, (), path))
     norm = fit_norm(b, a, dtype=dtype)  # a norm that only A has
@@ -99,12 +108,18 @@ def _pair(before: Tensor, a: Steps, b: VectorPath) -> UsedPair:
     )
 
 
-def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
+def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype, work: SearchWork) -> UsedPair | None:
     """Returns paths with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
     if a.shape[0] * a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
-    order = torch.cdist(other.contiguous(), mine.contiguous()).argmin(-1)
+    if not work.takes(mine.numel() * len(other) / PRODUCTS_A_NUMBER, STEPS):
+        return None
+    # The distances of all features at once take more memory than the file: 2 GiB for 1024 heads of 16.
+    step = max(1, MOST_DISTANCES // len(mine))
+    order = torch.cat(
+        [torch.cdist(some, mine.contiguous()).argmin(-1) for some in torch.split(other.contiguous(), step)]
+    )
     mixed = mine[order].T.view(a.shape[0], a.shape[2], a.shape[1], a.shape[3]).transpose(1, 2)
     if len(set(order.tolist())) < len(order) or not agrees((), mixed, b, dtype):
         return None
@@ -113,12 +128,14 @@ def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
     return _pair(a, (), VectorPath(Affine("", weight, None, order)))
 
 
-def _turned(a: Tensor, b: Tensor, dtype: torch.dtype) -> UsedPair | None:
+def _turned(a: Tensor, b: Tensor, dtype: torch.dtype, work: SearchWork) -> UsedPair | None:
     """Returns paths in which B rotates differently from A, or one side does not rotate."""
     if a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     best: UsedPair | None = None
     for own, before, bound in _supposed(a, dtype):
+        if not work.takes(PASSES_OF_A_TURN * a.numel(), STEPS):
+            return best
         mine = () if own is None else (own,)
         known = None if own is None else take_apart(own.table)
         for steps in ((), *(() if own is None or known is None else _other_rotations(own, known, a.shape[3]))):

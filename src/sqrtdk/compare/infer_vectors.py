@@ -34,17 +34,25 @@ from sqrtdk.compare.program import (
     layout_order,
     steps_in_other_layout,
 )
+from sqrtdk.compare.recorded import STEPS, SearchWork
 from sqrtdk.compare.rounding_steps import PROJECTION_ROUNDINGS, Steps, agrees, allowed, inverse
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 NORM_KINDS = ("rms", "layer", "l2")
 MOST_STEPS = 4  # steps of the other side; more have too many orders to try
 USUAL_EPS = (1e-6, 1e-5)  # usual eps of norms; if eps shows in the values at all, the two give different ones
+PASSES = 16  # passes over all numbers that one candidate takes
 LEAST_LENGTHS = 3  # lengths needed to fit the two gains of a pair
 
 
 def infer_path(
-    projected: Tensor, used: Tensor, other: VectorPath, *, dtype: torch.dtype | None = None, rows: bool = True
+    projected: Tensor,
+    used: Tensor,
+    other: VectorPath,
+    *,
+    dtype: torch.dtype | None = None,
+    rows: bool = True,
+    work: SearchWork | None = None,
 ) -> VectorPath | None:
     """Returns the path of a side of which two tensors are known.
 
@@ -54,6 +62,7 @@ def infer_path(
         other: the path of the other side, whose steps are tried first.
         dtype: dtype in which this side computed; None: that of `used`.
         rows: whether to try the rows of the projection in the order of the other rotary layout.
+        work: what may be computed; None bounds nothing.
 
     Returns:
         `other` with the steps, factor, order of heads or bias that give `used`; None if no variant does.
@@ -86,12 +95,15 @@ def infer_path(
     there = relaid is not None and entered.shape == wanted.shape
     if there and relaid is not None and agrees(relaid.steps, entered[..., order], wanted, dtype):
         return relaid
-    every = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps))
-    paths = (_finished(steps, entered, wanted, dtype, other) for steps in every)
+    every, work = itertools.chain(known, _fitted(entered, wanted, dtype, other.steps)), work or SearchWork()
+    # each head of one side is held against every head of the other
+    cost = entered.numel() * (PASSES + wanted.shape[1])
+    bounded = itertools.takewhile(lambda _: work.takes(cost, STEPS), every)
+    paths = (_finished(steps, entered, wanted, dtype, other) for steps in bounded)
     found = next((path for path in paths if path is not None), None)
     if found is not None or relaid is None or not rows:
         return found
-    return infer_path(entered[..., order], used, relaid, dtype=dtype, rows=False)
+    return infer_path(entered[..., order], used, relaid, dtype=dtype, rows=False, work=work)
 
 
 def _relaid(other: VectorPath, features: int) -> tuple[VectorPath | None, Tensor]:

@@ -154,11 +154,21 @@ def _groups(vector: Vector, grouped: bool) -> tuple[Tensor, Tensor]:
     if grouped and vector.projection is not None:
         heads = [tuple(features) for features in vector.projection.features.tolist()]
     elif grouped:
-        every = vector.values.unbind(1)
-        heads = [next(i for i, x in enumerate(every) if x is own or torch.equal(x, own)) for own in every]
+        # Only heads of equal sums are compared: all pairs of a thousand heads take seconds.
+        alike: dict[float, list[int]] = {}
+        for i, (own, total) in enumerate(zip(vector.values.unbind(1), _sums(vector.values), strict=True)):
+            others = alike.setdefault(total, [])
+            heads[i] = next((j for j in others if torch.equal(vector.values[:, j], own)), i)
+            others += [i] if heads[i] == i else []
     sets, device = sorted(set(heads)), vector.values.device
     order = torch.tensor([heads.index(one) for one in sets], device=device)
     return order, torch.tensor([sets.index(one) for one in heads], device=device)
+
+
+def _sums(values: Tensor) -> list[float]:
+    """Returns the sum of each head of (B, H, L, E)."""
+    totals: list[float] = values.double().sum((0, 2, 3)).tolist()
+    return totals
 
 
 def _once(factor: Tensor | float, first: Tensor | slice) -> Tensor | float:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from sqrtdk._progress import report_progress
 from sqrtdk._sites import ROOT_NAME
-from sqrtdk.compare.align import Alignment, name_of, sizes_of
-from sqrtdk.compare.pair import JudgedPair
-from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side
+from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, sizes_of
+from sqrtdk.compare.pair import JudgedPair, other_shapes
+from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side, side_of_file
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
 from sqrtdk.messages import Message
@@ -40,16 +40,17 @@ def open_sides(
     inputs_b: Inputs | None,
     options_a: LoadOptions,
     options_b: LoadOptions,
+    mapping: Mapping[str, str],
 ) -> tuple[ModelSide, ModelSide]:
-    """Loads and runs both sides.
+    """Loads and runs both sides, and refuses two whose shapes have nothing in common.
 
     Without given inputs and other requests, those of a trace file or of an exported program as B are used. Otherwise
     inputs are generated from the text, file and sizes in A's options. B runs on A's inputs unless it has its own.
     """
     files = {}
-    for label, one, options in (("A", a, options_a), ("B", b, options_b)):
+    for label, one in (("A", a), ("B", b)):
         if not isinstance(one, nn.Module) and _has_suffix(one, TRACE):
-            files[label] = run_side(Path(one), label, None, options)
+            files[label] = side_of_file(Path(one), shapes=True)
     asked = (options_a.text, options_a.input_file, options_a.batch, options_a.seq_len)
     start = inputs
     if start is None and all(value is None for value in asked):
@@ -75,7 +76,16 @@ def open_sides(
         loaded_a, loaded_b, chosen = _below_both(loaded_a, loaded_b, chosen, made=not own)
     side_a = files.get("A") or _run(loaded_a, "A", chosen, options_a)
     side_b = files.get("B") or _run(loaded_b, "B", inputs_b or chosen, options_b)
-    return side_a, side_b
+    if not files:
+        return side_a, side_b
+    _refuse_shapes(side_a, side_b, mapping)
+    # Only now are the values of a file read: two files of other shapes may have gigabytes of them.
+    given = {"A": (a, side_a, options_a), "B": (b, side_b, options_b)}
+    sides = [
+        run_side(Path(str(one)), label, None, options) if label in files else side
+        for label, (one, side, options) in given.items()
+    ]
+    return sides[0], sides[1]
 
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
@@ -287,6 +297,28 @@ def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: 
             f"A runs {counts[0]} attentions, B {counts[1]}",
             hint="Give two models of as many layers; to compare a part of them, pair sites with --map FILE.",
         )
+
+
+def cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
+    """Returns sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
+    cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
+    return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
+
+
+def _refuse_shapes(a: ModelSide, b: ModelSide, mapping: Mapping[str, str]) -> None:
+    """Refuses two sides whose shapes alone show that they can't be compared; the values need not be there yet.
+
+    Raises:
+        InvalidValueError: no call of one side has the shapes of a call of the other.
+    """
+    alignment = align(a.calls, b.calls, cut_sites(a, b) | dict(mapping))
+    refuse_strangers(a, b, alignment, mapping)
+    cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
+    pairs = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
+    reasons = [None if one.missing or other.missing else other_shapes(one, other) for one, other in pairs]
+    known = [{(call.query.values.shape, call.output.shape) for call in side.calls} for side in (a, b)]
+    if known[0].isdisjoint(known[1]):  # else other values may pair the calls otherwise
+        refuse_unlike([JudgedPair(None, reason=reason, strangers=reason is not None) for reason in reasons])
 
 
 def refuse_unlike(judged: Sequence[JudgedPair]) -> None:

@@ -39,12 +39,21 @@ MOST_OUTPUTS_NAMED = 4  # names that a sentence lists
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison:
-    """The comparison of the outputs: every tensor, why none were compared, what is left out, and what leads there."""
+    """The comparison of the outputs.
+
+    Attributes:
+        outputs: every tensor.
+        missing: why none were compared.
+        notes: what is left out.
+        chain: what leads there.
+        more: further sentences on what differs.
+    """
 
     outputs: tuple[OutputDiff, ...] = ()
     missing: str | None = None
     notes: tuple[str, ...] = ()
     chain: DifferenceChain = field(default_factory=DifferenceChain)
+    more: tuple[str, ...] = ()
 
 
 def pair_outputs(a: ModelSide, b: ModelSide, blind: BlindRows) -> tuple[tuple[TensorOfBoth, ...], OutputComparison]:
@@ -236,7 +245,8 @@ def of_outputs(pairs: Sequence[PairDiff], ends: OutputComparison) -> OfOutputs:
         ['The attentions agree; outputs differ by 100%. The first difference is in `lm_head`.']
     """
     before: list[str] = [_of_reason("paragraphs.outputs.unlike", one) for one in unlike(ends.outputs)]
-    after: list[str] = [Message("paragraphs.outputs.missing", reason=ends.missing)] if ends.missing else []
+    after: list[str] = list(ends.more)
+    after += [Message("paragraphs.outputs.missing", reason=ends.missing)] if ends.missing else []
     if unjudged := [f"`{one.name}`" for one in ends.outputs if one.same is None and one.reason is None]:
         after.append(Message("paragraphs.outputs.nan", names=joined(unjudged, "comma")))
     after += [

@@ -28,6 +28,7 @@ from sqrtdk.compare.numbers import constant_tolerance
 from sqrtdk.compare.observed import ObservedVector, observe
 from sqrtdk.compare.precision import Precision, Precisions, rounding_unit
 from sqrtdk.compare.program import QK, QKV, Program, RoundingStep
+from sqrtdk.compare.recorded import SearchWork
 from sqrtdk.compare.records import CANCELS, UNKNOWN_CAUSE, StageDiff
 from sqrtdk.compare.segments import Segment, SegmentGap, joined_segments, segment_gap, segments
 from sqrtdk.compare.stages import hidden_rows, stage_text
@@ -83,11 +84,12 @@ def judge_pair(
     earlier: Sides | None = None,
     declared: tuple[str, str] = ("", ""),
     kv_scale: float | None = None,
+    work: SearchWork | None = None,
 ) -> JudgedPair:
     """Compares what two calls do to the same input, by running A's program from B's values at every stage.
 
     `earlier` are the programs of the previous pair, `declared` names what declares the scale of A and of B, and
-    `kv_scale` is the fixed scale of a quantised cache.
+    `kv_scale` is the fixed scale of a quantised cache. `work` is what the searches of all pairs may compute.
     """
     reason = _unread(a, b)
     if reason is not None:
@@ -98,7 +100,7 @@ def judge_pair(
     if reason is not None:
         return JudgedPair(None, reason=reason, strangers=True)
 
-    told, layout_open = in_one_layout(_complete_pair(a, b, seen_a, seen_b, earlier), earlier)
+    told, layout_open = in_one_layout(_complete_pair(a, b, seen_a, seen_b, earlier, work), earlier)
     seen = {name: replace(own, alike=_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
     ahead, behind, passed = past_unknown(told[0].program, told[1].program, told[0].seen, seen)
     told = [replace(side, program=program) for side, program in zip(told, (behind.a, behind.b), strict=True)]
@@ -197,10 +199,11 @@ def _complete_pair(
     seen_a: Mapping[str, ObservedVector],
     seen_b: Mapping[str, ObservedVector],
     earlier: Sides | None,
+    work: SearchWork | None,
 ) -> list[KnownSide]:
     """Returns both sides completed from each other, with norms and added terms read in each other's terms."""
     first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
-    told = with_known_rows(complete_sides(a, b, seen_a, seen_b, first))
+    told = with_known_rows(complete_sides(a, b, seen_a, seen_b, first, work))
     one, other = _rounded_steps(*told), _rounded_steps(*reversed(told))
     if one.formula is not None and other.formula is not None:
         formulas = split_alike(one.formula, other.formula, constant_tolerance(one.dtype, other.dtype))
@@ -290,7 +293,8 @@ def _unknown(told: list[KnownSide]) -> str:
     if missing:
         return joined(missing)
     label, side = next((x, y) for x, y in zip("AB", told, strict=True) if y.program.formula is None)
-    return Message("compare.formula.unknown_of", side=label, why=", ".join(side.program.unknown))
+    unknown = Message("compare.formula.unknown_of", side=label, why=", ".join(side.program.unknown))
+    return unknown if side.ended is None else joined([unknown, side.ended])
 
 
 def _of_side(label: str, reason: str) -> Message:
@@ -315,19 +319,26 @@ def _unread(a: CallTensors, b: CallTensors) -> str | None:
 def _unlike(
     a: CallTensors, b: CallTensors, seen_a: Mapping[str, ObservedVector], seen_b: Mapping[str, ObservedVector]
 ) -> str | None:
-    """Returns why two calls can't be one attention, by their shapes; None if they can."""
-    one, other = a.query.values.shape, b.query.values.shape
-    if one[1] != other[1]:
-        return Message("compare.pair.heads", heads=one[1], other=other[1])
-    if one != other or a.output.shape != b.output.shape:
-        shapes = {"shape": one, "other": other, "out": a.output.shape, "out_b": b.output.shape}
-        return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})
+    """Returns why two calls can't be one attention, by their shapes and equal heads; None if they can."""
+    if (reason := other_shapes(a, b)) is not None:
+        return reason
     for name in ("key", "value"):
         of_a, of_b = seen_a[name].used.shape[1], seen_b[name].used.shape[1]
         # one head of keys may be multi-query attention, which the other side repeats: k.expand(-1, Hq, -1, -1)
         if of_a != of_b and 1 not in (of_a, of_b):
             return Message("compare.pair.heads_of", part=name, heads=of_a, other=of_b)
     return None
+
+
+def other_shapes(a: CallTensors, b: CallTensors) -> Message | None:
+    """Returns why two calls can't be one attention, by the shapes of q and output alone; None if they can."""
+    one, other = a.query.values.shape, b.query.values.shape
+    if one[1] != other[1]:
+        return Message("compare.pair.heads", heads=one[1], other=other[1])
+    if one == other and a.output.shape == b.output.shape:
+        return None
+    shapes = {"shape": one, "other": other, "out": a.output.shape, "out_b": b.output.shape}
+    return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})
 
 
 def precision_of(call: CallTensors) -> Precision:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import compute_output, repeat_heads, some_heads, some_rows
 from sqrtdk.compare.program import Formula
+from sqrtdk.messages import Message, joined
 
 TRIAL_ROWS = 24  # evenly spaced rows on which a formula is tried
 FIRST_TRIAL_ROWS = 4  # and the first rows, to which a causal mask leaves the fewest keys
@@ -27,6 +28,66 @@ FAR_OFF_FACTOR = 1e3  # factor that ranks formulas far off behind all others
 DIVISION_FLOOR = 1e-30  # keeps divisions by 0 finite
 FLIPPED_SHARE = 0.1  # share of the root mean square from numbers that round to another step
 FLOAT64_SHARE = 2.0**-29  # ratio of float64's rounding to float32's
+SEARCH_NUMBERS = 2**27  # numbers that the searches of one comparison may compute in vain: about five seconds
+LEAST_NUMBERS = 2**14  # of one step: below that, calls cost more than numbers
+CHANGES, FITTED, ROW_MASKS, TWOFOLD, STEPS = "changes", "fitted", "rows", "twofold", "steps"  # what may be left out
+
+
+class SearchWork:
+    """How much searches may compute, and what they left out.
+
+    Two small files of noise name no formula, so that every candidate is tried, and the intervals of keys alone grow
+    with the square of the keys. What is counted are numbers, not seconds: an answer does not depend on the machine.
+    Each search gets half of what is left, and returns what it took if it found something: a thousand layers whose
+    formulas can't be found cost no more than one.
+
+    Example:
+        >>> work = SearchWork(2**20).part()
+        >>> work.takes(2**18, FITTED), work.takes(2**19, TWOFOLD), work.takes(2**15, FITTED)
+        (True, False, True)
+        >>> work.ended
+        'its search ended after 294,912 numbers, before it tried two changes at once'
+    """
+
+    def __init__(self, most: float = math.inf, whole: SearchWork | None = None) -> None:
+        self.left, self.taken, self._whole, self._returned = most, 0, whole, 0
+        self._missing: list[str] = []
+
+    def part(self, earlier: SearchWork | None = None) -> SearchWork:
+        """Returns the work of one search; what an earlier search left out is missing here too."""
+        part = SearchWork(self.left / 2, self)
+        part._missing += [] if earlier is None else earlier._missing
+        return part
+
+    def takes(self, numbers: float, what: str) -> bool:
+        """Returns whether so many numbers may be computed; if not, `what` is left out."""
+        numbers = max(int(numbers), LEAST_NUMBERS)
+        if numbers > self.left:
+            return not self.leaves_out(what)
+        for work in (self, self._whole):
+            if work is not None:
+                work.left, work.taken = work.left - numbers, work.taken + numbers
+        return True
+
+    def leaves_out(self, what: str) -> bool:
+        """Remembers that something is not searched. Returns True."""
+        if what not in self._missing:
+            self._missing.append(what)
+        return True
+
+    def found(self) -> None:
+        """Returns what the search has taken so far, as it was not in vain."""
+        if self._whole is not None:
+            self._whole.left += self.taken - self._returned
+            self._returned = self.taken
+
+    @property
+    def ended(self) -> Message | None:
+        """What was not searched, as half a sentence; None if everything was."""
+        if not self._missing:
+            return None
+        parts = joined([Message(f"compare.search.{name}") for name in self._missing], "comma")
+        return Message("compare.search.ended", count=f"{self.taken:,}", parts=parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from sqrtdk.tracing.trace import Trace
 
 COMPARED_PACKAGES = ("torch", "transformers")
 TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # file suffixes of sides
+TRACE_KIND = "trace file"  # `SideInfo.kind` of a trace file
 ModelSource = nn.Module | str | Path
 OfSides = tuple[Any, Any]  # an option of A alone, and the same of B alone
 
@@ -148,7 +149,7 @@ def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: Lo
 def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
     """Runs a side from `load_side`. A graph runs on the given inputs; a loaded module brings its own."""
     if isinstance(loaded, Path):
-        side = _of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+        side = side_of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
         side.notes += _unused(side.info.kind, options)
         return side
     attn = options.attn if loaded.kind == "module" else None
@@ -358,13 +359,14 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _of_file(path: Path) -> ModelSide:
+def side_of_file(path: Path, *, shapes: bool = False) -> ModelSide:
+    """Returns the side of a trace file; with `shapes`, its calls have shapes alone."""
     from sqrtdk.recording.read import read_trace_file
 
-    file = read_trace_file(path)
+    file = read_trace_file(path, shapes=shapes)
     if not file.calls:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
-    info = SideInfo(str(path), "trace file", calls=len(file.calls), dtype=file.calls[0].dtype)
+    info = SideInfo(str(path), TRACE_KIND, calls=len(file.calls), dtype=file.calls[0].dtype)
     inputs: Inputs | None = dict(file.model_inputs) or None
     if inputs and all(name.isdecimal() for name in file.model_inputs):  # inputs recorded by position are a tuple
         inputs = tuple(file.model_inputs[place] for place in sorted(file.model_inputs, key=int))

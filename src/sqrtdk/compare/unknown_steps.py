@@ -190,7 +190,7 @@ def _step(sides: list[KnownSide], name: str) -> Message:
     for label, side in zip("AB", sides, strict=True):
         unknown = [step.name for step in path_of(side.program, name).steps if isinstance(step, OpaqueStep)]
         if unknown == ["not recorded"]:
-            return Message("compare.vector.not_recorded", side=label)
+            return Message("compare.vector.not_recorded", side=label, letter=QKV_LETTERS[name])
         if unknown:
             return Message("compare.vector.unknown_step", side=label, step=unknown[0])
     return Message("compare.vector.unknown_way")

@@ -114,14 +114,16 @@ def _laid_out(name: str, layout: str, source: TensorSource) -> Tensor:
 def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Shape:
     """Return the shape of the logits, (B, Hq, L, S). Refuses tensors that don't fit one another."""
     (batch, heads, rows, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
+    for name, tensor in (("q", query), ("k", key), ("v", value), ("output", output)):
+        _refuse_empty(at + name, tensor)
     told = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
     if batch != kv_batch:
         refuse_file(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
-    if width != key_width or not width:
+    if width != key_width:
         refuse_file(
             f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout."
         )
-    if not heads or not kv_heads or heads % kv_heads:  # grouped heads: heads // kv_heads of q share one of k
+    if heads % kv_heads:  # grouped heads: heads // kv_heads of q share one of k
         refuse_file(
             f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout."
         )
@@ -133,6 +135,15 @@ def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tenso
     if output.shape != wanted:
         refuse_file(f"{at}output has shape {tuple(output.shape)}; q and v make it {wanted}")
     return batch, heads, rows, keys
+
+
+def _refuse_empty(name: str, tensor: Tensor) -> None:
+    """Refuse a vector (B, H, L, E) without a row, a head or a feature: no softmax ran over it."""
+    if 0 in tensor.shape:
+        refuse_file(
+            f"{name} (B, H, L, E) {tuple(tensor.shape)} has no numbers",
+            "Leave a call without rows, keys or features out, or give it 'missing' with the reason and no tensors.",
+        )
 
 
 def _vector(entry: VectorEntry, name: str, layout: str, source: TensorSource) -> Vector:
@@ -156,6 +167,7 @@ def _on_the_way(name: str, layout: str, values: Tensor, source: TensorSource) ->
     if name not in source:
         return None
     tensor = _laid_out(name, layout, source)
+    _refuse_empty(name, tensor)
     if (tensor.shape[0], tensor.shape[2]) != (values.shape[0], values.shape[2]):
         refuse_file(f"{name} (B, H, L, E) {tuple(tensor.shape)} does not fit what it became, {tuple(values.shape)}")
     return tensor
@@ -169,7 +181,8 @@ def _projection(name: str | None, begin: str, values: Tensor, source: TensorSour
     if given is None or features is None:
         refuse_file(f"the projection of {begin} lacks its {'input' if given is None else 'features'}")
     shapes = [tuple(part.shape) for part in (given, weight, bias, features) if part is not None]
-    fits = given.dim() == 3 and given.shape[:2] == (values.shape[0], values.shape[2]) and features.dim() == 2
+    fits = given.numel() > 0 and features.numel() > 0
+    fits = fits and given.dim() == 3 and given.shape[:2] == (values.shape[0], values.shape[2]) and features.dim() == 2
     if weight is not None:
         fits = fits and weight.dim() == 3 and weight.shape[2] == given.shape[2] and weight.shape[:2] == features.shape
     if bias is not None:
@@ -247,13 +260,13 @@ def _check_broadcast(name: str, shape: Shape, whole: Shape) -> None:
 
 
 def _record(name: str, source: TensorSource) -> AttentionCall | None:
-    text = source.take(name, _U8)
+    text = source.take(name, _U8, small=True)
     if text is None:
         return None
     if text.dim() != 1:
         refuse_file(f"{name} has shape {tuple(text.shape)}; it is a text, (bytes,)")
     at_most(text.numel(), MAX_RECORD_BYTES, f"bytes in {name}")
-    if source.dry:  # shapes alone: there is no text to parse yet
+    if text.is_meta:  # shapes alone: there is no text to parse yet
         return None
     return trace_record(AttentionCall, parse_trace_json(text.numpy().tobytes(), name), name)
 

@@ -15,7 +15,7 @@ from sqrtdk.models.limits import check_file
 from sqrtdk.recording.decode import decode_call
 from sqrtdk.recording.document import Document, parse_document
 from sqrtdk.recording.format import INPUT_PREFIX, NAME_BY_DTYPE
-from sqrtdk.recording.header import Header, read_header, read_tensor
+from sqrtdk.recording.header import Header, Spec, read_header, read_tensor
 from sqrtdk.recording.limits import MAX_TRACE_BYTES, quote, refuse_file
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
 from sqrtdk.recording.sentences import with_sentences
@@ -25,7 +25,7 @@ from sqrtdk.tracing.tensors import CallTensors
 _MAX_TRACE_NOTES = 20
 
 
-def read_trace_file(path: str | Path) -> TraceFile:
+def read_trace_file(path: str | Path, *, shapes: bool = False) -> TraceFile:
     """Read a trace file into memory.
 
     Nothing in it is executed. Sizes, names and shapes are checked before a tensor is read; docs/en/trace-file.md lists
@@ -33,6 +33,7 @@ def read_trace_file(path: str | Path) -> TraceFile:
 
     Args:
         path: The file.
+        shapes: Whether tensors of calls have shapes alone, on the meta device: a large file takes no memory then.
 
     Raises:
         TraceFileError: The file can't be read, is not a trace file, is damaged, has an unknown version or exceeds a
@@ -48,18 +49,22 @@ def read_trace_file(path: str | Path) -> TraceFile:
     try:
         check_file(path, "it", MAX_TRACE_BYTES)
         with open(path, "rb", buffering=0) as file:  # reads go straight into the tensors' memory
-            return _read(path, file)
+            return _read(path, file, shapes)
     except (SqrtdkError, OSError) as error:
         hint = error.hint if isinstance(error, SqrtdkError) else "Check the path and its permissions."
         reason = short_text(error) if isinstance(error, SqrtdkError) else error.strerror or short_text(error)
         raise TraceFileError(f"{str(path)!r} can't be read as a trace file: {reason}", hint=hint) from error
 
 
-def _read(path: Path, file: BinaryIO) -> TraceFile:
+def _read(path: Path, file: BinaryIO, shapes: bool) -> TraceFile:
     header = read_header(file, path.stat().st_size)
     document = parse_document(header.document)
     check_calls(header, document)  # all shapes first: an unfit file costs no memory
-    return _take(path, header, document, lambda spec: read_tensor(file, header, spec))
+
+    def load(spec: Spec) -> Tensor:
+        return read_tensor(file, header, spec)
+
+    return _take(path, header, document, None if shapes else load, load)
 
 
 def check_calls(header: Header, document: Document) -> None:
@@ -71,10 +76,10 @@ def check_calls(header: Header, document: Document) -> None:
     _take(Path(), header, document, None)
 
 
-def _take(path: Path, header: Header, document: Document, load: Any) -> TraceFile:
+def _take(path: Path, header: Header, document: Document, load: Any, load_small: Any = None) -> TraceFile:
     same = document.same or {}
     check_same(same, header)
-    source = TensorSource(header, same, load)
+    source = TensorSource(header, same, load, load_small)
     calls: list[CallTensors] = []
     cuts: list[Cut | None] = []
     notes: list[str] = []
@@ -95,7 +100,9 @@ def _take(path: Path, header: Header, document: Document, load: Any) -> TraceFil
             notes += _oddities(call)
     names = [(name, name.removeprefix(INPUT_PREFIX)) for name in source.prefixed(INPUT_PREFIX)]
     inputs = {
-        short: tensor for name, short in names if (tensor := source.take(name, frozenset(NAME_BY_DTYPE))) is not None
+        short: tensor
+        for name, short in names
+        if (tensor := source.take(name, frozenset(NAME_BY_DTYPE), small=True)) is not None
     }
     said, metadata = with_sentences(header.sentences, calls, _metadata(document))
     source.end()

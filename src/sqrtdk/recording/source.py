@@ -27,12 +27,25 @@ from sqrtdk.recording.masks import PackedMask, unpack_mask
 class TensorSource:
     """Tensors of a file by name. A tensor with several names is read once.
 
+    Args:
+        header: header of the file.
+        same: names that stand for tensors of other names.
+        load: reads a tensor; None gives shapes alone, as tensors on the meta device.
+        load_small: reads what is small and is needed beside shapes: records and the model's inputs; None is `load`.
+
     Attributes:
-        dry: whether only shapes are given, as tensors on the meta device.
+        dry: whether only shapes are given.
     """
 
-    def __init__(self, header: Header, same: Mapping[str, str], load: Callable[[Spec], Tensor] | None) -> None:
+    def __init__(
+        self,
+        header: Header,
+        same: Mapping[str, str],
+        load: Callable[[Spec], Tensor] | None,
+        load_small: Callable[[Spec], Tensor] | None = None,
+    ) -> None:
         self.dry = load is None
+        self._load_small = load_small
         self._specs = header.specs
         self._same = same
         self._load = load
@@ -45,8 +58,8 @@ class TensorSource:
     def __contains__(self, name: str) -> bool:
         return name in self._specs or name in self._same
 
-    def take(self, name: str, kinds: frozenset[torch.dtype]) -> Tensor | None:
-        """Return the tensor, or None if the file has none of this name.
+    def take(self, name: str, kinds: frozenset[torch.dtype], *, small: bool = False) -> Tensor | None:
+        """Return the tensor, or None if the file has none of this name; a `small` one is read beside shapes too.
 
         Raises:
             TraceFileError: The dtype is not one of `kinds`.
@@ -60,6 +73,8 @@ class TensorSource:
             wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
             refuse_file(f"{quote(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
         if self._load is None:
+            if small and self._load_small is not None:
+                return self._load_small(spec)
             return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
         if place not in self._shared:  # taken once, so it is not kept here
             return self._load(spec)

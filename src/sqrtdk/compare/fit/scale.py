@@ -21,6 +21,7 @@ from sqrtdk.compare.program import Formula
 GRID_RATIO = 1.25  # ratio of neighbouring scales in the grid
 MOST_ROWS_FITTED = 32  # evenly spaced rows that are examined
 USUAL_SOFTCAPS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)  # usual softcaps
+USUAL_TRIALS = 64  # attentions that a fit computes: the grid, and some Newton steps
 LOG_STEP = 1e-4  # step of the logarithms for central differences
 FAR, SLOW = 1e6, 0.99  # of mean squares: relative to rounding, and to the step before; beyond both the fit is given up
 COMMON_SCALE_ERRORS = 4.0  # standard errors that heads with a common scale may be apart
@@ -102,6 +103,12 @@ def fit_scale(
         if not bool((costs == costs[0]).all()):
             fits.append(_polish(left, noise, trials[costs.argmin(0)], cap))
     return min(fits, key=lambda fit: fit.residual, default=None)
+
+
+def fit_cost(query: Tensor, key: Tensor) -> int:
+    """Returns about how many logits a fit computes for one candidate of the softcap."""
+    batch, heads, rows = query.shape[:3]
+    return USUAL_TRIALS * batch * heads * min(rows, MOST_ROWS_FITTED) * key.shape[-2]
 
 
 def scale_grid(features: int, ratio: float = GRID_RATIO) -> Tensor:
