@@ -104,6 +104,18 @@ def test_a_model_that_is_not_causal_is_not_asked() -> None:
     assert "later tokens move earlier outputs" in answer.reason
 
 
+def test_outputs_that_depend_on_the_number_of_tokens_move_with_no_later_token() -> None:
+    class Counted(Returned):
+        def forward(self, x: torch.Tensor, past_key: Any = None, past_value: Any = None) -> Any:
+            out, k, v = super().forward(x, past_key, past_value)
+            return out * len(x[0]), k, v
+
+    assert [a.state for a in check(Counted().eval(), (noise(2, 10, 32),), laws="causal").laws] == [KEPT]
+    answer = answers(Counted(), (noise(2, 10, 32),))["dynamic"]
+    told = "the prefill alone gives other outputs: they depend on the number of tokens"
+    assert (answer.state, answer.reason) == (NOT_ASKED, told)
+
+
 @pytest.mark.parametrize(
     ("model", "severity", "words"),
     [

@@ -214,6 +214,18 @@ def test_a_mask_beyond_float16_is_asked_of_the_model_itself() -> None:
     assert only(leaking, inputs, "causal").state == BROKEN
 
 
+def test_what_can_not_be_copied_is_asked_itself() -> None:
+    class Single(Masked):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("there is one")
+
+    inputs = ids()
+    inputs["attention_mask"][1, :5] = 0
+    for low, state in ((LEAST, BROKEN), (torch.finfo(torch.float16).min, KEPT)):
+        found = answers(Single(padded_mask(low, torch.float16)).half(), inputs, "finite,causal")
+        assert [answer.state for answer in found] == [state, NOT_ASKED]
+
+
 class Grouped(nn.Module):
     """Attention over time, then over the series of a group; `leak` also sees the others."""
 

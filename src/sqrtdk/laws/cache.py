@@ -42,8 +42,8 @@ from sqrtdk.laws.decoding import (
 )
 from sqrtdk.laws.first_place import Protected, first_unlike
 from sqrtdk.laws.given_keys import empty_slots, given_keys
-from sqrtdk.laws.inputs import Content, lengths
-from sqrtdk.laws.moved import moved_positions, position_axis
+from sqrtdk.laws.inputs import Content, lengths, other_content
+from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
 from sqrtdk.laws.padded import in_a_band, mask_name, pad_both_sides, self_attentions, with_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
@@ -188,7 +188,8 @@ def _compared(
         raise NotAsked(Message("laws.asking.no_output_per_token"))
     # In a static cache, a prefill that differs may see empty slots, which is a fault.
     if rows[0] is not None and bool(_without_padding(subject, content, rows[0]).any()) and kind != _STATIC:
-        raise NotAsked(Message("laws.cache.later_tokens_move"))
+        later = _later_tokens_move(subject, content, prefill)
+        raise NotAsked(Message("laws.cache.later_tokens_move" if later else "laws.cache.length_moves"))
     moved = [None if row is None else _without_padding(subject, content, row) for row in rows]
     faulty = [step for step, row in zip(steps, moved, strict=True) if row is not None and bool(row.any())]
     if not faulty:
@@ -198,6 +199,16 @@ def _compared(
         if row is not None:
             marks[:, step.first : step.last] |= row.cpu()
     return _broken(subject, content, faulty, marks, kind)
+
+
+def _later_tokens_move(subject: Subject, content: Content, first: int) -> bool:
+    """Return whether tokens from a position on move outputs before it, and not their number alone."""
+    batch, length = content.tensor.shape[:2]
+    later = (torch.arange(length) >= first).expand(batch, length)
+    after = subject.run({content.name: other_content(subject, content, later)})
+    axes = position_axes(subject.base, batch, length).items()
+    rows = (moved_positions(subject.base[name], after[name], axis).cpu() for name, axis in axes if name in after)
+    return any(bool(_without_padding(subject, content, moved)[:, :first].any()) for moved in rows)
 
 
 def _unlike(base: Outputs, step: DecodingStep, batch: int, length: int) -> Tensor | None:

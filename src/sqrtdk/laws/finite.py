@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from sqrtdk.audit.records import BROKEN, LawAnswer
 from sqrtdk.laws.answers import law_holds
-from sqrtdk.laws.subject import Subject
+from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
 
 LAW = "finite"
@@ -20,6 +20,8 @@ LAW = "finite"
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer; its finding is made by the rule `nonfinite`."""
     outputs = (subject.itself or subject).base
+    if not outputs:
+        raise NotAsked(Message("laws.asking.no_floating_output"))
     bad = [name for name, x in outputs.items() if bool((x.isnan() | x.isposinf()).any())]
     if bad:
         yield LawAnswer(LAW, "", BROKEN, Message("laws.finite.outputs", names=", ".join(bad[:3])))

@@ -109,7 +109,8 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
                 raise NotAsked(Message("laws.asking.no_floating_output"))
             random = not large and not steady(subject)
         except NotAsked as error:
-            return tuple(law_not_asked(name, "", error.reason) for name in names)
+            itself = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=True)  # no copy
+            return tuple(one for name in names for one in _unless_read(name, itself, error.reason))
         answers: list[LawAnswer] = []
         for name in names:
             if large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
@@ -134,6 +135,11 @@ def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
     if name in WITHOUT_VALUES:
         return _answers_of_law(name, subject, WITHOUT_VALUES)
     return [law_not_asked(name, "", Message(NO_VALUES))]
+
+
+def _unless_read(name: str, subject: Subject, reason: str) -> list[LawAnswer]:
+    """Return the law `finite`'s answer, which needs one run and no copy; of any other, that it was not asked."""
+    return _answers_of_law(name, subject) if name == finite.LAW else [law_not_asked(name, "", reason)]
 
 
 def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
