@@ -20,7 +20,7 @@ from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import law_not_asked
-from sqrtdk.laws.table import FINDINGS, answers_of, is_large, names_of
+from sqrtdk.laws.table import FINDINGS, answers_of, are_named, check_seconds, is_large, names_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve_model
@@ -51,6 +51,7 @@ def check(
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
     laws: str | Sequence[str] | None = None,
+    laws_seconds: float | None = None,
     fail_on: str = "fail",
     command: str = "",
 ) -> CheckReport:
@@ -80,6 +81,7 @@ def check(
         device_map: "auto" spreads a checkpoint through accelerate.
         offload_folder: Directory for weights that fit nowhere else.
         laws: "all", "none", or names of laws, in a sequence or joined by commas; None is "all".
+        laws_seconds: Seconds that all laws together may take; None: any number. Laws that are left then are not asked.
         fail_on: Lowest severity that makes `exit_code` 1: "note", "warn", "fail", "critical"; "never"; or "unmeasured",
             which means "fail" and also counts every attention that could not be judged.
         command: The user's command line, for the report.
@@ -106,7 +108,9 @@ def check(
         offload_folder=offload_folder,
     )  # fmt: skip
     with progress_shown("check"):
-        return check_with(model, inputs, options, laws=laws, fail_on=fail_on, command=command)
+        return check_with(
+            model, inputs, options, laws=laws, laws_seconds=laws_seconds, fail_on=fail_on, command=command
+        )
 
 
 def check_with(
@@ -115,6 +119,7 @@ def check_with(
     options: LoadOptions,
     *,
     laws: str | Sequence[str] | None = None,
+    laws_seconds: float | None = None,
     fail_on: str = "fail",
     command: str = "",
     after: Callable[[LoadedModel], None] | None = None,
@@ -124,7 +129,7 @@ def check_with(
     `after` receives each model once it is audited, while it is still in memory.
     """
     with unchanged(model, inputs) as before:
-        report = _checked(model, inputs, options, laws, fail_on, command, after)
+        report = _checked(model, inputs, options, laws, laws_seconds, fail_on, command, after)
     notes = [*(report.environment.get("notes") or ()), *before.stayed]
     return dataclasses.replace(report, environment=report.environment | {"notes": notes}) if before.stayed else report
 
@@ -134,6 +139,7 @@ def _checked(
     inputs: Any,
     options: LoadOptions,
     laws: str | Sequence[str] | None,
+    laws_seconds: float | None,
     fail_on: str,
     command: str,
     after: Callable[[LoadedModel], None] | None,
@@ -150,6 +156,7 @@ def _checked(
             hint=Message("errors.hint.one_of_or_both", names=joined(ATTN, "comma")),
         )
     names = names_of(table.DEFAULT if laws is None else laws)
+    check_seconds(laws_seconds)
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
     if isinstance(model, str) and graph_kind(model) is not None:
@@ -174,7 +181,9 @@ def _checked(
                 run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
                 if not runs:
                     report_progress(Message("progress.laws"))
-                    run = with_laws(run, answers_of(build.loaded, run, names, options.seed))
+                    named, bound = are_named(laws), laws_seconds
+                    answers = answers_of(build.loaded, run, names, options.seed, named=named, seconds=bound)
+                    run = with_laws(run, answers)
             runs.append(run)
             if after is not None:
                 after(build.loaded)

@@ -237,7 +237,7 @@ def absent(folder: Path) -> list[Sample]:
 
 
 def sequence(folder: Path) -> list[Sample]:
-    return look(meeting(of_gathered_keys), [mine(batch(length=8), 1)])
+    return look(meeting(of_gathered_keys), [mine(batch(length=8), 1)], shards="rows")
 
 
 def keys(folder: Path) -> list[Sample]:

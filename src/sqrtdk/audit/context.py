@@ -122,6 +122,11 @@ class Context:
     # Runs the model once more to find the first number that is not finite; raises a `SqrtdkError` if that run fails.
     origin: Callable[[], Origin | None] | None = None
 
+    @property
+    def whole_rows(self) -> list[JudgedCall]:
+        """The calls whose rows are whole: of a row of several ranks, one rank's mask is no mistake."""
+        return [judged for judged in self.calls if not judged.call.part_of_row]
+
     def module(self, site: str) -> nn.Module | None:
         """Return the module at a site, or None."""
         return module_at(self.model, site)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import platform
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -71,6 +72,8 @@ class ModelRun:
     laws: tuple[LawAnswer, ...] = ()
     # Floating-point tensors that the run returned, by name, if they were asked for.
     outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    seconds: float = dataclasses.field(default=0.0, repr=False, compare=False)  # of its forward, under the trace
+    ranks: int = 1  # ranks that run the model together: its forward has collectives
 
 
 def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False) -> ModelRun:
@@ -93,20 +96,26 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
             stack.enter_context(implementation(module, attn))
         environment = _environment(loaded)
         report_progress(Message("progress.running"))
+        start = time.monotonic()
         with watch_norms(module) as ran, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
+        seconds = time.monotonic() - start
         _refuse_silence(loaded, traced)
         spoiled, infinite = _spoiled(output)
         outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)
         rerun = _reruns(loaded, seed)
+        # What one rank finds would decide how often it runs, and the others would wait in a collective.
+        alone = traced.ranks == 1
+        if not alone:
+            environment["notes"].append(Message("premises.ranks.once", count=traced.ranks))
         report_progress(Message("progress.judging"))
         judged = judge_all(traced.calls, module)
         context = Context(
             model=module,
             calls=judged,
             mode="static" if static else "dynamic",
-            rerun=None if static else rerun,
+            rerun=rerun if alone and not static else None,
             ran=frozenset(ran),
             compare=compare,
             dtype=str(environment["dtype"]),
@@ -116,7 +125,7 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
             tokens=tokens,
             spoiled=spoiled,
             infinite=infinite,
-            origin=None if static else lambda: _origin(loaded, seed),
+            origin=(lambda: _origin(loaded, seed)) if alone and not static else None,
         )
         entries: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):
@@ -146,6 +155,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         findings=findings,
         sources=source_files(loaded, judged_calls, findings, (*traced.not_attention, *missed)),
         outputs=outputs,
+        seconds=seconds,
+        ranks=traced.ranks,
     )
 
 

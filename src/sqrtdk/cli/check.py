@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -33,12 +33,20 @@ Input = Annotated[
 _HELP = "sqrtdk check --help"
 
 
+class _Laws(NamedTuple):
+    """What --laws and --laws-seconds say."""
+
+    names: str | None
+    seconds: float | None
+
+
 def check(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="cli.check.model")],
     loading: Annotated[
         LoadOptions, options.LoadingFields(instead={"attn": Attn, "input_file": Input})
     ] = options.DEFAULT_LOADING,
     laws: options.Laws = None,
+    laws_seconds: options.LawsSeconds = None,
     baseline: Annotated[
         Path | None,
         typer.Option("--baseline", metavar="FILE", help="cli.check.baseline", show_default="cli.defaults.no_baseline"),
@@ -51,6 +59,7 @@ def check(
 ) -> None:
     """Audit every attention of a model, print or write the report, and end with its exit code."""
     model, *others = models
+    asked = _Laws(laws, laws_seconds)
     with reported(show_traceback):
         _refuse_unfit(wanted, others, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported
@@ -59,14 +68,14 @@ def check(
 
             code = check_each([model, *others], loading, laws, fail_on, lang, show_traceback)
         elif baseline is None:
-            code = show(_audited(model, loading, laws, fail_on), wanted, lang)
+            code = show(_audited(model, loading, asked, fail_on), wanted, lang)
         elif update:
-            code = _renew(model, loading, laws, baseline, wanted, lang)
+            code = _renew(model, loading, asked, baseline, wanted, lang)
         else:
             from sqrtdk.audit.baseline import compare_with_baseline, read_baseline
 
             before = read_baseline(baseline, model)
-            report = _audited(model, loading, laws, fail_on)
+            report = _audited(model, loading, asked, fail_on)
             code = show(report, wanted, lang, compare_with_baseline(before, report, str(baseline)))
     raise typer.Exit(code)
 
@@ -97,7 +106,7 @@ def _refuse_unfit(
         options.refuse_ignored(never, Message("errors.options.with_option", option="--update"), _HELP)
 
 
-def _audited(model: str, loading: LoadOptions, laws: str | None, fail_on: str) -> CheckReport:
+def _audited(model: str, loading: LoadOptions, asked: _Laws, fail_on: str) -> CheckReport:
 
     with working(Message("progress.checking", model=model)):
         from sqrtdk.models.names import check_name
@@ -106,10 +115,12 @@ def _audited(model: str, loading: LoadOptions, laws: str | None, fail_on: str) -
         from sqrtdk._check import check_with
 
         command = shlex.join(["sqrtdk", *sys.argv[1:]])
-        return check_with(model, None, loading, laws=laws, fail_on=fail_on, command=command)
+        return check_with(
+            model, None, loading, laws=asked.names, laws_seconds=asked.seconds, fail_on=fail_on, command=command
+        )
 
 
-def _renew(model: str, loading: LoadOptions, laws: str | None, file: Path, wanted: AuditReports, lang: Choice) -> int:
+def _renew(model: str, loading: LoadOptions, asked: _Laws, file: Path, wanted: AuditReports, lang: Choice) -> int:
     """Write the baseline file, and show what changed since it was written before."""
     from sqrtdk import _files
     from sqrtdk.audit.baseline import Ledger, compare_with_baseline, ledger_of, read_for_update
@@ -118,7 +129,7 @@ def _renew(model: str, loading: LoadOptions, laws: str | None, file: Path, wante
 
     _files.check_writable(file, force=True)  # before the model runs
     before = read_for_update(file, wanted.force)
-    report = _audited(model, loading, laws, "never")
+    report = _audited(model, loading, asked, "never")
     if before is not None and before.mode != report.mode and wanted.force:
         before = None
     now = ledger_of(report)

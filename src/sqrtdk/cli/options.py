@@ -128,6 +128,10 @@ class LoadingFields(Fields):
 Loading = Annotated[LoadOptions, LoadingFields()]
 
 Laws = Annotated[str | None, typer.Option("--laws", metavar="NAMES", help="cli.options.laws", show_default="all")]
+LawsSeconds = Annotated[
+    float | None,
+    typer.Option("--laws-seconds", metavar="N", help="cli.options.laws_seconds", show_default="cli.defaults.no_bound"),
+]
 Json = Annotated[bool, typer.Option("--json", help="cli.options.json")]
 Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="cli.options.output")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="cli.options.html")]

@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from sqrtdk._progress import progress_shown
 from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo, without_call
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import declared_masks, finite
 from sqrtdk.laws.answers import state_of
-from sqrtdk.laws.table import answers_of, is_large, names_of
+from sqrtdk.laws.table import answers_of, are_named, check_seconds, is_large, names_of
 from sqrtdk.models.limits import check_seed
 from sqrtdk.models.load import resolve_model
 from sqrtdk.models.names import graph_kind
@@ -62,7 +63,10 @@ class LawReport:
         return f"LawReport({self.model.cls}; {'; '.join(told) or 'no law was asked'})"
 
 
-def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = "all", seed: int = 0) -> LawReport:
+def ask(
+    model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = "all", seed: int = 0, *,
+    seconds: float | None = None,
+) -> LawReport:  # fmt: skip
     """Ask laws of a model: change one thing, and look at what moves.
 
     Let f be the model, x its inputs, and x' inputs that differ from x in one part. A law states for which outputs i
@@ -76,14 +80,18 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
     Args:
         model: A module, or a name that `sqrtdk check` takes; not an exported graph.
         inputs: A dict or tuple for forward, or one tensor; None makes inputs from the config.
-        laws: "all", or names of laws, in a sequence or joined by commas.
+        laws: "all", or names of laws, in a sequence or joined by commas. Of a large model (over 2e9 parameters) "all"
+            asks those that cost one run; named laws are asked whatever they cost.
         seed: Seed of every run, and of the values that replace tokens and features.
+        seconds: Seconds that all laws together may take; None: any number. No run begins that would end later, if it
+            takes as long as the run before it; what is left is not asked.
 
     Returns:
         The answers. A law that does not apply or can't be asked gives the reason.
 
     Raises:
-        InvalidValueError: There is no such law, the model is an exported graph, or there are no inputs and no config.
+        InvalidValueError: There is no such law, the model is an exported graph, `seconds` is not positive, or there are
+            no inputs and no config.
         InvalidTypeError: `model` or `inputs` has another type.
         ModelError: The model can't be built, its forward raises, or no attention runs in it.
 
@@ -108,6 +116,7 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
     """
     names = names_of(laws)
     check_seed(seed)
+    check_seconds(seconds)
     options = LoadOptions(seed=seed)
     own: Inputs | None = None if inputs is None else as_inputs(inputs)
     if isinstance(model, str) and graph_kind(model) is not None:
@@ -123,11 +132,11 @@ def ask(model: nn.Module | str, inputs: Any = None, laws: str | Sequence[str] = 
         raise InvalidTypeError(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
-    with unchanged(model, inputs) as before, by_default_of(loaded.module):
+    with unchanged(model, inputs) as before, by_default_of(loaded.module), progress_shown("laws"):
         # A large model is not run again: the laws take the outputs of the audit's own run.
         keep = bool(names) and is_large(loaded.module)
         run = run_model(loaded, "own", seed=seed, compare="never", keep=keep)
-        answers = answers_of(loaded, run, names, seed)
+        answers = answers_of(loaded, run, names, seed, named=are_named(laws), seconds=seconds)
     return LawReport(run.model, tuple(_with_finding(answer, run) for answer in answers), before.stayed)
 
 

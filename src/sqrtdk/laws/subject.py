@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.laws.moved import HALF_DTYPES
+from sqrtdk.laws.pace import Pace
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.records import Inputs
@@ -55,6 +56,7 @@ class Subject:
         packed: The argument that takes all inputs in one dictionary, or None.
         traced: Result of a run under a trace, for the laws that share it.
         batches: The runs of one sample alone and in a batch, for the laws that share them.
+        pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
         itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
@@ -70,6 +72,7 @@ class Subject:
     packed: str | None = None
     traced: Any = field(default=None, repr=False)
     batches: Any = field(default=None, repr=False)
+    pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False
     itself: Subject | None = field(default=None, repr=False)
     moves: bool | None = None
@@ -90,6 +93,11 @@ class Subject:
         """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
         self._base, self.taken = outputs, False
         self.forget_runs()
+
+    @property
+    def time_is_up(self) -> Message:
+        """Why a law is not asked once `pace` allows no further run."""
+        return Message("laws.asking.time_is_up", seconds=f"{self.pace.most or 0:g}")
 
     @property
     def shares_runs(self) -> bool:
@@ -122,8 +130,10 @@ class Subject:
             shared: Names of inputs that are passed without a copy, so that the model may fill them.
 
         Raises:
-            NotAsked: The model raises on these inputs.
+            NotAsked: The model raises on these inputs, or the time of the laws is up.
         """
+        if self.pace.is_up:
+            raise NotAsked(self.time_is_up)
         named = {name: value if name in shared else _own(value) for name, value in {**self.inputs, **changes}.items()}
         inputs: Inputs = named
         if self.packed is not None:
@@ -132,7 +142,8 @@ class Subject:
             inputs = tuple(named[name] for name in self.positional)
         torch.manual_seed(self.seed if seed is None else seed)
         try:
-            return call(self.module, inputs, own_inputs=True)
+            with self.pace.run():
+                return call(self.module, inputs, own_inputs=True)
         except ModelError as error:
             raise NotAsked(self._raised(error.__cause__ or error)) from error
 
@@ -146,8 +157,9 @@ class Subject:
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """Return the same model with other inputs."""
         return Subject(
-            self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed
-        )
+            self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed,
+            pace=self.pace,
+        )  # fmt: skip
 
     def by_name(self) -> Subject:
         """Return the subject with every input passed by name, so that others can be added.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from torch import nn
 
+from sqrtdk._progress import report_progress
 from sqrtdk.audit.guard import eval_mode, random_state
 from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import KEPT, LawAnswer
@@ -28,6 +30,7 @@ from sqrtdk.laws import (
     shift,
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
+from sqrtdk.laws.pace import Pace
 from sqrtdk.laws.steady import confirmed, moves, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
 from sqrtdk.messages import Message, joined
@@ -81,7 +84,33 @@ def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in LAWS if name in words)
 
 
-def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: int) -> tuple[LawAnswer, ...]:
+def are_named(laws: str | Sequence[str] | None) -> bool:
+    """Return whether an option names laws, which are then asked whatever they cost; "all" and None name none.
+
+    Example:
+        >>> are_named("all"), are_named("causal"), are_named([*LAWS])
+        (False, True, True)
+    """
+    words = [laws] if isinstance(laws, str) else list(laws or ())
+    return bool(words) and [word.strip() for word in words] != ["all"]
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Refuse a bound on the time of laws that is no positive number.
+
+    Raises:
+        InvalidValueError: It is zero, negative, infinite or NaN.
+    """
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise InvalidValueError(
+            Message("errors.options.laws_seconds", value=str(seconds)), hint=Message("errors.hint.laws_seconds")
+        )
+
+
+def answers_of(
+    loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: int, *, named: bool = False,
+    seconds: float | None = None,
+) -> tuple[LawAnswer, ...]:  # fmt: skip
     """Ask laws of a model that has just been audited.
 
     Args:
@@ -89,12 +118,16 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
         run: The audit's run.
         names: Names of the laws.
         seed: Seed of every run.
+        named: Whether the user named the laws: a costly one is then asked as well.
+        seconds: Seconds that all of them together may take; None: any number.
 
     Returns:
         The answers, in the order of `LAWS`. A law that can't be asked gives the reason; none raises.
     """
     if not names:
         return ()
+    if run.ranks > 1:
+        return tuple(law_not_asked(name, "", Message("laws.asking.ranks", count=run.ranks)) for name in names)
     if run.mode == "static" or without_numbers(loaded.module, loaded.inputs):
         subject = Subject(loaded.module, {}, (), run.calls, loaded.config, seed, run.findings)
         return tuple(answer for name in names for answer in _without_values(name, subject))
@@ -102,7 +135,7 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
     with random_state(module), eval_mode(module):
         try:
             subject = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=large)
-            subject.findings = run.findings
+            subject.findings, subject.pace = run.findings, Pace(seconds, run.seconds)
             if large:
                 subject.take(run.outputs)
             if not subject.base:
@@ -112,8 +145,9 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
             itself = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=True)  # no copy
             return tuple(one for name in names for one in _unless_read(name, itself, error.reason))
         answers: list[LawAnswer] = []
-        for name in names:
-            if large and name not in CHEAP and len(names) == len(LAWS):  # all were asked by default
+        for number, name in enumerate(names):
+            _report(number, names, subject)
+            if large and name not in CHEAP and not named:
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             elif not random or name == finite.LAW:
                 told = _confirmed(name, subject, large=large)
@@ -124,6 +158,13 @@ def answers_of(loaded: LoadedModel, run: ModelRun, names: Sequence[str], seed: i
             answers = [answer for answer in answers if answer.law == finite.LAW]
             answers += [law_not_asked(name, "", reason) for name in names if name != finite.LAW]
     return tuple(answers)
+
+
+def _report(number: int, names: Sequence[str], subject: Subject) -> None:
+    values = {"number": number + 1, "count": len(names)}
+    left = subject.pace.left(names[number:])
+    told = Message("progress.law", law=names[number], **values)
+    report_progress(told if left is None else Message("progress.law_left", law=names[number], left=left, **values))
 
 
 def is_large(module: nn.Module) -> bool:
@@ -151,7 +192,9 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
             nothing = Message("laws.asking.nothing_moves")
             answers = [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
     except NotAsked:  # the unchanged inputs ran before
-        return None
+        answers = None
+    if answers is None and subject.pace.is_up:  # a law that looked broken could not be asked again
+        return [law_not_asked(name, "", subject.time_is_up)]
     return answers
 
 

@@ -31,7 +31,7 @@ from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_
 from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
 from sqrtdk.monitor.updates import ProjectionUpdate
 from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, unseen
-from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
+from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, GATHERED, AttentionCall
 
 Place = tuple[str, int]
 MAX_PASSES_A_STEP = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
@@ -53,6 +53,7 @@ class Forwards:
     Attributes:
         most: rows of a sequence that are measured; None: all.
         keeps_rows: keep all rows until the step ends, because the keys of a row lie on several ranks.
+        whole_rows: rows whose q, k or v went through a collective count: the user says how the ranks split the work.
         seen: number of forward passes since the step began.
         sketches: where q and k come from, for each attention examined in this step.
     """
@@ -60,7 +61,7 @@ class Forwards:
     def __init__(self, model: nn.Module, rows: int | None, optimizers: tuple[Any, ...] = ()) -> None:
         self._model, self._optimizers = model, optimizers
         self.most = rows
-        self.keeps_rows = False
+        self.keeps_rows = self.whole_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
         # q and k that no module returns, or a module returns several times
         self._by_root: dict[tuple[str, int, str], Projected] = {}
@@ -273,8 +274,8 @@ class Forwards:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
             place = site_of(call.site), call.index
             attention = self._found.setdefault(place, _Attention(call))
-            if rows is None:
-                attention.unread = True
+            if rows is None or (call.part_of_row and not (self.whole_rows and call.stats_reason == Message(GATHERED))):
+                attention.call, attention.unread = call, True
             else:
                 attention.parts.append(head_sums(rows))
                 attention.rows += [rows] if self.keeps_rows else []

@@ -96,6 +96,7 @@ class Watch:
             raise InvalidValueError("a watch is for one block; this one has been left", hint="Make another one.")
         self._step = (1 if self._first_step is None else self._first_step) - 1
         self._ranks = ranks_of(self._group, self._shards)
+        self._forwards.whole_rows = self._shards is not None or getattr(self._group, "mesh_dim_names", None) is not None
         self._forwards.keeps_rows = self._ranks is not None and any(axis.shards == "keys" for axis in self._ranks.axes)
         if self._to is not None:
             next_step = self._opened if self._ranks is None else partial(self._ranks.first_says, self._opened)

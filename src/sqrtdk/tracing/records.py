@@ -11,6 +11,9 @@ from sqrtdk._shown import Shown
 from sqrtdk.messages import id_of
 from sqrtdk.stats.heads import HeadStats
 
+# Why an attention of several ranks has no statistics: ids of messages.
+GATHERED, PASSED = "trace.part_of_row.gathered", "trace.part_of_row.passed"
+PARTS_OF_ROWS = (GATHERED, PASSED)
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
 WITHOUT_PRODUCT = ("additive", "distance")  # scores without a product of q and k, which have no scale to judge
 BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
@@ -166,6 +169,11 @@ class AttentionCall(Shown):
         site = repr(self.site) + (f" #{self.index}" if self.index else "")
         ratio = "unknown" if self.scale.ratio is None else f"{self.scale.ratio:.4g}"
         return f"{site}, {self.formula!r}, scale ratio {ratio}"
+
+    @property
+    def part_of_row(self) -> bool:
+        """Whether its rows have other keys on other ranks, so that it has no statistics and its mask no verdict."""
+        return id_of(self.stats_reason or "") in PARTS_OF_ROWS
 
     @property
     def unlike_blocks(self) -> bool:

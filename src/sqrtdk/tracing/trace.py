@@ -36,11 +36,12 @@ from sqrtdk.tracing.spine.online import read_online
 from sqrtdk.tracing.spine.orient import pools_positions
 from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.tape import places
-from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.recorder import KernelCall, Operands, Recorder, Scene, TapeListener, Unweighted, unseen
 from sqrtdk.tracing.tape.stance import hint_for
 from sqrtdk.tracing.tape.store import NodeStore, ProjectionGradients
+from sqrtdk.tracing.tape.travel import Journey, world_size
 from sqrtdk.tracing.tell.blocks import merge, merge_rows
 from sqrtdk.tracing.tell.finish import MostRows, call_of_reading, site_in_program
 from sqrtdk.tracing.tell.formula import Lost, lost_formula, without_softmax
@@ -56,7 +57,6 @@ from sqrtdk.tracing.tell.places import ValueOperands, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 
-Roots = tuple[int | None, int | None]  # of q and of k
 _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 
 
@@ -66,7 +66,7 @@ class _Record:
 
     call: AttentionCall
     rows: CallRows | None
-    roots: Roots
+    journey: Journey
     tensors: CallTensors | None = None
     projections: tuple[Projection | None, Projection | None] = (None, None)
 
@@ -80,6 +80,7 @@ class Trace:
         not_attention: Softmaxes that are no attention.
         not_measured: Attentions that could not be measured, with the reasons.
         unread: Names of the model's parameters that no operation read.
+        ranks: Number of ranks if the model ran collectives, else 1.
         tensors: With `keep`, the tensors of every call, in the same order; with only `projections`, sketches of them.
         rows: With `rows`, the row statistics of every call, in the same order; None for a call without any.
         projections: With `projections`, those of q and k of every call, without inputs and weights.
@@ -110,10 +111,11 @@ class Trace:
         self.not_attention: tuple[NotAttention, ...] = ()
         self.not_measured: tuple[NotMeasured, ...] = ()
         self.unread: frozenset[str] = frozenset()
+        self.ranks = 1
         self.tensors: tuple[CallTensors, ...] = ()
         self.rows: tuple[CallRows | None, ...] = ()
         self.projections: tuple[tuple[Projection | None, Projection | None], ...] = ()
-        self.roots: tuple[Roots, ...] = ()
+        self.roots: tuple[tuple[int | None, int | None], ...] = ()
         self.model = model
         self._stats = stats
         self._numeric = numeric and enlarge is None  # the slope would include the factor on q
@@ -171,13 +173,15 @@ class Trace:
         self.not_measured = tuple(dict.fromkeys(self._missed))  # a layer that fails twice is listed once
         self.unread = scene.store.unread()
         scene.store.close()
+        self.ranks = world_size() if scene.travel.count else 1
         self._scene = None
         self._sites.entering = self._sites.leaving = None
         records = [record for record in self._records if record is not None]
         numbers = _numbers(record.call.site for record in records)
-        self.calls = tuple(replace(record.call, index=n) for record, n in zip(records, numbers, strict=True))
+        calls = scene.travel.without_parts([(record.call, record.journey) for record in records])
+        self.calls = tuple(replace(call, index=n) for call, n in zip(calls, numbers, strict=True))
         self.rows = tuple(record.rows for record in records)
-        self.roots = tuple(record.roots for record in records)
+        self.roots = tuple(record.journey.roots for record in records)
         self.projections = tuple(record.projections for record in records if record.tensors is not None)
         self.tensors = tuple(
             replace(record.tensors, site=call.site, index=call.index, call=call)
@@ -216,7 +220,7 @@ class Trace:
                 assert self._scene is not None
                 entry.record = len(self._records)
                 used = ValueOperands(value, self._scene.store.node(value), weighing.used)
-                self._add(replace(reading, place=entry.place), used)
+                self._add(replace(reading, place=entry.place), used, [weighing.node, used.node])
 
     def _online(self, run: Online) -> None:
         entry = run.parts[0].entry
@@ -226,7 +230,8 @@ class Trace:
                 self._miss(entry.site, readings)
                 return
             for reading in readings:
-                self._add(replace(reading, place=entry.place))
+                blocks = [part.node for part in run.parts if isinstance(part, Exponential)]
+                self._add(replace(reading, place=entry.place), None, blocks)
             if not readings:
                 self._merge([part.entry.record for part in run.parts if part.entry.record is not None])
 
@@ -234,7 +239,8 @@ class Trace:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
         with self._guarded(call.site, operands, call.place):
             kernel = KERNELS[call.op]
-            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call))
+            vectors = [node for name, node in call.nodes.items() if not name.endswith(("mask", "bias"))]
+            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), vectors)
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         place = places.current_place()
@@ -282,7 +288,8 @@ class Trace:
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
         self._missed.append(NotMeasured(site, reason, self._formula(seen), places.place_text(places.current_place())))
 
-    def _add(self, reading: Reading, used: ValueOperands | None = None) -> None:
+    def _add(self, reading: Reading, used: ValueOperands | None, nodes: Sequence[Node]) -> None:
+        assert self._scene is not None  # `nodes` are those of q, k and v, or of their logits
         reading = replace(reading, site=site_in_program(reading, self._modules))
         call, rows = call_of_reading(
             reading,
@@ -292,7 +299,8 @@ class Trace:
             tokens=self._tokens,
             rows=self._most_rows,
         )
-        record = _Record(call, rows, _serials(reading))
+        roots = reading.query.root, reading.key.root, None if used is None else used.node
+        record = _Record(call, rows, self._scene.travel.journey(nodes, *roots))
         if self._keeps or self._projects:
             kept = missing_tensors(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
             tensors = kept if self._keeps else sketch_of(kept)
@@ -308,7 +316,9 @@ class Trace:
                 self._records[number] = None
             tensors = None if blocks[0].tensors is None else missing_tensors(merged, Message(BLOCKS_OF_KEYS))
             rows = merge_rows([block.rows for block in blocks])
-            self._records[numbers[0]] = replace(blocks[0], call=merged, rows=rows, tensors=tensors)
+            journey = Journey.of_all(block.journey for block in blocks)
+            whole = replace(blocks[0], call=merged, rows=rows, tensors=tensors, journey=journey)
+            self._records[numbers[0]] = whole
 
     def _factor(self, site: str) -> float | None:
         if not self._enlarge:
@@ -341,11 +351,6 @@ def _numbers(sites: Iterable[str]) -> Iterator[int]:
 
 def _where(entry: SoftmaxEntry) -> str | None:
     return places.place_text(entry.lost_at if entry.told and entry.lost_at else entry.place)
-
-
-def _serials(reading: Reading) -> Roots:
-    query, key = reading.query.root, reading.key.root
-    return None if query is None else query.serial, None if key is None else key.serial
 
 
 @contextlib.contextmanager

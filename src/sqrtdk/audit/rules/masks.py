@@ -146,7 +146,7 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
 
 def mask_audit(context: Context) -> Iterable[Finding]:
     """Yield one finding for each call and fault, the largest value first."""
-    faults = [(judged.call, *fault) for judged in context.calls for fault in _faults(context, judged)]
+    faults = [(judged.call, *fault) for judged in context.whole_rows for fault in _faults(context, judged)]
     for call, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
         numbers = value, threshold
         yield Finding("mask_audit", severity, call.site, *numbers, message, fix, Message(source), call=call.index)
@@ -159,7 +159,7 @@ def padding(context: Context) -> Iterable[Finding]:
     sees in any head, and the keys of tokens that no token's row sees. Threshold: 0 of both. What the rows of padding
     see does not matter. If no input has padding, there is nothing to compare with.
     """
-    faults = [fault for judged in context.calls if (fault := _padding_fault(context, judged.call)) is not None]
+    faults = [fault for judged in context.whole_rows if (fault := _padding_fault(context, judged.call)) is not None]
     source = Message(_PADDING_SOURCE)
     for count, call, message, fix in sorted(faults, key=lambda fault: -fault[0]):
         yield Finding("padding", "fail", call.site, float(count), 0.0, message, fix, source, call=call.index)

@@ -113,7 +113,7 @@ def sliding_window(context: Context) -> Iterable[Finding | NotMeasured]:
     """
     short: dict[str, int] = {}
     unread: Counter[str] = Counter()
-    for judged in context.calls:
+    for judged in context.whole_rows:
         call = judged.call
         window = declared_window(call.site, context.module(call.site), context.config(call.site))
         if window is None or not window.keys or call.self_attention is False or call.query_len < 2:

@@ -24,6 +24,7 @@ from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.store import NodeStore
+from sqrtdk.tracing.tape.travel import NAMESPACES, Travel
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class Scene:
     online: list[Online] = field(default_factory=list)  # complete attentions by blocks, not yet passed to the listener
     held: int = 0  # number of logits that exponentials hold
     keep: bool = False  # keep the values of q, k and v at every step, and the operands of projections
+    travel: Travel = field(default_factory=Travel)  # what collectives brought and took along
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ class Recorder(EagerMode):
             output = written
         self.classifier.note(func, name, args, kwargs, output, turned)
         self.store.note_write(written)
+        if func.namespace in NAMESPACES:
+            self.scene.travel.note(self.store, name, _bind(func, args, kwargs), output)
 
     def _nodes(self, named: dict[str, Any]) -> dict[str, Node]:
         return {key: self.store.node(value) for key, value in named.items() if isinstance(value, Tensor)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,6 +107,12 @@ class NodeStore:
         """Returns the node of `tensor`; a tensor from outside the trace gets a leaf."""
         node: Node | None = self._nodes.get(tensor)
         return node if node is not None else self._leaf(tensor)
+
+    def holding(self, tensor: Tensor) -> Iterator[Node]:
+        """Yields the nodes, as far as there are any, of `tensor` and of the tensors that share its storage."""
+        shared = () if tensor.is_nested else self._sharing.get(_storage(tensor), ())
+        tensors = (tensor, *(other for ref in shared if (other := ref()) is not None))
+        yield from (node for each in tensors if (node := self._nodes.get(each)) is not None)
 
     def _leaf(self, tensor: Tensor) -> Node:
         """Makes the leaf of a tensor from outside the trace: a parameter, a buffer, a constant, or an input."""

@@ -1,0 +1,150 @@
+"""Tensors that travel between ranks while a model runs: which attentions are a part of a row of all ranks.
+
+The recorder sees the collectives of torch.distributed as operations, and notes the nodes of the tensors that they bring
+and the roots of those that they take along. An attention is part of a row in three cases:
+
+    k = torch.cat(all_gather(k), 2)                 # q, k or v comes out of a collective: its rows or keys are unknown
+    dist.isend(k, after); dist.irecv(k_, before)    # what comes of q, k or v goes to another rank
+    attend(q, k, v), attend(q, k_, v_)              # one q meets the keys of several ranks, as in a ring
+
+Sums over all ranks (all-reduce, as behind tensor-parallel projections) and broadcasts split no row and do not count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from sqrtdk.messages import Message
+from sqrtdk.tracing.records import GATHERED, PASSED, AttentionCall
+from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.store import NodeStore
+
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+_WAIT = "wait_tensor"  # of a functional collective: its result is that of the collective
+_REDUCTIONS = ("reduce", "broadcast", "barrier")  # beginnings of names, behind "all" and "_"
+_BROUGHT = ("output", "outputs", "output_tensor", "output_tensors")
+_LEAST_DIMS = 3  # of q, k and v; the flat parameters that FSDP gathers have one
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """Where the vectors of an attention come from.
+
+    Attributes:
+        roots: Serial numbers of the roots of q and of k, None where there is no single one.
+        sources: Serial numbers of the roots of q, k and v.
+        came: Whether q, k or v comes out of a collective.
+    """
+
+    roots: tuple[int | None, int | None]
+    sources: frozenset[int]
+    came: bool
+
+    @staticmethod
+    def of_all(blocks: Iterable[Journey]) -> Journey:
+        """Returns the journey of several blocks of keys that one q meets."""
+        every = list(blocks)
+        sources = frozenset().union(*(block.sources for block in every))
+        return Journey(every[0].roots, sources, any(block.came for block in every))
+
+
+@dataclass(slots=True, eq=False)
+class Travel:
+    """What collectives did in a trace.
+
+    Attributes:
+        count: Number of collectives that ran.
+        arrived: Nodes of the tensors that came from other ranks.
+        passed: Serial numbers of the roots of the tensors that went to other ranks.
+    """
+
+    count: int = 0
+    arrived: WeakSet[Node] = field(default_factory=WeakSet)
+    passed: set[int] = field(default_factory=set)
+
+    def note(self, store: NodeStore, name: str, named: dict[str, Any], output: Any) -> None:
+        """Notes a collective that has run; `named` are its arguments by the names of its schema."""
+        if name == _WAIT:
+            if any(node in self.arrived for tensor in tensors_in(named.values()) for node in store.holding(tensor)):
+                self._arrive(store, [output])
+            return
+        self.count += 1
+        if name.lstrip("_").removeprefix("all").lstrip("_").startswith(_REDUCTIONS):
+            return
+        receives = name.startswith("recv")
+        brought = [value for key, value in named.items() if receives or key in _BROUGHT]
+        for tensor in tensors_in(value for key, value in named.items() if not receives and key not in _BROUGHT):
+            self.passed.update(root.serial for node in store.holding(tensor) for root in node.roots)
+        self._arrive(store, [*brought, output])
+
+    def _arrive(self, store: NodeStore, values: Iterable[Any]) -> None:
+        for tensor in tensors_in(values):
+            # Other ranks made it: for this one a lineage starts here, as with an input.
+            if tensor.is_floating_point() and tensor.dim() >= _LEAST_DIMS:
+                store.new_root("input", tensor)
+            self.arrived.update(store.holding(tensor))
+
+    def came(self, nodes: Iterable[Node]) -> bool:
+        """Whether a node comes out of a collective, without a projection or another root in between."""
+        queue, known = list(nodes) if len(self.arrived) else [], set[Node]()
+        while queue:
+            node = queue.pop()
+            if node in known:
+                continue
+            if node in self.arrived:
+                return True
+            known.add(node)
+            queue += [] if node.is_root else node.parents()
+        return False
+
+    def journey(self, nodes: Iterable[Node], query: Node | None, key: Node | None, value: Node | None) -> Journey:
+        """Returns the journey of an attention.
+
+        Args:
+            nodes: The nodes of q, k and v, or of their logits.
+            query: The root of q, if there is a single one.
+            key: The same of k.
+            value: The node of v, if it is known.
+        """
+        serials = None if query is None else query.serial, None if key is None else key.serial
+        sources = {root.serial for root in (() if value is None else value.roots)}
+        sources.update(serial for serial in serials if serial is not None)
+        return Journey(serials, frozenset(sources), self.came(nodes))
+
+    def without_parts(self, told: Sequence[tuple[AttentionCall, Journey]]) -> list[AttentionCall]:
+        """Returns the calls; those that are part of a row of several ranks have no statistics, and say why."""
+        away = [journey.came or bool(journey.sources & self.passed) for _, journey in told]
+        queries = [(call.site, journey.roots[0]) for call, journey in told]
+        calls, apart = Counter(queries), {query for query, goes in zip(queries, away, strict=True) if goes}
+        found = []
+        for (call, _), query, goes in zip(told, queries, away, strict=True):
+            several = query in apart and query[1] is not None and calls[query] > 1
+            found.append(_part_of_row(call, PASSED if several else GATHERED) if goes or several else call)
+        return found
+
+
+def _part_of_row(call: AttentionCall, reason: str) -> AttentionCall:
+    nothing: Any = dict.fromkeys(("stats", "future_weight", "padding_seen", "tokens_hidden"))
+    return replace(call, stats_reason=Message(reason), **nothing)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yields the tensors of arguments, those in lists of lists included."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def world_size() -> int:
+    """Returns the number of ranks of the default process group, 1 without one."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
