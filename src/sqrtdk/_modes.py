@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 _EXPECTED_WARNINGS = (
     r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
@@ -30,6 +31,10 @@ class EagerMode(TorchDispatchMode):
     torch's own switch, `_should_skip_dynamo`, imports the compiler at the first operation: over a second in every
     process that compiles nothing. The compiler's table of skipped frames can be written without it.
     """
+
+    def whole(self, call: Any, run: Callable[[Any], Any]) -> Any:
+        """Run an attention of this package that takes several operations; a mode that records may note it as one."""
+        return run(call)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,3 +78,12 @@ def _drop(rule: Any) -> None:
     rules: Any = warnings.filters
     if rule in rules:
         rules.remove(rule)
+
+
+def as_one(call: Any, run: Callable[[Any], Any]) -> Any:
+    """Return `run(call)`, which every open mode gets as one attention, whatever operations it takes."""
+    if not torch.compiler.is_compiling():
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, EagerMode):
+                run = partial(mode.whole, run=run)
+    return run(call)

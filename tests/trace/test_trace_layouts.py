@@ -116,7 +116,7 @@ def test_a_scale_of_each_head_is_read_in_every_layout(name: str) -> None:
         model(torch.randn(B, ROWS, COLUMNS, D, dtype=torch.float64))
     (call,) = seen.calls
     assert (call.heads, call.norm, call.scale.agree) == (H, "l2", True)
-    assert call.formula == "softmax(gain[h] * l2(q).l2(k))"
+    assert call.formula == "softmax(exp(gain)[h] * l2(q).l2(k))"
     assert call.scale.per_head == pytest.approx(model.gain.detach().exp().tolist())
 
 

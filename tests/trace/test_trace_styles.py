@@ -175,7 +175,9 @@ def test_a_scale_without_data_is_not_guessed(name: str) -> None:
 def test_learned_factors_are_named(name: str) -> None:
     (record, expected), *_ = records(name)
     learned = [factor for factor in record.scale.factors if factor.learned]
-    assert [factor.source for factor in learned] == [f"parameter {'logit_scale' if name == 'l2_learned' else 'gain'}"]
+    assert [factor.source for factor in learned] == [
+        f"parameter {'exp(logit_scale)' if name == 'l2_learned' else 'gain'}"
+    ]
     if len(expected.scale) == H:
         assert learned[0].per_head == pytest.approx(expected.scale.tolist(), rel=scale_tolerance(torch.float32))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from sqrtdk._modes import as_one
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, cut_rows, has_values, repeat_heads, transformed
 from sqrtdk.impl.mods import captured_tensors
@@ -38,7 +39,7 @@ def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
 
 def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, Logits]:
     """Return the same and the weights, (..., Hq, stop - start, S), after dropout."""
-    z, seen = _logits_and_mask(call, start, stop)
+    z, seen = logits_and_mask(call, start, stop)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
     count = _count(seen, z)
@@ -73,11 +74,11 @@ def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
     """Return RowStats (..., Hq, stop - start) of the logits at the visible keys."""
-    z, seen = _logits_and_mask(call, start, stop, guarded=False)
+    z, seen = logits_and_mask(call, start, stop, guarded=False)
     return _shaped(traceable_row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
 
 
-def _logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
+def logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
     """Return the logits of rows start..stop, and which keys they see; None: all."""
     seen = call.seen(start, stop)
     return (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
@@ -273,7 +274,11 @@ def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
 
 def dense(call: Call) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, L, Ev) and statistics (..., Hq, L), holding every L x S matrix."""
-    return attend_rows(call, 0, call.length)
+    if call.score is None:
+        return attend_rows(call, 0, call.length)
+    # A trace reads any product by itself; of a score that it can't read, the call is all that it knows.
+    result: tuple[Output, AuxOutput] = as_one(call, lambda call: attend_rows(call, 0, call.length))
+    return result
 
 
 def gradients_of_formula(
@@ -308,10 +313,14 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
     Only the output of a block is kept for the backward pass, which computes the block again, with the same dropout.
     Under the transforms of `torch.func`, which have no recomputation, all blocks are kept.
     """
-    height = block_rows(call)
-    if height >= call.length:
-        return attend_rows(call, 0, call.length)
-    dtype = call.value.dtype
+    if block_rows(call) >= call.length:
+        return dense(call)
+    result: tuple[Output, AuxOutput] = as_one(call, _by_blocks)
+    return result
+
+
+def _by_blocks(call: Call) -> tuple[Output, AuxOutput]:
+    dtype, height = call.value.dtype, block_rows(call)
     call = _widened(call)
     spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
     if not torch.is_grad_enabled() and has_values(call.query):
@@ -347,6 +356,12 @@ def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
 
     It takes blocks of rows, so that of all L x S matrices only the weights are held.
     """
+    blocks = block_rows(call) < call.length or call.score is not None
+    result: tuple[Output, Logits, AuxOutput] = as_one(call, _weighed_blocks) if blocks else _weighed_blocks(call)
+    return result
+
+
+def _weighed_blocks(call: Call) -> tuple[Output, Logits, AuxOutput]:
     dtype, height = call.value.dtype, block_rows(call)
     call = _widened(call)
     starts = range(0, max(1, call.length), height)

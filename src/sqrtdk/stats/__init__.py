@@ -6,6 +6,7 @@ from sqrtdk.stats.heads import HeadStats as HeadStats
 from sqrtdk.stats.heads import Histogram as Histogram
 from sqrtdk.stats.heads import call_rows as call_rows
 from sqrtdk.stats.heads import call_stats as call_stats
+from sqrtdk.stats.heads import call_stats_of_rows as call_stats_of_rows
 from sqrtdk.stats.heads import head_stats as head_stats
 from sqrtdk.stats.heads import head_stats_from_logits as head_stats_from_logits
 from sqrtdk.stats.heads import head_stats_from_qk as head_stats_from_qk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -63,7 +63,26 @@ def _evenly(count: int, limit: int) -> list[int]:
     return [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
 
 
-def logit_histograms(source: LogitSource | ProductSource, rows: RowStats) -> tuple[Histogram, ...]:
+class SampleSource(Protocol):
+    """A call whose logits can be sampled."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, Hq, L, S."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the statistics: float32 or float64."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the logits."""
+
+    def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> LogitSource | ProductSource:
+        """Return the same call with only some batch elements and the given rows."""
+
+
+def logit_histograms(source: SampleSource, rows: RowStats) -> tuple[Histogram, ...]:
     """Return histograms of each head's visible logits in sampled rows, between the head's smallest and largest logit.
 
     Args:

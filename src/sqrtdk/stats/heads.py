@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk.stats._block import Future
 from sqrtdk.stats._histogram import Histogram as Histogram
-from sqrtdk.stats._histogram import bin_counts
+from sqrtdk.stats._histogram import SampleSource, bin_counts
 from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import sweep_tiles
@@ -141,7 +141,11 @@ def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> A
 
 def call_stats(source: LogitSource | ProductSource, *, future: bool = False) -> CallStats:
     """Return per-head statistics of a call, with `max_product` if its source is q and k."""
-    result = call_rows(source, future=future)
+    return call_stats_of_rows(source, call_rows(source, future=future))
+
+
+def call_stats_of_rows(source: SampleSource, result: AttentionRows) -> CallStats:
+    """Return per-head statistics of a call from those of its rows, (B, Hq, L); `source` gives logits to count."""
     rows, product, ahead = result.rows, result.max_product, result.future
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None

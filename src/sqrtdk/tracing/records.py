@@ -5,6 +5,8 @@ Shapes follow torch: query (B, Hq, L, E), key (B, H, S, E), value (B, H, S, Ev).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sqrtdk._shown import Shown
@@ -235,3 +237,22 @@ class NotMeasured:
     def without_softmax(self) -> bool:
         """Whether the reason names an attention that has no softmax, such as linear attention."""
         return id_of(self.reason) in _NAMED_WITHOUT_SOFTMAX
+
+
+def once_a_line(entries: Iterable[NotMeasured]) -> tuple[NotMeasured, ...]:
+    """Returns the first entry of each line of code: a layer that fails twice is listed once.
+
+    A recurrence in Python meets values in the same line at every step, each time with a longer formula.
+    """
+    first: dict[tuple[object, ...], NotMeasured] = {}
+    for entry in entries:
+        first.setdefault((entry.site, entry.reason, entry.at or entry.formula), entry)
+    return tuple(first.values())
+
+
+def numbers_by_site(sites: Iterable[str]) -> Iterator[int]:
+    """Yields for each site how often it occurred before."""
+    count: Counter[str] = Counter()
+    for site in sites:
+        yield count[site]
+        count[site] += 1

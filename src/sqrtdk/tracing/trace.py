@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -28,6 +28,8 @@ from sqrtdk.tracing.records import (
     AttentionCall,
     NotAttention,
     NotMeasured,
+    numbers_by_site,
+    once_a_line,
 )
 from sqrtdk.tracing.spine.eager import read_eager
 from sqrtdk.tracing.spine.edges import read_edges
@@ -38,7 +40,16 @@ from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxEntry, Weighing
 from sqrtdk.tracing.tape.places import Place, Sites
-from sqrtdk.tracing.tape.recorder import KernelCall, Operands, Recorder, Scene, TapeListener, Unweighted, unseen
+from sqrtdk.tracing.tape.recorder import (
+    KernelCall,
+    Operands,
+    Recorder,
+    Scene,
+    TapeListener,
+    Unweighted,
+    WholeCall,
+    unseen,
+)
 from sqrtdk.tracing.tape.stance import hint_for
 from sqrtdk.tracing.tape.store import NodeStore, ProjectionGradients
 from sqrtdk.tracing.tape.travel import Journey, world_size
@@ -55,9 +66,8 @@ from sqrtdk.tracing.tell.keep import (
 )
 from sqrtdk.tracing.tell.places import ValueOperands, of_kernel
 from sqrtdk.tracing.tell.sight import TokensOf
+from sqrtdk.tracing.tell.whole_call import reading_of_whole, under_the_tape
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
-
-_HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +150,7 @@ class Trace:
         store = NodeStore(self.model, self._sites, self._values, overwritten)
         store.asked = self._gradients
         listener = TapeListener(
-            self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._online, ended=self._end
+            self._eager, self._kernel, self._miss, self._factor, self._unsoftened, self._whole, self._online, self._end
         )
         keeps, measures = self._keeps or self._projects, self._stats or self._most_rows is not None
         scene = self._scene = Scene(store, self._sites, listener, measures, keep=keeps)
@@ -168,16 +178,16 @@ class Trace:
         lost = [entry for entry in scene.entries if not entry.attention]
         self.not_attention = tuple(
             NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
-            for entry, number in zip(lost, _numbers(entry.site for entry in lost), strict=True)
+            for entry, number in zip(lost, numbers_by_site(entry.site for entry in lost), strict=True)
         )
-        self.not_measured = tuple(dict.fromkeys(self._missed))  # a layer that fails twice is listed once
+        self.not_measured = once_a_line(self._missed)
         self.unread = scene.store.unread()
         scene.store.close()
         self.ranks = world_size() if scene.travel.count else 1
         self._scene = None
         self._sites.entering = self._sites.leaving = None
         records = [record for record in self._records if record is not None]
-        numbers = _numbers(record.call.site for record in records)
+        numbers = numbers_by_site(record.call.site for record in records)
         calls = scene.travel.without_parts([(record.call, record.journey) for record in records])
         self.calls = tuple(replace(call, index=n) for call, n in zip(calls, numbers, strict=True))
         self.rows = tuple(record.rows for record in records)
@@ -213,7 +223,9 @@ class Trace:
             if weighing.edges is not None:
                 reading = read_edges(weighing, weighing.edges, value, output)
             else:
-                reading = read_eager(weighing, value, output, heads_hint=self._heads(entry.site))
+                reading = read_eager(
+                    weighing, value, output, heads_hint=places.declared_heads(self._modules, entry.site)
+                )
             if isinstance(reading, str):
                 entry.attention, entry.reason = False, reading
             else:
@@ -225,7 +237,7 @@ class Trace:
     def _online(self, run: Online) -> None:
         entry = run.parts[0].entry
         with self._guarded(entry.site, None, entry.place):
-            readings = read_online(run, self._heads(entry.site))
+            readings = read_online(run, places.declared_heads(self._modules, entry.site))
             if isinstance(readings, str):
                 self._miss(entry.site, readings)
                 return
@@ -239,8 +251,14 @@ class Trace:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
         with self._guarded(call.site, operands, call.place):
             kernel = KERNELS[call.op]
-            vectors = [node for name, node in call.nodes.items() if not name.endswith(("mask", "bias"))]
-            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), vectors)
+            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), _vectors(call))
+
+    def _whole(self, ran: WholeCall) -> None:
+        assert self._scene is not None
+        with torch.no_grad():
+            prepared = under_the_tape(ran, self._scene, places.declared_heads(self._modules, ran.site))
+        with self._guarded(ran.site, None, ran.place):
+            self._add(*reading_of_whole(ran, prepared), _vectors(prepared.kernel))
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         place = places.current_place()
@@ -327,26 +345,10 @@ class Trace:
         self._offered[site] += 1
         return self._enlarge.get((site, index))
 
-    def _heads(self, site: str) -> int | None:
-        """Returns the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
-        while True:
-            module = self._modules.get(site)
-            for name in _HEAD_COUNTS:
-                with contextlib.suppress(Exception):  # a model's own __getattr__ may raise anything
-                    heads = getattr(module, name, None)
-                    if isinstance(heads, int) and heads > 0:
-                        return heads
-            if not site:
-                return None
-            site = site.rpartition(".")[0]
 
-
-def _numbers(sites: Iterable[str]) -> Iterator[int]:
-    """Yields for each site how often it occurred before."""
-    count: Counter[str] = Counter()
-    for site in sites:
-        yield count[site]
-        count[site] += 1
+def _vectors(call: KernelCall) -> list[Node]:
+    """Returns the nodes of what a kernel multiplies, without what it adds."""
+    return [node for name, node in call.nodes.items() if not name.endswith(("mask", "bias"))]
 
 
 def _where(entry: SoftmaxEntry) -> str | None:

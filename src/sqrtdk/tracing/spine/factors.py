@@ -18,8 +18,9 @@ from sqrtdk.tracing.records import BY_ROW, FROM_DATA, Factor, Stage
 from sqrtdk.tracing.spine.rotations import after_decay, after_rotation, amplitude_of
 from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, origin
 
+_FUNCTIONS = frozenset({"sqrt", "log", "sigmoid", "softplus", "tanh", "relu"})
 _MOST_HEADS = 2**12  # a factor on the meta device is evaluated only if it has no more numbers than this
 
 
@@ -47,7 +48,7 @@ def tensor_factor(
         heads_axis: axis of the heads, negative: -3 for (B, H, L, E).
         inverse: True if the operation divides by the tensor.
     """
-    shape, several, source, learned = arg.shape, capacity(arg), factor_source(arg), is_learned(arg)
+    shape, several, source, learned = arg.shape, capacity(arg), factor_source(arg, inverse=inverse), is_learned(arg)
     if several <= _MOST_HEADS and value is not None and value.is_meta:
         value = evaluate(arg)
     by_head = len(shape) >= -heads_axis and shape[heads_axis] == several and (heads_axis == -1 or shape[-1] == 1)
@@ -74,7 +75,7 @@ def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Facto
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
     # Geometric mean: factors multiply.
     mean = math.exp(sum(math.log(abs(v)) for v in numbers) / len(numbers)) if all(numbers) else 0.0
-    return Factor(mean, where, factor_source(arg), per_head=tuple(numbers), learned=is_learned(arg))
+    return Factor(mean, where, factor_source(arg, inverse=inverse), per_head=tuple(numbers), learned=is_learned(arg))
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
@@ -84,7 +85,7 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
     each = None
     if value is not None and not value.is_meta and value.shape[-1:] == (heads,):
         each = _one_a_head(arg, value.movedim(-1, 0).reshape(heads, -1), "logits", inverse)
-    return each or Factor(None, "logits", factor_source(arg), learned=True)
+    return each or Factor(None, "logits", factor_source(arg, inverse=inverse), learned=True)
 
 
 def heads_axis(factor: object, logits: Node) -> int:
@@ -125,12 +126,51 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
     return Factor(None, where, BY_ROW, learned=is_learned(arg))
 
 
-def factor_source(node: Node) -> str:
-    """Returns where a factor comes from: "parameter NAME" if it is computed from one, else its kind."""
+def factor_source(node: Node, *, inverse: bool = False) -> str:
+    """Returns where a factor comes from: "parameter NAME" if it is computed from one, else its kind.
+
+    A parameter in a known function is written with it: "parameter exp(-attn.log_t)". `inverse`: it divides.
+    """
     name = next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
     if name:
-        return f"parameter {name}"
+        return f"parameter {_function(node, inverse=inverse) or name}"
     return "tensor" if node.shape else "0-d tensor"
+
+
+def _function(node: Node, *, inverse: bool) -> str | None:
+    """Returns a parameter in the functions that made a factor of it, or None if one of them is not known.
+
+    Example: a temperature learned as `logits * torch.exp(-self.log_t)`, or `logits / self.log_t.exp()`.
+    """
+    node = origin(node)
+    sign = "-" if inverse else ""
+    if node.op in ("parameter", "buffer"):
+        return f"1/{node.label}" if inverse else node.label
+    parents = list(node.parents())
+    if len(parents) != 1:
+        return None
+    inner, number = parents[0], next((arg for arg in node.args if isinstance(arg, (int, float))), None)
+    if node.op in ("clamp", "clamp_min", "clamp_max"):
+        return _function(inner, inverse=inverse)
+    if node.op == "reciprocal":
+        return _function(inner, inverse=not inverse)
+    if node.op == "exp":
+        negated = (below := origin(inner)).op == "neg"
+        written = _function(next(below.parents()) if negated else inner, inverse=False)
+        sign = "" if inverse == negated else "-"
+        return None if written is None else f"exp({sign}{_bracketed(written) if sign else written})"
+    written = _function(inner, inverse=False)
+    if written is None:
+        return None
+    if node.op in _FUNCTIONS and number is None:
+        return f"1/{node.op}({written})" if inverse else f"{node.op}({written})"
+    if node.op == "mul" and isinstance(number, (int, float)) and not inverse:
+        return written if number == 1 else f"{number:.4g} * {_bracketed(written)}"
+    return None
+
+
+def _bracketed(text: str) -> str:
+    return f"({text})" if " " in text or "/" in text else text
 
 
 # -- a multiplication of q or k ----------------------------------------------------------------------------------------

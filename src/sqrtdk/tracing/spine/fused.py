@@ -72,7 +72,7 @@ _KNOWN_ARGUMENTS = frozenset(
 )
 _LOWER_RIGHT = 2  # values of `custom_mask_type`: 0 no mask, 1 causal from the upper left, 2 from the lower right
 _RESHAPED = frozenset({"unsqueeze", "view", "_unsafe_view", "reshape", "clone"})
-_IMPLICIT_CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
+IMPLICIT_CAUSAL = Hide("implicit", -math.inf, name="causal", causal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
         return (), None
     bounded = left is not None and left < (layout.columns if lower_right else layout.rows) - 1
     if passed is None and right == 0 and not bounded and (pairs.square or not lower_right):
-        return (_IMPLICIT_CAUSAL,), None
+        return (IMPLICIT_CAUSAL,), None
     if passed is not None and passed.is_meta:
         return (Hide(form, -math.inf),), None
     last = right == (0 if lower_right else layout.columns - layout.rows)  # the last row sees the last key

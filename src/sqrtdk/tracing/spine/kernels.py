@@ -12,6 +12,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.fused import Kernel as Kernel
 from sqrtdk.tracing.spine.fused import read_kernel
+from sqrtdk.tracing.spine.own import OPERATION
 from sqrtdk.tracing.spine.reading import Reading, Vectors
 from sqrtdk.tracing.steps import Scale
 from sqrtdk.tracing.tape import ops
@@ -80,7 +81,7 @@ KERNELS: dict[str, Kernel] = {
     # SDPA never sets this flag if L differs from S; `torch.nn.attention.bias.causal_lower_right` does.
     "aten::_scaled_dot_product_flash_attention": Kernel(corner="lower right"),
     **{f"aten::{name}": Kernel("native", query=None, read=read_native) for name in ops.NATIVE_BLOCKS},
-    **{name: Kernel("compiled") for name in ops.OWN_KERNELS},
+    **{name: Kernel("compiled") for name in (*ops.OWN_KERNELS, OPERATION)},
     "aten::_flash_attention_forward": _FLASH,
     "aten::_flash_attention_forward_no_dropout_inplace": _FLASH,
     "aten::_efficient_attention_forward": _FLASH,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.impl.call import Call
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.spine.masks import as_passed
 from sqrtdk.tracing.spine.orient import Orientation
@@ -184,6 +185,8 @@ class Reading:
         no_stats: why the statistics can't be measured.
         place: source line of the softmax, or of the kernel's call.
         blocks: the blocks of the logits, if there are several products.
+        whole: the call of `sqrtdk.attention`, if it ran in blocks of rows and its logits are no product and bias.
+        sample: the reading of its first rows, from which the scale is read.
         offset: position of the first key minus position of the first row, if the blocks' positions are known.
     """
 
@@ -210,6 +213,8 @@ class Reading:
     no_stats: str | None = None
     place: Place | None = None
     blocks: tuple[Cell, ...] = ()
+    whole: Call | None = None
+    sample: Reading | None = None
     offset: int | None = None
 
     @property

@@ -7,6 +7,7 @@ A step writes itself into the formula (`write`, into an `Expression`), describes
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,7 @@ from sqrtdk.tracing.tape.node import Node
 ZERO_ONE = "zero-one mask"  # a bias of zeros and ones: `logits + mask` with a mask that was meant to be bool
 ZERO_ONE_FACTOR = "trace.step.zero_one_factor"  # an unknown step: `logits * mask`
 OF_LOGITS = "trace.step.sum_of_logits"  # an unknown step: `logits + logits.tanh()`
+_PATH = re.compile(r"(?:\w+\.)+(?=[A-Za-z_])")  # of a parameter, before its own name; 0.5 is no path
 _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
 
 
@@ -58,7 +60,8 @@ class Expression:
         elif factor.source == BY_BLOCK:
             self._symbols.append("scale[block]")
         elif factor.per_head is not None or factor.learned:
-            name = factor.source.split(".")[-1].removeprefix("parameter ")
+            # without the path: exp(-h.0.attn.log_t) is written exp(-log_t)
+            name = _PATH.sub("", factor.source.removeprefix("parameter "))
             name = name if factor.source.startswith("parameter") else "scale"
             self._symbols.append(f"{name}[h]" if factor.per_head is not None else name)
         elif factor.value is None:

@@ -12,7 +12,7 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -31,6 +31,7 @@ FORWARDING_PACKAGES = ("einops", "opt_einsum", "jaxtyping", "beartype", "functor
 # audit or a comparison starts the run, so the walk stops there: frames that called it are no part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
+_HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 _MOST_NESTED_OBJECTS = 4  # levels of nested objects, containers and tensors that are searched
 _MOST_CACHE_ITEMS = 64  # a container with more items is no cache of tables
 _FIRST_ROW_TOLERANCE = 1e-6  # relative rounding of an angle table's first row
@@ -287,3 +288,17 @@ def inner_tensors(tensor: Tensor, deep: int = _MOST_NESTED_OBJECTS) -> Iterator[
         for item in vars(tensor).values():
             if isinstance(item, Tensor):
                 yield from inner_tensors(item, deep - 1)
+
+
+def declared_heads(modules: Mapping[str, nn.Module], site: str) -> int | None:
+    """Returns the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
+    while True:
+        module = modules.get(site)
+        for name in _HEAD_COUNTS:
+            with suppress(Exception):  # a model's own __getattr__ may raise anything
+                heads = getattr(module, name, None)
+                if isinstance(heads, int) and heads > 0:
+                    return heads
+        if not site:
+            return None
+        site = site.rpartition(".")[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from sqrtdk._modes import EagerMode
 from sqrtdk.errors import kind_and_text
+from sqrtdk.impl.call import Call, transformed
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
@@ -39,6 +40,17 @@ class KernelCall:
     place: Place | None = None  # source line
     lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), if the operator returns it
     turned_off: frozenset[str] = frozenset()  # arguments passed as False or 0 although their default is on
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """A call of `sqrtdk.attention` that ran in blocks of rows."""
+
+    call: Call
+    nodes: dict[str, Node]  # of query, key and value
+    output: Tensor
+    site: str
+    place: Place | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,7 @@ class TapeListener:
     missed: Callable[..., None]  # (site, reason, seen=None): an operation that can't be followed, and its operands
     enlarge: Callable[[str], float | None]  # returns the factor to put on q at a site, or None
     unsoftened: Callable[[str, Unweighted], None]  # logits multiply values at a site, without a softmax
+    whole: Callable[[WholeCall], None]  # our own attention ran in blocks of rows
     online: Callable[[Online], None]  # an attention that was computed in blocks of keys is complete
     ended: Callable[[Weighing], None] | None = None  # the last weights of a softmax are gone
 
@@ -106,6 +119,7 @@ _KNOWN_NAMESPACES = ("aten", "prims", "prim")
 
 class _Reading(threading.local):
     now = False  # True while a trace computes for itself
+    only: Any = None  # the recorder that computes rows again under its own tape
 
 
 _reading = _Reading()
@@ -139,6 +153,7 @@ class Recorder(EagerMode):
         self.sites.leaving = partial(self._guard, self.store.cut_recurrent)
         self._thread = threading.get_ident()
         self._again = False  # True: it records only what a backward pass recomputes (checkpointing)
+        self._within = False  # an attention that is noted as one call is running
         self._composite: dict[Any, bool] = {}
 
     def __enter__(self) -> Recorder:
@@ -151,8 +166,7 @@ class Recorder(EagerMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        again = torch._C._current_graph_task_id() != -1
-        if threading.get_ident() != self._thread or again is not self._again or _reading.now:
+        if self._ignores():
             return func(*args, **kwargs)
         if self.store.asked is not None:
             self._guard(self.store.asked.attach)
@@ -177,6 +191,37 @@ class Recorder(EagerMode):
             if result is not NotImplemented:
                 return result
         return self._run(func, name, args, kwargs)
+
+    def _ignores(self) -> bool:
+        again = torch._C._current_graph_task_id() != -1
+        other = threading.get_ident() != self._thread or again is not self._again
+        return other or _reading.now or self._within or _reading.only not in (None, self)
+
+    def whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
+        """Runs an attention in blocks of rows, as its code runs it, and passes it on as one call."""
+        inputs = {"query": call.query, "key": call.key, "value": call.value}
+        if self._ignores() or transformed() or any(type(x) not in _PLAIN_TENSORS for x in inputs.values()):
+            return run(call)
+        if self.store.asked is not None:
+            self._guard(self.store.asked.attach)
+        site, place, nodes = self.sites.here(), places.current_place(), self._nodes(inputs)
+        self._guard(self.store.lose, inputs.values())
+        factor = self.listener.enlarge(site)
+        larger = call if factor is None else replace(call, query=call.query * factor)
+        self._within = True
+        try:
+            results = run(larger)
+        finally:
+            self._within = False
+        before, _reading.only = _reading.only, self
+        try:
+            self._guard(self.listener.whole, WholeCall(larger, nodes, results[0], site, place))
+        finally:
+            _reading.only = before
+        for result in results:
+            if isinstance(result, Tensor):
+                self._guard(self.store.new_root, "attention", result)
+        return results
 
     def _is_foreign(self, func: Any, name: str, types: Any) -> bool:
         """Whether its tensors are of a subclass that is not followed; an attention on them is reported as missed."""

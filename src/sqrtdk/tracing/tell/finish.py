@@ -70,7 +70,11 @@ def call_of_reading(
     if blocks and not unknown:
         scale = scale_of_blocks(blocks)
     else:
-        scale = tell_scale(reading, steps, width, measure=measure_slope and not blocks, sight=sight)
+        whole, sample = reading.whole is not None, reading.sample
+        by_sample = measure_slope and not blocks and sample is not None
+        known = sample if sample is not None and by_sample else replace(reading, whole=None)
+        measured = by_sample if whole else measure_slope and not blocks
+        scale = tell_scale(known, steps, width, measure=measured, sight=None if whole else sight)
     no_stats = statistics.why_unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
     by_row = statistics.measure_rows(reading, sight, rows.most) if no_stats is None and rows is not None else None

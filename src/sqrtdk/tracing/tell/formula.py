@@ -24,6 +24,7 @@ from sqrtdk.tracing.tape.recorder import Operands, Unweighted
 from sqrtdk.tracing.tell.sight import combined_masks
 
 Lost = Weighing | Unweighted | Operands
+_MOST_STEPS = 24  # steps that a formula writes; the deepest chain of a released model has half as many
 _WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
 
@@ -46,8 +47,13 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
     else:
         sides = f"{_operand(reading.query, 'q')} - {_operand(reading.key, 'k')}"
         expression = Expression(f"|{sides}|" + ("^2" if reading.distance == 2 else ""))
-    sinks = []
-    for step in steps:
+    sinks, steps = [], list(steps)
+    middle = range(_MOST_STEPS // 2, len(steps) - _MOST_STEPS // 2) if len(steps) > _MOST_STEPS else range(0)
+    for i, step in enumerate(steps):
+        if i in middle:  # a recurrence on the logits: z = decay * z + update, once a token
+            if i == middle[0]:
+                expression.wrap("...")
+            continue
         if not isinstance(step, Unknown):
             expression.settle()
         step.write(expression)

@@ -42,6 +42,8 @@ def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCa
     """Returns the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
         kept = _keep_tensors(reading, used, call)
+        if kept.missing is None and kept.dropout and kept.kept is None:  # a kernel tells nobody what it dropped
+            return replace(kept, missing=Message("trace.kept.dropped"))
         settled = kept.missing is not None or is_proven(kept)
         return kept if settled else missing_tensors(call, Message("trace.kept.doubt"))
     except Exception as error:  # a trace must not stop the model, whatever the layout

@@ -21,6 +21,7 @@ from sqrtdk.stats import (
 )
 from sqrtdk.tracing.spine.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
+from sqrtdk.tracing.tell.call_rows import sampled_rows, stats_of_call
 from sqrtdk.tracing.tell.scale import each_head
 from sqrtdk.tracing.tell.sight import NO_DATA, Sight
 from sqrtdk.tracing.tensors import CallRows
@@ -33,6 +34,8 @@ def why_unmeasured(reading: Reading) -> str | None:
 
 def measure(reading: Reading, sight: Sight) -> CallStats:
     """Returns the exact statistics of a reading that has data."""
+    if reading.whole is not None:
+        return stats_of_call(reading.whole, future=sight.ahead)
     stats = call_stats(_source(reading, sight), future=sight.ahead)
     operands = reading.operands
     if isinstance(operands, Logits):
@@ -48,14 +51,20 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
 
 def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
     """Returns the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
-    operands, source = reading.operands, _source(reading, sight)
+    operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
-    batch, _, length, _ = source.shape
+    batch, _, length, _ = reading.layout.shape
+    source = None if reading.whole is not None else _source(reading, sight)
+    if source is not None:
+        batch, _, length, _ = source.shape
     if most is not None and most < length:  # includes the first and the last row
-        rows = torch.linspace(0, length - 1, most, device=source.device).round().long()
-        source = source.sample(slice(None), rows)
+        rows = torch.linspace(0, length - 1, most, device=reading.device).round().long()
         exists = None if exists is None else exists[:, :, rows]
-    found = call_rows(source)
+    if source is None:
+        assert reading.whole is not None
+        found = sampled_rows(reading.whole, rows)
+    else:
+        found = call_rows(source if rows is None else source.sample(slice(None), rows))
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
         max_product=_unscaled(reading, found),
@@ -74,7 +83,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
     between. The stored product can't be used, because it includes hidden keys.
     """
     operands, heads = reading.operands, reading.layout.heads
-    if reading.score is not None or reading.distance is not None:
+    if reading.score is not None or reading.distance is not None or reading.whole is not None:
         return None
     if reading.query.unknown or reading.key.unknown:
         return None
