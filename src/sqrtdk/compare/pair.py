@@ -20,8 +20,10 @@ from sqrtdk.compare.explain import (
     faint,
     first_stage,
     helpful_parts,
+    mends,
     shows,
     stage_of_unexplained,
+    without_fixes,
 )
 from sqrtdk.compare.infer_vectors import with_known_step
 from sqrtdk.compare.numbers import constant_tolerance
@@ -181,6 +183,10 @@ def judge_pair(
     if lost and not passed:  # to the output from A's own vectors: from B's, only what comes behind them would count
         whole_way = replace(whole_way, seen={**whole_way.seen, **{x: told[0].seen[x] for x in lost}}, known=[])
         before, after = segment_gap(whole_way, sides.a), segment_gap(whole_way, program)
+    if not same and not passed and not before.within:
+        named = [cause for _, explained in parts for cause in explained.causes]
+        if not mends(whole_way, sides, causes, named):
+            parts = [(part, without_fixes(explained)) for part, explained in parts]
     cancels = not lost
     for segment, explained in direct:
         stages += _stages(segment, explained, sides, cancels)
