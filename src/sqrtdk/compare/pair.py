@@ -27,7 +27,7 @@ from sqrtdk.compare.explain import (
 )
 from sqrtdk.compare.infer_vectors import with_known_step
 from sqrtdk.compare.numbers import constant_tolerance
-from sqrtdk.compare.observed import ObservedVector, observe
+from sqrtdk.compare.observed import ObservedVector, amplitudes_apart, observe
 from sqrtdk.compare.precision import Precision, Precisions, rounding_unit
 from sqrtdk.compare.program import QK, QKV, Program, RoundingStep
 from sqrtdk.compare.records import CANCELS, UNKNOWN_CAUSE, StageDiff
@@ -95,7 +95,7 @@ def judge_pair(
     if reason is not None:
         return JudgedPair(None, reason=reason)
     a, b = in_order(a), in_order(b)
-    seen_a, seen_b = observe(a, kv_scale), observe(b, kv_scale)
+    seen_a, seen_b = amplitudes_apart((a, b), (observe(a, kv_scale), observe(b, kv_scale)))
     reason = _unlike(a, b, seen_a, seen_b)
     if reason is not None:
         return JudgedPair(None, reason=reason, strangers=True)
