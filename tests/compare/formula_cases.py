@@ -236,11 +236,11 @@ class Trial:
         return [suspicion for suspicion in self.suspicions() if self.left(suspicion.change(self.sides.a)) <= self.tiny]
 
 
-def trial(a: Formula, b: Formula, rows: int, keys: int, seed: int = 0) -> Trial:
+def trial(a: Formula, b: Formula, rows: int, keys: int, seed: int = 0, batch: int = BATCH) -> Trial:
     """Formulas as sides, on random vectors; those of keys and values are shared by groups of query heads."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (HEADS, rows), (GROUPS, keys), (GROUPS, keys)
-    vectors = [torch.randn(BATCH, *shape, HEAD_DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+    vectors = [torch.randn(batch, *shape, HEAD_DIM, generator=generator, dtype=torch.float64) for shape in shapes]
     groups = torch.arange(HEADS) // (HEADS // GROUPS)
     sides = (Program(VectorPath(), VectorPath(heads=groups), VectorPath(heads=groups), formula) for formula in (a, b))
     return Trial(Sides(*sides, HEAD_DIM, MODEL_DIM, HEADS, rows == keys), *vectors)

@@ -5,14 +5,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sqrtdk.compare import fixes
-from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.build import program_of
+from sqrtdk.compare.causes import CAUSES, suspect
+from sqrtdk.compare.explain import explain_segment, mends
 from sqrtdk.compare.fixes import fix_of, fixes_of
+from sqrtdk.compare.observed import observe
+from sqrtdk.compare.pair import precision_of
+from sqrtdk.compare.program import Formula
 from sqrtdk.compare.records import Cause
+from sqrtdk.compare.segments import joined_segments, segments
+from sqrtdk.compare.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.messages import Message
 from sqrtdk.messages._catalogue import topic
+from tests.compare.test_segments import kept
 
 COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop"}
 
@@ -61,3 +71,25 @@ def test_no_fix_is_out_of_reach() -> None:
     own = known.keys() - set(fixes._SAME_FIX.values())
     assert {key for key in own if key not in sentences and key.rpartition(".")[2] not in COMPUTED} == set()
     assert {key.partition(".")[0] for key in known} == set(CAUSES)
+
+
+def _only_to_half(both: BothParts[Formula]) -> PartDifference | None:
+    """A suspicion that is right for A: its scale becomes B's. Put into B, it makes another scale than A's."""
+    a, b = both.a.scale, both.b.scale
+    wanted = b if b < a else 3 * a
+    return None if a == b else PartDifference(float(a), float(b), edit=lambda own: replace(own, scale=wanted))
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_a_fix_is_said_only_where_it_helps_b(helps: bool) -> None:
+    a, b = kept("eager"), kept("eager", scale=0.1)
+    seen, programs = observe(b), [program_of(call, observe(call)) for call in (a, b)]
+    sides = Sides(*programs, head_dim=a.query.values.shape[-1], model_dim=None, heads=4, self_attention=True)
+    whole = joined_segments(segments(b, seen, sides.a, (precision_of(a), precision_of(b)), None), sides.a)
+    row = CauseRow("scale", formula_pairs, "scale", (), _only_to_half, "causes.scale.other")
+    causes = CAUSES if helps else {"scale": suspect(row)}
+    found = explain_segment(whole, sides, causes)
+    assert [cause.name for cause in found.causes] == ["scale"]
+    assert mends(whole, sides, causes, found.causes) is helps
+    one = replace(found.causes[0], mends=helps)
+    assert (fix_of(one) is not None) is helps

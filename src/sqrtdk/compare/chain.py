@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from sqrtdk.compare.changes import OTHER_NUMBERS, ModuleChange, changes_of, relation
+from sqrtdk.compare.gates import gate_at
 from sqrtdk.compare.measured import (
     MODEL_ERRORS,
     UNMEASURED_ROUNDINGS,
@@ -145,7 +146,7 @@ class _Walk:
 
     def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
         """Returns the first call of A, in the order of ending, whose input agrees and whose output does not."""
-        aligned = align_steps(steps, self.exact.steps, self.sites)
+        self.ran, aligned = steps, align_steps(steps, self.exact.steps, self.sites)
         self.steps = [pair for pair in aligned if not _within(pair[0].place[0], self.passed)]
         calls = []
         for order, (one, other) in enumerate(self.steps):
@@ -187,7 +188,8 @@ class _Walk:
             module, ends = model.get_submodule(path_b), [None if end is None else end.b for end in (behind, before)]
             lines = lines_of(module, *ends) if within else line_of(module, call.b)
         numbers = before.takes if before is not None else call.gives
-        how = (_relation(numbers[0], known) if numbers else None) or ""
+        gate = gate_at((numbers or [])[:1], (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls)
+        how = gate or (_relation(numbers[0], known) if numbers else None) or ""
         where = Message("outputs.place.between", module=name, first=first, last=last) if within else name
         return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
 

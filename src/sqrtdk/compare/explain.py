@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from sqrtdk.compare.precision import RISK
 from sqrtdk.compare.program import QKV, NormStep, OpaqueStep, Program, Rotation
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, stage_word
-from sqrtdk.compare.segments import Segment, SegmentGap, segment_gap
+from sqrtdk.compare.segments import Segment, SegmentGap, is_known, run_segment, segment_gap
 from sqrtdk.compare.suspect import STAGES, Sides, Suspicion, path_of
 from sqrtdk.messages import Message
 
@@ -129,6 +129,45 @@ def helpful_parts(whole: Segment, program: Program, parts: list[tuple[Segment, E
         applied = tuple(one for one in explained.applied if any(one is other for other in kept))
         found.append(replace(explained, causes=tuple(causes), program=_applied(programs, kept), applied=applied))
     return found
+
+
+def mends(whole: Segment, sides: Sides, causes: Causes, found: Iterable[Cause]) -> bool:
+    """Returns whether A's parts, put into B's program for the causes found, make the difference go away.
+
+    A fix changes B, while a cause is proven by a change of A: so the causes are suspected again with the sides changed
+    over. What can't be tried, as B's program is unknown in a part, counts as helping.
+    """
+    wanted, program = {(cause.name, cause.stage) for cause in found if cause.name != UNKNOWN_CAUSE}, sides.b
+    if not wanted or not _can_run(whole, program):
+        return True
+    unexplained = any(cause.name == UNKNOWN_CAUSE for cause in found)
+    target = replace(whole, target=run_segment(whole, sides.a)[0], own=None, known=[])
+    before, done = segment_gap(target, program), set[tuple[str, str]]()
+    for _ in range(MOST_TOGETHER):
+        back = replace(sides, a=program, b=sides.a)
+        every = (one for suspect in causes.values() for one in suspect(back))
+        next_one = next((one for one in every if (one.name, one.stage) in wanted - done), None)
+        if next_one is None:
+            break
+        done.add((next_one.name, next_one.stage))
+        program = next_one.change(program)
+    if done != wanted or not _can_run(whole, program):
+        return True
+    after = segment_gap(target, program)
+    return after.within or (unexplained and share_gone(before, after) > 0.0)
+
+
+def without_fixes(explained: Explained) -> Explained:
+    """Returns the part with causes of which no fix is said."""
+    return replace(explained, causes=tuple(replace(cause, mends=False) for cause in explained.causes))
+
+
+def _can_run(whole: Segment, program: Program) -> bool:
+    """Returns whether a program can run over a segment: its formula, and what it passes of the paths, are known."""
+    paths = {name: path_of(program, name) for name, begin in whole.begins.items() if begin != "used"}
+    return program.formula is not None and all(
+        is_known(path) and (path.affine is not None or whole.begins[name] != "input") for name, path in paths.items()
+    )
 
 
 def _suspicions_left(

@@ -40,10 +40,14 @@ _BY_WORDS_OF_B = ("head_order", "weights")  # what A has is "in order", or "gain
 def fix_of(cause: Cause) -> Message | None:
     """Returns what to change in B; None for a changed input, an unknown cause, or a record with other words.
 
+    None as well if the change was tried on B's program and did not help.
+
     Example:
         >>> fix_of(Cause("softcap", None, 50.0, 1.0, "has a softcap (50), which A has not", "softcap"))
         'take the tanh out; attn_logit_softcapping=None in a Gemma 2 config'
     """
+    if not cause.mends:
+        return None
     known, values = topic("fixes"), _values(cause)
     for key in _keys(cause):
         key = _SAME_FIX.get(key, key)

@@ -74,6 +74,53 @@ def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Obser
     return seen | {name: replace(seen[name], kv_scale=kv_scale) for name in ("key", "value")}
 
 
+def amplitudes_apart(
+    calls: tuple[CallTensors, CallTensors], seen: tuple[dict[str, ObservedVector], dict[str, ObservedVector]]
+) -> tuple[dict[str, ObservedVector], dict[str, ObservedVector]]:
+    """Returns both sides' vectors with a factor on q and k alike apart from the scale, if it is all that differs in it.
+
+    `rope(q) * m` and `rope(k) * m` with m = 0.1 * log(factor) + 1 is the amplitude of a rotation (YaRN): one side does
+    not multiply k, and the scale of the logits is the same. A scale split between q and k is on k on both sides.
+    """
+    # a factor of k that is not that of q is no part of the scale from the start
+    factors = [[side[name].factor * side[name].scaled for name in ("query", "key")] for side in seen]
+    (of_q, of_k), (other_q, other_k) = factors
+    if not (isinstance(of_q, float) and isinstance(of_k, float) and of_q * of_k != 0.0):
+        return seen
+    if not (isinstance(other_q, float) and isinstance(other_k, float)) or not all(map(_rotates, calls)):
+        return seen
+    ratios, width = (other_q / of_q, other_k / of_k), calls[0].query.values.shape[-1]
+    alike = abs(ratios[0] - ratios[1]) <= FACTOR_TOLERANCE * abs(ratios[0])
+    bare = min((0, 1), key=lambda side: abs(abs((of_k, other_k)[side]) - 1))
+    if not alike or abs(abs((of_k, other_k)[bare]) - 1) > FACTOR_TOLERANCE or not _one_scale(*calls):
+        return seen
+    by = 1 / ratios[1] if bare else ratios[1]
+    if abs(by - 1) <= FACTOR_TOLERANCE or is_power(by, width):
+        return seen
+    apart = list(seen)
+    apart[1 - bare] = seen[1 - bare] | {name: _with_amplitude(seen[1 - bare][name], by) for name in ("query", "key")}
+    return apart[0], apart[1]
+
+
+def _rotates(call: CallTensors) -> bool:
+    return all(any(step.name == "rope" for step in vector.steps) for vector in (call.query, call.key))
+
+
+def _one_scale(a: CallTensors, b: CallTensors) -> bool:
+    """Returns whether the code multiplies the logits of both sides by the same numbers."""
+    scales = [[term.value for term in call.terms or () if term.name == "scale"] for call in (a, b)]
+    if any(isinstance(value, Tensor) or value is None for value in (*scales[0], *scales[1])):
+        return False
+    one, other = (math.prod(float(value) for value in values if value is not None) for values in scales)
+    return abs(one - other) <= FACTOR_TOLERANCE * abs(one)
+
+
+def _with_amplitude(vector: ObservedVector, by: float) -> ObservedVector:
+    """Returns a vector with a part of its factor as the amplitude of its values."""
+    more = by / vector.scaled
+    return replace(vector, used=vector.used * more, factor=vector.factor / more, scaled=vector.scaled * more)
+
+
 def _is_scale(key: Vector, query: Vector) -> bool:
     """Returns whether a factor of k is part of the scale: equal to q's, or a power of the head dimension.
 

@@ -20,12 +20,14 @@ from sqrtdk.compare.explain import (
     faint,
     first_stage,
     helpful_parts,
+    mends,
     shows,
     stage_of_unexplained,
+    without_fixes,
 )
 from sqrtdk.compare.infer_vectors import with_known_step
 from sqrtdk.compare.numbers import constant_tolerance
-from sqrtdk.compare.observed import ObservedVector, observe
+from sqrtdk.compare.observed import ObservedVector, amplitudes_apart, observe
 from sqrtdk.compare.precision import Precision, Precisions, rounding_unit
 from sqrtdk.compare.program import QK, QKV, Program, RoundingStep
 from sqrtdk.compare.recorded import SearchWork
@@ -95,7 +97,7 @@ def judge_pair(
     if reason is not None:
         return JudgedPair(None, reason=reason)
     a, b = in_order(a), in_order(b)
-    seen_a, seen_b = observe(a, kv_scale), observe(b, kv_scale)
+    seen_a, seen_b = amplitudes_apart((a, b), (observe(a, kv_scale), observe(b, kv_scale)))
     reason = _unlike(a, b, seen_a, seen_b)
     if reason is not None:
         return JudgedPair(None, reason=reason, strangers=True)
@@ -183,6 +185,10 @@ def judge_pair(
     if lost and not passed:  # to the output from A's own vectors: from B's, only what comes behind them would count
         whole_way = replace(whole_way, seen={**whole_way.seen, **{x: told[0].seen[x] for x in lost}}, known=[])
         before, after = segment_gap(whole_way, sides.a), segment_gap(whole_way, program)
+    if not same and not passed and not before.within:
+        named = [cause for _, explained in parts for cause in explained.causes]
+        if not mends(whole_way, sides, causes, named):
+            parts = [(part, without_fixes(explained)) for part, explained in parts]
     cancels = not lost
     for segment, explained in direct:
         stages += _stages(segment, explained, sides, cancels)

@@ -212,7 +212,9 @@ def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Me
 def _cancelling(stages: Sequence[str], beside: bool, members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
     """Returns the sentence on stages that cancel; `beside` another difference, both sides are not the same."""
     id = "paragraphs.cancelling.one" if len(stages) == 1 else "paragraphs.cancelling.many"
-    return Message(f"{id}_beside" if beside else id, stages=_stages(stages), where=sites_of_pairs(members, pairs))
+    if beside:
+        id = "paragraphs.cancelling.one_beside" if len(stages) == 1 else "paragraphs.cancelling.many_beside"
+    return Message(id, stages=_stages(stages), where=sites_of_pairs(members, pairs))
 
 
 def _stages(stages: Sequence[str]) -> str:

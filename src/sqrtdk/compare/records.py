@@ -50,6 +50,7 @@ class Cause:
         at_a: file and line of A that do this, or behind which it is missing: "models/llama/modeling_llama.py:193"; None
             if no code was recorded, as in a file.
         at_b: the same of B.
+        mends: False if A's parts were put into B's program and the difference did not go away; then no fix is said.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Cause:
     stage: str
     at_a: str | None = None
     at_b: str | None = None
+    mends: bool = True
 
 
 @dataclass(frozen=True, slots=True)

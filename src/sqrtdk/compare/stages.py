@@ -194,14 +194,17 @@ def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -
     """Returns the cause with both sides' lines of code that compute its stage, or behind which it is missing."""
     if cause.name in DATA_CAUSES:
         return cause
-    return replace(cause, at_a=_line(cause.stage, a), at_b=_line(cause.stage, b))
+    return replace(cause, at_a=_line(cause, a), at_b=_line(cause, b))
 
 
-def _line(stage: str, call: AttentionCall | None) -> str | None:
+def _line(cause: Cause, call: AttentionCall | None) -> str | None:
     if call is None:
         return None
     lines = {(x.where, x.name): x.at for x in reversed(call.stages)} | {("weights", "softmax"): call.softmax_at}
-    return next((at for place in CODE_NAMES.get(stage, ()) if (at := lines.get(place)) is not None), None)
+    places = CODE_NAMES.get(cause.stage, ())
+    if cause.name == "length_factor" and places[:1] == CODE_NAMES["query rotation"][:1] and ("k", "scale") in lines:
+        places = (("q", "scale"), *places)  # rope(q) * m, rope(k) * m: where the amplitude is multiplied
+    return next((at for place in places if (at := lines.get(place)) is not None), None)
 
 
 # -- for the eyes: logits of both sides beside one another, and the keys that one mask alone shows ---------------------

@@ -15,7 +15,7 @@ from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.messages import fields
 
 SCHEMA_VERSION = 1
-_DRAWN = ("scatter",)  # thousands of points; only the HTML page holds them
+_DRAWN = ("scatter", "mends")  # thousands of points, which only the HTML page holds; what `fix` says
 
 
 def to_json(report: DiffReport) -> str:

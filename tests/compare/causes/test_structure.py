@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.program import Formula
 from sqrtdk.messages import said as said_in
 from tests.compare.formula_cases import HEADS, names_found, tokens, trial, visible
@@ -17,6 +18,7 @@ from tests.compare.formula_cases import HEADS, names_found, tokens, trial, visib
 N = 16
 AT = torch.arange(N)
 CAUSAL = visible(N, N, 0)
+FOUR = torch.arange(13, 17)[:, None, None, None] > AT  # 13, 14, 15 and 16 keys
 LEFT, RIGHT = tokens(N, True), tokens(N, False)  # 0, 2 and 3 keys of padding
 
 
@@ -40,6 +42,16 @@ def windows(*sizes: int) -> Tensor:
 def tiled(mask: Tensor) -> Tensor:
     """What `mask.repeat(heads, 1, 1)` makes of masks that `repeat_interleave(heads, 0)` should spread over heads."""
     return mask[:, 0].repeat(HEADS, 1, 1).unflatten(0, (-1, HEADS))
+
+
+def along(mask: Tensor) -> Tensor:
+    return mask.expand(-1, HEADS, N, N)
+
+
+def for_heads(mask: Tensor) -> Tensor:
+    """What a mask (B, 1, L, S) gives logits (B, B, groups, L, S), flattened to heads."""
+    logits = torch.ones(len(mask), len(mask), HEADS // len(mask), N, N, dtype=torch.bool)
+    return (logits & mask).flatten(1, 2)
 
 
 OWN = torch.cat([documents(5, 12), documents(7), documents(3, 9)])
@@ -98,6 +110,14 @@ KINDS: dict[str, tuple[Tensor, Tensor | None, str]] = {  # A's mask, B's, what B
         tokens(9, False).expand(3, 1, 5, 9), ~tokens(9, False).expand(3, 1, 5, 9), "inverts the padding mask"
     ),
     "tiled": ((CAUSAL & RIGHT).expand(3, HEADS, N, N), tiled(CAUSAL & RIGHT), "repeat, not repeat_interleave"),
+    "samples for heads": (
+        along(CAUSAL & RIGHT[:2]), for_heads(CAUSAL & RIGHT[:2]),
+        "gives heads 2 to 3 the mask of sample 1 in every sample, as if the heads were samples",
+    ),
+    "samples for heads, one each": (
+        along(CAUSAL & FOUR), for_heads(CAUSAL & FOUR),
+        "gives heads 1 to 3 the mask of samples 1 to 3 in every sample",
+    ),
     "other heads": (windows(2, 4, 6, 8), windows(2, 6, 4, 8), "gives heads 1, 2 the mask of heads 2, 1"),
     "groups of heads": (windows(2, 2, 8, 8), windows(2, 8, 2, 8), "gives heads 1, 2 the mask of heads 2, 0"),
     "one key": (CAUSAL, ONE, "hides key 3 on row 9, which A shows"),
@@ -110,9 +130,9 @@ KINDS: dict[str, tuple[Tensor, Tensor | None, str]] = {  # A's mask, B's, what B
 def proven(a: Tensor | None, b: Tensor | None) -> list[tuple[str, str]]:
     rows, keys = next(mask for mask in (a, b) if mask is not None).shape[-2:]
     rows = keys if rows == 1 else rows
-    return [
-        (one.name, one.text) for one in trial(Formula(0.25, visible=a), Formula(0.25, visible=b), rows, keys).proven()
-    ]
+    samples = max(1 if mask is None else len(mask) for mask in (a, b))
+    start = trial(Formula(0.25, visible=a), Formula(0.25, visible=b), rows, keys, batch=samples if samples > 1 else 3)
+    return [(one.name, one.text) for one in start.proven()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,3 +241,43 @@ def test_packed_documents_of_an_sdpa() -> None:
     assert (cause.name, cause.b) == ("mask", "none")
     assert cause.a == "boundaries at 8 in sample 0 (others in other samples)"
     assert report.paragraphs[0].startswith("B ignores the document boundaries at 8 in sample 0")
+
+
+def test_a_layout_is_tried_on_a_mask_before_it_is_named() -> None:
+    """A's masks are those of `repeat_interleave`; what B has is no `repeat` of them, and is not called one."""
+    right = CAUSAL & RIGHT[:2]
+    for a, b in ((along(right), for_heads(right)), (for_heads(right), along(right))):
+        ((_, said),) = proven(a, b)
+        assert "repeat" not in said
+
+
+class Grouped(nn.Module):
+    """Logits (B, kv heads, groups, L, S) under a mask (B, 1, L, S)."""
+
+    def __init__(self, lay: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.q, self.k, self.v = (nn.Linear(32, 8 * heads) for heads in (4, 2, 2))
+        self.lay = lay
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (2, 2, 8)).permute(0, 2, 3, 1, 4)
+        k, v = (part(x).unflatten(-1, (2, 1, 8)).permute(0, 2, 3, 1, 4) for part in (self.k, self.v))
+        visible = (torch.arange(x.shape[1]) < lengths[:, None])[:, None, None]
+        logits = 2 * q @ k.mT / 8**0.5
+        y = logits.masked_fill(~self.lay(visible), float("-inf")).softmax(-1) @ v
+        return y.permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def test_the_fix_of_a_mask_of_other_samples_is_the_one_that_helps() -> None:
+    x = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(1))
+    inputs = {"x": x, "lengths": torch.tensor([12, 5])}
+    right, wrong = Grouped(lambda mask: mask[:, :, None]), Grouped(lambda mask: mask)
+    report = diff(right, wrong, inputs)
+    ((cause,),) = (pair.causes for pair in report.pairs)
+    assert cause.name == "mask"
+    fix = fix_of(cause)
+    assert fix is not None
+    assert "mask[:, :, None]" in fix
+    assert "repeat" not in fix
+    assert diff(right, Grouped(lambda mask: mask[:, :, None]), inputs).same

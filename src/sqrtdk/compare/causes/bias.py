@@ -165,7 +165,9 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> Message:
         return Message("causes.bias.other_sign", bias=name)
     square = a.bias.ndim > 1 and a.bias.shape[-1] == a.bias.shape[-2]
     # slope * (j - i) for slope * (i - j), or a relative table indexed [key, row]
-    if square and same(_effective(replace(a, bias=a.bias.mT), b), right):
+    turned = square and same(_effective(replace(a, bias=a.bias.mT), b), right)
+    # the fix is to turn B's: without a row's mean, which the softmax does not see, that is not the same question
+    if turned and same(_effective(replace(b, bias=b.bias.mT), a), left):
         return Message("causes.bias.turned", bias=name)
     if _shuffled(left, right):
         return Message("causes.bias.heads", bias=name)

@@ -240,7 +240,7 @@ def compare_padding(both: BothParts[Parts]) -> PartDifference | None:
             return None
         words = DifferenceWords(_rows(a), _rows(b), _rows_text(a, b, rows))
     else:
-        words = layout_words(a, b, _whole_masks(both), "padding") or _keys_words(_keys(a), _keys(b))
+        words = layout_words(a, b, _whole_masks(both), "padding") or _keys_words(a, b)
     return PartDifference(words.a, words.b, words.values, _mask_edit(both, with_padding), text=words.text)
 
 
@@ -294,12 +294,14 @@ def _keys(parts: Parts) -> Message:
     return Message("causes.padding.some", some=many, all=hidden.shape[-1])
 
 
-def _keys_words(a: Message, b: Message) -> DifferenceWords:
+def _keys_words(of_a: Parts, of_b: Parts) -> DifferenceWords:
+    a, b = _keys(of_a), _keys(of_b)
     if b.id == NO_VALUE:
         return DifferenceWords(a, b, "causes.padding.missing")
     if a.id == NO_VALUE:
         return DifferenceWords(a, b, "causes.padding.added")
-    other_end = {a.id, b.id} == {FIRST, LAST}
+    # the fix is a flip, so that has to give A's padding
+    other_end = {a.id, b.id} == {FIRST, LAST} and bool((of_b.padding.flip(-1) == of_a.padding).all())
     return DifferenceWords(a, b, "causes.padding.other_end" if other_end else "causes.padding.other")
 
 

@@ -47,10 +47,45 @@ def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> MaskLay
 
     def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         order = None if plain(other) else _order(whole.transpose(0, axis), other.transpose(0, axis))
-        if order is not None:
+        if order is not None and order != list(range(len(order))):  # as they are: nothing is laid out otherwise
             yield whole.index_select(axis, torch.tensor(order, device=whole.device)), _moved(order, name)
 
     return made
+
+
+def _for_heads(of_flat: Callable[[int, int], Tensor], words: Callable[[int, int], tuple[str, str]]) -> MaskLayout:
+    """Returns masks of samples, the same for all heads, given to heads in another way: the sample of each flat entry.
+
+    The entries (B * H,) are one sample after the other. No other mask is a form of `repeat` or of a broadcast: what is
+    said of a layout is said of this one side's mask, which is seen to have it.
+    """
+
+    def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
+        batch, heads = whole.shape[:2]
+        own = bool((whole == whole[:, :1]).all()) and not bool((whole == whole[:1]).all())
+        if own and batch > 1 and heads > 1:
+            sources = of_flat(batch, heads)
+            if sources.numel() == batch * heads:
+                yield whole[:, 0][sources.to(whole.device)].view_as(whole), words(batch, heads)
+
+    return made
+
+
+def _repeated(batch: int, heads: int) -> Tensor:
+    return torch.arange(batch * heads) % batch
+
+
+def _along_heads(batch: int, heads: int) -> Tensor:
+    """Returns the samples of a mask (B, 1, L, S) whose samples meet B heads of keys: logits (B, B, H / B, L, S)."""
+    if heads % batch:
+        return torch.zeros(0, dtype=torch.long)
+    return torch.arange(batch).repeat_interleave(heads // batch).repeat(batch)
+
+
+def _heads_words(batch: int, heads: int) -> tuple[str, str]:
+    """Returns whose mask heads have that is not sample 0's, and which heads these are."""
+    samples, every = torch.arange(batch), torch.arange(batch).repeat_interleave(heads // batch)
+    return _numbered("sample", samples > 0), _numbered("head", every > 0)
 
 
 def _seen_keys(parts: Parts) -> Tensor:
@@ -95,10 +130,13 @@ MASK_LAYOUTS: tuple[tuple[str, MaskLayout, str, str], ...] = (
     ),
     ("mask", _of_others("sample", 0, lambda mask: bool((mask == mask[:1]).all())), *OTHERS_MASKS),
     (
+        "mask",  # mask (B, 1, L, S) against logits (B, kv heads, groups, L, S), or mask (B, L, S) against (B, H, L, S)
+        _for_heads(_along_heads, _heads_words), "causes.mask.on_heads", "causes.mask.off_heads",
+    ),
+    (
         "mask",  # mask.repeat(heads, 1, 1) for mask.repeat_interleave(heads, 0), viewed as (batch, heads, ...)
-        _as(
-            "causes.mask.repeat_interleave", "causes.mask.repeat",
-            lambda _, whole: whole.transpose(0, 1).reshape(whole.shape),
+        _for_heads(
+            _repeated, lambda *_: (Message("causes.mask.repeat_interleave"), Message("causes.mask.repeat"))
         ),
         "causes.mask.repeated", "causes.mask.interleaved",
     ),
