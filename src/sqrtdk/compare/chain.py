@@ -5,8 +5,6 @@ calls end, up to the first whose input agrees and whose output does not. The par
 into a copy of A, which runs again. If the module then gives B's output, the part is proven and the walk continues
 behind it. An unknown part is replaced by B's output. So are attentions that differ, since they have causes of their
 own. If A ends with B's output, nothing is left unexplained.
-
-The same float64 runs tell whether a difference between two attentions cancels before it leaves their modules.
 """
 
 from __future__ import annotations
@@ -16,28 +14,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sqrtdk.compare.changes import OTHER_NUMBERS, ModuleChange, changes_of, relation
 from sqrtdk.compare.gates import gate_at
-from sqrtdk.compare.measured import (
-    MODEL_ERRORS,
-    UNMEASURED_ROUNDINGS,
-    BlindRows,
-    TensorOfBoth,
-    exact_of,
-    seeing_entries,
-)
+from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
+from sqrtdk.compare.module_gaps import gap_of, level_of, matched
 from sqrtdk.compare.modules import KeptTensor, ModuleCall, ModuleStep, Patch, align_steps, line_of, lines_of
-from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import FinerRun, ModelSide
 from sqrtdk.messages import Message
-from sqrtdk.tracing.tape.stance import Disturbed
 
-_HIDDEN_BELOW = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
-_ENTRY_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
 _MOST_PATCHED_RUNS = 6  # runs of A with parts of B: each costs a forward pass
 # tensors that differ between the sides; None if nothing can be compared
 DifferingTensors = list[tuple[KeptTensor, KeptTensor]] | None
@@ -142,12 +129,18 @@ class _Walk:
         own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
         self.own = {(pair.site_a, pair.index_a): (pair.site_b, pair.index_b) for pair in own}
         self.patch, self.passed, self.runs = Patch(), frozenset[str](), 0
+        self.opened: dict[str, str] = {}  # sites of A walked from a module behind their attention on, and that module
         self.steps: Sequence[tuple[ModuleStep, ModuleStep]] = ()
 
     def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
         """Returns the first call of A, in the order of ending, whose input agrees and whose output does not."""
         self.ran, aligned = steps, align_steps(steps, self.exact.steps, self.sites)
-        self.steps = [pair for pair in aligned if not _within(pair[0].place[0], self.passed)]
+        begun = {one.place[0]: one.number for one in reversed(steps)}
+        self.steps = [
+            pair
+            for pair in aligned
+            if not _within(pair[0].place[0], self.passed) and not self._before_attention(pair[0], begun)
+        ]
         calls = []
         for order, (one, other) in enumerate(self.steps):
             # A module around an attention may return weights or a cache as well; only its main output is compared.
@@ -193,17 +186,41 @@ class _Walk:
         where = Message("outputs.place.between", module=name, first=first, last=last) if within else name
         return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
 
+    def _before_attention(self, step: ModuleStep, begun: Mapping[str, int]) -> bool:
+        """Returns whether a call is inside an opened site, and before the module from which on that is walked."""
+        return any(
+            step.place[0] != site and _within(step.place[0], [site]) and step.number < begun.get(behind, 0)
+            for site, behind in self.opened.items()
+        )
+
     def owns(self, path: str) -> bool:
         """Returns whether a module is in or around an attention with causes whose output is not yet B's."""
-        waiting = [site for site, _ in self.own if site not in self.passed]
+        waiting = [site for site, _ in self.own if site not in self.passed and site not in self.opened]
         return any(_within(path, [site]) or _within(site, [path]) for site in waiting)
 
     def attentions(self, exact: FinerRun) -> Sequence[ModuleStep] | None:
-        """Returns A's calls when the modules of attentions with causes return B's outputs.
+        """Returns A's calls when the attentions with causes give what B's give.
+
+        Where a module behind the attention gets its output (`o_proj`), that module gets B's input, so that it is walked
+        as well. Elsewhere the whole module of the attention returns B's output.
 
         Returns None if one of them is the whole model, or if a module ran a different number of times than its
         attention.
         """
+        start, taken = self.patch, self._behind(exact)
+        self.opened = {site: path for site, (path, _) in taken.items()}
+        if taken:
+            steps = self._given({step.place: kept for _, (_, both) in taken.items() for step, kept in both})
+            found = None if steps is None else self.first(steps)
+            if steps is not None and (found is None or found[0].a.place[0] not in self.opened):
+                return steps
+            self.patch, self.opened = start, {}
+        return self._given({})
+
+    def _given(self, taken: Mapping[ModuleCall, tuple[Tensor, ...]]) -> Sequence[ModuleStep] | None:
+        """Returns A's calls when some modules take, and the other modules of attentions with causes return, B's."""
+        exact = self.sides[0].exact
+        assert exact is not None
         returned = {}
         for places in self.own.items():
             for side, steps, (site, _) in zip(self.sides, (exact.steps, self.exact.steps), places, strict=True):
@@ -211,11 +228,35 @@ class _Walk:
                 if not site or ran != called:
                     return None
             whole = next((step.whole for step in self.exact.steps if step.place == places[1]), ())
+            if places[0][0] in self.opened:
+                continue
             if not whole:
                 return None
             returned[places[0]] = whole
-        patch = replace(self.patch, returned={**self.patch.returned, **returned})
-        return self.run(patch, [site for site, _ in self.own])
+        patch = replace(self.patch, returned={**self.patch.returned, **returned}, taken=taken)
+        return self.run(patch, [site for site, _ in self.own if site not in self.opened])
+
+    def _behind(self, exact: FinerRun) -> dict[str, tuple[str, list[tuple[ModuleStep, tuple[Tensor, ...]]]]]:
+        """Returns, by site of A, the path of the module behind its attention, and the inputs that B gives to its calls.
+
+        That is the inner module whose output is that of the whole: `o_proj` of `o_proj(heads)`. A site of which any
+        call has none is left out.
+        """
+        partners = {other.number: one for one, other in align_steps(exact.steps, self.exact.steps, self.sites)}
+        found: dict[str, tuple[str, list[tuple[ModuleStep, tuple[Tensor, ...]]]]] = {}
+        lost: set[str] = set()
+        for (site, _), place_b in self.own.items():
+            last = _last_inner(self.exact.steps, place_b)
+            own = None if last is None else partners.get(last.number)
+            kept = () if last is None else last.takes
+            whole = bool(kept) and all(one.stride == 1 for one in kept) and own is not None
+            if not whole or own is None or [x.shape for x in own.takes] != [x.shape for x in kept]:
+                lost.add(site)
+                continue
+            path, both = found.setdefault(site, (own.place[0], []))
+            both.append((own, tuple(one.values.view(one.shape) for one in kept)))
+            lost |= {site} if path != own.place[0] else set()
+        return {site: what for site, what in found.items() if site not in lost}
 
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
         """Returns the calls of A run with the patch; None if A can't run so or can't take what B returned.
@@ -231,7 +272,7 @@ class _Walk:
             run = again(True, patch)
         except MODEL_ERRORS:
             return None
-        if run.replaced != set(patch.returned):
+        if run.replaced != {*patch.returned, *patch.taken}:
             return None  # A returns a tensor of another shape, or one that can't be replaced
         self.patch, self.passed = patch, self.passed | set(passed)
         return run.steps
@@ -265,8 +306,21 @@ class _Walk:
         known = [{} if side.module is None else dict(side.module.named_modules()) for side in self.sides]
         for one, other in self.steps:
             path, pair = one.place[0], (known[0].get(one.place[0]), known[1].get(other.place[0]))
-            if pair[0] is not None and pair[1] is not None and not _within(path, [site for site, _ in self.own]):
+            closed = [site for site, _ in self.own if site not in self.opened]
+            if pair[0] is not None and pair[1] is not None and not _within(path, closed) and path not in self.opened:
                 yield path, (pair[0], pair[1])
+
+
+def _last_inner(steps: Sequence[ModuleStep], place: ModuleCall) -> ModuleStep | None:
+    """Returns the first inner call whose output is the output of the call at `place`; None if there is none."""
+    end = next((i for i, step in enumerate(steps) if step.place == place), None)
+    if end is None or not steps[end].gives:
+        return None
+    whole = steps[end]
+    for step in sorted(steps[:end], key=lambda step: step.number):
+        if step.number > whole.number and step.gives and step.gives[0] is whole.gives[0]:
+            return step
+    return None
 
 
 def _input_of(module: str) -> Message:
@@ -298,98 +352,5 @@ def _relation(numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str,
     return relation(a, b, before)
 
 
-def level_of(exact: Sequence[FinerRun | None], share: float) -> tuple[float, float]:
-    """Returns the relative rounding of one step, and the largest difference that counts as rounding.
-
-    The unit is at least that of float32: models cast on their way even when run in float64 (`x.float()` in a norm).
-    """
-    units = [max(rounding_unit(one.dtype), rounding_unit(torch.float32)) for one in exact if one is not None]
-    return UNMEASURED_ROUNDINGS * max(units), share / _ENTRY_SHARE if share else math.inf
-
-
 def _within(path: str, sites: Collection[str]) -> bool:
     return any(path == site or not site or path.startswith(f"{site}.") for site in sites)
-
-
-def matched(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> list[tuple[KeptTensor, KeptTensor]]:
-    """Returns pairs of tensors of equal kind and shape, in order; tensors of one side only are left out."""
-    left = list(other)
-    pairs = []
-    for x in one:
-        kind = x.values.is_floating_point()
-        y = next((y for y in left if y.shape == x.shape and y.values.is_floating_point() == kind), None)
-        if y is not None:
-            left.remove(y)
-            pairs.append((x, y))
-    return pairs
-
-
-def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
-    """Returns the root mean square of the difference, as a share of the size of A's tensor."""
-    # Long tensors keep every stride-th number; both are thinned to the numbers that they share.
-    stride = math.lcm(x.stride, y.stride)
-    one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
-    if torch.equal(one, other):
-        return 0.0
-    if not one.is_floating_point():
-        return math.inf
-    rows = seeing_entries(x.shape, blind)
-    counted = None if rows is None else rows.reshape(-1)[::stride]
-    # -1e4 in one float mask and finfo.min in the other hide the same keys
-    one, other = (values.double().clamp_min(_HIDDEN_BELOW) for values in (one, other))
-    both = TensorOfBoth("", "", one, other, counted, (0.0, 0.0))
-    gap, size = both.gap[0], both.size(one)[0]
-    return gap / size if size else gap and math.inf
-
-
-# -- what cancels ------------------------------------------------------------------------------------------------------
-
-
-def leaves_alike(
-    a: ModelSide, b: ModelSide, pairs: Sequence[tuple[ModuleCall, ModuleCall]], blind: BlindRows
-) -> list[bool]:
-    """Returns whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
-
-    `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, the same output. Three kinds of
-    modules prove nothing: one that gives only zeros, one that gives fewer rows than it gets (it returns the last
-    token), and one whose output does not depend on its attention (`x + proj(heads)` where `proj` starts as zero).
-
-    `pairs` are places of modules of A and of B.
-    """
-    exact = [exact_of(side, listen=True) for side in (a, b)]
-    if exact[0] is None or exact[1] is None:
-        return [False] * len(pairs)
-    steps = [{step.place: step for step in one.steps} for one in exact if one is not None]
-    allowed = level_of(exact, 0.0)[0]
-    alike = []
-    for place_a, place_b in pairs:
-        one, other = steps[0].get(place_a), steps[1].get(place_b)
-        if one is None or other is None or not one.gives or _rows(one.gives[0]) < sum(map(_rows, one.takes[:1])):
-            alike.append(False)
-            continue
-        takes, gives = matched(one.takes, other.takes), matched(one.gives[:1], other.gives)
-        same = [bool(pairs) and all(gap_of(x, y, blind) <= allowed for x, y in pairs) for pairs in (takes, gives)]
-        alike.append(all(same) and bool(one.gives[0].values.any()) and _reacts(a, one, blind, allowed))
-    return alike
-
-
-def _reacts(a: ModelSide, step: ModuleStep, blind: BlindRows, allowed: float) -> bool:
-    """Returns whether the output of a module changes if its attention gives something else."""
-    call = next((call for call in a.calls if (call.site, call.index) == step.place), None)
-    if call is None or call.output is None or a.again is None:
-        return False
-    a.forwards += 1
-    by = torch.linspace(-0.5, 0.5, call.output.numel()).to(call.output).view_as(call.output)
-    other = Disturbed(call.output, call.output * by)
-    try:
-        with other:
-            run = a.again(True, None)
-    except MODEL_ERRORS:
-        return False
-    gives = [own.gives[:1] for own in run.steps if own.place == step.place]
-    return other.done and any(gap_of(x, y, blind) > allowed for own in gives for x, y in matched(step.gives[:1], own))
-
-
-def _rows(kept: KeptTensor) -> int:
-    """Returns the number of rows of a tensor; each id of an integer tensor is a row."""
-    return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)

@@ -7,7 +7,6 @@ Some differences show only in numbers: a residual that is left out, a factor, a 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.compare.holders import LAYER_NUMBER, holder_of
 from sqrtdk.compare.numbers import same, single_ratio, unequal_texts
 from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.words import short
@@ -24,7 +24,6 @@ from sqrtdk.messages import Message, mentions
 # attribute names under which implementations store the same eps
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 _SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
-LAYER_NUMBER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a layer's number in a path
 OTHER_NUMBERS = "outputs.module.other_numbers"
 _FIRST_NUMBERS = 8  # numbers that are compared before the whole tensor
 _MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown
@@ -104,6 +103,8 @@ def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> 
                 at = next((path for path, z in like if isinstance(z, Tensor) and z is not x and _equal(z, y)), None)
                 if at is not None:
                     text = Message("outputs.module.of_another", name=f"`{name}`", module=f"`{at}`")
+                elif text.id in (OTHER_NUMBERS, "outputs.module.rows"):
+                    text = _held_text(name, a, y.detach().to(x.device), others) or text
         elif type(a) is type(b):
             id = "outputs.module.of_a_alone" if y is None else "outputs.module.of_b_alone"
             text = Message(id, name=f"`{name}`")
@@ -112,6 +113,14 @@ def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> 
         if text is not None:
             found.append((text, partial(_hold, name, y)))
     return found
+
+
+def _held_text(name: str, own: nn.Module, tensor: Tensor, others: Mapping[str, nn.Module]) -> Message | None:
+    """Returns which weight of A a matrix of B holds in another form: transposed, its rows mixed, a part of one."""
+    weights = {f"{path}.{key}": x for path, m in others.items() for key, x in m.named_parameters(recurse=False)}
+    place = next((f"{path}.{name}" for path, module in others.items() if module is own), "")
+    holder = holder_of(tensor, weights, place)
+    return None if holder is None else Message("outputs.module.held", name=f"`{name}`", what=holder.text)
 
 
 def _hold(name: str, tensor: Tensor | None, module: nn.Module) -> None:

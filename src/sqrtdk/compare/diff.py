@@ -15,9 +15,11 @@ from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.chain import follow_differences, leaves_alike
+from sqrtdk.compare.chain import follow_differences
 from sqrtdk.compare.explain import first_stage, share_gone
+from sqrtdk.compare.holders import held_weights
 from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
+from sqrtdk.compare.module_gaps import leaves_alike
 from sqrtdk.compare.opening import cut_sites, first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
@@ -320,6 +322,7 @@ def _compared(
     differ = [one.difference or 0.0 for one in outputs if one.same is False]
     if not differ and not any(is_reached(pair) for pair in pairs):
         return tuple(pairs), ends
+    ends = replace(ends, more=tuple(held_weights(a, pairs, [own.sides for own in judged])))
     chain = follow_differences(a, b, pairs, blind, max(differ, default=0.0))
     if chain.entries and not chain.beside:
         where = chain.entries[0].where

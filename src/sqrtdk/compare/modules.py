@@ -76,10 +76,12 @@ class Patch:
 
     Attributes:
         returned: by place, tensors that replace a call's own output of the same shape.
+        taken: by place, tensors that replace a call's own inputs of the same shape.
         edits: functions that put a part of the other model into the copy that runs.
     """
 
     returned: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
+    taken: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
     edits: tuple[Callable[[nn.Module], None], ...] = ()
 
 
@@ -90,7 +92,7 @@ class ModuleListener:
 
     Attributes:
         steps: one for each call.
-        replaced: places whose output was replaced.
+        replaced: places whose output or input was replaced.
     """
 
     def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
@@ -123,8 +125,14 @@ class ModuleListener:
                 handle.remove()
 
     def _beginning(self, path: str) -> Any:
-        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            given, place = (args, kwargs), (path, self._counts[path])
             with torch.no_grad(), unseen():
+                if place in self._patch.taken:
+                    changed = replaced(given, list(self._patch.taken[place]))
+                    if changed is not given:
+                        self.replaced.add(place)
+                        given = args, kwargs = changed
                 takes = tuple(map(self._kept, _tensors((args, kwargs))))
             called = places.current_place()
             if called is not None:
@@ -133,6 +141,7 @@ class ModuleListener:
                     called = None
             self._open.append((self._begun, path, takes, called))
             self._begun += 1
+            return given if place in self.replaced else None
 
         return begin
 

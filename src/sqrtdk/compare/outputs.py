@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.chain import DifferenceChain, Entry
-from sqrtdk.compare.changes import LAYER_NUMBER
+from sqrtdk.compare.holders import LAYER_NUMBER
 from sqrtdk.compare.measured import (
     FEW_ENTRIES,
     BlindRows,

@@ -176,7 +176,40 @@ def row_orders(sides: Sides) -> Iterator[BothParts[dict[str, Tensor]]]:
 def compare_head_order(both: BothParts[dict[str, Tensor]]) -> PartDifference:
     """Describes rows that are the same in another order: heads, channels, parts of a fused QKV."""
     parts = joined([QKV_LETTERS[vector] for vector in both.a], "and")
+    if (holds := _exchanged(both)) is not None:
+        words = {"parts": parts, "b": holds}
+        return PartDifference(Message("causes.head_order.in_order"), holds, words, text="causes.head_order.holds")
     return PartDifference(Message("causes.head_order.in_order"), _order_words(both), {"parts": parts})
+
+
+def _exchanged(both: BothParts[dict[str, Tensor]]) -> Message | None:
+    """Returns which whole weight of A each vector of B holds; None unless each holds that of another vector."""
+    # load_state_dict with q_proj -> wk, k_proj -> wq: nothing is fused, and no row has moved within its weight
+    held = []
+    for vector, order in both.a.items():
+        own, mine = path_of(both.sides.b, vector).affine, path_of(both.sides.a, vector).affine
+        pool, first = _pool(both.sides.a, vector, both.sides.self_attention)
+        starts = [sum(len(_flat(x)) for x in pool[:place]) for place in range(len(pool))]
+        start = int(order[0])
+        if own is None or mine is None or start == first or start not in starts:
+            return None
+        source = pool[starts.index(start)]
+        if len(_flat(source)) != len(order) or not torch.equal(order, torch.arange(start, start + len(order))):
+            return None
+        names = [f"`{_short(name) or letter}`" for name, letter in (
+            (own.name, QKV_LETTERS[vector]), (source.name, _letter(both.sides, source)),
+        )]  # fmt: skip
+        held.append(Message("causes.head_order.one_holds", own=names[0], other=names[1]))
+    return joined(held, "and") if held else None  # type: ignore[return-value]
+
+
+def _short(name: str) -> str:
+    """Returns the last part of a parameter's name without `weight`: "q_proj"."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _letter(sides: Sides, affine: Affine) -> str:
+    return next((QKV_LETTERS[name] for name in QKV if path_of(sides.a, name).affine is affine), "")
 
 
 def _with_row_order(program: Program, vector: str, order: Tensor, together: bool) -> VectorPath:
@@ -201,11 +234,15 @@ def _order_words(both: BothParts[dict[str, Tensor]]) -> Message:
     local = (order - first).view(heads, channels)
     if bool((local < 0).any()) or bool((local >= heads * channels).any()):
         # rows of [q, k, v][head][channel], read one head after the other
-        strides = torch.arange(heads)[:, None] * channels * len(pool) + torch.arange(channels)
-        layouts = ("[head][q, k, v]", "[q, k, v][head]")
-        by_head = bool((order.view(heads, channels).cpu() == strides).all())
-        read, written = layouts if by_head else layouts[::-1]
-        return Message("causes.head_order.qkv_mixed", read=read, written=written)
+        layouts, part = ("[head][q, k, v]", "[q, k, v][head]"), first // (heads * channels)
+        if all(x.weight.shape == pool[0].weight.shape for x in pool):
+            places = torch.arange(len(pool) * heads * channels)
+            by_head = places.view(heads, len(pool), channels).transpose(0, 1)[part]
+            by_part = places.view(len(pool), heads, channels).transpose(0, 1).reshape(len(pool), heads, channels)[part]
+            for mixed, (read, written) in ((by_head, layouts), (by_part, layouts[::-1])):
+                if torch.equal(order.cpu().view(heads, channels), mixed):
+                    return Message("causes.head_order.qkv_mixed", read=read, written=written)
+        return Message("causes.head_order.parts_mixed")
     head, channel = local // channels, local % channels
     in_order = torch.arange(channels)
     if bool((head == head[:, :1]).all()):
