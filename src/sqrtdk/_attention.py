@@ -16,8 +16,8 @@ from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
-from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care
-from sqrtdk.impl.operands import check_term
+from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care, wants_gradients
+from sqrtdk.impl.operands import check_term, in_order_of
 from sqrtdk.impl.rows import weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
@@ -51,6 +51,7 @@ def attention(
     window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     return_aux: None = None,
     return_weights: Literal[False] = False,
     impl: str = "auto",
@@ -77,6 +78,7 @@ def attention(
     window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     return_aux: AuxRequest | Literal[True],
     return_weights: Literal[False] = False,
     impl: str = "auto",
@@ -103,6 +105,7 @@ def attention(
     window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
@@ -128,6 +131,7 @@ def attention(
     window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
@@ -160,8 +164,9 @@ def attention(
             key must pass all.
         block_mask: FlexAttention's BlockMask, of which only the mask_mod is used.
         softcap: c of c tanh(z / c), c > 0.
-        bias: a tensor broadcastable to (..., Hq, L, S), a term of `sqrtdk.positions`, or "alibi"; a term that depends
-            on q and k gets them after the score has changed them.
+        bias: a tensor broadcastable to (..., Hq, L, S), a term of `sqrtdk.positions`, or "alibi", which is
+            `positions.alibi(Hq)` in a causal call and -m |i + S - L - j| in any other; a term that depends on q and k
+            gets them after the score has changed them.
         window: (left, right): row i sees keys i - left to i + right, both included; None or -1: no bound. In a causal
             call also a number n of keys, the row's own included, as transformers' `sliding_window`: (n - 1, 0).
         sinks: (Hq,) logits, one number for all heads, or a tensor of two or more dimensions that broadcasts to (...,
@@ -169,6 +174,8 @@ def attention(
             softmax.
         causal_lower_right: causal with the last row aligned with the last key, with or without `is_causal`: row i sees
             keys j <= i + S - L, and `window` and position terms count from there.
+        window_lower_right: the same for a call that is not causal: `window` and position terms count from i + S - L,
+            as in flash-attn and x-transformers; default False: from i.
         return_aux: which statistics to return as the last value, True for all; see `AuxOutput` for their definitions.
         return_weights: return the weights (..., Hq, L, S) as the second value, after dropout. They are held in memory.
         impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it),
@@ -178,8 +185,9 @@ def attention(
             implementation that holds more than 2^28 pairs; see `explain` for its choice.
 
     Returns:
-        (..., Hq, L, Ev) of the value's dtype; with `return_weights` or `return_aux` a tuple: output, weights of the
-        value's dtype, `AuxOutput` of (..., Hq, L) tensors. A row that sees no key gives 0.
+        (..., Hq, L, Ev) of the value's dtype, its dimensions in the query's order in memory; with `return_weights` or
+        `return_aux` a tuple: output, weights of the value's dtype, `AuxOutput` of (..., Hq, L) tensors. A row that sees
+        no key gives 0.
 
     Raises:
         InvalidValueError: Shapes or values do not fit.
@@ -214,9 +222,14 @@ def attention(
     """
     if _unknown:
         refuse_arguments("attention", _unknown, parameters_of(attention))
-    arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
+    arguments.check_flags(
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        causal_lower_right=causal_lower_right,
+        window_lower_right=window_lower_right,
+    )
     both = is_causal and attn_mask is not None
-    plain = impl == "auto" and not (causal_lower_right or both or return_aux or return_weights)
+    plain = impl == "auto" and not (causal_lower_right or window_lower_right or both or return_aux or return_weights)
     plain = plain and score is None and score_mod is None and mask_mod is None and block_mask is None
     plain = plain and softcap is None and bias is None and window is None and sinks is None
     foreign = not (type(query) in PLAIN_TYPES and type(key) in PLAIN_TYPES and type(value) in PLAIN_TYPES)
@@ -228,12 +241,11 @@ def attention(
         torch_runs = pairs <= LARGEST_DENSE and not needs_care(query, key, value, scale, hides)
         torch_runs = torch_runs and not pays_compiled(pairs, query, key, value)
         torch_runs = torch_runs and not gives_infinity(query, key, value, scale, hides)
-        if torch_runs and attn_mask is not None and _learns(query, key, value):
-            torch_runs = not may_lose_mass(attn_mask)
-        if torch_runs:
-            return torch_attention(
+        if torch_runs and not (wants_gradients(query, key, value) and may_lose_mass(attn_mask)):
+            output = torch_attention(
                 query, key, value, _as_torch(attn_mask, value), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
+            return in_order_of(query, output)
     tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     with named_in_errors(tensors | {"scale": scale, "bias": bias, "sinks": sinks, "score": score}):
         call = resolve_arguments(
@@ -254,6 +266,7 @@ def attention(
             window=window,
             sinks=sinks,
             causal_lower_right=causal_lower_right,
+            window_lower_right=window_lower_right,
             return_aux=return_aux,
         )
         arguments.check_flags(return_weights=return_weights)
@@ -263,8 +276,10 @@ def attention(
         with _outside_autocast(query):
             if return_weights:
                 output, weights, aux = weighed(call)
+                output = in_order_of(query, output)
                 return (output, weights) if call.aux is None else (output, weights, aux)
             output, aux = IMPLEMENTATIONS[chosen.impl](call)
+            output = in_order_of(query, output)
     return output if call.aux is None else (output, aux)
 
 
@@ -292,6 +307,7 @@ def explain(
     window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
@@ -332,6 +348,7 @@ def explain(
             window=window,
             sinks=sinks,
             causal_lower_right=causal_lower_right,
+            window_lower_right=window_lower_right,
             return_aux=return_aux,
         )
         check_term(call)
@@ -346,10 +363,6 @@ def _pairs(query: Query, key: Key, value: Value) -> int:
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return math.prod(query.shape[:-1]) * key.shape[-2]
     return Call(query, key, value, 1.0).elements
-
-
-def _learns(*tensors: Query) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _check(

@@ -21,9 +21,14 @@ _PASS_PACKED = "Pass mask_mod=lambda b, h, q_idx, kv_idx: document[q_idx] == doc
 _PASS_QK_NORM = "Norm q and k before the call, or pass score='cosine'; a module takes qk_norm='rms'."
 _PASS_ROTATION = "Rotate q and k before the call: q, k = sqrtdk.positions.rope(q, k)."
 _PASS_SCALE = "Pass scale, the factor on q k^T; a temperature t is scale=scales.temperature(t)."
-_PASS_SLOPES = "Pass bias='alibi', or bias=positions.alibi(slopes=slopes)."
+_PASS_SLOPES = (
+    "Pass bias='alibi', or bias=positions.alibi(slopes=slopes), in a call that is not causal with symmetric=True."
+)
 _PASS_WEIGHTS = "Pass return_weights=True to `attention`, need_weights=True to a module."
-_PASS_WINDOW = "Pass window=n in a causal call, n keys with the row's own, or window=(left, right)."
+_PASS_WINDOW = (
+    "Pass window=n in a causal call, n keys with the row's own, or window=(left, right). It counts from the first key; "
+    "from the last, as in flash-attn and x-transformers: causal_lower_right=True or window_lower_right=True."
+)
 
 # arguments of other libraries' attention, by what stands in their place
 _ARGUMENTS: Mapping[str, str] = {

@@ -50,6 +50,7 @@ def measure(
     bias: AnyBias | None = None,
     window: AnyWindow | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     rows: int | Int[Tensor, " R"] | None = None,
     **_unknown: Never,
 ) -> RowStats:
@@ -70,6 +71,7 @@ def measure(
         bias: tensor, term of `sqrtdk.positions`, or "alibi".
         window: (left, right), or in a causal call a number of keys.
         causal_lower_right: row i sees keys j <= i + S - L.
+        window_lower_right: `window` and position terms count from i + S - L in a call that is not causal.
         rows: measure only this many rows, evenly spread, or the rows of these indices, (R,) int64; None: all.
 
     Returns:
@@ -115,6 +117,7 @@ def measure(
             bias=bias,
             window=window,
             causal_lower_right=causal_lower_right,
+            window_lower_right=window_lower_right,
         )
         if rows is not None:
             call = call.sample(_chosen(rows, call.length, call.query.device))

@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk._guesses import check_parameters, near_value
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.mods import MaskMod
-from sqrtdk.positions import PositionTerm, alibi, deberta, shaw, t5_bias, transformer_xl
+from sqrtdk.positions import Alibi, PositionTerm, alibi, deberta, shaw, t5_bias, transformer_xl
 from sqrtdk.scales import SCALES, ScaleRule
 from sqrtdk.scores import SCORES, CallableScore, FoldedScore, PairScore
 from sqrtdk.stats.request import AuxRequest
@@ -63,11 +63,20 @@ def as_scale(scale: Any) -> Any:
     return _made("scale", scale, SCALES, "scales") if isinstance(scale, str) else scale
 
 
-def as_bias(bias: Any, heads: int) -> Any:
-    """Return the position term of a name, and anything else unchanged."""
+def as_bias(bias: Any, heads: int, ahead: int | None = None) -> Any:
+    """Return the position term of a name, and anything else unchanged.
+
+    Args:
+        bias: the argument.
+        heads: query heads.
+        ahead: by how much the rows of a call that is not causal have to move so that the last stands at the last key,
+            from where flash-attn and x-transformers count; None: the call is causal.
+    """
     if not isinstance(bias, str):
         return bias
-    return alibi(heads) if bias == "alibi" else _made("bias", bias, _TERMS, "positions")
+    if bias == "alibi":
+        return alibi(heads) if ahead is None else Alibi(alibi(heads).slopes, symmetric=True, ahead=ahead)
+    return _made("bias", bias, _TERMS, "positions")
 
 
 def _made(argument: str, name: str, table: Mapping[str, Callable[..., Any]], namespace: str) -> Any:
@@ -119,7 +128,7 @@ def as_window(window: Any, diagonal: int | None, shift: int) -> Any:
         raise InvalidValueError(
             f"window={window} is {window} keys up to the row's own only in a causal call, and this call is not causal",
             hint=f"Pass is_causal=True, or one of these: ({window - 1}, 0), {window} keys up to the row's own; "
-            f"({window}, {window}), {window} keys on either side.",
+            f"({window}, {window}), {window} keys on either side; window_lower_right=True counts from the last key.",
         )
     if diagonal != shift:  # as any mask, torch's lower-right bias leaves a window where it is
         raise InvalidValueError(

@@ -48,10 +48,21 @@ def resolve_arguments(
     window: AnyWindow | None = None,
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
+    window_lower_right: bool = False,
     return_aux: AuxRequest | bool | None = None,
 ) -> Call:
     """Validate the arguments of `attention`, and bring them to the form that implementations run."""
-    arguments.check_flags(is_causal=is_causal, enable_gqa=enable_gqa, causal_lower_right=causal_lower_right)
+    arguments.check_flags(
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        causal_lower_right=causal_lower_right,
+        window_lower_right=window_lower_right,
+    )
+    if window_lower_right and is_causal and not causal_lower_right:
+        raise InvalidValueError(
+            "window_lower_right aligns the last row with the last key, and is_causal the first row with the first key",
+            hint="Pass causal_lower_right=True, which aligns the causal mask and the window with the last key.",
+        )
     arguments.check_tensors(query, key, value)
     arguments.check_head_counts(query, key, value, enable_gqa)
     aux = as_request(return_aux)
@@ -60,7 +71,7 @@ def resolve_arguments(
     hides = attn_mask is not None or is_causal or causal_lower_right or window is not None or mods != (None,) * 3
     head_dim = query.shape[-1]
     query, key, pairs, rule = _scored(score, query, key)
-    shift = key.shape[-2] - query.shape[-2] if causal_lower_right else 0
+    shift = key.shape[-2] - query.shape[-2] if causal_lower_right or window_lower_right else 0
     diagonal = shift if is_causal or causal_lower_right else None
     if is_causal_bias(attn_mask):
         own = _causal_bias_diagonal(attn_mask, query.shape[-2], key.shape[-2], is_causal)
@@ -137,7 +148,8 @@ def _causal_bias_diagonal(mask: Any, length: int, keys: int, is_causal: bool) ->
 def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
     """Return the fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
     full = (*call.lead, call.length, call.keys)
-    bias = as_bias(bias, call.heads)
+    ahead = call.keys - call.length - call.shift
+    bias = as_bias(bias, call.heads, ahead if call.diagonal is None else None)
     visible = added = term = None
     if attn_mask is not None:
         arguments.check_mask(attn_mask, full, call.value)

@@ -80,6 +80,11 @@ def may_overflow(
     return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)
 
 
+def wants_gradients(*tensors: Float[Tensor, "..."]) -> bool:
+    """Return whether autograd records what is made of these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def may_lose_mass(mask: Bias | Visible | None) -> bool:
     """Return whether the backward pass of torch's kernels may be wrong for a row of this mask.
 

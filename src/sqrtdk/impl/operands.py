@@ -15,7 +15,7 @@ from sqrtdk.impl.call import Call, repeat_heads
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-    from sqrtdk._shapes import Bias, Key, Value
+    from sqrtdk._shapes import Bias, Key, Output, Query, Value
 
 SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 
@@ -92,6 +92,31 @@ def with_bias(call: Call) -> Call:
     rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
     term = call.term.term(call.query, repeat_heads(call.key, call.heads), rows, columns)
     return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
+
+
+def in_order_of(query: Query, output: Output) -> Output:
+    """Return the output with its dimensions in the query's order in memory, as torch's own function does.
+
+    A query of (B, L, H, E), transposed, gives an output whose transposition is contiguous. Nothing is copied if the
+    order is the same; a query that is expanded, or has a dimension that the output lacks, has no order.
+    """
+    if query.ndim != output.ndim or output.stride() == query.stride():
+        return output
+    long = [dim for dim in range(output.ndim) if output.shape[dim] > 1]
+    if any(query.shape[dim] == 1 or query.stride(dim) == 0 for dim in long if dim != output.ndim - 1):
+        return output
+    if _ranks(query, long) == _ranks(output, long):
+        return output
+    ranks = _ranks(query, list(range(output.ndim)))
+    dims = [ranks.index(rank) for rank in range(output.ndim)]
+    return output.permute(dims).contiguous().permute(ranks)
+
+
+def _ranks(tensor: Tensor, dims: list[int]) -> list[int]:
+    """Return the rank of each dimension's stride, 0 for the largest, by comparisons, which torch.compile follows."""
+    steps = [tensor.stride(dim) for dim in dims]
+    places = range(len(dims))
+    return [len([b for b in places if steps[b] > steps[a] or (steps[b] == steps[a] and b < a)]) for a in places]
 
 
 def check_term(call: Call) -> None:

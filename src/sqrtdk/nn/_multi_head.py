@@ -134,7 +134,8 @@ class MultiHeadAttention(Projections):
             device=device,
             dtype=dtype,
         )
-        position = rope if position == "rope" else as_bias(position, self.num_heads)
+        if position != "alibi":  # which each call makes, causal or not
+            position = rope if position == "rope" else as_bias(position, self.num_heads)
         _check(position, window, add_bias_kv or add_zero_attn)
         self.dropout = dropout_rate("dropout", dropout)
         self.batch_first = batch_first
@@ -278,13 +279,13 @@ class MultiHeadAttention(Projections):
 
     def _placed(
         self, query: Float[Tensor, "N Hq L E"], key: Float[Tensor, "N H S E"]
-    ) -> tuple[Float[Tensor, "N Hq L E"], Float[Tensor, "N H S E"], PositionTerm | None]:
-        """Return query and key, normed and rotated, and the position if it is a term."""
+    ) -> tuple[Float[Tensor, "N Hq L E"], Float[Tensor, "N H S E"], PositionTerm | str | None]:
+        """Return query and key, normed and rotated, and the position if it is a term or its name."""
         # Norm before rotation, as in Qwen3 and OLMo 2: a gain for each channel does not commute with the rotation.
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         position = self.position
-        if position is None or isinstance(position, PositionTerm):
+        if position is None or isinstance(position, PositionTerm | str):
             return query, key, position
         return *position(query, key), None
 
@@ -315,7 +316,8 @@ class MultiHeadAttention(Projections):
 
 
 def _check(position: object, window: object, appended: bool) -> None:
-    if position is not None and not isinstance(position, PositionTerm) and not callable(position):
+    known = position is None or position == "alibi" or isinstance(position, PositionTerm)
+    if not known and not callable(position):
         raise InvalidTypeError(
             f"position is a term of sqrtdk.positions or a function of query and key; got {position!r}",
             hint="positions.alibi(heads) or positions.rope, for one.",

@@ -30,10 +30,12 @@ class Alibi:
     Attributes:
         slopes: (Hq,), per token of distance.
         symmetric: whether keys ahead of the row are lowered as well.
+        ahead: added to the position of every row.
     """
 
     slopes: Float[Tensor, " Hq"]
     symmetric: bool
+    ahead: int = 0
 
     @property
     def content(self) -> bool:
@@ -49,7 +51,7 @@ class Alibi:
     ) -> Float[Tensor, "Hq R S"]:
         """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("ALiBi", query, key, rows, columns, heads=len(self.slopes))
-        distance = offsets(rows, columns)
+        distance = offsets(rows + self.ahead, columns)
         if self.symmetric:
             distance = distance.abs()
         slopes = self.slopes.to(device=query.device, dtype=wide_dtype(query))
@@ -93,7 +95,7 @@ def alibi(
     """ALiBi's bias, -m_h (i - j) for row i and key j of head h.
 
     It is for causal attention: a visible key ahead of the row would be raised. `symmetric=True` gives
-    -m_h |i - j|, for attention in both directions.
+    -m_h |i - j|, for attention in both directions. `attention(..., bias="alibi")` chooses between the two.
 
     Args:
         heads: query heads; the slopes are those of `alibi_slopes`.
