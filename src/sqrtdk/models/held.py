@@ -15,7 +15,7 @@ import types
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
 from operator import length_hint
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sqrtdk.errors import INTERRUPTS
 
 MOST_HELD = 2_000_000  # entries of containers that are looked at, half a second
 _MOST_ARRAY_BYTES = 2**28  # of an array of numpy that is copied
@@ -62,11 +64,13 @@ class Found:
     Attributes:
         tensors: Every tensor once, with its path.
         held: Everything else that may change.
+        unread: Path and class of what raised when it was read.
         complete: Whether the walk came to its end.
     """
 
     tensors: list[tuple[str, Tensor]]
     held: list[Held]
+    unread: list[tuple[str, str]] = field(default_factory=list)
     complete: bool = True
 
 
@@ -93,12 +97,17 @@ def find_held(roots: Mapping[str, Any]) -> Found:
                 waiting.append((value_grad, f"{path}.grad", depth))
         elif isinstance(value, nn.Module):
             depth = 0
-        held, inside = _contents(value, path, depth)
-        found.held += held
-        for entry, at, deeper in inside:
-            left -= 1
-            if not isinstance(entry, _ATOMS):
-                waiting.append((entry, at, deeper))
+        try:
+            held, inside = _contents(value, path, depth)
+            found.held += held
+            for entry, at, deeper in inside:
+                left -= 1
+                if not isinstance(entry, _ATOMS):
+                    waiting.append((entry, at, deeper))
+        except INTERRUPTS:
+            raise
+        except Exception:  # a user's class may override anything
+            found.unread.append((path, type(value).__name__))
         if left < 0:
             found.complete = False
             break
@@ -114,11 +123,11 @@ def _contents(value: Any, path: str, depth: int) -> tuple[list[Held], _Inside]:
     if isinstance(value, dict):
         return [_of_dict(value, path)], ((entry, _at(path, key), depth) for key, entry in dict.items(value))
     if isinstance(value, list | deque):
-        return [_of_list(value, path)], ((entry, f"{path}[{at}]", depth) for at, entry in enumerate(value))
-    if isinstance(value, tuple | frozenset):
-        return [], ((entry, f"{path}[{at}]", depth) for at, entry in enumerate(value))
+        return [_of_list(value, path)], ((entry, f"{path}[{at}]", depth) for at, entry in enumerate(_entries(value)))
+    if isinstance(value, tuple):
+        return [], ((entry, f"{path}[{at}]", depth) for at, entry in enumerate(_entries(value)))
     if isinstance(value, set):
-        return [_of_set(value, path)], ((entry, path, depth) for entry in value)
+        return [_of_set(value, path)], ((entry, path, depth) for entry in _entries(value))
     if isinstance(value, bytearray | array.array) or _is_numpy(value, "ndarray"):
         return ([] if _is_numpy(value, "memmap") else [_of_array(value, path)]), nothing
     if (generator := _of_generator(value, path)) is not None:
@@ -172,11 +181,18 @@ def _of_dict(value: dict[Any, Any], path: str) -> Held:
     return Held(path, differs, restore)
 
 
+def _entries(value: Any) -> list[Any]:
+    """Return the entries of a sequence or set, without the methods that its class may override."""
+    kind: Any = next(kind for kind in (list, deque, tuple, set) if isinstance(value, kind))
+    return list(kind.__iter__(value))
+
+
 def _of_list(value: list[Any] | deque[Any], path: str) -> Held:
-    before = list(value)
+    before = _entries(value)
 
     def differs() -> bool:
-        return len(value) != len(before) or any(one is not two for one, two in zip(value, before, strict=True))
+        now = _entries(value)
+        return len(now) != len(before) or any(one is not two for one, two in zip(now, before, strict=True))
 
     def restore() -> None:
         if isinstance(value, list):
@@ -189,13 +205,13 @@ def _of_list(value: list[Any] | deque[Any], path: str) -> Held:
 
 
 def _of_set(value: set[Any], path: str) -> Held:
-    before = set(value)
+    before = set(_entries(value))
 
     def restore() -> None:
         set.clear(value)
         set.update(value, before)
 
-    return Held(path, lambda: set(value) != before, restore)
+    return Held(path, lambda: set(_entries(value)) != before, restore)
 
 
 def _of_array(value: Any, path: str) -> Held:

@@ -57,6 +57,7 @@ class Snapshot:
                     raise
                 except Exception:  # a subclass may refuse any operation
                     self._notes.append(Message("premises.unchanged.not_read", path=path, kind=type(tensor).__name__))
+        self._notes += [Message("premises.unchanged.not_read", path=path, kind=kind) for path, kind in found.unread]
         order = {id(tensor): place for place, (_, tensor) in enumerate(found.tensors)}
         self._tensors.sort(key=lambda entry: order[id(entry[1].tensor)])
         if not found.complete:
