@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from sqrtdk import check
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.laws.moved import MOVED_ROUNDINGS, moved_entries
+from sqrtdk.laws.moved import LARGEST, MOVED_ROUNDINGS, moved_entries
 from tests.laws.models import HEADS, VOCABULARY, WIDTH, Decoder, ids
 from tests.laws.test_laws_packages import noise
 
@@ -89,10 +89,16 @@ def test_the_bar_is_above_rounding_where_channels_cancel() -> None:
 
 
 def test_the_bar_of_one_row_and_of_one_channel() -> None:
-    bar = MOVED_ROUNDINGS * torch.finfo(torch.float32).eps
+    bar = LARGEST * MOVED_ROUNDINGS * torch.finfo(torch.float32).eps
     for values in (torch.tensor([[1.0, 1e-6, 0.5]]), torch.tensor([[1.0], [1e-6], [0.5]])):
         assert not moved_entries(values, values + 0.4 * bar).any()
         assert moved_entries(values, values + 2.1 * bar).all()
+
+
+def test_a_constant_hides_nothing_in_a_single_row() -> None:
+    before = torch.tensor([[0.5, -0.3, *[-1e9] * 7]])
+    after = before + torch.tensor([0.0, 0.01, *[0.0] * 7])
+    assert moved_entries(before, after).tolist() == [[False, True, *[False] * 7]]
 
 
 class Silent(Decoder):

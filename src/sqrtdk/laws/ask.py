@@ -70,9 +70,9 @@ def ask(
     """Ask laws of a model: change one thing, and look at what moves.
 
     Let f be the model, x its inputs, and x' inputs that differ from x in one part. A law states for which outputs i
-    |f(x')_i - f(x)_i| <= 2^10 eps s_i must hold, where s_i is the size of the terms that f(x)_i is a sum of, read from
-    the numbers in its row and its channel. For `causal`, x' has other tokens from the middle on, and i are the
-    positions before the middle. eps is that of the outputs' dtype, but at least float32's.
+    |f(x')_i - f(x)_i| <= 2^11 eps s_i must hold, where s_i is the size of the numbers in the row and the channel of
+    f(x)_i. For `causal`, x' has other tokens from the middle on, and i are the positions before the middle. eps is that
+    of the outputs' dtype, but at least float32's.
 
     The model runs about thirty times in evaluation mode. It is left as it was: weights, buffers, attributes, gradients,
     random state and inputs. What can't be put back is named in `notes`.

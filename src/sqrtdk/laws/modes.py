@@ -61,7 +61,10 @@ def _of_one(subject: Subject) -> LawAnswer:
     single, before, own = found.single.base, found.many.base, slice(found.stays, found.stays + 1)
     if any(bool(moved_entries(one := before[name], one[own].expand_as(one)).any()) for name in found.names):
         subject.moves = True  # samples of other content have other outputs
-    if any(bool(moved_entries(before[name][own], single[name]).any()) for name in found.names):
+    alone = {name: before[name].clone() for name in found.names}
+    for name, outputs in alone.items():
+        outputs[own] = single[name]
+    if any(bool(moved_entries(before[name], alone[name]).any()) for name in found.names):
         if mixed(found):
             raise NotAsked(Message("laws.modes.samples_mix"))
         message, fix = Message("laws.modes.alone"), Message("laws.modes.fix_alone")

@@ -2,14 +2,16 @@
 
 Derivation of the bar: a forward rounds each number some 10^4 times in a row, by at most eps / 2 of its size. Such
 errors add up like a random walk, to 50 eps. Layers enlarge them, by up to 10 times in measurements. The bar is 2^10 eps
-of the size of a number: 1.2e-4 in float32. A broken law moves numbers by a hundredth or more.
+of the size of a number. A broken law moves numbers by a hundredth or more.
 
 The size of a number is not its own: a sum may cancel, and its terms are as large as those of the sums beside it. With a
 row h of hidden states and a channel w of weights, the terms are as large as |h| |w|. The largest number of the row is
 that for the largest |w|, and the largest number of the channel is that for the largest |h|, so the smaller of the two
 is no less than |h| |w|, and an outlier in another row or channel has no part in it. Where a row or a channel is short,
-all of its sums may cancel by chance, so a size is at least the median of all. A channel that varies by less than its
-own bar, as a vocabulary padded with -1e4, finfo.min, or a feature of 1e4, tells nothing of the sizes of the others.
+all of its sums may cancel by chance, so it counts at least as the median of all. The largest of a few dozen sums is two
+standard deviations of a sum, and that of a whole output, against which the bar was measured, is four: hence the factor
+2. A channel that varies by less than its own bar, as a vocabulary padded with -1e4 or finfo.min, tells nothing of the
+sizes of the others.
 
 A half-precision model is asked as a float32 copy. A model that is too large to be copied runs twice on the same shapes.
 Kernels then compute each row in the same order whatever other rows hold, so the bar is 4 eps.
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 MOVED_ROUNDINGS = 2.0**10  # times eps
+LARGEST = 2.0  # size of the largest terms of an output, in units of the largest number of a row or channel
 IN_HALF = 4.0  # times eps, between two runs on the same shapes
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -48,41 +51,41 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
     # Equal infinities differ by NaN, so they are compared by themselves.
     same = (one == other) | (one.isnan() & other.isnan())
     gap = (one - other).abs().nan_to_num(nan=torch.inf)
-    return ~same & (gap > bar * sizes_of_terms(one, bar))
+    return ~same & (gap > bar * LARGEST * sizes_beside(one, bar, same))
 
 
-def sizes_of_terms(values: Tensor, bar: float) -> Tensor:
-    """Return the size of the terms that each number is a sum of, derived from the numbers in its row and its channel.
+def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
+    """Return the size of the numbers beside each number: in its row and its channel, and no less than the median.
 
     Args:
         values: Numbers (..., C); NaN and infinities are left out.
         bar: Share of its size that a number may move.
+        still: Numbers that are equal in the other run. In a single row, these may be constants.
 
     Example:
-        >>> sizes_of_terms(torch.tensor([[1.0, -1e4], [-3.0, -1e4], [0.0, -1e4]]), 1e-4).tolist()
+        >>> values = torch.tensor([[1.0, -1e4], [-3.0, -1e4], [0.0, -1e4]])
+        >>> sizes_beside(values, 1e-4, values < -1).tolist()
         [[1.0, 10000.0], [3.0, 10000.0], [1.0, 10000.0]]
     """
     finite = values.isfinite()
     size = torch.where(finite, values, 0.0).abs()
     if values.dim() < 2 or not values.numel():
         return size.max() if values.numel() else size
-    table, known = size.flatten(0, -2), finite.flatten(0, -2)
-    channel, plain = table.amax(0), values.flatten(0, -2)
+    table, known, plain = size.flatten(0, -2), finite.flatten(0, -2), values.flatten(0, -2)
+    channel = table.amax(0)
     spread = torch.where(known, plain, -torch.inf).amax(0) - torch.where(known, plain, torch.inf).amin(0)
-    varies = spread > bar * channel
+    varies = spread > bar * channel if len(table) > 1 else ~still.flatten()
     if not varies.any():
         varies = torch.ones_like(varies)
     row = torch.where(varies, table, 0.0).amax(1, keepdim=True)
     # One channel has no others beside it, and one row has no other rows.
-    if table.shape[1] == 1:
-        of_entries = channel.expand_as(table)
-    elif table.shape[0] == 1:
-        of_entries = torch.where(varies, row, channel)
-    else:
-        of_entries = torch.where(varies, torch.minimum(row, channel), channel)
-    among = of_entries[:, varies].flatten()
-    typical = among.kthvalue(among.numel() // 2 + 1).values
-    return of_entries.clamp_min(typical).reshape(values.shape)
+    beside = row.expand_as(table) if len(table) == 1 else channel.expand_as(table)
+    if len(table) > 1 and table.shape[1] > 1:
+        beside = torch.minimum(row, channel)
+    beside = torch.where(varies, beside, channel)
+    among = beside[:, varies].flatten()
+    median = among.kthvalue(among.numel() // 2 + 1).values
+    return beside.clamp_min(median).reshape(values.shape)
 
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
