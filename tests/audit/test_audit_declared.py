@@ -8,6 +8,7 @@ from torch import nn
 
 import sqrtdk
 from sqrtdk.audit.declared import declared_scale
+from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.families import FAMILIES, MLA_YARN
 from sqrtdk.audit.multipliers import LENGTH_FACTORS, rope_block, yarn_mscale
 from sqrtdk.tracing.records import Stage
@@ -77,6 +78,19 @@ def test_declared_value(make_call, config, expected):
 )
 def test_nothing_declared(make_call, config):
     assert declared_scale(make_call(rope=True), None, config, layer=2) is None
+
+
+@each("own", [False, True])
+def test_an_attention_factor_of_one_is_a_declaration(make_call, own):
+    """YaRN's formula gives another factor, which such a config switches off."""
+    block = YARN | {"attention_factor": 1.0}
+    config = {"rope_scaling": block} if own else hf.LlamaConfig(**LLAMA, rope_parameters=dict(block))
+    stages = (Stage("q", "rope", ""), Stage("k", "rope", ""))
+    right = judge_scale(make_call(0.25, rope=True, stages=stages), None, config)
+    wrong = judge_scale(make_call(0.25 * (0.1 * math.log(4.0) + 1) ** 2, rope=True, stages=stages), None, config)
+    assert (right.verdict, wrong.verdict) == ("exact", "unexplained")
+    assert "attention_factor = 1" in wrong.declared_by
+    assert "declared 0.25, the run applied 0.3241" in wrong.reason
 
 
 def test_disentangled_terms(make_call):

@@ -175,12 +175,12 @@ def test_attn_switches_and_restores():
     assert model.config._attn_implementation == "sdpa"
 
 
-@each("value, severity", [(1.0, "fail"), (0.3, "warn"), (1 / 16, "warn"), (0.0, "fail")])
-def test_one_layer_of_llama_that_differs(value, severity):
+@each("value, rule", [*((x, "declared_vs_actual") for x in (1.0, 0.3, 1 / 16)), (0.0, "scale_ledger")])
+def test_one_layer_of_llama_that_differs(value, rule):
     model = llama()
     model.model.layers[1].self_attn.scaling = value
-    (finding,) = told(check(model, seq_len=24), "scale_ledger")
-    assert (finding.severity, finding.site) == (severity, "model.layers.1.self_attn")
+    (finding,) = told(check(model, seq_len=24), rule)
+    assert (finding.severity, finding.site) == ("fail", "model.layers.1.self_attn")
 
 
 @each(

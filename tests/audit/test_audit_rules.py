@@ -231,10 +231,31 @@ def test_entropy_of_normalised_q_and_k_is_held_against_their_scale(make_call, ma
 
 def test_flat(make_call, make_stats):
     flat = make_stats(entropy_fraction=0.9999, std_logit=0.01)
-    assert severities(run("flat", [make_call(stats=flat)])) == ["note"]
-    assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.9999, std_logit=0.5))]) == []
-    assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.998, std_logit=0.01))]) == []
-    assert run("flat", [make_call(stats=dataclasses.replace(flat, keys=(8.0, 8.0)))]) == []
+    assert severities(run("flat", [make_call(stats=flat)], trained())) == ["note"]
+    assert run("flat", [make_call(stats=flat)]) == []  # fresh weights are flat by design
+    assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.9999, std_logit=0.5))], trained()) == []
+    assert run("flat", [make_call(stats=make_stats(entropy_fraction=0.998, std_logit=0.01))], trained()) == []
+    assert run("flat", [make_call(stats=dataclasses.replace(flat, keys=(8.0, 8.0)))], trained()) == []
+
+
+def test_equal_logits_are_a_warning_of_fresh_weights_too(make_call, make_stats):
+    """A buffer in front of q and k was erased, or a projection was not loaded."""
+    equal = make_stats(entropy_fraction=1.0, std_logit=0.0, max_abs_logit=0.0)
+    (finding,) = run("flat", [make_call(stats=equal, max_product=0.0)])
+    assert (finding.severity, finding.message[:7]) == ("warn", "every q")
+    biased = make_stats(entropy_fraction=1.0, std_logit=0.0, max_abs_logit=2.5)
+    assert "all logits are equal" in run("flat", [make_call(stats=biased, max_product=10.0)])[0].message
+    one_key = dataclasses.replace(equal, keys=tuple(1.0 for _ in equal.keys))
+    assert run("flat", [make_call(stats=one_key)]) == []
+    one_head = dataclasses.replace(equal, std_logit=(0.0, *(0.5 for _ in equal.std_logit[1:])))  # a pruned head
+    assert run("flat", [make_call(stats=one_head)]) == []
+
+
+def trained():
+    """A model whose norm has learned a gain."""
+    model = model_with(norm=nn.LayerNorm(4))
+    nn.init.normal_(model.layers[0].attn.norm.weight)
+    return model
 
 
 @each("rule", ["flat", "saturation", "entropy"])
@@ -242,7 +263,7 @@ def test_heads_are_counted_by_the_call_and_summed_by_the_fold(make_call, make_st
     sick = {"flat": {"entropy_fraction": 0.9999, "std_logit": 0.01}, "saturation": {"saturated": 0.9}}
     sick |= {"entropy": {"entropy_nats": 0.01}}
     calls = [make_call(site=f"h.{i}.attn", stats=make_stats(keys=64.0, **sick[rule])) for i in range(3)]
-    found = run(rule, [*calls, make_call(site="pool", stats=make_stats(keys=64.0))])
+    found = run(rule, [*calls, make_call(site="pool", stats=make_stats(keys=64.0))], trained())
     assert [finding.site for finding in found] == [call.site for call in calls]
     heads = calls[0].stats.heads
     assert {finding.message.partition(" heads")[0] for finding in found} == {f"{heads} of {calls[0].heads}"}

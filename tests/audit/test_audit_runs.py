@@ -109,7 +109,7 @@ def test_a_finding_of_one_implementation_says_which(monkeypatch):
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", unscaled)
     report = check(model, attn="both", seq_len=24)
     assert [judged.mistake for judged in report.calls] == [None, None, "missing", "missing"]
-    ledger = [f for f in report.findings if f.rule == "scale_ledger"]
+    ledger = [f for f in report.findings if f.rule == "declared_vs_actual"]
     assert [f.site for f in ledger] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     assert all(f.message.endswith("(only with sdpa attention)") for f in ledger)
     assert len([f for f in report.findings if f.rule == "eager_vs_sdpa"]) == 1

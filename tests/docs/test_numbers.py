@@ -42,12 +42,12 @@ def test_the_thresholds_are_those_of_the_code(page: Path) -> None:
     levels = {name: f"{bar:.0f}" for name, bar, _ in statistics.MAX_LOGIT_BARS}
     product, offset = f"{FP16_MAX:.0f}", f"{BF16_OFFSET:.0f}"
     assert numbers == {
-        "scale_ledger": [["", "", f"{SCALE_TOLERANCE:.0%}", ""]],
+        "scale_ledger": [["", f"{SCALE_TOLERANCE:.0%}", f"{SCALE_TOLERANCE:.0%}", ""]],
         "max_logit": [[levels[name] for name in ("note", "warn", "fail", "critical")]],
         "range_forecast": [["", product, product, ""], [offset, offset, "", ""]],
         "entropy": [[f"{statistics.NOTE_FRACTION}", f"{statistics.WARN_FRACTION}", "", ""]],
         "saturation": [[f"{statistics.SATURATED_ROWS}", f"{statistics.SATURATED_HEADS}", "", ""]],
-        "flat": [[f"{statistics.FLAT_FRACTION}", "", "", ""]],
+        "flat": [[f"{statistics.FLAT_FRACTION}", "0", "", ""]],
     }
 
 

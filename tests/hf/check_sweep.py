@@ -1,7 +1,7 @@
 """What `sqrtdk check` says of every model type of transformers: `python -m tests.hf.check_sweep OUT.jsonl [TYPE ...]`.
 
 Each type is built small with random weights and checked in a process of its own, one after the other; of the laws only
-`configured` is asked, which runs nothing again. A line of the record has the verdict of every call and every finding,
+`configured` and `parameters` are asked. A line of the record has the verdict of every call and every finding,
 so that two records show what a change of the audit moved:
 `python -m tests.hf.check_sweep --compare OLD.jsonl NEW.jsonl`.
 """
@@ -33,7 +33,7 @@ def checked(model_type: str) -> dict[str, Any]:
         inputs = inputs_of(model)
     except NotBuiltError as error:
         return {"state": "not built", "reason": str(error)}
-    report = sqrtdk.check(model, inputs=inputs, laws="configured")
+    report = sqrtdk.check(model, inputs=inputs, laws="configured,parameters")
     calls = [
         [f"{judged.call.site}#{judged.call.index}", judged.verdict, judged.mistake, str(judged.declared_by)]
         for judged in report.calls

@@ -124,7 +124,10 @@ def test_the_base_in_a_block_and_the_first_layer_where_it_shows() -> None:
 )
 def test_a_share_of_channels_that_is_not_the_configs(fields: dict[str, Any], told: str) -> None:
     assert broken(Model(config_of(**fields), Attention(frequencies(width=8)))) == []
-    assert broken(Model(config_of(**fields), Attention(frequencies()))) == [f"rotates 16 of 16 channels, {told}"]
+    wrong = Model(config_of(**fields), Attention(frequencies()))
+    assert broken(wrong) == [f"rotates 16 of 16 channels, {told}"]
+    (finding,) = (answer.finding for answer in answers(wrong, torch.randn(1, 16, WIDTH)) if answer.finding is not None)
+    assert (finding.value, finding.threshold) == (16.0, 8.0)  # "found 16, expected 8"
 
 
 def test_an_odd_share_of_channels_turns_a_pair_more() -> None:

@@ -143,3 +143,67 @@ def test_released_architectures_keep_it(model_type: str) -> None:
     needs(model_type)
     model = build(small_config(model_type), "eager", torch.float32)
     assert "broken" not in {answer.state for answer in answers(model, inputs_of(model))}
+
+
+class Gated(nn.Module):
+    """A self-attention whose output gate is used, computed and dropped, or not called."""
+
+    def __init__(self, gate: str, name: str = "g_proj", part: nn.Module | None = None) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.gate, self.name = gate, name
+        self.add_module(name, nn.Linear(WIDTH, WIDTH) if part is None else part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        gate = None if self.gate == "not called" else getattr(self, self.name)(x)
+        if self.gate == "used":
+            y = y * gate.sigmoid()
+        if self.gate == "chooses":
+            y = y[:, gate]
+        result: Tensor = self.o_proj(y)
+        return result
+
+
+class Layers(nn.Module):
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"attn": Gated(*args)}) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer["attn"](x)  # type: ignore[index]
+        return x
+
+
+class Indexer(nn.Linear):
+    """Picks the rows to keep: no gradient reaches its weights, and it has a part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum((0, 2)).argsort()
+
+
+@pytest.mark.parametrize(
+    ("gate", "part", "found"),
+    [
+        ("used", None, False),
+        ("computed", None, True),
+        ("not called", None, True),
+        ("chooses", Indexer(WIDTH, WIDTH), False),
+        ("not called", nn.ModuleDict({"de": nn.Linear(4, 4), "fr": nn.Linear(4, 4)}), False),  # one for each language
+        ("not called", nn.Dropout(), False),
+    ],
+)
+def test_a_submodule_whose_result_is_not_used_is_found(gate: str, part: nn.Module | None, found: bool) -> None:
+    model = Layers(gate, "g_proj", part)
+    model.layers[0]["attn"].q_proj.weight.requires_grad_(False)  # type: ignore[index,union-attr]
+    before = {name: (p.clone(), p.requires_grad) for name, p in model.named_parameters()}
+    report = check(model, torch.randn(2, 9, WIDTH), laws="parameters")
+    told = [(f.severity, f.site) for f in report.findings if f.rule == "law_parameters"]
+    assert told == ([("warn", "layers.0.attn")] if found else [])
+    assert not found or "submodule g_proj has no part" in report.findings[0].message
+    assert torch.is_grad_enabled()
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name][0])
+        assert (p.requires_grad, p.grad) == (before[name][1], None)

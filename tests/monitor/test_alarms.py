@@ -75,6 +75,15 @@ def test_no_alarm_without_columns(name: str) -> None:
     assert list(ALARM_RULES[name].judge((StepSample(1, (empty,)),), StepSample(2, (empty,)))) == []
 
 
+def test_equal_logits_are_an_alarm_from_the_first_sample_on() -> None:
+    """A buffer in front of q and k was erased."""
+    erased = {"std_logit": 0.0, "entropy_fraction": 1.0, "max_logit": 0.0}
+    (alarm,) = run(call("a", **erased), call("a", **erased))
+    assert (alarm.name, alarm.severity, alarm.step, alarm.site) == ("equal_logits", "warn", 1, "a")
+    assert run(call("a", std_logit=[0.0, 1e-3], entropy_fraction=1.0)) == []
+    assert run(call("a", keys=1.0, **erased)) == []  # a row of one key has no choice
+
+
 def test_largest_logit_at_each_bar_once() -> None:
     values = [4.0, 50.0, 51.0, 60.0, 99.0, 150.0, 60.0, 1001.0, 2e4]
     alarms = [alarm for alarm in run(*(call(max_logit=[1.0, v]) for v in values)) if alarm.name == "max_logit"]

@@ -20,7 +20,7 @@ from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall, EffectiveSc
 DE_STATIONARY = ("DSAttention", "DeStationaryAttention")
 
 # Recurrent layers, as torch's operations and modules and ONNX's operators name the start of q or k.
-RECURRENT = frozenset((
+RECURRENCES = frozenset((
     "rnn", "gru", "lstm", "rnncell", "grucell", "lstmcell", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn",
 ))  # fmt: skip
 
@@ -96,7 +96,7 @@ def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tup
 def of_recurrent_states(call: AttentionCall) -> bool:
     """Return whether q or k is a state of a recurrence (GRU, LSTM), as torch and ONNX name the operation."""
     starts = (stage.detail for stage in call.stages if stage.where in ("q", "k") and stage.name == "projection")
-    return any(start.lower() in RECURRENT for start in starts)
+    return any(start.lower() in RECURRENCES for start in starts)
 
 
 def divided_cosine(call: AttentionCall) -> bool:

@@ -219,7 +219,9 @@ def _by_transformers(block: RopeBlock, call: AttentionCall, config: Any) -> Mult
         return Multiplier((block.short**sides, block.long**sides), stated, "length")
     whole = softmax * gain
     if softmax == whole == 1.0:
-        return None
+        if block.attention_factor is None or block.rope_type not in LENGTH_FACTORS or not sides:
+            return None
+        return Multiplier((1.0,), by_config(f"{block.name}.attention_factor", "1", "sources.field.length"), "length")
     if block.all_dim and softmax != 1.0:
         mscale, square = f"{block.all_dim:g}", f"{softmax:.4g}"
         by = _by_rope(block, Message("sources.declared.mscale_all_dim", mscale=mscale, square=square))
@@ -267,6 +269,9 @@ def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
     """Return the factor of any other code: on cos and sin."""
     sides = _lengthened(call)
     gain = _on_logits(block, states=True) ** (sides / 2)
+    if gain == 1.0 and block.attention_factor is not None and sides:
+        # `attention_factor: 1.0` in the config: that of YaRN's formula is not to be applied.
+        return Multiplier((1.0,), by_config(f"{block.name}.attention_factor", "1", "sources.field.length"), "length")
     if gain == 1.0:
         return None
     by = Message(

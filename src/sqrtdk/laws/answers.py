@@ -25,7 +25,7 @@ def law_not_asked(law: str, about: str, reason: str) -> LawAnswer:
 
 def law_broken(
     law: str, about: str, severity: str, site: str | None, message: str, fix: str, source: str,
-    *, value: float | None = None, positions: Tensor | None = None,
+    *, value: float | None = None, expected: float = 0.0, positions: Tensor | None = None,
 ) -> LawAnswer:  # fmt: skip
     """Return the answer that the law is broken, with its finding.
 
@@ -37,10 +37,13 @@ def law_broken(
         message: What moved, or did not move.
         fix: One sentence.
         source: Why the law must hold.
-        value: Number of positions or samples that moved but must not.
+        value: Number of positions or samples that moved but must not; or what was counted.
+        expected: The number that is right.
         positions: Which positions moved, (n,), in the sample that shows it best.
     """
-    finding = Finding(f"law_{law}", severity, site or "", value, None if value is None else 0.0, message, fix, source)
+    finding = Finding(
+        f"law_{law}", severity, site or "", value, None if value is None else expected, message, fix, source
+    )
     picture = () if positions is None else tuple(bool(position) for position in positions.tolist())
     return LawAnswer(law, about, BROKEN, message, site or "", picture, finding)
 

@@ -170,7 +170,9 @@ def _channels(turning: _Turning, said: DeclaredRotation, head_dim: int) -> Itera
         pairs = len(turning.steps) - still
         message = Message("laws.configured.pairs", pairs=pairs, apart=width // 2, dims=head_dim, field=field)
     site, fix, source = turning.call.site, Message(_CONFIGURED_FIX), Message(CONFIGURED_SOURCE)
-    yield law_broken(LAW, Message(CHANNELS), "fail", site, message, fix, source, value=float(width))
+    yield law_broken(
+        LAW, Message(CHANNELS), "fail", site, message, fix, source, value=float(width), expected=float(min(said.widths))
+    )
 
 
 def _still(turning: _Turning, table: Tensor | None, scaled: bool) -> int:

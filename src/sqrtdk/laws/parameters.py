@@ -1,10 +1,10 @@
 """Law `parameters`: the parameters of an attention beside its projections have a part in its output.
 
 Changed: one parameter that an attention module itself holds and that has one number for each head (sinks, slopes,
-gains), or that no operation read. Compared: the module's output, which must move. Parameter and output are put back
-exactly where the module ends, so one run asks every class of module; without such a parameter there is no run. It
-catches sinks that do not reach the softmax, and a sink that is added to every logit of a head, since
-softmax(z + c) = softmax(z).
+gains), or that no operation read; and one of a submodule that no gradient of the output reaches (`parts`). Compared:
+the module's output, which must move. Parameter and output are put back exactly where the module ends, so one run asks
+every class of module. It catches sinks that do not reach the softmax, a sink that is added to every logit of a head,
+since softmax(z + c) = softmax(z), and a gate that is not called or whose result is not used.
 Not asked: parameters with one number for all heads; projections (`k_proj.bias` has no part by the same formula); gains
 and norms that are not read, which the rule `unused` names; modules that keep tensors beside their buffers, because they
 may have read the parameter before; modules whose output is zero or that read no parameter at all.
@@ -12,7 +12,7 @@ may have read the parameter before; modules whose output is zero or that read no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.unused import GAIN_NAMES, NORM_NAMES
 from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.moved import moved_entries
+from sqrtdk.laws.parts import parts_without_part
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
 from sqrtdk.messages import Message
@@ -46,6 +47,7 @@ class _HeldParameter:
         per_head: Whether it has one number for each head.
         unread: Whether no operation read it.
         added: Whether it is read, and a bias is added to the logits.
+        part: The submodule that holds it and that no gradient reaches, or None.
         moves: Whether the output moved with it; None before it was changed.
     """
 
@@ -55,13 +57,14 @@ class _HeldParameter:
     per_head: bool
     unread: bool
     added: bool
+    part: str | None = None
     moves: bool | None = None
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield an answer for each parameter without a part in the output, or one answer if all have theirs."""
     run = traced(subject)
-    rounds = _rounds(subject, run)
+    rounds = _rounds(subject, run, parts_without_part(subject))
     if not rounds:
         raise NotAsked(Message("laws.parameters.none"))
     for held in rounds:
@@ -76,12 +79,13 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if not idle:
         yield law_holds(LAW, ", ".join(dict.fromkeys(one.name for one in asked)))
     for one in idle:
-        value = float(one.parameter.numel())
+        value = float(one.parameter.numel()) if one.part is None else None
         why, fix = _why_without_part(one)
-        message, source = Message("laws.parameters.idle", name=one.name, why=why), Message("laws.parameters.source")
+        said = "laws.parameters.idle" if one.part is None else "laws.parameters.idle_part"
+        message, source = Message(said, name=one.part or one.name, why=why), Message("laws.parameters.source")
         # XLNet's segment parameters, with several numbers for each head, are only read if token types are given.
-        severity = "note" if one.unread and not one.per_head else "warn"
-        yield law_broken(LAW, one.name, severity, one.path, message, fix, source, value=value)
+        severity = "note" if one.unread and not one.per_head and one.part is None else "warn"
+        yield law_broken(LAW, one.part or one.name, severity, one.path, message, fix, source, value=value)
 
 
 def _why_without_part(one: _HeldParameter) -> tuple[Message, Message]:
@@ -92,7 +96,7 @@ def _why_without_part(one: _HeldParameter) -> tuple[Message, Message]:
     return Message(why), Message("laws.parameters.fix")
 
 
-def _rounds(subject: Subject, run: Traced) -> list[list[_HeldParameter]]:
+def _rounds(subject: Subject, run: Traced, idle_parts: Mapping[str, list[str]]) -> list[list[_HeldParameter]]:
     """Return lists of parameters that are changed in one run: one of each class of module."""
     kinds: dict[Any, list[_HeldParameter]] = {}
     for tensors in run.calls.values():
@@ -102,6 +106,8 @@ def _rounds(subject: Subject, run: Traced) -> list[list[_HeldParameter]]:
         held = list(_candidates(subject, run, path, tensors))
         module = module_at(subject.module, path)
         kinds.setdefault((type(module), tuple((one.name, one.unread) for one in held)), held)
+    for path, parts in idle_parts.items():
+        kinds[path] = [held for part in parts for held in _of_part(subject, run, path, part)]
     lists = [held[:MOST_ROUNDS] for held in kinds.values() if held]
     return [[held[turn] for held in lists if turn < len(held)] for turn in range(max(map(len, lists), default=0))]
 
@@ -129,6 +135,16 @@ def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) 
         if _caches(module):
             return
         yield _HeldParameter(path, name, parameter, per_head, unread, biased and not unread)
+
+
+def _of_part(subject: Subject, run: Traced, path: str, part: str) -> Iterator[_HeldParameter]:
+    """Yield the first parameter of a submodule that can be changed and put back."""
+    inside = f"{path}.{part}" if path else part
+    module = module_at(subject.module, inside)
+    for name, parameter in () if module is None else module.named_parameters():
+        if _plain(parameter):
+            yield _HeldParameter(path, name, parameter, False, f"{inside}.{name}" in run.unread, False, part)
+            return
 
 
 def _caches(module: nn.Module) -> bool:

@@ -78,8 +78,13 @@ def _inside(path: str, sites: Collection[str]) -> bool:
     return any(site == path or site.startswith(path + "." if path else "") for site in sites)
 
 
+def named_like_attention(module: nn.Module) -> bool:
+    """Return whether the name of a module's class says that it is an attention."""
+    return _ATTENTION_CLASS_NAME.search(type(module).__name__) is not None
+
+
 def _is_attention(module: nn.Module) -> bool:
-    if not _ATTENTION_CLASS_NAME.search(type(module).__name__) or isinstance(module, torch.jit.ScriptModule):
+    if not named_like_attention(module) or isinstance(module, torch.jit.ScriptModule):
         return False  # the parts of a TorchScript module run unseen
     weights = (is_lazy(parameter) or parameter.dim() > 1 for parameter in module.parameters())
     return sum(weights) >= PROJECTIONS_OF_ATTENTION

@@ -31,6 +31,7 @@ _FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
     "entropy_trend": "runs.fix.spread",
     "saturation": "runs.fix.spread",
     "collapsed": "runs.fix.spread",
+    "equal_logits": "runs.fix.equal",
     "fp16_range": "runs.fix.fp16",
     "bf16_offset": "runs.fix.bf16",
     "ledger": "runs.fix.ledger",

@@ -9,6 +9,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+import torch
+from torch import nn
+
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.gains import norm_of_q_and_k, norm_sigma, norm_size
 from sqrtdk.audit.records import Finding
@@ -38,6 +41,8 @@ FLAT_FRACTION = 0.999  # entropy of a row over log(keys)
 FLAT_STD = 0.1  # standard deviation of a row's logits
 FLAT_SHARE = 0.5  # share of the heads that are flat
 FLAT_SOURCE = "sources.threshold.flat"
+SPREAD_ROUNDINGS = 2.0**-22  # a variance of equal float32 numbers is off by a few roundings of their mean
+GAINS_OF_NORMS = ("weight", "gain", "gamma", "scale", "g")  # parameters with one number a channel
 
 
 def _measured(context: Context) -> Iterator[tuple[int, AttentionCall, HeadStats]]:
@@ -155,27 +160,56 @@ def entropy(context: Context) -> Iterable[Finding]:
 
 
 def flat(context: Context) -> Iterable[Finding]:
-    """Report heads whose rows average their keys whatever the query: one note for each call, the flattest first.
+    """Report heads whose rows average their keys whatever the query, the flattest first; and logits that are all equal.
 
     Formula: entropy / log(n) of a head, and the within-row standard deviation of its logits. Thresholds: fraction
-    > 0.999 at n >= 16 keys and standard deviation < 0.1 (H = log n - sigma^2/2, so both say the same); a note
-    if at least half of a model's heads are flat. Fresh weights are flat by design (initialiser 0.02).
+    > 0.999 at n >= 16 keys and standard deviation < 0.1 (H = log n - sigma^2/2, so both say the same); a note if at
+    least half of a trained model's heads are flat. Fresh weights are flat by design (initialiser 0.02): a model in
+    which every norm's gain is still a constant is not asked. Equal logits in all rows of all heads are not flat by
+    design, also of fresh weights: q or k is zero or the same in every row, as where a buffer was erased. Warn.
     """
     heads = 0
     flat_heads: dict[int, list[tuple[float, float, int]]] = {}
-    for place, _, stats in _measured(context):
+    fix, source = Message("rules.flat.fix"), Message(FLAT_SOURCE)
+    for place, call, stats in _measured(context):
+        if all_equal(stats.keys, stats.std_logit, stats.max_abs_logit):
+            said = Message("rules.flat.zero" if call.max_product == 0.0 else "rules.flat.equal")
+            cure = Message("rules.flat.fix_equal")
+            yield Finding("flat", "warn", call.site, 1.0, FLAT_FRACTION, said, cure, source, call=call.index)
+            continue
         spread = zip(stats.keys, stats.entropy_fraction, stats.std_logit, strict=True)
         for head, (keys, fraction, std) in enumerate(spread):
             if keys >= LEAST_KEYS_JUDGED:
                 heads += 1
                 if fraction > FLAT_FRACTION and std < FLAT_STD:
                     flat_heads.setdefault(place, []).append((fraction, std, head))
-    if sum(map(len, flat_heads.values())) < FLAT_SHARE * heads:
+    if sum(map(len, flat_heads.values())) < FLAT_SHARE * heads or not _trained(context.model):
         return
-    fix, source = Message("rules.flat.fix"), Message(FLAT_SOURCE)
     for place in sorted(flat_heads, key=lambda place: -max(flat_heads[place])[0]):
         call, (fraction, std, head) = context.calls[place].call, max(flat_heads[place])
         many = Message("rules.flat.heads", some=len(flat_heads[place]), heads=call.heads)
         details = Message("rules.flat.flattest", head=head, fraction=f"{fraction:.5f}", std=f"{std:.2g}")
         message, numbers = joined([many, details]), (fraction, FLAT_FRACTION)
         yield Finding("flat", "note", call.site, *numbers, message, fix, source, call=call.index)
+
+
+def all_equal(keys: Sequence[float], std: Sequence[float], largest: Sequence[float]) -> bool:
+    """Return whether in every head each row's logits are one number, as far as float32 can tell; false of one key.
+
+    Args:
+        keys: mean number of visible keys, by head.
+        std: within-row standard deviation of the logits, by head.
+        largest: largest |logit|, by head.
+    """
+    heads = list(zip(keys, std, largest, strict=True))
+    return bool(heads) and all(n > 1 and s <= SPREAD_ROUNDINGS * size for n, s, size in heads)
+
+
+def _trained(model: nn.Module) -> bool:
+    """Return whether the gain of a norm has learned: it starts as 1 (or 0, where the code adds 1) in every channel."""
+    for name, gain in model.named_parameters():
+        plain = gain.dim() == 1 and gain.numel() > 1 and gain.is_floating_point() and gain.layout is torch.strided
+        named = name.rpartition(".")[2] in GAINS_OF_NORMS
+        if plain and named and not gain.is_meta and bool((gain != gain[0]).any()):
+            return True
+    return False

@@ -18,7 +18,7 @@ from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_lo
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
 from sqrtdk.monitor.alarms.update import update_alarm
-from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, saturation_alarm
+from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, equal_logits, saturation_alarm
 from sqrtdk.monitor.samples import Alarm, StepSample
 
 Judge = Callable[[Sequence[StepSample], StepSample], Iterable[Alarm]]
@@ -50,6 +50,7 @@ ALARM_RULES: Mapping[str, Rule] = {
     "fp16_range": Rule(fp16_range, "attention"),
     "max_logit": Rule(max_logit_alarms, "attention"),
     "growth": Rule(growth, "attention"),
+    "equal_logits": Rule(equal_logits, "attention"),
     "ledger": Rule(ledger_alarms, "attention"),
     "entropy": Rule(entropy_alarm, "model"),
     "entropy_trend": Rule(entropy_trend, "model"),

@@ -1,5 +1,8 @@
 """Alarms on how the weights are spread: heads that look at too few keys, at one key, or at all keys alike.
 
+- `equal_logits`: in every head of an attention all logits of a row are one number, as where a buffer in front of q and
+  k was erased; a warning, from the first sample on. Fresh weights give small logits, but no equal ones.
+
 - `saturation`: heads that put more than .99 of the weight on one key in most of their rows; a note, and a warning if
   most heads do.
 - `entropy`: the mean entropy of a head against the finite-n table of the audit's rule `entropy`; a note if a quarter of
@@ -29,6 +32,7 @@ from sqrtdk.audit.rules.statistics import (
     SATURATED_HEADS,
     SATURATED_ROWS,
     WARN_FRACTION,
+    all_equal,
     bar_nats,
 )
 from sqrtdk.messages import Message
@@ -61,6 +65,18 @@ def saturation_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[
     yield Alarm(
         "saturation", severity, now.step, text, Message(PEAK_SOURCE), call.site, call.index, head, value, SATURATED_ROWS
     )
+
+
+def equal_logits(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """Yield one alarm for each attention whose logits are all equal."""
+    for call in now.calls:
+        std = call.columns.get("std_logit", ())
+        keys, largest = (call.columns.get(name) or [0.0] * len(std) for name in ("keys", "max_abs_logit"))
+        if all_equal(keys, std, largest):
+            text = Message("alarms.equal_logits.equal", call=call.name, step=now.step)
+            yield Alarm(
+                "equal_logits", "warn", now.step, text, Message(FLAT_SOURCE), call.site, call.index, None, 0.0, 0.0
+            )
 
 
 def entropy_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
