@@ -20,6 +20,7 @@ from tests.compare.engine_files import write_trace
 
 BATCH, ROWS, WIDTH, HEADS, GROUPS, CHANNELS = 1, 12, 32, 4, 2, 8
 BASE = 1e4
+SHUFFLE = torch.tensor([3, 0, 6, 1, 7, 5, 2, 4])
 ORDER = torch.arange(CHANNELS).view(2, -1).T.flatten()  # (c, c + E / 2) side by side
 
 
@@ -57,6 +58,7 @@ class Engine:
         projected: q and k before the rotation are written.
         weights: and so are their projections.
         other_input: its tokens are not A's.
+        shuffled: q and k have their channels in an order of no layout when they meet.
     """
 
     reordered: bool = False
@@ -67,6 +69,7 @@ class Engine:
     projected: bool = False
     weights: bool = False
     other_input: bool = False
+    shuffled: bool = False
 
 
 def engine_file(engine: Engine, model: Attention, x: Tensor, path: Path) -> Path:
@@ -77,6 +80,7 @@ def engine_file(engine: Engine, model: Attention, x: Tensor, path: Path) -> Path
         weight = weight if letter == "v" else weight[:, order]
         projected = torch.einsum("bld,hed->bhle", given, weight)
         values = projected if letter == "v" else turned(projected, engine.base, neighbours=engine.neighbours)
+        values = values[..., SHUFFLE] if engine.shuffled and letter != "v" else values
         entry = {"values": values.half().float() if letter in engine.half else values}
         if letter != "v" and engine.projected:
             entry["projected"] = projected
@@ -117,6 +121,10 @@ FILES = {
     "reordered, before the rotation": (replace(GGUF, projected=True), True, NO_CAUSE),
     "reordered, with weights": (replace(GGUF, projected=True, weights=True), True, NO_CAUSE),
     "reordered, of another input": (replace(GGUF, projected=True, other_input=True), None, NO_CAUSE),
+    "shuffled alike": (Engine(shuffled=True), True, NO_CAUSE),
+    "shuffled alike, another scale": (
+        Engine(shuffled=True, scale=1.0), False, [("scale", "leaves the scale out (1 in place of 0.3536)")]
+    ),
     "the wrong layout": (Engine(neighbours=True), False, [LAYOUT]),
     "the wrong layout, before the rotation": (Engine(neighbours=True, projected=True), False, [LAYOUT]),
     "k and v in float16": (Engine(half="kv"), False, [HELD]),

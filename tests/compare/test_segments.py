@@ -210,3 +210,12 @@ def test_one_attention_in_two_orders_of_the_channels_differs_by_its_base_alone()
     assert same.same
     assert [cause.name for pair in differs.pairs for cause in pair.causes] == ["rope_base"]
     assert differs.pairs[0].residue <= differs.pairs[0].allowed
+
+
+def test_a_difference_is_told_by_an_entry_that_is_beyond_its_own_allowance() -> None:
+    """One entry may be off by less than what another, larger one is allowed."""
+    difference, limits = torch.tensor([[4.7e-7, 1e-7, 2e-6]]), torch.tensor([[1e-7, 1e-6, 6.3e-6]])
+    gap = segments._beyond(2e-6, 1e-6, difference, limits)
+    assert (gap.largest, gap.allowed, gap.within) == (pytest.approx(4.7e-7), pytest.approx(1e-7), False)
+    plain = segments._beyond(1e-5, 1e-6, 5 * difference, limits)
+    assert (plain.largest, plain.allowed) == (1e-5, pytest.approx(6.3e-6))

@@ -182,9 +182,11 @@ def judge_pair(
         # q and k permuted alike differ, but their product stays the same
         direct = [(part, replace(found, causes=())) for part, found in direct]
     lost = [segment.name.removesuffix(" used") for segment, explained in direct if explained.causes]
-    if lost and not passed:  # to the output from A's own vectors: from B's, only what comes behind them would count
+    if lost and not passed and before.within:  # from B's vectors nothing differs: to the output from A's own
         whole_way = replace(whole_way, seen={**whole_way.seen, **{x: told[0].seen[x] for x in lost}}, known=[])
         before, after = segment_gap(whole_way, sides.a), segment_gap(whole_way, program)
+        if before.within:  # they differ alike, and nothing comes of it
+            direct, lost = [(part, replace(found, causes=())) for part, found in direct], []
     if not same and not passed and not before.within:
         named = [cause for _, explained in parts for cause in explained.causes]
         if not mends(whole_way, sides, causes, named):

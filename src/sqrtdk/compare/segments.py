@@ -118,10 +118,25 @@ def _gap(segment: Segment, program: Program) -> SegmentGap:
         most = difference.amax((0, 1, 3)).topk(ROWS_CHECKED_FIRST).indices
         limits = allowed(most)
         if bool((difference[:, :, most] > limits).any()):
-            return SegmentGap(largest, size, float(counted(limits, most).max()), False)
+            return _beyond(largest, size, counted(difference[:, :, most], most), counted(limits, most))
     limits = allowed(None)
     within = size <= segment.most and bool(counted(difference <= limits).all())
-    return SegmentGap(largest, size, float(counted(limits).max()), within)
+    if not within:
+        return _beyond(largest, size, counted(difference), counted(limits))
+    return SegmentGap(largest, size, float(counted(limits).max()), True)
+
+
+def _beyond(largest: float, size: float, difference: Tensor, limits: Tensor) -> SegmentGap:
+    """Returns the gap of values that are too far, with a difference that is more than its own allowance.
+
+    Entries have allowances of their own: where the largest difference is within the largest of these, the entry that is
+    farthest beyond its own is told.
+    """
+    allowed = float(limits.max())
+    if largest <= allowed:
+        at = int((difference / limits.clamp_min(torch.finfo(torch.float64).tiny)).flatten().argmax())
+        largest, allowed = float(difference.flatten()[at]), float(limits.flatten()[at])
+    return SegmentGap(largest, size, allowed, False)
 
 
 def run_segment(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
