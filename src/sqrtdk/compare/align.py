@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sqrtdk import _files
 from sqrtdk._records import parse_json
+from sqrtdk.compare.records import Unpaired
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
 from sqrtdk.recording.cut import cut_call
@@ -41,6 +42,16 @@ class Alignment:
 def name_of(call: CallTensors | AttentionCall) -> str:
     """Returns the site, with its index unless that is 0: "layers.0.attn#1"."""
     return call.site if not call.index else f"{call.site}#{call.index}"
+
+
+def once_a_site(missed: Sequence[Unpaired]) -> tuple[Unpaired, ...]:
+    """Returns each reason of a site once, with the shortest formula: a recurrence gives one for each of its steps."""
+    found: dict[tuple[str, str], Unpaired] = {}
+    for entry in missed:
+        known = found.setdefault((entry.site, entry.reason), entry)
+        if len(entry.formula or "") < len(known.formula or ""):
+            found[entry.site, entry.reason] = entry
+    return tuple(found.values())
 
 
 def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[str, str]) -> Alignment:

@@ -76,6 +76,20 @@ class _Call:
     gives: DifferingTensors
 
 
+def first_place(a: ModelSide, b: ModelSide) -> str | None:
+    """Returns the first module whose output differs, for two sides that are no pair; None if there is none."""
+    exact = [exact_of(side, listen=True) for side in (a, b)]
+    if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
+        return None
+    found = _Walk(a, b, exact[1], (), {}, level_of(exact, 0.0)).first(exact[0].steps)
+    if found is None or not found[1].module.a:
+        return None
+    place: str = found[1].where
+    if found[1].module.place:
+        place = Message("joins.brackets", first=place, second=found[1].module.place)
+    return Message("joins.colon", first=place, second=found[1].how) if found[1].how else place
+
+
 def follow_differences(
     a: ModelSide, b: ModelSide, pairs: Sequence[PairDiff], blind: BlindRows, share: float
 ) -> DifferenceChain:
@@ -146,7 +160,10 @@ class _Walk:
             # A module around an attention may return weights or a cache as well; only its main output is compared.
             main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
             both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
-            calls.append(_Call(one, other, *(self._apart(pairs, order) for pairs in both)))
+            takes, gives = (self._apart(pairs, order) for pairs in both)
+            takes = _of_other_shapes(one.takes, other.takes) if takes is None else takes
+            gives = _of_other_shapes(one.gives[:main], other.gives) if gives is None else gives
+            calls.append(_Call(one, other, takes, gives))
         for call in calls:
             if not call.takes and call.gives:
                 return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
@@ -181,8 +198,14 @@ class _Walk:
             module, ends = model.get_submodule(path_b), [None if end is None else end.b for end in (behind, before)]
             lines = lines_of(module, *ends) if within else line_of(module, call.b)
         numbers = before.takes if before is not None else call.gives
-        gate = gate_at((numbers or [])[:1], (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls)
+        unlike = bool(numbers and numbers[0][0].shape != numbers[0][1].shape)
+        found = [] if unlike else (numbers or [])[:1]
+        gate = gate_at(found, (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls)
         how = gate or (_relation(numbers[0], known) if numbers else None) or ""
+        if numbers and unlike:
+            how = Message(
+                "outputs.shapes", **dict(zip(("one", "other"), (f"{tuple(x.shape)}" for x in numbers[0]), strict=True))
+            )
         where = Message("outputs.place.between", module=name, first=first, last=last) if within else name
         return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
 
@@ -309,6 +332,14 @@ class _Walk:
             closed = [site for site, _ in self.own if site not in self.opened]
             if pair[0] is not None and pair[1] is not None and not _within(path, closed) and path not in self.opened:
                 yield path, (pair[0], pair[1])
+
+
+def _of_other_shapes(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> DifferingTensors:
+    """Returns the first tensors of both sides if these have no shape in common; None otherwise."""
+    shapes = [{x.shape for x in every} for every in (one, other)]
+    if not all(shapes) or shapes[0] & shapes[1]:
+        return None
+    return [(one[0], other[0])]
 
 
 def _last_inner(steps: Sequence[ModuleStep], place: ModuleCall) -> ModuleStep | None:

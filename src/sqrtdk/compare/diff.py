@@ -15,24 +15,24 @@ from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.chain import follow_differences
+from sqrtdk.compare.chain import first_place, follow_differences
 from sqrtdk.compare.explain import first_stage, share_gone
 from sqrtdk.compare.holders import held_weights
 from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
 from sqrtdk.compare.module_gaps import leaves_alike
 from sqrtdk.compare.opening import cut_sites, first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
-from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of
+from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.precision import dtype_of_values
 from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
-from sqrtdk.compare.sides import TRACE_KIND, ModelSide, ModelSource, options_of_sides
+from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
 from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
-from sqrtdk.compare.suspect import QKV_LETTERS, Sides
-from sqrtdk.compare.words import is_reached
+from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.words import is_reached, one_paragraph
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message, joined
+from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.run import on_cpu_by_default
@@ -190,14 +190,21 @@ def sides_diff(
     named, sides = named or {}, (side_a, side_b)
     refuse_nan(*sides)
     alignment = align(side_a.calls, side_b.calls, cut_sites(*sides) | dict(named))
-    refuse_strangers(*sides, alignment, named)
-    pairs, ends = _compared(*sides, alignment, kv_scale)
+    try:
+        refuse_strangers(*sides, alignment, named)
+        pairs, ends = _compared(*sides, alignment, kv_scale)
+    except InvalidValueError as error:
+        place = first_place(*sides)
+        if place is None:
+            raise
+        hint = one_paragraph([Message("outputs.sentence.first", place=place), error.hint or ""])
+        raise InvalidValueError(error.message, hint=hint) from error
     for side in sides:  # module inputs and outputs are large and serve only this pair of sides
         if side.exact is not None and side.exact.listened:
             side.exact = replace(side.exact, steps=(), listened=False)
     unread = _unread(*sides)
     pairs = (*pairs, *unread.values())
-    ends = replace(ends, more=(*ends.more, *_unwritten(pairs, *sides)))
+    ends = replace(ends, more=(*ends.more, *unwritten(pairs, *sides)))
     unpaired_a = _unpaired(side_a, alignment.alone_a, "B", unread)
     unpaired_b = _unpaired(side_b, alignment.alone_b, "A", unread)
     infos = side_a.info, side_b.info
@@ -232,22 +239,6 @@ def _as_computed(side: ModelSide) -> ModelSide:
     return replace(side, calls=calls, info=replace(side.info, dtype=dtype), notes=(*side.notes, note))
 
 
-def _unwritten(pairs: Sequence[PairDiff], a: ModelSide, b: ModelSide) -> list[Message]:
-    """Returns what a trace file could tell besides, so that an unknown difference of q, k or v can be named."""
-    unknown = {cause.stage.partition(" ")[0] for pair in pairs for cause in pair.causes if cause.name == UNKNOWN_CAUSE}
-    parts = [letter for name, letter in QKV_LETTERS.items() if name in unknown]
-    bare = [
-        label
-        for label, side in (("A", a), ("B", b))
-        if side.info.kind == TRACE_KIND
-        and any(getattr(call, name).projected is None for call in side.calls for name in QKV_LETTERS if name in unknown)
-    ]
-    if not bare or not parts:
-        return []
-    tensors = joined([f"`{letter}.projected`" for letter in parts], "and")
-    return [Message("paragraphs.add_projected", sides=joined(bare, "and"), tensors=tensors)]
-
-
 def _notes(a: ModelSide, b: ModelSide) -> list[str]:
     """Returns what was decided for the user, each sentence once; those of one side with its letter."""
     of_both = set(a.notes) & set(b.notes)
@@ -261,12 +252,12 @@ def _notes(a: ModelSide, b: ModelSide) -> list[str]:
 
 def _unread(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:
     """Returns attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
-    seen = {(entry.site, entry.formula, entry.reason) for entry in a.missed}
-    both = [entry for entry in b.missed if (entry.site, entry.formula, entry.reason) in seen]
+    seen = {(entry.site, entry.reason): entry for entry in a.missed}
+    both = [entry for entry in b.missed if (entry.site, entry.reason) in seen]
     return {
         entry.site: PairDiff(
             entry.site, entry.site, entry.index, entry.index, None, None, None, (), None, None,
-            formula_a=entry.formula, formula_b=entry.formula,
+            formula_a=seen[entry.site, entry.reason].formula, formula_b=entry.formula,
             reason=Message("compare.pair.unread", reason=entry.reason),
         )
         for entry in both
@@ -320,7 +311,8 @@ def _compared(
     outputs = compare_outputs(returned, exact, len(a.calls))
     ends = replace(ends, outputs=(*outputs, *ends.outputs))
     differ = [one.difference or 0.0 for one in outputs if one.same is False]
-    if not differ and not any(is_reached(pair) for pair in pairs):
+    other_shapes = any(one.same is False for one in ends.outputs) or (not returned and bool(a.outputs and b.outputs))
+    if not differ and not other_shapes and not any(is_reached(pair) for pair in pairs):
         return tuple(pairs), ends
     ends = replace(ends, more=tuple(held_weights(a, pairs, [own.sides for own in judged])))
     chain = follow_differences(a, b, pairs, blind, max(differ, default=0.0))

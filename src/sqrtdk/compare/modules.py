@@ -294,7 +294,11 @@ def align_steps(
         own, count = step.place
         path = _below(sites[own], inner_b) if own in sites else _below(own, inner_a)
         partner = by_place.get((path, count)) if path is not None else None
-        if partner is not None and partner.number not in taken and (own in sites or _fits(step, partner)):
+        # A module of one name and size that gives another shape is where two models part: it stays a pair.
+        fits = own in sites or (
+            partner is not None and (_fits(step, partner) or (step.kind, step.size) == (partner.kind, partner.size))
+        )
+        if partner is not None and partner.number not in taken and fits:
             pairs[step.number] = partner
             taken.add(partner.number)
     # Equal numbers in the paths go first: layers.3.mlp belongs to h.3.ff, and not to the h.2.ff of equal sizes.

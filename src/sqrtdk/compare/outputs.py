@@ -29,8 +29,9 @@ from sqrtdk.compare.measured import (
 from sqrtdk.compare.numbers import entry_differences
 from sqrtdk.compare.paragraphs import OfOutputs
 from sqrtdk.compare.precision import rounding_unit
-from sqrtdk.compare.records import OutputDiff, PairDiff, kind_word
-from sqrtdk.compare.sides import FinerRun, ModelSide
+from sqrtdk.compare.records import UNKNOWN_CAUSE, OutputDiff, PairDiff, kind_word
+from sqrtdk.compare.sides import TRACE_KIND, FinerRun, ModelSide
+from sqrtdk.compare.suspect import QKV_LETTERS
 from sqrtdk.compare.words import is_to_the_end, one_paragraph, reached_by, short, site_list, site_of_pair
 from sqrtdk.messages import Message, joined
 
@@ -294,3 +295,19 @@ def _attentions(reached: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Messa
     sites = site_list([site_of_pair(pair) for pair in reached])
     one = len(reached) == 1
     return Message("paragraphs.outputs.attention_at" if one else "paragraphs.outputs.attentions_at", sites=sites)
+
+
+def unwritten(pairs: Sequence[PairDiff], a: ModelSide, b: ModelSide) -> list[Message]:
+    """Returns what a trace file could tell besides, so that an unknown difference of q, k or v can be named."""
+    unknown = {cause.stage.partition(" ")[0] for pair in pairs for cause in pair.causes if cause.name == UNKNOWN_CAUSE}
+    parts = [letter for name, letter in QKV_LETTERS.items() if name in unknown]
+    bare = [
+        label
+        for label, side in (("A", a), ("B", b))
+        if side.info.kind == TRACE_KIND
+        and any(getattr(call, name).projected is None for call in side.calls for name in QKV_LETTERS if name in unknown)
+    ]
+    if not bare or not parts:
+        return []
+    tensors = joined([f"`{letter}.projected`" for letter in parts], "and")
+    return [Message("paragraphs.add_projected", sides=joined(bare, "and"), tensors=tensors)]

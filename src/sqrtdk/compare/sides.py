@@ -18,7 +18,7 @@ from sqrtdk.audit.context import TokenMasks, tokens_of
 from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.verdicts import judge_all
-from sqrtdk.compare.align import name_of
+from sqrtdk.compare.align import name_of, once_a_site
 from sqrtdk.compare.modules import ModuleCall, ModuleListener, ModuleStep, Patch
 from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
@@ -215,7 +215,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         refuse_empty(loaded.inputs)
         tokens = tokens_of(module, loaded.inputs)
         run, returned = _traced(module, loaded.inputs, seed, attn)
-    missed = tuple(Unpaired(entry.site, 0, entry.formula, entry.reason) for entry in run.not_measured)
+    missed = once_a_site([Unpaired(entry.site, 0, entry.formula, entry.reason) for entry in run.not_measured])
     if not run.calls:
         reasons = [entry.reason for entry in run.not_measured] + [entry.reason for entry in run.not_attention]
         raise ModelError(
@@ -226,15 +226,18 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
     sites = frozenset(call.site for call in run.calls)
 
     def again(listen: bool, patch: Patch | None) -> FinerRun:
-        """Runs in float64; a half-precision model without float64 operations runs in float32."""
+        """Runs in float64; a half-precision model without float64 operations runs in float32.
+
+        A model that can't run in a finer dtype runs in its own for the walk over its modules, and gives no reference.
+        """
         finer = partial(_finer, loaded, seed=seed, attn=attn, sites=sites if listen else None, patch=patch)
-        try:
-            return finer(torch.float64)
-        except (SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
-            # float32 is finer than what the model runs in only if that is half precision
-            if run.calls[0].dtype not in ("float16", "bfloat16"):
-                raise
-            return finer(torch.float32)
+        own: torch.dtype = getattr(torch, run.calls[0].dtype)
+        for dtype in (torch.float64, *((torch.float32,) if own in (torch.float16, torch.bfloat16) else ())):
+            with suppress(SqrtdkError, RuntimeError, TypeError, ValueError, NotImplementedError):
+                return finer(dtype)
+        if not listen:
+            return FinerRun(own, {}, {})
+        return replace(finer(own), inputs={}, outputs={})
 
     first = run.calls[0]
     info = SideInfo(
@@ -382,7 +385,7 @@ def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> ModelSide:
             hint="Give a model as A, whose inputs are made up, or inputs with --input FILE.safetensors.",
         )
     run = read_onnx(path, inputs)
-    missed = tuple(Unpaired(entry.site, 0, None, entry.reason) for entry in run.missing)
+    missed = once_a_site([Unpaired(entry.site, 0, None, entry.reason) for entry in run.missing])
     if not run.calls:
         reason = f": {run.missing[0].reason}" if run.missing else ""
         raise ModelError(f"no attention could be read in {label}, {path}{reason}", hint="Give a graph with attention.")

@@ -371,9 +371,8 @@ class Forwards:
                 sums = join_rows(attention.parts).with_gradients(*gradients)
             except Exception as error:  # other ranks wait for this one's row
                 reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
-        told = reason if sums is None else None
-        rows, traits = tuple(attention.rows), _traits(call)
-        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, traits)
+        told, rows = None if sums is not None else reason, tuple(attention.rows)
+        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, _traits(call))
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))

@@ -251,14 +251,14 @@ class Trace:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
         with self._guarded(call.site, operands, call.place):
             kernel = KERNELS[call.op]
-            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), _vectors(call))
+            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), call.vectors)
 
     def _whole(self, ran: WholeCall) -> None:
         assert self._scene is not None
         with torch.no_grad():
             prepared = under_the_tape(ran, self._scene, places.declared_heads(self._modules, ran.site))
         with self._guarded(ran.site, None, ran.place):
-            self._add(*reading_of_whole(ran, prepared), _vectors(prepared.kernel))
+            self._add(*reading_of_whole(ran, prepared), prepared.kernel.vectors)
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         place = places.current_place()
@@ -344,11 +344,6 @@ class Trace:
         index = self._offered[site]
         self._offered[site] += 1
         return self._enlarge.get((site, index))
-
-
-def _vectors(call: KernelCall) -> list[Node]:
-    """Returns the nodes of what a kernel multiplies, without what it adds."""
-    return [node for name, node in call.nodes.items() if not name.endswith(("mask", "bias"))]
 
 
 def _where(entry: SoftmaxEntry) -> str | None:

@@ -41,6 +41,11 @@ class KernelCall:
     lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), if the operator returns it
     turned_off: frozenset[str] = frozenset()  # arguments passed as False or 0 although their default is on
 
+    @property
+    def vectors(self) -> list[Node]:
+        """The nodes of what it multiplies, without what it adds."""
+        return [node for name, node in self.nodes.items() if not name.endswith(("mask", "bias"))]
+
 
 @dataclass(frozen=True, slots=True)
 class WholeCall:
