@@ -267,3 +267,14 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
     if not isinstance(mapping, Mapping) or not all(isinstance(x, str) for pair in mapping.items() for x in pair):
         raise InvalidValueError(Message("errors.map.no_names"), hint=hint)
     return dict(mapping)
+
+
+def other_shapes(a: CallTensors, b: CallTensors) -> Message | None:
+    """Returns why two calls can't be one attention, by the shapes of q and output alone; None if they can."""
+    one, other = a.query.values.shape, b.query.values.shape
+    if one[1] != other[1]:
+        return Message("compare.pair.heads", heads=one[1], other=other[1])
+    if one == other and a.output.shape == b.output.shape:
+        return None
+    shapes = {"shape": one, "other": other, "out": a.output.shape, "out_b": b.output.shape}
+    return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})

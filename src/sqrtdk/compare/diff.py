@@ -20,11 +20,19 @@ from sqrtdk.compare.explain import first_stage, share_gone
 from sqrtdk.compare.holders import held_weights
 from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
 from sqrtdk.compare.module_gaps import leaves_alike
-from sqrtdk.compare.opening import cut_sites, first_nan, open_sides, refuse_nan, refuse_strangers, refuse_unlike
+from sqrtdk.compare.opening import (
+    as_computed,
+    cut_sites,
+    first_nan,
+    notes_of_sides,
+    open_sides,
+    refuse_nan,
+    refuse_strangers,
+    refuse_unlike,
+)
 from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
-from sqrtdk.compare.precision import dtype_of_values
 from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
 from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
@@ -186,7 +194,7 @@ def sides_diff(
 
     `named` is the map of sites; the other options are those of `diff`.
     """
-    side_a, side_b = _as_computed(side_a), _as_computed(side_b)
+    side_a, side_b = as_computed(side_a), as_computed(side_b)
     named, sides = named or {}, (side_a, side_b)
     refuse_nan(*sides)
     alignment = align(side_a.calls, side_b.calls, cut_sites(*sides) | dict(named))
@@ -217,37 +225,13 @@ def sides_diff(
         forwards=(side_a.forwards, side_b.forwards),
         seed=seed,
         command=command,
-        environment=environment() | {"notes": [*_notes(*sides), *ends.notes]},
+        environment=environment() | {"notes": [*notes_of_sides(*sides), *ends.notes]},
         fail_on=fail_on,
         outputs=ends.outputs,
         first_module=ends.chain.entries[0].module if ends.chain.entries else None,
         outputs_from=since_of(ends.chain),
         outputs_missing=ends.missing,
     )
-
-
-def _as_computed(side: ModelSide) -> ModelSide:
-    """Returns a file's side with the dtype that its numbers show, where that is coarser than the one that it names."""
-    if side.module is not None or side.again is not None:
-        return side
-    calls = tuple(replace(call, dtype=dtype_of_values(call)) for call in side.calls)
-    dtypes = {call.dtype for call in calls}
-    if len(dtypes) != 1 or all(one.dtype == other.dtype for one, other in zip(calls, side.calls, strict=True)):
-        return side
-    dtype = dtypes.pop()
-    note = Message("compare.pair.stored", dtype=dtype, named=side.calls[0].dtype)
-    return replace(side, calls=calls, info=replace(side.info, dtype=dtype), notes=(*side.notes, note))
-
-
-def _notes(a: ModelSide, b: ModelSide) -> list[str]:
-    """Returns what was decided for the user, each sentence once; those of one side with its letter."""
-    of_both = set(a.notes) & set(b.notes)
-    notes = [
-        note if note in of_both else Message("compare.pair.of_side", side=label, reason=note)
-        for label, side in (("A", a), ("B", b))
-        for note in side.notes
-    ]
-    return list(dict.fromkeys(notes))
 
 
 def _unread(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:

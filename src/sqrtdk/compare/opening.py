@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from sqrtdk._progress import report_progress
 from sqrtdk._sites import ROOT_NAME
-from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, sizes_of
-from sqrtdk.compare.pair import JudgedPair, other_shapes
+from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, other_shapes, sizes_of
+from sqrtdk.compare.pair import JudgedPair
+from sqrtdk.compare.precision import dtype_of_values
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side, side_of_file
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
@@ -332,3 +333,27 @@ def refuse_unlike(judged: Sequence[JudgedPair]) -> None:
             f"no attention of A has the shapes of its partner in B: {judged[0].reason}",
             hint="Give two implementations of one model, or pair other sites with --map FILE.",
         )
+
+
+def as_computed(side: ModelSide) -> ModelSide:
+    """Returns a file's side with the dtype that its numbers show, where that is coarser than the one that it names."""
+    if side.module is not None or side.again is not None:
+        return side
+    calls = tuple(replace(call, dtype=dtype_of_values(call)) for call in side.calls)
+    dtypes = {call.dtype for call in calls}
+    if len(dtypes) != 1 or all(one.dtype == other.dtype for one, other in zip(calls, side.calls, strict=True)):
+        return side
+    dtype = dtypes.pop()
+    note = Message("compare.pair.stored", dtype=dtype, named=side.calls[0].dtype)
+    return replace(side, calls=calls, info=replace(side.info, dtype=dtype), notes=(*side.notes, note))
+
+
+def notes_of_sides(a: ModelSide, b: ModelSide) -> list[str]:
+    """Returns what was decided for the user, each sentence once; those of one side with its letter."""
+    of_both = set(a.notes) & set(b.notes)
+    notes = [
+        note if note in of_both else Message("compare.pair.of_side", side=label, reason=note)
+        for label, side in (("A", a), ("B", b))
+        for note in side.notes
+    ]
+    return list(dict.fromkeys(notes))

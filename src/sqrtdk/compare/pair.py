@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.addends import split_alike
-from sqrtdk.compare.align import in_order
+from sqrtdk.compare.align import in_order, other_shapes
 from sqrtdk.compare.channels import in_one_layout, with_known_rows
 from sqrtdk.compare.completing import KERNEL_ROUNDINGS, KnownSide, complete_sides
 from sqrtdk.compare.compute import dtype_by_name
@@ -336,17 +336,6 @@ def _unlike(
         if of_a != of_b and 1 not in (of_a, of_b):
             return Message("compare.pair.heads_of", part=name, heads=of_a, other=of_b)
     return None
-
-
-def other_shapes(a: CallTensors, b: CallTensors) -> Message | None:
-    """Returns why two calls can't be one attention, by the shapes of q and output alone; None if they can."""
-    one, other = a.query.values.shape, b.query.values.shape
-    if one[1] != other[1]:
-        return Message("compare.pair.heads", heads=one[1], other=other[1])
-    if one == other and a.output.shape == b.output.shape:
-        return None
-    shapes = {"shape": one, "other": other, "out": a.output.shape, "out_b": b.output.shape}
-    return Message("compare.pair.shapes", **{name: f"{tuple(shape)}" for name, shape in shapes.items()})
 
 
 def precision_of(call: CallTensors) -> Precision:
