@@ -56,7 +56,7 @@ def calls_inside(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
             yield judged.call
 
 
-def attends(subject: Subject, site: str | None) -> bool:
+def has_attention(subject: Subject, site: str | None) -> bool:
     """Return whether an attention runs at a site or inside it; a mask mends no convolution and no recurrent state."""
     return next(calls_inside(subject, site), None) is not None
 

@@ -27,7 +27,7 @@ from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.sight import declares_causal, lookahead, may_see_ahead
-from sqrtdk.laws.answers import attends, calls_inside, law_broken, law_holds
+from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import DECODER, ENCODER, Content, content_of, contents, mask_inputs, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
@@ -67,7 +67,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     else:
         cut = int(run.protected[worst].sum())
         message = Message("laws.causal.earlier_moves", count=count, cut=cut, why=why)
-        fix = Message("laws.causal.fix" if attends(subject, site) else "laws.causal.fix_state")
+        fix = Message("laws.causal.fix" if has_attention(subject, site) else "laws.causal.fix_state")
     source = Message("laws.causal.source")
     yield law_broken(LAW, content.name, severity, site, message, fix, source, value=float(count), positions=shown)
 

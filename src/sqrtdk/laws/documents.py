@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import attends, calls_inside, law_broken, law_holds
+from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_holds
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import contents, other_content, restarts
 from sqrtdk.laws.moved import moved_positions, position_axes
@@ -20,7 +20,7 @@ from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message, joined
 
 LAW = "documents"
-_POSITIONS = "position_ids"
+_POSITION_IDS = "position_ids"
 _OFFSET_INPUTS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
 
 
@@ -61,7 +61,7 @@ def _broken(subject: Subject, changes: dict[str, Tensor], starts: str, document:
         message = Message("laws.documents.seen_by_offsets", name=starts, count=count, of=of)
     if any(call.mask is not None and call.mask.kind == "causal" for call in calls_inside(subject, site)):
         message = joined([message, Message("laws.documents.only_causal")])
-    fix = Message("laws.documents.fix" if attends(subject, site) else "laws.documents.fix_state")
+    fix = Message("laws.documents.fix" if has_attention(subject, site) else "laws.documents.fix_state")
     source = Message("laws.documents.source_offsets" if starts in _OFFSET_INPUTS else "laws.documents.source")
     return law_broken(LAW, starts, "fail", site, message, fix, source, value=float(count), positions=rows[worst])
 
@@ -73,7 +73,7 @@ def _documents(subject: Subject) -> tuple[str, Tensor]:
         NotAsked: Every row is one document.
     """
     tensors = subject.tensors
-    positions = tensors.get(_POSITIONS)
+    positions = tensors.get(_POSITION_IDS)
     if positions is not None and positions.dim() == 2 and positions.shape[1] > 1:
         documents = restarts(positions)
         # Positions of one row serve for all samples.
@@ -81,7 +81,7 @@ def _documents(subject: Subject) -> tuple[str, Tensor]:
             batch = max((content.tensor.shape[0] for content in contents(subject)), default=1)
             documents = documents.expand(batch, -1)
         if bool((documents.max(1).values > 0).all()):
-            return _POSITIONS, documents
+            return _POSITION_IDS, documents
     name = next((name for name in _OFFSET_INPUTS if name in tensors), "")
     offsets = tensors.get(name)
     if offsets is not None and offsets.dim() == 1 and offsets.numel() > 2:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import attends, law_broken, law_holds
+from sqrtdk.laws.answers import has_attention, law_broken, law_holds
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.first_place import Protected, first_unlike, in_encoder, taken_by
 from sqrtdk.laws.inputs import Content
@@ -61,7 +61,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     count, of = int(unlike[worst].sum()), int((~both.hidden_left[worst]).sum())
     message = Message("laws.left_padding.differs", count=count, of=of)
     fix, source = Message("laws.left_padding.fix", mask=name), Message("laws.left_padding.source")
-    if not attends(named, site):
+    if not has_attention(named, site):
         fix = Message("laws.left_padding.fix_state", mask=name)
     yield law_broken(LAW, name, "fail", site, message, fix, source, value=float(count), positions=unlike[worst])
 

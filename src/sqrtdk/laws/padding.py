@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import attends, calls_inside, law_broken, law_holds, law_not_asked
+from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import (
     Content,
@@ -106,7 +106,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     if not arrives:
         message = joined([message, Message("laws.padding.without_effect", mask=mask.name)])
     fix, source = Message("laws.padding.fix_seen", mask=mask.name), Message(PADDING_LAW_SOURCE)
-    if not attends(subject, site):
+    if not has_attention(subject, site):
         fix = Message("laws.padding.fix_state", mask=mask.name)
     value = float(max(seen, 1))
     return law_broken(LAW, mask.name, severity, site, message, fix, source, value=value, positions=positions)

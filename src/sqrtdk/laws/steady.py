@@ -56,7 +56,7 @@ def confirmed(ask: Callable[[], list[LawAnswer]], subject: Subject, *, large: bo
     return answers
 
 
-def moves(subject: Subject) -> bool:
+def outputs_move(subject: Subject) -> bool:
     """Return whether some output moves with the content of the inputs; laws that have seen it say so without a run."""
     if subject.moves is None:
         changes = {one.name: other_content(subject, one, _everywhere(one)) for one in contents(subject)}

@@ -31,7 +31,7 @@ from sqrtdk.laws import (
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
 from sqrtdk.laws.pace import Pace
-from sqrtdk.laws.steady import confirmed, moves, steady
+from sqrtdk.laws.steady import confirmed, outputs_move, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
@@ -188,7 +188,7 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
         return _answers_of_law(name, subject)
     try:
         answers = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
-        if answers and name in SEES_OUTPUTS and any(one.state == KEPT for one in answers) and not moves(subject):
+        if answers and name in SEES_OUTPUTS and any(one.state == KEPT for one in answers) and not outputs_move(subject):
             nothing = Message("laws.asking.nothing_moves")
             answers = [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
     except NotAsked:  # the unchanged inputs ran before
