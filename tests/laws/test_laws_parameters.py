@@ -192,6 +192,7 @@ class Indexer(nn.Linear):
         ("not called", None, True),
         ("chooses", Indexer(WIDTH, WIDTH), False),
         ("not called", nn.ModuleDict({"de": nn.Linear(4, 4), "fr": nn.Linear(4, 4)}), False),  # one for each language
+        ("not called", nn.Sequential(nn.Linear(4, 4)), False),  # a compressor, where the inputs are short
         ("not called", nn.Dropout(), False),
     ],
 )

@@ -16,6 +16,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 import sqrtdk
+from sqrtdk.audit.rules import statistics
 from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
@@ -271,7 +272,8 @@ def test_alarms_look_back_over_the_series(tmp_path: Path) -> None:
     assert all(row["step"] > 10 for row in growth)
 
 
-def test_findings_of_the_audit_are_alarms_once(tmp_path: Path) -> None:
+def test_findings_of_the_audit_are_alarms_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_trained", lambda model: True)  # of fresh weights the rule says nothing
     save(tmp_path / "a", (1, 2), growth=0.0, n_positions=48)
     measure(tmp_path / "a", tmp_path / "run", LoadOptions(seq_len=48))
     flat = [row for row in rows(tmp_path / "run")["alarms"] if row["name"] == "flat"]

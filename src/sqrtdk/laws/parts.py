@@ -4,8 +4,10 @@ A gate that was dropped in a port (`g_proj`), whether it is not called or its re
 attention of every class: within the attention, autograd records which parameters the output was computed from, and no
 backward pass is run. The flags of the parameters and the output are put back where the module ends.
 
-Left out: norms of q and k, which the rule `unused` names; lists of modules, of which a run may choose one (an adapter
-for each language); modules that give integers, as an indexer that picks keys does; a model as a whole, whose parts may
+Left out: norms of q and k, which the rule `unused` names; modules of several parts, which a run may not need (adapters,
+one for each language; DeepSeek-V4's compressor, where the inputs are shorter than a block); modules that give integers,
+as an indexer that picks keys does; the attentions of transformers and diffusers themselves, whose
+parts wait for inputs of their own (LED's `query_global` for global tokens); a model as a whole, whose parts may
 be heads for another task; attentions whose own projections the gradient does not reach (a forward under `no_grad`).
 """
 
@@ -25,7 +27,7 @@ from sqrtdk.laws.traced import Traced, exchanged, restored, traced
 from sqrtdk.models.attentions import named_like_attention
 from sqrtdk.models.returned import walk
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_KNOWN_CODE = ("transformers.", "diffusers.")
 
 
 def parts_without_part(subject: Subject) -> dict[str, list[str]]:
@@ -35,6 +37,8 @@ def parts_without_part(subject: Subject) -> dict[str, list[str]]:
     for tensors in run.calls.values():
         module = module_at(subject.module, tensors.site)
         if module is None or tensors.site not in run.passages or isinstance(module, torch.jit.ScriptModule):
+            continue
+        if type(module).__module__.startswith(_KNOWN_CODE):
             continue
         if _parts(module) and (tensors.site or named_like_attention(module)):
             asked.setdefault(type(module), tensors.site)
@@ -62,7 +66,7 @@ def _parts(module: nn.Module) -> Mapping[str, nn.Module]:
     return {
         name: part
         for name, part in module.named_children()
-        if name not in NORM_NAMES and not isinstance(part, _CONTAINERS) and _ids(part)
+        if name not in NORM_NAMES and _ids(part) and next(part.children(), None) is None
     }
 
 
