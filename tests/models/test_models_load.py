@@ -205,6 +205,13 @@ def test_weights_come_from_safetensors(checkpoint: Path) -> None:
     assert resolve_model(str(checkpoint), LoadOptions(static=True)).module.lm_head.weight.is_meta
 
 
+def test_a_trace_file_leads_to_diff(tmp_path: Path) -> None:
+    (tmp_path / "run.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="not a transformers config") as caught:
+        resolve_model(str(tmp_path / "run.safetensors"), LoadOptions())
+    assert f"sqrtdk diff {str(tmp_path / 'run.safetensors')!r}" in (caught.value.hint or "")
+
+
 def test_the_config_of_a_directory_stands_for_the_directory(checkpoint: Path) -> None:
     loaded = resolve_model(str(checkpoint / "config.json"))
     assert loaded.kind == "directory"

@@ -21,6 +21,9 @@ from sqrtdk.tracing.records import AttentionCall, EffectiveScale, Factor, NotMea
 
 _SITE = "blk.*.attn"
 _MOST_SIZE = 2**24
+# Architectures of which llama.cpp reads `attention.scale`; of all others it takes a number of its own code, and the key
+# in the file says nothing about what runs.
+_READS_SCALE = ("granite", "granitemoe", "granitehybrid")
 
 
 def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
@@ -79,6 +82,8 @@ def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[At
     parts += [f"attention.scale {scale:.6g}"] if scale else [Message("rules.gguf.no_scale")]
     parts += [f"attn_logit_softcapping {cap:g}"] if cap else []
     said = joined(parts, "comma")
+    if scale and family not in _READS_SCALE:
+        return None, Message("rules.gguf.scale_not_read", what=said, family=family)
     if not scale:
         return None, said
     inner = f"{scale:.4g} * q.k"

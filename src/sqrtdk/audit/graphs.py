@@ -72,7 +72,7 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
     loaded = replace(walked.loaded, notes=(*walked.loaded.notes, *notes))
     missing = tuple(NotMeasured(entry.site, entry.reason) for entry in walked.missing)
     try:
-        run = run_model(loaded, "own", seed=options.seed, compare="never")
+        run = run_model(loaded, "own", seed=options.seed, compare="never", silent=not missing)
     except ModelError as error:
         if not missing:
             raise
@@ -80,6 +80,8 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
             f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
             hint=_hint_on_operators(walked.unread),
         ) from error
+    if walked.numbers is not None:
+        run = replace(run, model=replace(run.model, parameters=walked.numbers))
     if walked.sizes:
         run = _without_sizes(run, walked, _at_other_sizes(path, config, options))
     sick = (of_weights(walked.sick),) if walked.sick else ()

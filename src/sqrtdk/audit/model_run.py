@@ -76,11 +76,14 @@ class ModelRun:
     ranks: int = 1  # ranks that run the model together: its forward has collectives
 
 
-def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False) -> ModelRun:
+def run_model(
+    loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False, silent: bool = False
+) -> ModelRun:
     """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
 
     `attn` is "eager" or "sdpa"; any other value leaves the choice to the model. `seed` is set before every forward
     pass. `compare` says when to run eager against sdpa, see `Context`. `keep` keeps its floating-point outputs.
+    With `silent` a run without attention is a result: graphs of embeddings and vocoders have none.
 
     Raises:
         ModelError: The forward raises, no attention runs in it, or the inputs have no row or no token.
@@ -100,7 +103,8 @@ def run_model(loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: 
         with watch_norms(module) as ran, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         seconds = time.monotonic() - start
-        _refuse_silence(loaded, traced)
+        if not silent:
+            _refuse_silence(loaded, traced)
         spoiled, infinite = _spoiled(output)
         outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)

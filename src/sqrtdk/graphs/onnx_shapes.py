@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, of_torch
+from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, of_torch, torch_dtype
 
 _PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 _SCATTER_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -169,7 +169,25 @@ def _shape(step: OnnxStep) -> Tensor:
     return torch.tensor(shape, dtype=torch.int64, device=step.device)
 
 
+def _random(step: OnnxStep) -> Tensor:
+    """Returns a tensor of the shape of random numbers; which numbers a run draws is not known."""
+    if step.device != "meta":
+        raise UnsupportedError(f"{step.node.op}, whose numbers every run draws anew")
+    drawn = step.attribute("dtype", None)
+    for name in ("mean", "scale", "low", "high", "seed"):
+        step.attribute(name, None)
+    if step.node.op == "Multinomial":
+        shape, default = [step.tensor(0).shape[0], step.attribute("sample_size", 1)], torch.int32
+    elif step.node.op in ("RandomNormal", "RandomUniform"):
+        shape, default = step.attribute("shape", []), torch.float32
+    else:
+        shape, default = [*step.tensor(0).shape], step.tensor(0).dtype
+    return torch.empty(shape, dtype=default if drawn is None else torch_dtype(drawn), device=step.device)
+
+
+RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 SHAPES: dict[str, Operation] = {
+    **dict.fromkeys(RANDOM, _random),
     "Concat": _concat,
     "CumSum": _cumsum,
     "DepthToSpace": of_torch(_to_space, blocksize=1, mode="DCR"),

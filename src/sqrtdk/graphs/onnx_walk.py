@@ -22,8 +22,9 @@ from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention, load_graph, r
 from sqrtdk.graphs.inputs import PADDING_MASK_NAME, onnx_input_shape, shown_sizes
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS
 from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
+from sqrtdk.graphs.onnx_shapes import RANDOM
 from sqrtdk.graphs.onnx_step import ONNX_DTYPES, OnnxStep, torch_dtype
-from sqrtdk.graphs.onnx_weights import find_weights
+from sqrtdk.graphs.onnx_weights import count_numbers, find_weights
 from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import is_finite
@@ -33,6 +34,11 @@ MOST_FOLDED = 2**12  # largest constant folded in the first walk, in elements
 MOST_SEARCHED_ELEMENTS = 2**28  # largest weight searched for NaN, in elements
 MOST_ELEMENTS = 2**40  # largest tensor on the meta device, in elements
 Tensors = dict[str, Tensor]
+# Operators after which the weights of a softmax are none any more, and those that only change or move them.
+_ENDS_OF_WEIGHTS = frozenset({"CumSum", "Shape", "Size", "ArgMax", "ArgMin", "TopK", "NonZero", "Greater", "Less"})
+_ONLY_MOVED = frozenset({"Add", "Sub", "Mul", "Div", "Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze",
+                         "Slice", "Split", "Concat", "Pad", "Expand", "Where", "Gather", "GatherND", "Neg",
+                         "Dropout"})  # fmt: skip
 
 
 def walkable(file: Graph) -> Graph:
@@ -55,7 +61,8 @@ def walkable(file: Graph) -> Graph:
 
 def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.GraphModel:
     """Returns an ONNX graph as a model whose forward walks it on the meta device. Called by `open_graph`."""
-    walk = Walk(walkable(load_graph(path)), larger=larger)
+    file = load_graph(path)
+    walk = Walk(walkable(file), larger=larger)
     walk.first()
     root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
     values = walk.place(root)
@@ -69,7 +76,8 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
         notes += (Message("graphs.folded", count=len(walk.folded)),)
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
     unread = tuple(sorted(walk.unread))
-    return places.GraphModel(loaded, tuple(walk.missing), walk.sizes, walk.operators(), unread, walk.sick)
+    sizes, numbers = walk.sizes, count_numbers(file)
+    return places.GraphModel(loaded, tuple(walk.missing), sizes, walk.operators(), unread, walk.sick, numbers)
 
 
 @dataclass(eq=False)
@@ -177,7 +185,7 @@ class Walk:
         inner = next((op for domain, op in node.inner if attends(domain, op)), None)
         if inner is not None:
             self.missing.append(UnreadAttention(node.site, Message("graphs.inside", name=inner, other=node.op)))
-        elif attends(node.domain, node.op):
+        elif attends(node.domain, node.op) and may_weigh(self.graph, node):
             self.missing.append(UnreadAttention(node.site, Message("graphs.after_unread", name=node.op, what=why)))
 
     def _fold(self, node: GraphNode) -> None:
@@ -185,7 +193,7 @@ class Walk:
         # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
         constant = node.op in ("Shape", "Size") or all(name in self._known for name in node.inputs if name)
         large = any(self._env[name].numel() > MOST_FOLDED for name in node.outputs if name in self._env)
-        if not constant or large or node.op.startswith("Random") or (node.domain, node.op) in ATTENTION_OPERATIONS:
+        if not constant or large or node.op in RANDOM or (node.domain, node.op) in ATTENTION_OPERATIONS:
             return
         try:
             self._known |= self._made(node, self._known, folds=True)
@@ -291,6 +299,26 @@ def _wide(tensor: Tensor) -> Tensor:
 def attends(domain: str, op: str) -> bool:
     """Returns whether an operator is a softmax or a fused attention."""
     return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTION_OPERATIONS or op.endswith("Attention")
+
+
+def may_weigh(graph: Graph, softmax: GraphNode) -> bool:
+    """Returns whether the result of a softmax may multiply values: a product or a sum follows, with weights before it.
+
+    A spline's softmax gives the widths of its bins, which are cumulated: softmax(w).cumsum(-1) is no attention.
+    """
+    if softmax.op not in ("Softmax", "BiasSoftmax"):
+        return True
+    queue, seen = list(softmax.outputs), set[str]()
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for node in graph.taken_by.get(name, ()):
+            if node.op not in _ENDS_OF_WEIGHTS and (node.op not in _ONLY_MOVED or node.inner):
+                return True
+            queue += [] if node.op in _ENDS_OF_WEIGHTS else node.outputs
+    return False
 
 
 def _last_uses(nodes: Sequence[GraphNode]) -> dict[GraphNode, list[str]]:

@@ -40,6 +40,7 @@ class GraphModel:
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # operators and attributes that are not read
     sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
+    numbers: int | None = None  # numbers in the constants of an ONNX file, whatever their dtype
 
 
 class NamedModule(nn.Module):

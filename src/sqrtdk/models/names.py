@@ -94,6 +94,8 @@ def find_local(model: str) -> Path | None:
             return path
         is_beside = (path.parent / CONFIG).is_file()
         beside = Message("errors.hint.its_directory", directory=repr(str(path.parent))) if is_beside else None
+        if beside is None and path.suffix.lower() == ".safetensors":  # a trace file, which another program wrote
+            beside = Message("errors.hint.trace_file", model=repr(model))
         raise ModelError(
             Message("errors.model.no_config_file", model=repr(model)), hint=beside or Message(DIRECTORY_OR_CONFIG_HINT)
         )
