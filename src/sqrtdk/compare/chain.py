@@ -76,7 +76,7 @@ class _Call:
     gives: DifferingTensors
 
 
-def first_place(a: ModelSide, b: ModelSide) -> str | None:
+def first_module_apart(a: ModelSide, b: ModelSide) -> str | None:
     """Returns the first module whose output differs, for two sides that are no pair; None if there is none."""
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):

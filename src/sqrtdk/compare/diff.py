@@ -15,7 +15,7 @@ from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.chain import first_place, follow_differences
+from sqrtdk.compare.chain import first_module_apart, follow_differences
 from sqrtdk.compare.explain import first_stage, share_gone
 from sqrtdk.compare.holders import held_weights
 from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
@@ -202,7 +202,7 @@ def sides_diff(
         refuse_strangers(*sides, alignment, named)
         pairs, ends = _compared(*sides, alignment, kv_scale)
     except InvalidValueError as error:
-        place = first_place(*sides)
+        place = first_module_apart(*sides)
         if place is None:
             raise
         hint = one_paragraph([Message("outputs.sentence.first", place=place), error.hint or ""])

@@ -29,7 +29,7 @@ DIVISION_FLOOR = 1e-30  # keeps divisions by 0 finite
 FLIPPED_SHARE = 0.1  # share of the root mean square from numbers that round to another step
 FLOAT64_SHARE = 2.0**-29  # ratio of float64's rounding to float32's
 SEARCH_NUMBERS = 2**27  # numbers that the searches of one comparison may compute in vain: about five seconds
-LEAST_NUMBERS = 2**14  # of one step: below that, calls cost more than numbers
+STEP_NUMBERS = 2**14  # at least, of one step: below that, calls cost more than numbers
 CHANGES, FITTED, ROW_MASKS, TWOFOLD, STEPS = "changes", "fitted", "rows", "twofold", "steps"  # what may be left out
 
 
@@ -61,7 +61,7 @@ class SearchWork:
 
     def takes(self, numbers: float, what: str) -> bool:
         """Returns whether so many numbers may be computed; if not, `what` is left out."""
-        numbers = max(int(numbers), LEAST_NUMBERS)
+        numbers = max(int(numbers), STEP_NUMBERS)
         if numbers > self.left:
             return not self.leaves_out(what)
         for work in (self, self._whole):
