@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sqrtdk.graphs.graph import Graph, GraphNode, read_graph
 from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
-from sqrtdk.graphs.onnx_shapes import RANDOM
+from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
 from sqrtdk.graphs.onnx_step import IDLE_ATTRIBUTES, OnnxStep
 from sqrtdk.graphs.quantised import _QLINEAR_ROWS, _REWRITES, without_quantisation
 from tests.graphs.files import MICROSOFT, model_of, onnx
@@ -117,7 +117,7 @@ def made(domain: str, op: str, **attributes: Any) -> list[Tensor]:
     return [*operate(OnnxStep(node, graph, tuple(tensors), known, "cpu", set(known))).values()]
 
 
-READ_ALONE = [pair for pair in ONNX_OPERATIONS if pair[1] not in RANDOM]  # random numbers have a shape alone
+READ_ALONE = [pair for pair in ONNX_OPERATIONS if pair[1] not in RANDOM_NODES]  # random numbers have a shape alone
 
 
 @pytest.mark.parametrize(("domain", "op"), READ_ALONE)

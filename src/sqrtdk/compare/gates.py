@@ -21,9 +21,9 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 
 MOST_INNER = 12  # calls inside a module that are tried as gates, and as what is gated
-NEAR = 1e-4  # share of the size: an attention's output is that of the run in its own dtype
+NEAR_GATE = 1e-4  # share of the size: an attention's output is that of the run in its own dtype
 NO_ACTIVATION = "outputs.gate.plain"
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+GATE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -61,7 +61,7 @@ class Gate:
 
     Attributes:
         name: the module's path within the module around it; "" if nothing is gated.
-        activation: a name of `ACTIVATIONS`; "" if nothing is gated.
+        activation: a name of `GATE_ACTIVATIONS`; "" if nothing is gated.
     """
 
     name: str = ""
@@ -121,7 +121,7 @@ def gate_of(side: Numbers) -> Gate | None:
     if any(_near(source, reached) for _, source in sources):
         return Gate()
     for name, gate in _gates(side, reached.shape):
-        for activation, function in ACTIVATIONS.items():
+        for activation, function in GATE_ACTIVATIONS.items():
             factor = function(gate)
             if any(of != name and _near(source * factor, reached) for of, source in sources):
                 return Gate(name, activation)
@@ -173,4 +173,4 @@ def _below(step: ModuleStep, module: str) -> str:
 def _near(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not bool(one.isfinite().all()):
         return False
-    return float((one - other).norm()) <= NEAR * float(other.norm()) and math.isfinite(float(other.norm()))
+    return float((one - other).norm()) <= NEAR_GATE * float(other.norm()) and math.isfinite(float(other.norm()))

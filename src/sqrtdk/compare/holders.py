@@ -23,7 +23,7 @@ from sqrtdk.messages import Message, joined
 
 LAYER_NUMBER = re.compile(r"(?<=[.`])\d+(?=[.`])")  # a layer's number in a path
 _FIRST_NUMBERS = 8  # numbers of a row that rule out nearly every candidate
-_NEAR = 2.0**-7  # relative: a bfloat16 copy of a float32 weight begins alike
+_NEAR_WEIGHT = 2.0**-7  # relative: a bfloat16 copy of a float32 weight begins alike
 _ROWS_AT_ONCE = 2**10
 _MOST_SENTENCES = 4
 
@@ -90,7 +90,7 @@ def _place(wanted: Tensor, rows: Tensor) -> int | None:
     """Returns the first of the rows from which on they are the wanted ones; -1 if all are, in another order."""
     few = wanted[0, :_FIRST_NUMBERS]
     beginnings = rows[:, :_FIRST_NUMBERS].to(few)
-    starts = ((beginnings - few).abs() <= _NEAR * few.abs().max()).all(-1).nonzero().flatten().tolist()
+    starts = ((beginnings - few).abs() <= _NEAR_WEIGHT * few.abs().max()).all(-1).nonzero().flatten().tolist()
     for start in starts:
         there = rows[start : start + len(wanted)]
         if len(there) == len(wanted) and bool(same_rows(there.to(wanted), wanted).all()):

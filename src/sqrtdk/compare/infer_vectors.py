@@ -39,7 +39,7 @@ from sqrtdk.compare.rounding_steps import PROJECTION_ROUNDINGS, Steps, agrees, a
 from sqrtdk.tracing.probe.rotation import fit_rotation
 
 NORM_KINDS = ("rms", "layer", "l2")
-MOST_STEPS = 4  # steps of the other side; more have too many orders to try
+MOST_KNOWN_STEPS = 4  # steps of the other side; more have too many orders to try
 USUAL_EPS = (1e-6, 1e-5)  # usual eps of norms; if eps shows in the values at all, the two give different ones
 PASSES = 16  # passes over all numbers that one candidate takes
 LEAST_LENGTHS = 3  # lengths needed to fit the two gains of a pair
@@ -145,7 +145,7 @@ def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) 
 
 def _shapes(steps: Steps) -> list[Steps]:
     """Returns the steps, then subsets of them, then other orders."""
-    steps = steps[:MOST_STEPS]
+    steps = steps[:MOST_KNOWN_STEPS]
     kept = [some for count in range(len(steps), -1, -1) for some in itertools.combinations(steps, count)]
     return [*kept, *(order for some in kept for order in itertools.permutations(some) if order != some)]
 

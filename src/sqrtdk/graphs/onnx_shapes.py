@@ -185,9 +185,9 @@ def _random(step: OnnxStep) -> Tensor:
     return torch.empty(shape, dtype=default if drawn is None else torch_dtype(drawn), device=step.device)
 
 
-RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+RANDOM_NODES = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 SHAPES: dict[str, Operation] = {
-    **dict.fromkeys(RANDOM, _random),
+    **dict.fromkeys(RANDOM_NODES, _random),
     "Concat": _concat,
     "CumSum": _cumsum,
     "DepthToSpace": of_torch(_to_space, blocksize=1, mode="DCR"),

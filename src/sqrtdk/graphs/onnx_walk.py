@@ -22,7 +22,7 @@ from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention, load_graph, r
 from sqrtdk.graphs.inputs import PADDING_MASK_NAME, onnx_input_shape, shown_sizes
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS
 from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
-from sqrtdk.graphs.onnx_shapes import RANDOM
+from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
 from sqrtdk.graphs.onnx_step import ONNX_DTYPES, OnnxStep, torch_dtype
 from sqrtdk.graphs.onnx_weights import count_numbers, find_weights
 from sqrtdk.graphs.quantised import without_quantisation
@@ -193,7 +193,7 @@ class Walk:
         # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
         constant = node.op in ("Shape", "Size") or all(name in self._known for name in node.inputs if name)
         large = any(self._env[name].numel() > MOST_FOLDED for name in node.outputs if name in self._env)
-        if not constant or large or node.op in RANDOM or (node.domain, node.op) in ATTENTION_OPERATIONS:
+        if not constant or large or node.op in RANDOM_NODES or (node.domain, node.op) in ATTENTION_OPERATIONS:
             return
         try:
             self._known |= self._made(node, self._known, folds=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sqrtdk.graphs.graph import Graph
-from sqrtdk.graphs.onnx_shapes import RANDOM
+from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
 from sqrtdk.graphs.places import is_module_path
 
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
@@ -19,7 +19,7 @@ _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (
 _MOST_WHOLE = 2**16  # largest width whose root a scale may be
 _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
 _PACKED = {"MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0}  # the input that may be packed
-_BYTES = (2, 3)  # ONNX's numbers of uint8 and int8
+_BYTE_TYPES = (2, 3)  # ONNX's numbers of uint8 and int8
 _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that torch has
 
 
@@ -64,7 +64,7 @@ def count_numbers(file: Graph) -> int:
         if node.op == "Constant":
             total += sum(int(np.size(value)) for key, value in node.attributes.items() if key.startswith("value"))
         name, bits = node.input(_PACKED.get(node.op, 0)), int(node.attributes.get("bits", 4))
-        if node.op in _PACKED and name in counts and int(file.initializers[name].data_type) in _BYTES:
+        if node.op in _PACKED and name in counts and int(file.initializers[name].data_type) in _BYTE_TYPES:
             # eight ints of 1 bit, four of 2 or two of 4 lie in a byte; blocks along K may be padded to whole bytes
             whole = int(node.attributes.get("K", 0)) * int(node.attributes.get("N", 0))
             counts[name] = whole or math.prod(file.initializers[name].dims) * 8 // max(bits, 1)
@@ -75,7 +75,11 @@ def _constants(graph: Graph) -> set[str]:
     """Returns the tensors that are equal for all inputs: computed from constants or shapes alone."""
     found = {*graph.initializers, ""}
     for node in graph.nodes:
-        if node.op not in RANDOM and not node.inner and (node.op in ("Shape", "Size") or found.issuperset(node.inputs)):
+        if (
+            node.op not in RANDOM_NODES
+            and not node.inner
+            and (node.op in ("Shape", "Size") or found.issuperset(node.inputs))
+        ):
             found.update(node.outputs)
     return found
 

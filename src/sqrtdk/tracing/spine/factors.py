@@ -20,7 +20,7 @@ from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node, origin
 
-_FUNCTIONS = frozenset({"sqrt", "log", "sigmoid", "softplus", "tanh", "relu"})
+_FACTOR_FUNCTIONS = frozenset({"sqrt", "log", "sigmoid", "softplus", "tanh", "relu"})
 _MOST_HEADS = 2**12  # a factor on the meta device is evaluated only if it has no more numbers than this
 
 
@@ -162,7 +162,7 @@ def _function(node: Node, *, inverse: bool) -> str | None:
     written = _function(inner, inverse=False)
     if written is None:
         return None
-    if node.op in _FUNCTIONS and number is None:
+    if node.op in _FACTOR_FUNCTIONS and number is None:
         return f"1/{node.op}({written})" if inverse else f"{node.op}({written})"
     if node.op == "mul" and isinstance(number, (int, float)) and not inverse:
         return written if number == 1 else f"{number:.4g} * {_bracketed(written)}"

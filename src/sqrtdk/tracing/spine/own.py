@@ -28,7 +28,7 @@ from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.recorder import WholeCall
 
 OPERATION = "sqrtdk::attention"
-_LEAST_ROWS = 16  # first rows that are computed again; a block of a wide score has as few as 1
+_SAMPLE_ROWS = 16  # first rows that are computed again; a block of a wide score has as few as 1
 
 
 def kernel_arguments(call: Call) -> dict[str, Any] | None:
@@ -68,7 +68,7 @@ def arguments_of_product(call: Call) -> dict[str, Tensor]:
 
 def first_rows(call: Call) -> None:
     """Computes the first rows of a call again, for a tape that records them; no random numbers are drawn."""
-    rows = min(call.length, max(_LEAST_ROWS, block_rows(call)))
+    rows = min(call.length, max(_SAMPLE_ROWS, block_rows(call)))
     attend_rows(replace(call, dropout_p=0.0, kept=None, aux=None), 0, rows)
 
 

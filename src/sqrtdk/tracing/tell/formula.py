@@ -24,7 +24,7 @@ from sqrtdk.tracing.tape.recorder import Operands, Unweighted
 from sqrtdk.tracing.tell.sight import combined_masks
 
 Lost = Weighing | Unweighted | Operands
-_MOST_STEPS = 24  # steps that a formula writes; the deepest chain of a released model has half as many
+_MOST_FORMULA_STEPS = 24  # steps that a formula writes; the deepest chain of a released model has half as many
 _WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
 
@@ -48,7 +48,11 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
         sides = f"{_operand(reading.query, 'q')} - {_operand(reading.key, 'k')}"
         expression = Expression(f"|{sides}|" + ("^2" if reading.distance == 2 else ""))
     sinks, steps = [], list(steps)
-    middle = range(_MOST_STEPS // 2, len(steps) - _MOST_STEPS // 2) if len(steps) > _MOST_STEPS else range(0)
+    middle = (
+        range(_MOST_FORMULA_STEPS // 2, len(steps) - _MOST_FORMULA_STEPS // 2)
+        if len(steps) > _MOST_FORMULA_STEPS
+        else range(0)
+    )
     for i, step in enumerate(steps):
         if i in middle:  # a recurrence on the logits: z = decay * z + update, once a token
             if i == middle[0]:
