@@ -45,6 +45,7 @@ class Snapshot:
         self.stayed: tuple[str, ...] = ()
         self._module = module
         self._notes: list[str] = []
+        self._shards = _shards(module)
         self._tensors: list[tuple[str, TensorState]] = []
         with _quietly():
             found = find_held({} if module is None else {"": module, "inputs": inputs})
@@ -75,6 +76,7 @@ class Snapshot:
         """Put everything back."""
         stayed: list[str] = []
         with _quietly():
+            _shard_again(self._module, self._shards)
             for held in self._held:
                 if not _put_back(held):
                     stayed.append(held.path)
@@ -86,6 +88,26 @@ class Snapshot:
                 which = Message("premises.unchanged.and_more", names=which, count=more)
             notes.append(Message("premises.unchanged.stayed", which=which))
         self.stayed = tuple(notes)
+
+
+def _shards(module: nn.Module | None) -> dict[tuple[nn.Module, str], nn.Parameter]:
+    """Return the parameters that `fully_shard` has cut into shards, by their module and name."""
+    parts = [] if module is None else list(module.modules())
+    if not any(_is_fully_sharded(part) for part in parts):
+        return {}
+    named = ((part, name, parameter) for part in parts for name, parameter in part._parameters.items())
+    return {(part, name): x for part, name, x in named if x is not None and hasattr(x, "placements")}
+
+
+def _shard_again(module: nn.Module | None, shards: dict[tuple[nn.Module, str], nn.Parameter]) -> None:
+    """Let FSDP itself register the shards again: it keeps account of them, and its root stays whole after a forward."""
+    if module is not None and any(part._parameters.get(name) is not x for (part, name), x in shards.items()):
+        for part in filter(_is_fully_sharded, module.modules()):
+            part.reshard()  # type: ignore[operator]
+
+
+def _is_fully_sharded(part: nn.Module) -> bool:
+    return callable(getattr(type(part), "reshard", None)) and callable(getattr(type(part), "unshard", None))
 
 
 def _put_back(held: Held) -> bool:
