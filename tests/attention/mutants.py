@@ -121,7 +121,9 @@ MUTANTS: dict[str, Planted] = {
     ),
     # torch's kernels
     "fused: scale folded and applied": plant(FUSED, Change("A, B = C * B, 1.0", "A, B = C * B, None")),
-    "fused: scale off by 0.1%": plant(FUSED, Change("F(*A, **B, scale=C, **D)", "F(*A, **B, scale=C * 1.001, **D)")),
+    "fused: scale off by 0.1%": plant(
+        FUSED, Change("F(*A, **B, scale=C, **D)", "F(*A, **B, scale=C * 1.001, **D)", at=1)
+    ),
     "fused: causal forgotten": plant(FUSED, Change("A is not None and B is None", "False")),
     "fused: scale of zero or below beside causal": plant(FUSED, Change("A and B <= 0.0", "False")),
     "fused: mask forgotten beside a bias": plant(

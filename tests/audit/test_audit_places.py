@@ -155,7 +155,9 @@ def test_what_is_lost_is_a_finding_with_formula_and_line(
     assert f" {lines(name, 'lost')} unmeasured" in text
     document = json.loads(to_json(report))
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
-    assert [finding["at"] for finding in document["findings"]] == [lines(name, "lost")] * 2
+    # what enters the last layer may be one average, whose logits are all equal
+    lost = [finding["at"] for finding in document["findings"] if finding["rule"] == "unmeasured"]
+    assert lost == [lines(name, "lost")] * 2
     assert lines(name, "lost") in to_html(report)
     assert port(name, static=static).exit_code == 0
 

@@ -45,7 +45,10 @@ def test_an_empty_input_beside_a_full_one_is_no_error(x):
 
 
 @each("place", ["buffer", "plain"])
-@each("value, verdict, mistake", [(ROOT, "exact", None), (0.3, "declared", None), (8**0.5, "unexplained", "inverted")])
+@each(
+    "value, verdict, mistake",
+    [(ROOT, "exact", None), (0.3, "unexplained", "unknown"), (8**0.5, "unexplained", "inverted")],
+)
 def test_a_scale_in_a_buffer_is_read_on_meta(x, place, value, verdict, mistake):
     model = Attention("scale")
     if place == "buffer":

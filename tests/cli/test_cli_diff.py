@@ -145,7 +145,7 @@ def test_another_training_is_told_in_few_lines(tmp_path: Path) -> None:
     document = json.loads(output.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert {cause["name"] for cause in document["pairs"][0]["causes"]} == {"input", "weights", "scale"}
-    assert document["forwards"] == [4, 2]
+    assert document["forwards"] == [5, 2]
     assert "demo:unscaled" in html.read_text()
 
 

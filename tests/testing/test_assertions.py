@@ -43,7 +43,8 @@ def difference(*args: object, **options: object) -> str:
 @pytest.mark.parametrize("mistake", [name for name in PLANTED if name not in ("cosine", "length_factor")])
 def test_a_failure_is_a_diff(mistake: str) -> None:
     healthy, inputs = planted("rope", None)
-    text = failure(planted("rope", mistake)[0], inputs, fail_on="warn")
+    wrong, own = planted("rope", mistake)
+    text = failure(wrong, own, fail_on="warn")
     formula = assert_attention(healthy, inputs).calls[0].call.formula
     assert f"unexplained: {mistake}" in text
     assert "- found: " in text

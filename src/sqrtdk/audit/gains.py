@@ -8,6 +8,7 @@ still grows with d. The factors beside a gain are judged as well: the `1/sqrt(d)
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from sqrtdk.audit.attributes import AS_IT_IS, INVERSE, SCALE_ATTRIBUTES, ScaleAttribute
@@ -178,5 +179,6 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
 
 
 def gain_text(gain: Factor) -> str:
-    """Return the name of a gain as reports show it."""
-    return Message("sources.declared.parameter", name=gain.source.removeprefix("parameter "))
+    """Return the name of a gain as reports show it: of `exp(-attn.log_t)` the parameter."""
+    names = re.findall(r"[A-Za-z_][\w.]*", gain.source.removeprefix("parameter "))
+    return Message("sources.declared.parameter", name=names[-1] if names else gain.source)

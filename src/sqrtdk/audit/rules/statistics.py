@@ -172,7 +172,7 @@ def flat(context: Context) -> Iterable[Finding]:
     flat_heads: dict[int, list[tuple[float, float, int]]] = {}
     fix, source = Message("rules.flat.fix"), Message(FLAT_SOURCE)
     for place, call, stats in _measured(context):
-        if all_equal(stats.keys, stats.std_logit, stats.max_abs_logit):
+        if call.head_dim and all_equal(stats.keys, stats.std_logit, stats.max_abs_logit):
             said = Message("rules.flat.zero" if call.max_product == 0.0 else "rules.flat.equal")
             cure = Message("rules.flat.fix_equal")
             yield Finding("flat", "warn", call.site, 1.0, FLAT_FRACTION, said, cure, source, call=call.index)
