@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.errors import InvalidValueError
 
 MOST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
@@ -112,3 +113,20 @@ def test_how_often_a_side_runs(by, most):
     assert report.same is (by == 1.0)
     assert counts == list(report.forwards)
     assert max(counts) <= most
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.707, 3.0])
+def test_a_constant_factor_on_v_is_no_quantised_cache(factor):
+    report = sqrtdk.diff(Attention(), Attention(value=lambda v: v * factor), (X,))
+    (cause,) = report.pairs[0].causes
+    assert (cause.name, cause.stage, cause.text) == ("kv_scale", "value", f"has v times {factor}")
+    assert fix_of(cause) == f"multiply v by 1, as A does, not by {factor:g}"
+    assert "cache" not in str(fix_of(cause))
+
+
+def test_a_scale_applied_twice_to_what_is_stored_in_8_bits_is_that_of_the_cache():
+    store = read_back("int8", 0.02)
+    a, b = Attention(value=store), Attention(value=lambda v: store(v) * 0.02)
+    (cause,) = sqrtdk.diff(a, b, (X,), kv_scale=0.02).pairs[0].causes
+    assert (cause.name, cause.stage) == ("kv_scale", "value")
+    assert cause.text == "has v times 0.02: the scale of a quantised cache applied twice, or not at all"

@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.compute import MOST_STORED
 from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
-from sqrtdk.compare.program import QK, QKV, Affine, Program, VectorPath, layout_order
+from sqrtdk.compare.program import QK, QKV, Affine, Program, RoundingStep, VectorPath, layout_order
 from sqrtdk.compare.suspect import (
     NO_VALUE,
     QKV_LETTERS,
@@ -349,16 +350,21 @@ def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None)
 
 
 def compare_kv_factor(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares a factor of each head of k or v: the scale of a quantised cache applied twice or not at all.
+    """Compares a factor of each head of k or v, such as `v * 0.5`.
 
-    A factor on q, or one that the code applies to the logits, is `scale`. A factor in the rows of the projection is
-    `weights`. An equal factor on q and k, both rotating, is `length_factor`.
+    If a side stores k or v in 8 bits or fewer, it is the scale of this cache, applied twice or not at all. A factor on
+    q, or one that the code applies to the logits, is `scale`. A factor in the rows of the projection is `weights`. An
+    equal factor on q and k, both rotating, is `length_factor`.
     """
     a, b = (torch.as_tensor(path.scaled, dtype=torch.float64) for path in (both.a, both.b))
     if same(a, b, both.sides.slack) or (both.vector == "key" and like_amplitude(both.sides)):
         return None
     by = _size(b / a)
-    return PartDifference(_size(a), _size(b), {"by": by if isinstance(by, str) else str(by)})
+    stored = any(
+        isinstance(step, RoundingStep) and step.dtype in MOST_STORED for path in (both.a, both.b) for step in path.steps
+    )
+    text = "" if stored else "causes.kv_scale.factor"
+    return PartDifference(_size(a), _size(b), {"by": by if isinstance(by, str) else str(by)}, text=text)
 
 
 def _size(factor: Tensor) -> float | str:
