@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.compare.gates import ACTIVATIONS, NO_ACTIVATION, Gate, Numbers, gate_of
+from sqrtdk.compare.gates import GATE_ACTIVATIONS, NO_ACTIVATION, Gate, Numbers, gate_of
 from sqrtdk.compare.modules import ModuleStep, keep_entries
 
 WIDTH, HEADS, ROWS = 32, 4, 10
@@ -120,7 +120,7 @@ def test_another_weight_is_not_called_a_gate() -> None:
     assert "gate" not in first(a, b)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", GATE_ACTIVATIONS)
 def test_each_activation_is_read_off_the_numbers(name: str) -> None:
     draw = torch.Generator().manual_seed(1)
     up, gate = (torch.randn(2, ROWS, WIDTH, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -128,6 +128,23 @@ def test_each_activation_is_read_off_the_numbers(name: str) -> None:
         ModuleStep((f"mlp.{path}", 0), 0, number, "Linear", 1, (), (keep_entries(x, x.numel()),))
         for number, (path, x) in enumerate((("gate", gate), ("up", up)), 1)
     ]
-    found = gate_of(Numbers("mlp", steps, up * ACTIVATIONS[name](gate)))
+    found = gate_of(Numbers("mlp", steps, up * GATE_ACTIVATIONS[name](gate)))
     assert found is not None
     assert found == Gate("gate", name) if name != NO_ACTIVATION else found.activation == NO_ACTIVATION
+
+
+def test_a_gate_is_named_beside_an_attention_with_a_cause() -> None:
+    """The attention's own cause explains a part: what gets B's input is behind the gate."""
+
+    def scaled(gate: Activation | None) -> nn.Module:
+        other = model(gate)
+        for block in other.get_submodule("blocks").children():
+            for parameter in block.get_submodule("q_proj").parameters():
+                parameter.data.mul_(0.5)
+        return other
+
+    x = torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    said = " ".join(map(str, sqrtdk.diff(model(SIGMOID), scaled(None), (x,)).paragraphs))
+    assert "explain all of it" not in said
+    assert "`blocks.0`: the gate `g_proj` does not run in B. The same holds for blocks.1." in said
+    assert "explain all of it" in " ".join(map(str, sqrtdk.diff(model(SIGMOID), scaled(SIGMOID), (x,)).paragraphs))

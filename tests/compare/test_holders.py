@@ -131,3 +131,14 @@ def test_only_what_all_numbers_show_is_said() -> None:
     assert holder_of(torch.zeros(8, 8), {"zeros.weight": torch.zeros(8, 8)}) is None
     stored = {"c_attn.weight": q[:, :4].mT.contiguous(), "other.weight": k[:, :4].mT.contiguous()}  # (D, rows)
     assert not holder_of(k[:, :4], stored, "c_attn.weight").turned  # type: ignore[union-attr]
+
+
+def test_a_weight_rounded_to_bfloat16_is_not_told_as_another_one() -> None:
+    def rounded(state: State) -> None:
+        for name in ("layers.0.attend.o_proj.weight", "layers.1.up.weight"):
+            state[name] = state[name].bfloat16().float()
+
+    said = text_of(diff(loaded(), loaded(rounded), IDS))
+    assert "`layers.0.attend.o_proj`: `weight` has other numbers" in said
+    assert "`layers.1.up`: `weight` has other numbers" in said or "The same holds for layers.1.up" in said
+    assert "`weight` is A's" not in said

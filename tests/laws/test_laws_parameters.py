@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sqrtdk import check
 from sqrtdk.audit.records import LawAnswer
+from sqrtdk.laws import ask as ask_laws
 from tests.hf.small import build, inputs_of, needs, small_config
 
 HEADS, WIDTH = 4, 32
@@ -208,3 +209,33 @@ def test_a_submodule_whose_result_is_not_used_is_found(gate: str, part: nn.Modul
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name][0])
         assert (p.requires_grad, p.grad) == (before[name][1], None)
+
+
+def test_a_part_whose_numbers_leave_by_an_attribute_is_not_idle() -> None:
+    """The output of the module does not depend on the router, but the output of the model does."""
+
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.o, self.router = (nn.Linear(16, 16) for _ in range(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
+            self.balance = self.router(x).mean()
+            heads = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            out: Tensor = self.o(heads.transpose(1, 2).flatten(2))
+            return out
+
+    class Model(nn.Module):
+        def __init__(self, returns: bool) -> None:
+            super().__init__()
+            self.attend, self.returns = Attend(), returns
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = x + self.attend(x)
+            return (y, self.attend.balance) if self.returns else (y,)
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 16)
+    assert not ask_laws(Model(True).eval(), (x,), "parameters").findings
+    assert len(ask_laws(Model(False).eval(), (x,), "parameters").findings) == 1

@@ -110,6 +110,7 @@ def follow_differences(
             if steps is None:
                 return DifferenceChain(tuple(entries))
             found, beside = walk.first(steps), not entries
+            entries += walk.gates(exact[0].steps)
             continue
         # The first remedy that moves the walk on is the proven one; without any, the walk ends here unexplained.
         for told, patch, passed in walk.remedies(call, entry):
@@ -199,8 +200,9 @@ class _Walk:
             lines = lines_of(module, *ends) if within else line_of(module, call.b)
         numbers = before.takes if before is not None else call.gives
         unlike = bool(numbers and numbers[0][0].shape != numbers[0][1].shape)
-        found = [] if unlike else (numbers or [])[:1]
-        gate = gate_at(found, (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls)
+        gate = gate_at(
+            [] if unlike else (numbers or [])[:1], (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls
+        )
         how = gate or (_relation(numbers[0], known) if numbers else None) or ""
         if numbers and unlike:
             how = Message(
@@ -239,6 +241,18 @@ class _Walk:
                 return steps
             self.patch, self.opened = start, {}
         return self._given({})
+
+    def gates(self, steps: Sequence[ModuleStep]) -> Iterator[Entry]:
+        """Yields the gates of A and B that differ in front of the modules that got B's input."""
+        runs = steps, self.exact.steps
+        for places in self.own.items():
+            end, other = (_last_inner(run, place) for run, place in zip(runs, places, strict=True))
+            if places[0][0] not in self.opened or end is None or other is None:
+                continue
+            a, b = (next((x, run) for x in run if x.place == place) for run, place in zip(runs, places, strict=True))
+            how = gate_at([(end.takes[0], other.takes[0])], a, b, self.sides[1].calls, self.sides[0].calls)
+            if how is not None:
+                yield Entry(FirstModule(places[0][0], places[1][0]), f"`{places[0][0]}`", how)
 
     def _given(self, taken: Mapping[ModuleCall, tuple[Tensor, ...]]) -> Sequence[ModuleStep] | None:
         """Returns A's calls when some modules take, and the other modules of attentions with causes return, B's."""
@@ -337,9 +351,7 @@ class _Walk:
 def _of_other_shapes(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> DifferingTensors:
     """Returns the first tensors of both sides if these have no shape in common; None otherwise."""
     shapes = [{x.shape for x in every} for every in (one, other)]
-    if not all(shapes) or shapes[0] & shapes[1]:
-        return None
-    return [(one[0], other[0])]
+    return None if not all(shapes) or shapes[0] & shapes[1] else [(one[0], other[0])]
 
 
 def _last_inner(steps: Sequence[ModuleStep], place: ModuleCall) -> ModuleStep | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare.holders import LAYER_NUMBER, holder_of
+from sqrtdk.compare.holders import LAYER_NUMBER, Holder, holder_of
 from sqrtdk.compare.numbers import same, single_ratio, unequal_texts
 from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.words import short
@@ -120,7 +120,9 @@ def _held_text(name: str, own: nn.Module, tensor: Tensor, others: Mapping[str, n
     weights = {f"{path}.{key}": x for path, m in others.items() for key, x in m.named_parameters(recurse=False)}
     place = next((f"{path}.{name}" for path, module in others.items() if module is own), "")
     holder = holder_of(tensor, weights, place)
-    return None if holder is None else Message("outputs.module.held", name=f"`{name}`", what=holder.text)
+    if holder is None or holder == Holder(place):  # its own, as rounded to bfloat16: near enough to be recognised
+        return None
+    return Message("outputs.module.held", name=f"`{name}`", what=holder.text)
 
 
 def _hold(name: str, tensor: Tensor | None, module: nn.Module) -> None:

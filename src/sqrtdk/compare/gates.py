@@ -73,6 +73,7 @@ def gate_at(
     a: tuple[ModuleStep, Sequence[ModuleStep]],
     b: tuple[ModuleStep, Sequence[ModuleStep]],
     calls: Sequence[CallTensors],
+    calls_a: Sequence[CallTensors] | None = None,
 ) -> Message | None:
     """Returns how the gates inside a module of both sides differ; None if none is seen, or not all numbers were kept.
 
@@ -81,12 +82,14 @@ def gate_at(
         a: A's call of the module, and all calls of its run.
         b: the same of B.
         calls: B's attentions. A may have run again since its own was recorded; both give the same for one input.
+        calls_a: A's attentions, if `a` is the run in which they were recorded.
     """
     if not numbers or any(kept.stride != 1 for kept in numbers[0]):
         return None
-    heads = next((one.output.detach().cpu() for one in calls if (one.site, one.index) == b[0].place), None)
+    every = [(b[0], calls) if calls_a is None else (a[0], calls_a), (b[0], calls)]
     sides = []
-    for (call, steps), kept in zip((a, b), numbers[0], strict=True):
+    for (call, steps), kept, (of, ran) in zip((a, b), numbers[0], every, strict=True):
+        heads = next((one.output.detach().cpu() for one in ran if (one.site, one.index) == of.place), None)
         inner = [step for step in steps if step.parent == call.number]
         sides.append(Numbers(call.place[0], inner, kept.values.view(kept.shape), heads))
     return gate_words(*sides)

@@ -24,7 +24,7 @@ from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.unused import GAIN_NAMES, NORM_NAMES
 from sqrtdk.laws.answers import law_broken, law_holds
-from sqrtdk.laws.moved import moved_entries
+from sqrtdk.laws.moved import any_moved, moved_entries
 from sqrtdk.laws.parts import parts_without_part
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
@@ -71,7 +71,12 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         with ExitStack() as stack:
             for one in held:
                 stack.enter_context(_parameter_changed(subject, one, run))
-            subject.run({})
+            outputs = subject.run({})
+        if any_moved(subject.base, outputs):
+            # The module's output was put back, so it leaves by an attribute: `self.aux = self.router(x)`, read outside.
+            for one in held:
+                if one.part is not None and not one.moves:
+                    one.moves = True if len(held) == 1 else None  # of several it may be another
     asked = [one for held in rounds for one in held if one.moves is not None]
     if not asked:
         raise NotAsked(Message("laws.parameters.zero_outputs"))
