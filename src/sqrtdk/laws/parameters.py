@@ -98,7 +98,7 @@ def _why_without_part(one: _HeldParameter) -> tuple[Message, Message]:
     if one.added:
         return Message("laws.parameters.bias_of_head"), Message("laws.parameters.fix_bias")
     why = "laws.parameters.unread" if one.unread else "laws.parameters.not_at_output"
-    return Message(why), Message("laws.parameters.fix")
+    return Message(why), Message("laws.parameters.fix" if one.part is None else "laws.parameters.fix_part")
 
 
 def _rounds(subject: Subject, run: Traced, idle_parts: Mapping[str, list[str]]) -> list[list[_HeldParameter]]:
