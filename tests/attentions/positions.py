@@ -251,7 +251,7 @@ POSITIONS: dict[str, Style] = {
     ),
     "l2_learned": Style(
         attend(lambda m, q, k: product(l2(q), l2(k)) * m.logit_scale.clamp(max=math.log(100)).exp()),
-        "softmax(logit_scale[h] * l2(q).l2(k))",
+        "softmax(exp(logit_scale)[h] * l2(q).l2(k))",
         scale=lambda m: m.logit_scale.clamp(max=math.log(100)).exp(),
         setup=swin,
         norm="l2",

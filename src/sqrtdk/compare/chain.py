@@ -315,8 +315,7 @@ class _Walk:
         return run.steps
 
     def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
-        """Yields B's parts at a place, put into all modules that differ alike; last, the output of B's module."""
-        # Parts come first: they name a cause. B's output always works and explains nothing.
+        """Yields B's parts at a place, put into all modules that differ alike; then B's output."""
         start, steps, pairs, called = self.patch, self.steps, dict(self._modules()), entry.module.a
         own = {path: one for path, (one, _) in pairs.items()}
         if called in pairs:
@@ -328,7 +327,9 @@ class _Walk:
                         alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]
                 module = entry.module if change.written else replace(entry.module, place=None)
-                told = replace(entry, module=module, how=change.text, others=tuple(alike)[1:])
+                edited = start.edits if change.kind == OTHER_NUMBERS else ()  # their modules are named already
+                named = {called, *(edit.keywords["path"] for edit in edited if isinstance(edit, partial))}
+                told = replace(entry, module=module, how=change.text, others=tuple(x for x in alike if x not in named))
                 yield told, replace(start, edits=(*start.edits, *edits)), ()
         returned = {
             one.place: other.whole or tuple(kept.values.view(kept.shape) for kept in other.gives)

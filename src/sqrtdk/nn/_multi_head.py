@@ -285,7 +285,9 @@ class MultiHeadAttention(Projections):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         position = self.position
-        if position is None or isinstance(position, PositionTerm | str):
+        if position is None or isinstance(position, str):
+            return query, key, position
+        if isinstance(position, PositionTerm):  # the compiler knows a protocol alone, and not in a union
             return query, key, position
         return *position(query, key), None
 
