@@ -90,18 +90,23 @@ class Snapshot:
         self.stayed = tuple(notes)
 
 
-def _shards(module: nn.Module | None) -> dict[tuple[nn.Module, str], nn.Parameter]:
-    """Return the parameters that `fully_shard` has cut into shards, by their module and name."""
-    parts = [] if module is None else list(module.modules())
+def _shards(module: nn.Module | None) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Return the parameters that `fully_shard` has cut into shards, with their module and name."""
+    try:
+        parts = [] if module is None else list(module.modules())
+    except INTERRUPTS:
+        raise
+    except Exception:  # no module that can run: whoever runs it says so
+        return []
     if not any(_is_fully_sharded(part) for part in parts):
-        return {}
-    named = ((part, name, parameter) for part in parts for name, parameter in part._parameters.items())
-    return {(part, name): x for part, name, x in named if x is not None and hasattr(x, "placements")}
+        return []
+    named = ((part, name, x) for part in parts for name, x in part._parameters.items())
+    return [(part, name, x) for part, name, x in named if x is not None and hasattr(x, "placements")]
 
 
-def _shard_again(module: nn.Module | None, shards: dict[tuple[nn.Module, str], nn.Parameter]) -> None:
+def _shard_again(module: nn.Module | None, shards: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
     """Let FSDP itself register the shards again: it keeps account of them, and its root stays whole after a forward."""
-    if module is not None and any(part._parameters.get(name) is not x for (part, name), x in shards.items()):
+    if module is not None and any(part._parameters.get(name) is not x for part, name, x in shards):
         for part in filter(_is_fully_sharded, module.modules()):
             part.reshard()  # type: ignore[operator]
 

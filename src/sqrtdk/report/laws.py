@@ -104,7 +104,9 @@ def what_of(row: LawRow, *, message: bool = False) -> str:
         return joined(parts, "colon") if parts else ""
     if message:
         return answer.reason
-    return Message("laws.page.first_in", about=answer.about, site=answer.site) if answer.site else answer.about
+    if answer.site and answer.about:
+        return Message("laws.page.first_in", about=answer.about, site=answer.site)
+    return answer.site or answer.about  # a law that changes no input has a place alone
 
 
 def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language = "en") -> None:
