@@ -92,6 +92,7 @@ def test_a_recurrence_that_differs_is_named() -> None:
     assert "`decay` is 0.9 in A, 0.8 in B" in without_lines(report.outputs_from)
 
 
+@pytest.mark.full
 def test_the_report_of_a_recurrence_does_not_grow_with_its_steps() -> None:
     short, long = (json.loads(to_json(recurrent(length))) for length in (12, 36))
     for name in ("pairs", "unpaired_a", "unpaired_b"):

@@ -119,6 +119,7 @@ def test_check_and_watch_count_one_call_and_change_no_gradient(name: str, recomp
         assert [judged.call.formula for judged in report.calls] == [CALLS[name][1]]
 
 
+@pytest.mark.full
 def test_without_data_the_call_is_one_too() -> None:
     with torch.device("meta"):
         layer, x = Layer(score="distance"), torch.randn(2, 3000, 16)

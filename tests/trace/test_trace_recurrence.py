@@ -61,7 +61,7 @@ class Hybrid(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", [Delta, Relaxed])
+@pytest.mark.parametrize("kind", [pytest.param(Delta, marks=pytest.mark.full), Relaxed])
 def test_formulas_have_one_size_for_any_number_of_steps(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, sizes = kind(), []
