@@ -8,28 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 import sqrtdk
 from sqrtdk import laws
 from sqrtdk.kv.forecast import kv_forecast
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.recording.record import record
-
-WIDTH = 8
-
-
-class Attention(nn.Module):
-    is_causal = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        return x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+from tests.models.causal_attention import WIDTH, Attention
 
 
 def never(graph: Any, inputs: Any) -> Any:

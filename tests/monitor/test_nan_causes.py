@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sqrtdk
-from sqrtdk.messages import Message, mentions
+from sqrtdk.messages import Message, joined, mentions
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.watch_fix import root_alarm
 from sqrtdk.report.watch_headline import Headline, run_headline
@@ -110,11 +110,13 @@ def test_rows_without_a_key_are_named_at_the_first_module_with_the_fix_of_check(
     head = headline_of(run_of(Net(attention), tmp_path))
     site = "h.0.inner" if attention is Multi else "h.0"
     assert "rows of " + site + " see no key" in head.text.en
-    assert head.fix == Message("rules.nonfinite.fix_blind")
+    fix = Message("rules.nonfinite.fix_blind")
+    assert head.fix == joined([fix, Message("runs.fix.check_batch", step=1)])
+    assert unlearned(head)
     net = Net(attention).train()
     with torch.no_grad():
         fixes = {str(finding.fix) for finding in sqrtdk.check(net, torch.randn(2, LENGTH, WIDTH)).findings}
-    assert attention is Multi or head.fix in fixes, "check says the same"
+    assert attention is Multi or fix in fixes, "check says the same"
 
 
 def test_rows_without_a_key_are_no_cause_where_a_kernel_gives_zero_for_them(tmp_path: Path) -> None:
@@ -130,6 +132,22 @@ def test_rows_without_a_key_are_no_cause_where_a_kernel_gives_zero_for_them(tmp_
     head = headline_of(run)
     assert "see no key" not in head.text.en
     assert unlearned(head)
+
+
+def test_rows_without_a_key_that_the_code_mends_are_not_said_to_be_nan(tmp_path: Path) -> None:
+    """Such rows are 0, and something else divides by 0 behind them: what is said of them stays true."""
+
+    class Mended(Eager):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+            weights = (q @ k.mT).masked_fill(~UNSEEN, -INF).softmax(-1).masked_fill(~UNSEEN, 0.0)
+            y = (weights @ v).transpose(1, 2).flatten(2)
+            return self.out(y / (y - y))
+
+    head = headline_of(run_of(Net(lambda: Mended(plain)), tmp_path))
+    assert "their softmax is NaN" not in head.text.en
+    assert "rows of h.0 see no key, where a softmax gives NaN; the first output that is not finite is" in head.text.en
+    assert mentions(head.fix, "runs.fix.check_batch")
 
 
 @pytest.mark.parametrize(

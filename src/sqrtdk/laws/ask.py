@@ -74,7 +74,7 @@ def ask(
     f(x)_i. For `causal`, x' has other tokens from the middle on, and i are the positions before the middle. eps is that
     of the outputs' dtype, but at least float32's.
 
-    The model runs about thirty times in evaluation mode. It is left as it was: weights, buffers, attributes, gradients,
+    The model runs 15 to 30 times in evaluation mode. It is left as it was: weights, buffers, attributes, gradients,
     random state and inputs. What can't be put back is named in `notes`.
 
     Args:

@@ -7,8 +7,9 @@ a model that counts goes on counting, so that what depends on the count shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -70,7 +71,7 @@ class Snapshot:
         now = dict(chain(module.named_buffers(), module.named_parameters()))
         known = {id(state.tensor): state for _, state in self._tensors}
         with _quietly():
-            return [path for path, x in now.items() if id(x) not in known or _moved(known[id(x)])]
+            return [path for path, x in now.items() if id(x) not in known or _answer(known[id(x)].has_moved, True)]
 
     def restore(self) -> None:
         """Put everything back."""
@@ -78,9 +79,9 @@ class Snapshot:
         with _quietly():
             _shard_again(self._module, self._shards)
             for held in self._held:
-                if not _put_back(held):
+                if not _answer(partial(_put_back, held), False):
                     stayed.append(held.path)
-            stayed += [path for path, state in self._tensors if not _is_put_back(state)]
+            stayed += [path for path, state in self._tensors if not _answer(state.restore, False)]
         notes = list(self._notes)
         if places := list(dict.fromkeys(stayed)):
             which: str = joined(places[:_MOST_STAYED_NAMED], "comma")
@@ -115,38 +116,24 @@ def _is_fully_sharded(part: nn.Module) -> bool:
     return callable(getattr(type(part), "reshard", None)) and callable(getattr(type(part), "unshard", None))
 
 
-def _put_back(held: Held) -> bool:
-    """Return whether a thing is as it was, once it has been put back."""
+def _answer(ask: Callable[[], bool], otherwise: bool) -> bool:
+    """Return an answer, or another one if what is asked raises: a user's __eq__, a subclass that refuses operations."""
     try:
-        if held.differs():
-            if held.restore is None:
-                return False
-            held.restore()
-            return not held.differs()
-    except INTERRUPTS:
-        raise
-    except Exception:  # of a user's __eq__ or __setattr__
-        return False
-    return True
-
-
-def _is_put_back(state: TensorState) -> bool:
-    """Return whether a tensor is as it was, once it has been put back."""
-    try:
-        return state.restore()
-    except INTERRUPTS:
-        raise
-    except Exception:  # a subclass may refuse any operation
-        return False
-
-
-def _moved(state: TensorState) -> bool:
-    try:
-        return state.has_moved()
+        return ask()
     except INTERRUPTS:
         raise
     except Exception:
+        return otherwise
+
+
+def _put_back(held: Held) -> bool:
+    """Return whether a thing is as it was, once it has been put back."""
+    if not held.differs():
         return True
+    if held.restore is None:
+        return False
+    held.restore()
+    return not held.differs()
 
 
 @contextmanager

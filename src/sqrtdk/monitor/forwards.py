@@ -23,7 +23,7 @@ from sqrtdk._modes import eager_compiler
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, id_of
 from sqrtdk.messages import joined as joined_names
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, site_of, was_compiled
@@ -274,7 +274,7 @@ class Forwards:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
             place = site_of(call.site), call.index
             attention = self._found.setdefault(place, _Attention(call))
-            if rows is None or (call.part_of_row and not (self.whole_rows and call.stats_reason == Message(GATHERED))):
+            if rows is None or (call.part_of_row and not (self.whole_rows and id_of(call.stats_reason) == GATHERED)):
                 attention.call, attention.unread = call, True
             else:
                 attention.parts.append(head_sums(rows))

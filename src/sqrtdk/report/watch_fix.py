@@ -11,13 +11,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sqrtdk.messages import Message, mentions, named
+from sqrtdk.messages import Message, joined, mentions, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number
 from sqrtdk.report.watch_summary import Summary, rank
 
 NONFINITE = "nonfinite"
 UPDATE = "update"
+# That these rows are NaN is inferred: code may set them to 0. So the batch is checked as well.
+_FIX_BLIND = "rules.nonfinite.fix_blind"
 _ROOTS = (UPDATE, "layer_logits")
 RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
 LOGITS = ("max_logit", "growth")  # told in one sentence
@@ -46,7 +48,7 @@ _FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
 }
 _FIXES_NONFINITE: Mapping[str, str] = {  # id within the sentence of an alarm -> what to do, the first that is there
     "alarms.nonfinite.first.inputs": "runs.fix.inputs",
-    "alarms.nonfinite.first.blind": "rules.nonfinite.fix_blind",
+    "alarms.nonfinite.first.blind": _FIX_BLIND,
     "alarms.nonfinite.blame.product_float16": "runs.fix.product_float16",
     "alarms.nonfinite.blame.product": "runs.fix.check_batch",
     "alarms.nonfinite.where.modules_and_attentions": "runs.fix.loss",
@@ -135,7 +137,9 @@ def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
         return go_back(run, alarm.step)
     for id, fix in _FIXES_NONFINITE.items():
         if mentions(alarm.text, id):
-            return Message(fix) if fix == "rules.nonfinite.fix_blind" else Message(fix, step=alarm.step)
+            if fix != _FIX_BLIND:
+                return Message(fix, step=alarm.step)
+            return joined([Message(fix), Message("runs.fix.check_batch", step=alarm.step)])
     unsampled = mentions(alarm.text, "alarms.nonfinite.where.unsampled")
     return go_back(run, alarm.step, "runs.fix.look_closer" if unsampled else "runs.fix.go_back")
 

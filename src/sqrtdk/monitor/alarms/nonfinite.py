@@ -4,9 +4,8 @@ Bar: 0. The order is that of the step: q and k, then the logits, of each attenti
     from the last attention to the first. Every later tensor inherits the numbers, so only the first is shown. An
     attention or a loss is shown with the first module whose output is not finite, if that module came earlier
     (`first_nonfinite`). If that output follows an attention with rows that see no key, and whose logits were stored,
-    these rows are the cause: `masked_fill(hidden, -inf).softmax(-1)` is NaN where everything is hidden. Gradients alone
-    are a note if a GradScaler runs or q is float16: the scaler searches for its
-    scale by such steps, and skips them.
+    these rows are named: `masked_fill(hidden, -inf).softmax(-1)` is NaN where everything is hidden. Gradients alone are
+    a note if a GradScaler runs or q is float16: the scaler searches for its scale by such steps, and skips them.
 """
 
 from __future__ import annotations
@@ -149,7 +148,8 @@ def _begins(first: FirstNonfinite, now: StepSample) -> str:
 def _blind(first: FirstNonfinite, now: StepSample) -> str | None:
     """Say which attention right before the output has rows that see no key; None if none has.
 
-    A fused kernel gives 0 for such a row, so only stored logits are the cause.
+    A fused kernel gives 0 for such a row, so only stored logits count. Code may set the row to 0 behind the softmax,
+    which is not seen here.
     """
     for call in now.calls:
         rows = sum(_column(call, "blind_rows"))
