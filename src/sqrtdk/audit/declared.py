@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import field, is_transformers, model_type, module_at, number_at, own_fields, present
+from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS
 from sqrtdk.audit.families import by_family, family
 from sqrtdk.audit.multipliers import (
     BASE_LENGTHS,
@@ -171,7 +172,7 @@ LOOSE_SWITCHES = ("scaling",)
 # A config with one of these fields says something, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
-    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS,
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS, *OUTPUT_FIELDS,
 )  # fmt: skip
 
 
