@@ -18,7 +18,6 @@ from sqrtdk.audit.configs import field, is_transformers, model_type, module_at, 
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS
 from sqrtdk.audit.families import by_family, family
 from sqrtdk.audit.multipliers import (
-    BASE_LENGTHS,
     FIXED_FACTORS,
     GROWING_FACTORS,
     LAYER_SWITCH,
@@ -26,6 +25,7 @@ from sqrtdk.audit.multipliers import (
     by_config,
     multipliers,
 )
+from sqrtdk.audit.proportional import BASE_LENGTHS, NO_ARGUMENTS, Arguments
 from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -198,17 +198,19 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
 
 
 def declared_scale(
-    call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
-) -> Declaration | None:
+    call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None,
+    arguments: Arguments = NO_ARGUMENTS,
+) -> Declaration | None:  # fmt: skip
     """Return the effective scale that config and family declare for a call: a base times every multiplier.
 
     Returns None if they declare nothing usable. The scale that ran matters only for loose switches. Of the module, its
-    layer type and the length that it was trained on are read; `layer` is its 0-based number.
+    layer type and the length that it was trained on are read; `layer` is its 0-based number. `arguments` are those that
+    the module was called with.
     """
     if call.head_dim <= 0:
         return None
     try:
-        base, factors = _base(call, config), list(multipliers(call, module, config, layer))
+        base, factors = _base(call, config), list(multipliers(call, module, config, layer, arguments))
     except (ArithmeticError, ValueError):  # the config's numbers overflow, divide by zero, or have no logarithm
         return None
     values = base[0] if base is not None else (inverse_root(call.head_dim),)

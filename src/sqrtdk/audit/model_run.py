@@ -24,6 +24,7 @@ from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
+from sqrtdk.audit.proportional import watch_base_lengths
 from sqrtdk.audit.records import (
     UNMEASURED,
     Finding,
@@ -100,7 +101,7 @@ def run_model(
         environment = _environment(loaded)
         report_progress(Message("progress.running"))
         start = time.monotonic()
-        with watch_norms(module) as ran, watch_modules() as called:
+        with watch_norms(module) as ran, watch_base_lengths(module) as bases, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         seconds = time.monotonic() - start
         if not silent:
@@ -114,7 +115,7 @@ def run_model(
         if not alone:
             environment["notes"].append(Message("premises.ranks.once", count=traced.ranks))
         report_progress(Message("progress.judging"))
-        judged = judge_all(traced.calls, module)
+        judged = judge_all(traced.calls, module, bases)
         context = Context(
             model=module,
             calls=judged,
