@@ -218,9 +218,9 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
     held |= {Message("rules.nonfinite.buffer", name=name): buffer for name, buffer in loaded.module.named_buffers()}
     held |= {Message("rules.nonfinite.parameter", name=name): p for name, p in loaded.module.named_parameters()}
 
-    def run() -> None:
+    def run() -> list[Tensor]:
         torch.manual_seed(seed)
-        forward(loaded.module, entering, own_inputs=True)
+        return [tensor for _, tensor in walk(forward(loaded.module, entering, own_inputs=True))]
 
     try:
         return find_origin(loaded.module, run, held)
