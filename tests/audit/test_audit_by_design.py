@@ -186,13 +186,30 @@ def test_a_base_that_nobody_switched_on_lets_the_textbook_stand():
     assert audited(Proportional(config={"base_sequence_length": 256}, base_seqlen=256))[1].verdict == "declared"
 
 
-@each("base", [64, 256, 1024, 4096])
-def test_a_base_that_is_an_argument_is_read_back_from_the_scale(base):
-    x = torch.randn(2, LENGTH, HEADS * WIDTH)
-    report = check(Processed(processor=Processor()), {"x": x, "base_sequence_length": base})
-    told = f"argument base_sequence_length = {base} (proportional attention: sqrt(log_{base}({LENGTH})/head_dim))"
-    assert [judged.declared_by for judged in report.calls] == [told]
+class Held(Projected):
+    """Its processor gets a base that no argument of the module shows."""
+
+    def forward(self, x):
+        return self.processor(self, x, base_sequence_length=self.base)
+
+
+def told_of_base(base):
+    return f"argument base_sequence_length = {base} (proportional attention: sqrt(log_{base}({LENGTH})))"
+
+
+@each("static", [False, True])
+@each("base", [2, 4, 9, 12, 64, 256, 4096])
+def test_a_base_that_is_an_argument_is_read_as_it_was_passed(base, static):
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)  # 24 = 12 sqrt(4): below 16 the scale alone reads as a mistake's
+    report = check(Processed(processor=Processor()), {"x": x, "base_sequence_length": base}, static=static)
+    assert [judged.declared_by for judged in report.calls] == [told_of_base(base)]
     assert found(report) == []
+
+
+@each("base", [64, 256, 1024, 4096])
+def test_a_base_that_was_not_passed_to_the_module_is_read_back_from_the_scale(base):
+    _, judged, above = audited(Held(processor=Processor(), base=base))
+    assert (judged.declared_by, above) == (told_of_base(base), [])
 
 
 @each("wrong", [0.9, 1.1, 4.0, 0.25, 0.5, 2.0])
@@ -201,7 +218,31 @@ def test_a_constant_gives_back_no_whole_base(wrong):
     report = check(Processed(processor=Processor()), {"x": x, "wrong": wrong})
     assert found(report) == ["scale_ledger"]
     both = check(Processed(processor=Processor()), {"x": x, "wrong": wrong, "base_sequence_length": 256})
-    assert found(both) == ["scale_ledger"]
+    assert found(both) == ["declared_vs_actual"]
+
+
+@each("base", [4, 256])
+@each("applied", [None, 64])
+def test_a_base_other_than_the_argument_is_found(base, applied):
+    """64 is a whole number as well: what was passed says that it is the wrong one."""
+
+    class Deaf(Projected):
+        def forward(self, x, base_sequence_length=None):
+            return Processor()(self, x, applied)
+
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)
+    report = check(Deaf(), {"x": x, "base_sequence_length": base})
+    assert found(report) == ["declared_vs_actual"]
+    assert told_of_base(base) in str(report.findings[0].message)
+    assert found(check(Deaf(), {"x": x})) == ([] if applied is None else ["scale_ledger"])
+
+
+def test_a_base_of_cross_attention_lets_the_textbook_stand(make_call):
+    """Lumina passes it to the attention on the text as well, which does not apply it."""
+    module, passed = Processed(processor=Processor()), {"base_sequence_length": (4.0,)}
+    textbook, own = {"query_len": 16, "key_len": 16, "effective": 0.25}, {"self_attention": True}
+    assert judge_scale(make_call(**textbook, self_attention=False), module, arguments=passed).verdict == "exact"
+    assert judge_scale(make_call(**textbook, **own), module, arguments=passed).verdict == "unexplained"
 
 
 def test_a_mistake_that_gives_back_a_whole_base_by_chance_is_one(make_call):

@@ -138,6 +138,68 @@ def test_rows_without_a_key_that_give_zero_are_a_note(attend):
     assert report.exit_code == 0
 
 
+def put_back(then, soften=torch.softmax, *, in_place=False):
+    """Sets rows without a key to 0 behind the softmax, as the fix says; `then` comes behind."""
+
+    def attend(q, k, v, hidden):
+        logits = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF)
+        weights = soften(logits, -1)
+        blind = hidden.all(-1, keepdim=True)
+        weights = weights.masked_fill_(blind, 0.0) if in_place else torch.where(blind, 0.0, weights)
+        return then(weights @ v)
+
+    return attend
+
+
+def own_softmax(logits, dim):
+    weights = (logits - logits.amax(dim, keepdim=True)).exp()
+    return weights / weights.sum(dim, keepdim=True)
+
+
+@each("in_place", [False, True])
+@each("soften", [torch.softmax, own_softmax])
+def test_rows_without_a_key_that_the_code_sets_to_zero_are_no_cause(soften, in_place):
+    quiet = check(Reader(put_back(lambda y: y, soften, in_place=in_place)), inputs(padding=3))
+    assert of_nonfinite(quiet) == []
+    report = check(Reader(put_back(lambda y: y / (y - y), soften, in_place=in_place)), inputs(padding=3))
+    first, second = of_nonfinite(report)
+    assert first.message == "div of finite numbers gives NaN"
+    assert "0 / 0" in first.fix
+    assert (first.severity, first.site, second.fix[:21]) == ("critical", "blocks.0", "fix the cause named a")
+    assert not any("become NaN" in finding.message for finding in report.findings)
+
+
+def test_rows_set_to_zero_that_a_norm_divides_are_named_at_the_norm():
+    """The rows without a key are NaN in the end, of a later division: the fix is there."""
+    attend = put_back(lambda y: y / y.norm(dim=-1, keepdim=True))
+    first, _ = of_nonfinite(check(Reader(attend), inputs(padding=3)))
+    assert first.message == "div of finite numbers gives NaN"
+
+
+def test_a_weight_behind_rows_that_are_set_to_zero_is_the_cause():
+    model = Reader(put_back(lambda y: y))
+    model.head.weight.data[7, 0] = NAN
+    first, _ = of_nonfinite(check(model, inputs(padding=3)))
+    assert first.message == "parameter head.weight holds NaN or infinity"
+    assert len(of_nonfinite(check(model, inputs(padding=3)))) == 2
+
+
+def test_rows_without_a_key_are_the_cause_where_only_a_copy_is_set_to_zero():
+    def attend(q, k, v, hidden):
+        logits = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF)
+        weights = logits.softmax(-1)
+        weights.nan_to_num(0.0).amax()  # for a plot
+        return weights @ v
+
+    first, _ = of_nonfinite(check(Reader(attend), inputs(padding=3)))
+    assert first.message == f"{3 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
+
+
+def test_another_product_in_a_model_with_rows_without_a_key_is_named_itself():
+    first, _ = of_nonfinite(check(Reader(multiplied), inputs(padding=3)))
+    assert first.message == "mul of infinite numbers gives NaN: inf - inf, or 0 * inf"
+
+
 def test_a_product_that_overflows_float16_is_named_with_its_size():
     def unscaled_first(q, k, v, hidden):
         return ((q @ k.mT) * 8**-0.5).masked_fill(hidden, -INF).softmax(-1) @ v

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.compare.gates import GATE_ACTIVATIONS, NO_ACTIVATION, Gate, Numbers, gate_of
-from sqrtdk.compare.modules import ModuleStep, keep_entries
+from sqrtdk.tracing.probe.gates import GATE_ACTIVATIONS, NO_ACTIVATION, Gate, Numbers, gate_of
 
 WIDTH, HEADS, ROWS = 32, 4, 10
 Activation = Callable[[Tensor], Tensor]
@@ -124,13 +123,9 @@ def test_another_weight_is_not_called_a_gate() -> None:
 def test_each_activation_is_read_off_the_numbers(name: str) -> None:
     draw = torch.Generator().manual_seed(1)
     up, gate = (torch.randn(2, ROWS, WIDTH, generator=draw, dtype=torch.float64) for _ in range(2))
-    steps = [
-        ModuleStep((f"mlp.{path}", 0), 0, number, "Linear", 1, (), (keep_entries(x, x.numel()),))
-        for number, (path, x) in enumerate((("gate", gate), ("up", up)), 1)
-    ]
-    found = gate_of(Numbers("mlp", steps, up * GATE_ACTIVATIONS[name](gate)))
+    found = gate_of(Numbers([("gate", gate), ("up", up)], up * GATE_ACTIVATIONS[name](gate)))
     assert found is not None
-    assert found == Gate("gate", name) if name != NO_ACTIVATION else found.activation == NO_ACTIVATION
+    assert found == Gate("gate", name, "up") if name != NO_ACTIVATION else found.activation == NO_ACTIVATION
 
 
 def test_a_gate_is_named_beside_an_attention_with_a_cause() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from sqrtdk.audit.configs import field, is_transformers, model_type, module_at, number_at, own_fields, present
+from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS
 from sqrtdk.audit.families import by_family, family
 from sqrtdk.audit.multipliers import (
-    BASE_LENGTHS,
     FIXED_FACTORS,
     GROWING_FACTORS,
     LAYER_SWITCH,
@@ -25,6 +25,7 @@ from sqrtdk.audit.multipliers import (
     by_config,
     multipliers,
 )
+from sqrtdk.audit.proportional import BASE_LENGTHS, NO_ARGUMENTS, Arguments
 from sqrtdk.audit.tolerance import inverse_root, is_close
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -171,7 +172,7 @@ LOOSE_SWITCHES = ("scaling",)
 # A config with one of these fields says something, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
-    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS,
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS, *OUTPUT_FIELDS,
 )  # fmt: skip
 
 
@@ -197,17 +198,19 @@ def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | N
 
 
 def declared_scale(
-    call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None
-) -> Declaration | None:
+    call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None,
+    arguments: Arguments = NO_ARGUMENTS,
+) -> Declaration | None:  # fmt: skip
     """Return the effective scale that config and family declare for a call: a base times every multiplier.
 
     Returns None if they declare nothing usable. The scale that ran matters only for loose switches. Of the module, its
-    layer type and the length that it was trained on are read; `layer` is its 0-based number.
+    layer type and the length that it was trained on are read; `layer` is its 0-based number. `arguments` are those that
+    the module was called with.
     """
     if call.head_dim <= 0:
         return None
     try:
-        base, factors = _base(call, config), list(multipliers(call, module, config, layer))
+        base, factors = _base(call, config), list(multipliers(call, module, config, layer, arguments))
     except (ArithmeticError, ValueError):  # the config's numbers overflow, divide by zero, or have no logarithm
         return None
     values = base[0] if base is not None else (inverse_root(call.head_dim),)

@@ -42,7 +42,7 @@ from sqrtdk.audit.gains import (
     without_input_gains,
 )
 from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, name_mistake
-from sqrtdk.audit.multipliers import by_argument
+from sqrtdk.audit.proportional import NO_ARGUMENTS, Arguments, by_scale
 from sqrtdk.audit.records import UNMEASURED, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, are_close, heads_agree, inverse_root, scales_of
 from sqrtdk.messages import Message, joined
@@ -58,7 +58,8 @@ class Evidence:
     config: Any
     layer: int | None
     layered: str | None  # None for the first layer, whose factor 1/(layer + 1) is 1
-    declaration: Declaration | None  # of config or family
+    arguments: Arguments
+    declaration: Declaration | None  # of config, family or arguments
     problem: str | None  # why the scale can't be read
 
     @property
@@ -101,19 +102,21 @@ def judge_scale(
     layer: int | None = None,
     *,
     layered: str | None = None,
+    arguments: Arguments = NO_ARGUMENTS,
 ) -> JudgedCall:
     """Judge the scale of one call by the first of `EXPLANATIONS` that applies.
 
     `module` is the module at the call's site, `config` the config that governs it, and `layer` its 0-based number.
-    `layered` says how the scale follows the layer number (`layer_pattern`).
+    `layered` says how the scale follows the layer number (`layer_pattern`); `arguments` are those that the module was
+    called with.
 
     Returns:
         Verdict `exact` (ratio 1 within 1%, and not of a cosine), `declared`, `unexplained` with a mistake, or
         `unmeasured` with the reason.
     """
-    declaration = declared_scale(call, module, config, layer)
+    declaration = declared_scale(call, module, config, layer, arguments)
     layered = layered if layer else None
-    evidence = Evidence(call, module, config, layer, layered, declaration, _unreadable(call))
+    evidence = Evidence(call, module, config, layer, layered, arguments, declaration, _unreadable(call))
     return next(judged for explain in EXPLANATIONS.values() if (judged := explain(evidence)) is not None)
 
 
@@ -149,7 +152,7 @@ def _data_factor(e: Evidence) -> JudgedCall | None:
     if rest is None:
         why = e.problem or call.scale.reason or joined(call.unknown, "comma")
         return JudgedCall(call, UNMEASURED, reason=Message("rules.verdict.beside_not_read", gains=gains, why=why))
-    fixed = judge_scale(rest, e.module, e.config, e.layer, layered=e.layered)
+    fixed = judge_scale(rest, e.module, e.config, e.layer, layered=e.layered, arguments=e.arguments)
     if fixed.verdict in ("exact", "declared"):
         others = fixed.declared_by or "1/sqrt(head_dim)"
         return JudgedCall(call, "declared", declared_by=Message("sources.declared.beside", gains=gains, rest=others))
@@ -368,7 +371,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "learned_family": _learned_family,  # declared
     # rules of the computation, and parameters of the module
     "normalised_q_and_k": _by_rule(_normalised),  # declared
-    "proportional": _by_rule(lambda e: by_argument(e.call, e.module)),  # declared
+    "proportional": _by_rule(lambda e: by_scale(e.call, e.module, e.arguments)),  # declared
     "channels": _by_rule(_channels),  # declared
     "recurrent_states": _by_rule(_recurrent),  # declared
     "learned_attribute": _learned_attribute,  # declared

@@ -24,6 +24,7 @@ from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
+from sqrtdk.audit.proportional import watch_base_lengths
 from sqrtdk.audit.records import (
     UNMEASURED,
     Finding,
@@ -100,7 +101,7 @@ def run_model(
         environment = _environment(loaded)
         report_progress(Message("progress.running"))
         start = time.monotonic()
-        with watch_norms(module) as ran, watch_modules() as called:
+        with watch_norms(module) as ran, watch_base_lengths(module) as bases, watch_modules() as called:
             traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
         seconds = time.monotonic() - start
         if not silent:
@@ -114,7 +115,7 @@ def run_model(
         if not alone:
             environment["notes"].append(Message("premises.ranks.once", count=traced.ranks))
         report_progress(Message("progress.judging"))
-        judged = judge_all(traced.calls, module)
+        judged = judge_all(traced.calls, module, bases)
         context = Context(
             model=module,
             calls=judged,
@@ -217,9 +218,9 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
     held |= {Message("rules.nonfinite.buffer", name=name): buffer for name, buffer in loaded.module.named_buffers()}
     held |= {Message("rules.nonfinite.parameter", name=name): p for name, p in loaded.module.named_parameters()}
 
-    def run() -> None:
+    def run() -> list[Tensor]:
         torch.manual_seed(seed)
-        forward(loaded.module, entering, own_inputs=True)
+        return [tensor for _, tensor in walk(forward(loaded.module, entering, own_inputs=True))]
 
     try:
         return find_origin(loaded.module, run, held)

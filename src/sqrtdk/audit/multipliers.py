@@ -6,7 +6,6 @@ scale.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from sqrtdk.audit.configs import field, is_transformers, mapping, model_type, number_at, own_fields
+from sqrtdk.audit.configs import field, is_transformers, mapping, model_type, number_at
 from sqrtdk.audit.families import MLA_YARN
-from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.tolerance import are_close, inverse_root, is_close, scales_of
+from sqrtdk.audit.proportional import Arguments, by_base_length
 from sqrtdk.messages import Message
 from sqrtdk.scales import yarn_mscale
 from sqrtdk.tracing.records import AttentionCall
@@ -69,8 +67,10 @@ GROWING_FACTORS: dict[str, tuple[str, str, Callable[[float, float, int], float],
 }
 
 
-def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None) -> Iterator[Multiplier]:
-    """Yield every factor that config and module declare for a call."""
+def multipliers(
+    call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None, arguments: Arguments
+) -> Iterator[Multiplier]:
+    """Yield every factor that config, module and the arguments of its call declare."""
     block = rope_block(config, module, layer)
     if block is not None:
         stated = block.mscale is not None or block.all_dim is not None
@@ -80,8 +80,8 @@ def multipliers(call: AttentionCall, module: nn.Module | None, config: Any, laye
     if layer is not None and field(config, LAYER_SWITCH) is True:
         by = Message("sources.declared.layer", field=LAYER_SWITCH, number=layer + 1)
         yield Multiplier((1.0 / (layer + 1),), by, "layer")
-    if (proportional := by_base_length(call, module, config)) is not None:
-        yield proportional
+    if (proportional := by_base_length(call, module, config, arguments)) is not None:
+        yield Multiplier(*proportional)
     for path, source in FIXED_FACTORS.items():
         value = number_at(config, path)
         if value is not None and value not in (0.0, 1.0):
@@ -278,83 +278,3 @@ def _by_rotation(block: RopeBlock, call: AttentionCall) -> Multiplier | None:
         "sources.declared.rope", field=block.name, type=str(block.rope_type), gain=_attention_factor(gain, sides)
     )
     return Multiplier((1.0, gain) if block.partial else (gain,), by, "length", interval=block.partial)
-
-
-BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
-FLOAT32_ROUNDING = 2.0**-23  # relative rounding of a factor that was held in float32
-# Nobody trains on fewer tokens; a scale that is twice too large would read as the fourth root of a real base.
-LEAST_BASE = 16
-MOST_BASE_ERROR = 0.05  # largest error of a base that still identifies a whole number
-
-
-def by_base_length(call: AttentionCall, module: nn.Module | None, config: Any) -> Multiplier | None:
-    """Return the factor of proportional attention: the scale is `sqrt(log_b(n) / head_dim)` for n tokens, trained on b.
-
-    Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
-    `proportional_attn` switches it on for self-attention. If the field is missing, the textbook's scale is right too.
-    """
-    for holder in (config, module):
-        for name in BASE_LENGTHS:
-            base = number_at(holder, name)
-            if base is None or base <= 1 or call.query_len < 2:  # log 1 = 0
-                continue
-            switch = field(holder, "proportional_attn")
-            if switch is False:
-                return None
-            factor = math.sqrt(math.log(call.query_len) / math.log(base))
-            of = {"value": f"{base:g}", "formula": f"sqrt(log_{base:g}({call.query_len}))"}
-            if holder is config:
-                by = Message("sources.declared.proportional_config", field=name, **of)
-            else:
-                by = Message("sources.declared.proportional_attribute", name=name, **of)
-            sure = switch is True and call.self_attention is not False
-            return Multiplier((factor,) if sure else (factor, 1.0), by)
-    return None
-
-
-def by_argument(call: AttentionCall, module: nn.Module | None) -> str | None:
-    """Return what declares a proportional scale whose base is an argument of the attention, or None.
-
-    The base is a count of tokens, so the scale must give back a whole number. A constant scale does not.
-    """
-    name = next((name for name in BASE_LENGTHS if name in _arguments(module)), None)
-    values = [factor.value for factor in call.scale.factors if factor.value is not None]
-    if name is None or call.query_len < 2 or not values or len(values) < len(call.scale.factors):
-        return None
-    applied = math.prod(values)
-    if call.scale.effective is None or not are_close(scales_of(call), (applied,)):
-        return None
-    # A mistake's value may give back a whole number by chance: it stays a mistake.
-    signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
-    if any(is_close(applied, value, 4 * FLOAT32_ROUNDING) for value in signatures):
-        return None
-    base = _whole_base(applied / inverse_root(call.head_dim), call.query_len)
-    if base is None:
-        return None
-    formula = f"sqrt(log_{base}({call.query_len})/head_dim)"
-    return Message("sources.declared.proportional_argument", name=name, value=base, formula=formula)
-
-
-def _whole_base(ratio: float, length: int) -> int | None:
-    """Return the whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
-    log_base = math.log(length) / ratio**2 if ratio > 0 else math.inf
-    if log_base > 50:  # nobody trains on e^50 tokens, and exp() of much more overflows
-        return None
-    base = math.exp(log_base)
-    error = base * log_base * 2 * FLOAT32_ROUNDING  # d b = b log(b) 2 d r / r
-    whole = round(base)
-    return whole if whole >= LEAST_BASE and error <= MOST_BASE_ERROR and abs(base - whole) <= error else None
-
-
-def _arguments(module: nn.Module | None) -> set[str]:
-    """Return the argument names of the module's forward and of the processor that it may call (diffusers)."""
-    names: set[str] = set()
-    if module is None:
-        return names
-    processor = own_fields(module).get("processor")
-    for function in (field(type(module), "forward"), None if processor is None else field(type(processor), "__call__")):
-        try:
-            names.update(inspect.signature(function).parameters)  # type: ignore[arg-type]
-        except Exception:  # no signature, or one that a user's class breaks
-            continue
-    return names

@@ -10,6 +10,7 @@ from torch import nn
 from sqrtdk.audit.configs import field, module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.explanations import judge_scale
+from sqrtdk.audit.proportional import Arguments
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import is_close
 from sqrtdk.messages import Message, id_of
@@ -92,8 +93,13 @@ def siblings_text(number: int) -> str:
     return Message("rules.scale_ledger.siblings", count=number)
 
 
-def judge_all(calls: Sequence[AttentionCall], model: nn.Module) -> tuple[JudgedCall, ...]:
-    """Judge every call of a run; the calls together show patterns over the layers that no single call shows."""
+def judge_all(
+    calls: Sequence[AttentionCall], model: nn.Module, arguments: Mapping[str, Arguments] = {}
+) -> tuple[JudgedCall, ...]:
+    """Judge every call of a run; the calls together show patterns over the layers that no single call shows.
+
+    `arguments` holds by site those that the module was called with (`watch_base_lengths`).
+    """
     rank = ranks(calls)
     layers = {site: layer_of(module_at(model, site), place) for site, place in rank.items()}
     pattern = layer_pattern(calls, layers)
@@ -104,6 +110,7 @@ def judge_all(calls: Sequence[AttentionCall], model: nn.Module) -> tuple[JudgedC
             config_at(model, call.site),
             layers[call.site],
             layered=pattern.get(call.site),
+            arguments=arguments.get(call.site, {}),
         )
         for call in calls
     )

@@ -6,7 +6,8 @@ Compared: the rotated channels with `partial_rotary_factor`, `rotary_dim` and al
 `rope_theta` and of the law that `rope_parameters` or `rope_scaling` names. A frequency counts as the config's if the
 inputs are too short to tell them apart. Not asked: what the config does not state, a law that is not known, and rows
 whose positions do not go up one by one, as those of images.
-Window and direction of each layer are read from its mask (`declared_masks`).
+Window and direction of each layer are read from its mask (`declared_masks`), the factor on v and the gate on the output
+from the numbers behind v (`declared_outputs`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.audit.verdicts import layer_of
 from sqrtdk.laws.answers import NO_VALUES, law_broken, law_holds, law_not_asked
 from sqrtdk.laws.declared_masks import LAW, of_masks
+from sqrtdk.laws.declared_outputs import of_gates
 from sqrtdk.laws.moved import MOVED_ROUNDINGS
 from sqrtdk.laws.rotations import DeclaredRotation, declared_rotation, number_text
 from sqrtdk.laws.subject import NotAsked, Subject
@@ -69,6 +71,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     answers = [*of_masks(subject)]
     turned: list[_Turning] = []
     with suppress(NotAsked) if answers else nullcontext():  # masks have answered without a run
+        answers += of_gates(subject)
         turned += [turning for call in traced(subject).calls.values() for turning in _turnings(call)]
     for turning in turned:
         answers += _judged(subject, turning)

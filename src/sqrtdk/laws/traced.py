@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
+from sqrtdk.audit.declared import config_at
+from sqrtdk.audit.declared_outputs import declared_gate, declared_value_scale
 from sqrtdk.laws.subject import Subject
 from sqrtdk.models.returned import walk
 from sqrtdk.tracing import Trace
@@ -42,7 +44,8 @@ class Traced:
     Attributes:
         calls: Tensors of each attention, by site and index.
         unread: Names of parameters that no operation read.
-        passages: First calls of the modules of attentions and of those around them, by path.
+        passages: First calls of the modules of attentions and of those around them, by path. Where the config declares
+            a factor on v or a gate, those of the modules beside the attention as well. In the order in which they end.
     """
 
     calls: Mapping[tuple[str, int], CallTensors]
@@ -55,6 +58,7 @@ def traced(subject: Subject) -> Traced:
     if subject.traced is None:
         passages: dict[str, Passage] = {}
         paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
+        paths |= {path for judged in subject.calls for path in _beside(subject.module, judged.call.site)}
         with ExitStack() as stack:
             for path in sorted(paths):
                 stack.enter_context(_noted(subject.module, path, passages))
@@ -84,6 +88,24 @@ def upwards(site: str) -> list[str]:
     """
     parts = site.split(".") if site else []
     return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _beside(module: nn.Module, site: str) -> list[str]:
+    """Return the paths of modules inside an attention's module and its parent, if their numbers show a declared field.
+
+    Their outputs are kept, which costs memory: only where the config declares a factor on v, or a gate.
+    """
+    config = config_at(module, site)
+    if declared_gate(config) is None and declared_value_scale(config) is None:
+        return []
+    inner: list[str] = []
+    for path in upwards(site)[:2]:
+        around = module_at(module, path)
+        parts = [] if around is None else [(name, part) for name, part in around.named_modules() if name]
+        inner += [f"{path}.{name}" if path else name for name, _ in parts]
+        if any(True for _, part in parts for _ in part.parameters()):
+            break  # the projection of the output is among them
+    return inner
 
 
 def first_tensor(value: Any) -> Tensor | None:

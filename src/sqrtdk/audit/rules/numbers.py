@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -51,7 +51,8 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
 
     - A parameter, a buffer or an input holds NaN or infinity.
     - Rows of a softmax see no key: with every logit at -inf it is exp(-inf) / 0. Rows of padding may be such rows. One
-      NaN in them becomes NaN in all rows of the sequence at the next attention, because 0 * NaN is NaN.
+      NaN in them becomes NaN in all rows of the sequence at the next attention, because 0 * NaN is NaN. Rows that
+      the code sets to 0 behind the softmax are no cause.
     - q . k, or another operation, overflows its dtype (65504 in float16).
     - An operation has no answer: inf - inf, 0 * inf, 0 / 0.
     """
@@ -112,7 +113,7 @@ def of_weights(sick: Sequence[str]) -> Finding:
 def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     here = [judged.call for judged in calls if judged.call.site == origin.site]
     value, bar, fix = None, 0.0, _FIX_OF_ORIGIN[origin.kind]
-    blind = (origin.rows, origin.of) if origin.kind == "blind" else next(_blind_rows(here), None)
+    blind = (origin.rows, origin.of) if origin.kind == "blind" else _blind_rows(origin, here)
     if origin.kind == "held":
         message = Message("rules.nonfinite.held", what=origin.name)
     elif origin.kind == "overflow":
@@ -134,11 +135,17 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     return _finding(origin.site, value, message, fix, bar=bar, at=origin.at)
 
 
-def _blind_rows(calls: Iterable[AttentionCall]) -> Iterator[tuple[int, int]]:
-    """Yield (blind rows, all rows) of each masked call: a softmax written out gives them exp(-inf - -inf) = NaN."""
+def _blind_rows(origin: Origin, calls: Iterable[AttentionCall]) -> tuple[int, int] | None:
+    """Return the rows of a masked call without a key, and all rows, if these rows of its logits are the NaN.
+
+    A softmax written out gives them exp(-inf - -inf) = NaN. Another operation of the module has rows of other numbers.
+    """
     for call in calls:
-        if call.mask is not None and call.mask.blind_rows:
-            yield call.mask.blind_rows, call.batch * call.heads * call.query_len
+        rows = call.batch * call.heads * call.query_len
+        blind = call.mask.blind_rows if call.mask is not None else None
+        if blind and (blind, rows, call.key_len) == (origin.rows, origin.of, origin.columns):
+            return blind, rows
+    return None
 
 
 def _of_rows(reached: list[JudgedCall]) -> Finding:

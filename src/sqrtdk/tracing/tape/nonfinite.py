@@ -2,8 +2,10 @@
 
 Two kinds of events matter. The first is a NaN: from a NaN weight, a softmax over a row that sees no key, inf - inf or
 0 * inf. The second is a finite number beyond its dtype's range, 65504 in float16; it becomes infinite, and NaN a few
-operations later. An intended infinity (`masked_fill(hidden, -inf)`, `log(0)`) is neither. A run is watched only after
-it is known to have gone wrong, because the watch reads the numbers of every operation.
+operations later. An intended infinity (`masked_fill(hidden, -inf)`, `log(0)`) is neither. A NaN that the code puts
+back, as `weights.masked_fill(blind, 0.0)` does, is not the cause of a later one: each NaN is followed from tensor to
+tensor, and the one that reaches the output counts. A run is watched only after it is known to have gone wrong, because
+the watch reads the numbers of every operation.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ PARAMETER = "parameter "  # prefix of a parameter's name in `held`
 # Outputs of these hold whatever the memory held before: `torch.empty` for a cache that is filled later.
 _UNWRITTEN = ("empty", "new_empty", "resize")
 _SOFTMAX_NAMES = ("_softmax", "_safe_softmax", "softmax")
+_PUT_BACK = ("blind", "infinite", "undefined")  # kinds of NaN that code may put back
 _CONVERSIONS = ("_to_copy", "copy")
 
 
@@ -48,8 +51,9 @@ class Origin:
     at: str | None  # file and line, "myport.py:14"; None if they are unknown
     kind: str
     name: str = ""  # "held": name of the tensor, "parameter q_proj.weight"
-    rows: int = 0  # "blind": number of rows without a logit above -inf
-    of: int = 0  # "blind": number of all rows
+    rows: int = 0  # "blind": number of rows without a logit above -inf; "infinite", "undefined": rows of NaN alone
+    of: int = 0  # number of all rows; 0 if some rows hold both NaN and numbers
+    columns: int = 0  # length of a row
     dtype: str = ""  # "overflow": the dtype, "float16"
     size: float | None = None  # "overflow": the largest number in float64; None if it could not be computed
 
@@ -64,7 +68,7 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
 
     Args:
         model: the model, for the paths of its modules.
-        run: a forward pass.
+        run: a forward pass that returns tensors, in lists and tuples: of its NaN, those in them count.
         held: the tensors that exist before the run, by the name to report.
 
     Returns:
@@ -77,38 +81,65 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
     watch = _Watch(sites, held)
     try:
         with fast_path_off(), sites, eager_compiler(), watch:
-            run()
+            returned = run()
     except SqrtdkError:
-        if watch.origin is None:
+        if not watch.origins:
             raise
-    return watch.origin or watch.overflow
+        returned = None
+    return watch.origin_of(returned) or watch.overflow
 
 
 class _Watch(EagerMode):
-    """Checks the outputs of each operation, up to the first NaN."""
+    """Checks the outputs of each operation, up to the first NaN if no code can put it back, else to the end.
+
+    Attributes:
+        origins: where a NaN was made of numbers, in the order of the run.
+        overflow: the first overflow; harmless unless it leads to a NaN or an output.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self, sites: Sites, held: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.origin: Origin | None = None
-        self.overflow: Origin | None = None  # the first overflow; harmless unless it leads to a NaN or an output
+        self.origins: list[Origin] = []
+        self.overflow: Origin | None = None
         self._sites = sites
         self._held = {_memory(tensor): name for name, tensor in held.items() if _memory(tensor)}
         self._unwritten: set[int] = set()
+        self._carried: dict[int, int] = {}  # memory of a tensor with NaN -> place in `origins`
+        self._last = 0  # that of the last operation that gave NaN
         self._thread = threading.get_ident()
+
+    def origin_of(self, returned: object) -> Origin | None:
+        """Returns the first origin of the NaN that a run returned, else that of its last NaN; None without any NaN."""
+        if not self.origins:
+            return None
+        with suppress(Exception):
+            reached = self._entering(returned)
+            return self.origins[min(reached, default=self._last)]
+        return self.origins[self._last]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.origin is not None or threading.get_ident() != self._thread or not hasattr(func, "_schema"):
+        found = bool(self.origins) and self.origins[0].kind not in _PUT_BACK
+        if found or threading.get_ident() != self._thread or not hasattr(func, "_schema"):
             return func(*args, **kwargs)
-        before = self._sick((*args, *kwargs.values())) if func._schema.is_mutable else None
+        given, entering = (*args, *kwargs.values()), list[int]()
+        before = self._sick(given) if func._schema.is_mutable else None
+        if self.origins:
+            with suppress(Exception):
+                entering = self._entering(given)  # before the operation, which may write into its operands
         output = func(*args, **kwargs)
         with suppress(Exception):  # a tensor subclass may lack an operation of the check: it is then skipped
-            self._look(func, args, kwargs, output, before)
+            self._look(func, args, kwargs, output, before, entering)
         return output
 
-    def _look(self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None) -> None:
+    def _entering(self, operands: Any) -> list[int]:
+        """Returns the origins, as places in `origins`, of the NaN in tensors that the run made and wrote."""
+        made = (x for x in _floats(operands) if _memory(x) not in self._unwritten and _memory(x) not in self._held)
+        return [self._carried.get(_memory(x), self._last) for x in made if bool(x.isnan().any())]
+
+    def _look(self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None, entering: list[int]) -> None:
         name, results = base_name(func), list(_floats(output))
         if name.startswith(_UNWRITTEN):
             self._unwritten.update(map(_memory, results))
@@ -121,8 +152,21 @@ class _Watch(EagerMode):
             results = [x for x in results if _memory(x) not in self._unwritten]
         else:
             self._unwritten.difference_update(map(_memory, results))
+            for tensor in results:
+                self._carried.pop(_memory(tensor), None)  # of another tensor that lay here before
         if all(bool(x.isfinite().all()) for x in results):
             return
+        spoiled = [x for x in results if bool(x.isnan().any())]
+        if not entering or not spoiled:
+            made = self._made(func, name, args, kwargs, results, before)
+            entering = [len(self.origins) - 1] if made else []
+        for tensor in spoiled:
+            if entering:
+                self._last = self._carried[_memory(tensor)] = min(entering)
+
+    def _made(self, func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], before: str | None) -> bool:
+        """Adds the origin of results that are not finite, and returns whether there is one."""
+        count = len(self.origins)
         given = (*args, *kwargs.values())
         operands = list(_floats(given))
         asked = any(isinstance(x, float) and math.isinf(x) for x in given)  # `(1 - mask) * float("-inf")`
@@ -131,21 +175,27 @@ class _Watch(EagerMode):
         outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
         origin = Origin(self._sites.here(), name, places.place_text(places.current_place()), "undefined")
         if sick := before or self._sick(operands):
-            self.origin = replace(origin, kind="held", name=sick)
+            self.origins.append(replace(origin, kind="held", name=sick))
         elif any(bool(x.isnan().any()) for x in results):
-            self.origin = self._of_nan(origin, args, infinite=infinite)
+            self.origins.append(self._of_nan(origin, args, results, infinite=infinite))
         elif self.overflow is None and operands and not infinite and outgrew:
             kind = str(results[0].dtype).removeprefix("torch.")
             self.overflow = replace(origin, kind="overflow", dtype=kind, size=_size(func, name, args, kwargs))
+        return len(self.origins) > count
 
-    def _of_nan(self, origin: Origin, args: Any, *, infinite: bool) -> Origin:
+    def _of_nan(self, origin: Origin, args: Any, results: list[Tensor], *, infinite: bool) -> Origin:
         if infinite and self.overflow is not None:
             return self.overflow  # the NaN was made of infinities that an earlier overflow left
         if origin.op in _SOFTMAX_NAMES:
             hidden = (args[0] == -torch.inf).all(args[1])
             if bool(hidden.any()):
                 return replace(origin, kind="blind", rows=int(hidden.sum()), of=hidden.numel())
-        return replace(origin, kind="infinite") if infinite else origin
+        nan = results[0].isnan()
+        nan = nan if nan.dim() else nan[None]
+        every = nan.all(-1)
+        of = every.numel() if torch.equal(every, nan.any(-1)) else 0
+        kind = "infinite" if infinite else origin.kind
+        return replace(origin, kind=kind, rows=int(every.sum()), of=of, columns=nan.shape[-1])
 
     def _sick(self, operands: Any) -> str | None:
         """Returns the name of a held operand that is not finite, or None; -inf is a fault only in a parameter."""

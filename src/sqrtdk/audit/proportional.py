@@ -1,0 +1,147 @@
+"""Proportional attention: a scale that grows with the log of the length, from a base length on.
+
+The base is a field of the config or of the module, or an argument of the attention's call; if it is neither, the scale
+itself may give it back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from sqrtdk.audit.configs import as_number, field, number_at, own_fields
+from sqrtdk.audit.mistakes import MISTAKES
+from sqrtdk.audit.tolerance import are_close, inverse_root, is_close, scales_of
+from sqrtdk.messages import Message
+from sqrtdk.models.modules import forward_arguments
+from sqrtdk.tracing.records import AttentionCall
+
+# By name, the numbers that a module was called with; none where its forward takes the name and got nothing.
+Arguments = Mapping[str, tuple[float, ...]]
+NO_ARGUMENTS: Arguments = MappingProxyType({})
+BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
+FLOAT32_ROUNDING = 2.0**-23  # relative rounding of a factor that was held in float32
+# Nobody trains on fewer tokens; a scale that is twice too large would read as the fourth root of a real base.
+LEAST_BASE = 16
+MOST_BASE_ERROR = 0.05  # largest error of a base that still identifies a whole number
+
+
+@contextmanager
+def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
+    """Collect by path the base lengths that modules are called with; TorchScript shows none."""
+    passed: dict[str, dict[str, tuple[float, ...]]] = {}
+    handles = []
+    try:
+        for path, module in model.named_modules(remove_duplicate=False):
+            if not isinstance(module, torch.jit.ScriptModule) and not _named_arguments(module).isdisjoint(BASE_LENGTHS):
+                hook = partial(_note_base_lengths, passed.setdefault(path, {}))
+                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        yield passed  # type: ignore[misc]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note_base_lengths(
+    passed: dict[str, tuple[float, ...]], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    takes = forward_arguments(module)
+    given = dict(zip(takes, args, strict=False)) | kwargs
+    for name in BASE_LENGTHS:
+        base = as_number(given.get(name))
+        if base is not None and base > 1:
+            passed[name] = tuple(dict.fromkeys((*passed.get(name, ()), base)))
+        elif name in takes:
+            passed.setdefault(name, ())
+
+
+def by_base_length(
+    call: AttentionCall, module: nn.Module | None, config: Any, arguments: Arguments
+) -> tuple[tuple[float, ...], str] | None:
+    """Return the factor of proportional attention: the scale is `sqrt(log_b(n) / head_dim)` for n tokens, trained on b.
+
+    Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
+    An argument of the attention's call comes first, then a field. An argument, and a field that `proportional_attn`
+    switches on, hold for self-attention: in cross-attention, or without the switch, the textbook's scale is right too.
+    """
+    for name, bases in arguments.items():
+        if bases and call.query_len > 1:
+            factors = tuple(math.sqrt(math.log(call.query_len) / math.log(base)) for base in bases)
+            formula = f"sqrt(log_{bases[0]:g}({call.query_len}))"
+            by = Message("sources.declared.proportional_argument", name=name, value=f"{bases[0]:g}", formula=formula)
+            return (factors if call.self_attention is not False else (*factors, 1.0)), by
+    for holder in (config, module):
+        for name in BASE_LENGTHS:
+            base = number_at(holder, name)
+            if base is None or base <= 1 or call.query_len < 2:  # log 1 = 0
+                continue
+            switch = field(holder, "proportional_attn")
+            if switch is False:
+                return None
+            factor = math.sqrt(math.log(call.query_len) / math.log(base))
+            of = {"value": f"{base:g}", "formula": f"sqrt(log_{base:g}({call.query_len}))"}
+            if holder is config:
+                by = Message("sources.declared.proportional_config", field=name, **of)
+            else:
+                by = Message("sources.declared.proportional_attribute", name=name, **of)
+            sure = switch is True and call.self_attention is not False
+            return ((factor,) if sure else (factor, 1.0)), by
+    return None
+
+
+def by_scale(call: AttentionCall, module: nn.Module | None, arguments: Arguments) -> str | None:
+    """Return what declares a proportional scale whose base is an argument that was not seen, or None.
+
+    A processor takes it, and its module passes it on by itself. The base is a count of tokens, so the scale must give
+    back a whole number. A constant scale does not.
+    """
+    takes = _named_arguments(module)
+    name = next((name for name in BASE_LENGTHS if name in takes and name not in arguments), None)
+    values = [factor.value for factor in call.scale.factors if factor.value is not None]
+    if name is None or call.query_len < 2 or not values or len(values) < len(call.scale.factors):
+        return None
+    applied = math.prod(values)
+    if call.scale.effective is None or not are_close(scales_of(call), (applied,)):
+        return None
+    # A mistake's value may give back a whole number by chance: it stays a mistake.
+    signatures = (value for mistake in MISTAKES.values() for value in mistake.values(call))
+    if any(is_close(applied, value, 4 * FLOAT32_ROUNDING) for value in signatures):
+        return None
+    base = _whole_base(applied / inverse_root(call.head_dim), call.query_len)
+    if base is None:
+        return None
+    formula = f"sqrt(log_{base}({call.query_len}))"
+    return Message("sources.declared.proportional_argument", name=name, value=base, formula=formula)
+
+
+def _whole_base(ratio: float, length: int) -> int | None:
+    """Return the whole number b for which `ratio` is `sqrt(log_b(length))`, or None."""
+    log_base = math.log(length) / ratio**2 if ratio > 0 else math.inf
+    if log_base > 50:  # nobody trains on e^50 tokens, and exp() of much more overflows
+        return None
+    base = math.exp(log_base)
+    error = base * log_base * 2 * FLOAT32_ROUNDING  # d b = b log(b) 2 d r / r
+    whole = round(base)
+    return whole if whole >= LEAST_BASE and error <= MOST_BASE_ERROR and abs(base - whole) <= error else None
+
+
+def _named_arguments(module: nn.Module | None) -> set[str]:
+    """Return the argument names of the module's forward and of the processor that it may call (diffusers)."""
+    names: set[str] = set()
+    if module is None:
+        return names
+    processor = own_fields(module).get("processor")
+    for function in (field(type(module), "forward"), None if processor is None else field(type(processor), "__call__")):
+        try:
+            names.update(inspect.signature(function).parameters)  # type: ignore[arg-type]
+        except Exception:  # no signature, or one that a user's class breaks
+            continue
+    return names
