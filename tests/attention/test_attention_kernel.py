@@ -44,12 +44,13 @@ def same_gradients(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None
 # an operator of torch
 
 GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "statistics": lambda: (0.25, None, 0.0, None, None, None, 0, None, 0.0, None, False, True),
+    "statistics": lambda: (0.25, None, 0.0, None, None, None, None, 0, None, 0.0, None, False, True),
     "everything": lambda: (
         0.25,
         torch.rand(1, 4, 40, 1),
         5.0,
         torch.randn(1, 4, 40, 50, requires_grad=True),
+        torch.randn(1, 4, 1, 89, requires_grad=True),
         torch.rand(1, 4, 40, 50) < 0.7,
         torch.randn(4, requires_grad=True),
         3,
@@ -59,7 +60,7 @@ GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
         True,
         True,
     ),
-    "no statistics": lambda: (0.25, None, 0.0, None, None, None, None, 9, 0.0, None, False, False),
+    "no statistics": lambda: (0.25, None, 0.0, None, None, None, None, None, 9, 0.0, None, False, False),
 }
 
 
@@ -78,7 +79,8 @@ def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) ->
 def test_torch_s_own_check_of_the_backward_operator_passes() -> None:
     query, key, value = (t.detach() for t in qkv())
     rows = torch.randn(1, 4, 40)
-    numbers = (0.25, None, 0.0, torch.randn(1, 4, 1, 50), None, 0, None, 0.2, torch.tensor(11), True)
+    numbers = (0.25, None, 0.0, torch.randn(1, 4, 1, 50), torch.randn(1, 1, 1, 89), None, 0)
+    numbers += (None, 0.2, torch.tensor(11), True, True)
     levels = torch.stack([rows.abs() + 4, rows.abs() + 5])
     given = (torch.randn(1, 4, 40, 16), query, key, value, levels, rows, rows, *numbers)
     assert set(torch.library.opcheck(torch.ops.sqrtdk_cpu.backward.default, given).values()) == {"SUCCESS"}
@@ -284,7 +286,7 @@ def test_a_window_reads_its_own_keys_alone() -> None:
     v[:, :, :5000] = torch.nan
     above, below = 5999, 99 - 5999
     found = torch.ops.sqrtdk_cpu.forward(
-        q, k, v, 0.3, None, 0.0, None, None, None, above, below, 0.0, None, False, False
+        q, k, v, 0.3, None, 0.0, None, None, None, None, above, below, 0.0, None, False, False
     )[0]
     assert found.isfinite().all()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import sqrtdk
+from sqrtdk import positions
 from sqrtdk.impl.kernel.load import load_if_built
 from tests.attention.training import (
     BIASES,
@@ -18,6 +19,7 @@ from tests.attention.training import (
     drawn,
     judge_bias,
     judge_dropout,
+    judge_table,
     philox,
     replay,
 )
@@ -137,3 +139,51 @@ def test_a_bias_of_one_number_learns() -> None:
     (found,) = torch.autograd.grad(sqrtdk.attention(q, k, v, bias=bias, impl="cpu").sum(), bias)
     assert found.shape == ()
     assert abs(found.item()) < 1e-3
+
+
+# a table of distances
+
+
+@pytest.mark.parametrize("sizes", [None, (2, 4, 150, 601), (2, 1, 1, 601)], ids=["alone", "and pairs", "and keys"])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_the_gradient_of_a_table_is_summed_along_the_diagonals(
+    heads: int, sizes: tuple[int, ...] | None, threads: None
+) -> None:
+    wrong = judge_table(heads, sizes)
+    assert not wrong, wrong
+
+
+def test_second_derivatives_reach_the_slopes_of_alibi_beside_a_float_mask() -> None:
+    shapes = ((1, 2, 9, 4), (1, 2, 12, 4), (1, 2, 12, 4), (1, 1, 1, 12), (2,))
+    given = [torch.randn(shape).requires_grad_() for shape in shapes]
+    distance = (torch.arange(9).unsqueeze(-1) - torch.arange(12)).abs()
+
+    def penalty(output: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), leaves)
+
+    q, k, v, mask, slopes = given
+    term = positions.alibi(slopes=slopes, symmetric=True)
+    found = penalty(sqrtdk.attention(q, k, v, mask, bias=term, impl="cpu"), given)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    logits = wide[0] @ wide[1].mT / 2 + wide[3] - wide[4][:, None, None] * distance
+    wanted = penalty(torch.softmax(logits, -1) @ wide[2], wide)
+    named = [dict(zip("qkvms", g, strict=True)) for g in (found, wanted)]
+    wrong = gradient_complaints(*named, torch.float32, length=12, logit=20.0, rows=18)
+    assert not wrong, wrong
+
+
+def test_alibi_and_t5_run_in_the_kernel_at_every_length_without_a_bias_of_pairs() -> None:
+    q = torch.zeros(1, 1, 1, 1).expand(1, 8, 2**17, 64)
+    for term in (positions.alibi(8), positions.t5_bias(8)):
+        assert sqrtdk.explain(q, q, q, bias=term, is_causal=True).impl == "cpu"
+
+
+def test_the_gradient_of_alibi_at_8192_keys_takes_memory_that_grows_with_the_length() -> None:
+    """One bias of pairs, 2 x 8192 x 8192 numbers, is 512 MiB; what the call takes is read from torch's profiler."""
+    q, k, v = (torch.randn(1, 2, 8192, 8).requires_grad_() for _ in range(3))
+    slopes = torch.rand(2).requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as seen:
+        sqrtdk.attention(q, k, v, bias=positions.alibi(slopes=slopes), is_causal=True, impl="cpu").sum().backward()
+    largest = max(event.self_cpu_memory_usage for event in seen.key_averages())
+    assert largest < 64 * 2**20

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 import sqrtdk
@@ -105,6 +107,42 @@ def judge_dropout(name: str, dtype: torch.dtype) -> list[str]:
         text = complaint(mine.detach(), true, dtype, length=keys, logit=LARGEST, magnitude=1.0)
         wrong += [f"{label}: {text}"] if text else []
     return wrong
+
+
+@dataclass(frozen=True)
+class Table:
+    """A bias of the distance j - i alone, from 1 - L on: one number for each, of a head or of all."""
+
+    numbers: Float[Tensor, "#Hq distances"]
+    content: bool = False
+
+    def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Float[Tensor, "#Hq R S"]:
+        return self.of_distance(rows[:, None] - columns, query)
+
+    def of_distance(self, distance: Tensor, query: Tensor) -> Float[Tensor, "#Hq *distances"]:
+        return self.numbers[:, 149 - distance]
+
+
+def judge_table(heads: int, sizes: tuple[int, ...] | None) -> list[str]:
+    """What is wrong with the gradients of a call with a table of distances, and beside it a float mask of these
+    sizes."""
+    shapes = {"query": (2, 4, 150, 8), "key": (2, 2, 601, 8), "value": (2, 2, 601, 4), "table": (heads, 750)}
+    shapes |= {} if sizes is None else {"mask": sizes}
+    given = {name: (0.2 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
+    cotangent = torch.randn(2, 4, 150, 4)
+    wide = {name: t.detach().double().requires_grad_() for name, t in given.items()}
+    three = (given["query"], given["key"], given["value"], given.get("mask"))
+    options = {"bias": Table(given["table"]), "enable_gqa": True, "window": (None, 460)}
+    output = sqrtdk.attention(*three, impl="cpu", **options)
+    found = grads(((output, cotangent),), given)
+    key, value = (wide[name].repeat_interleave(2, 1) for name in ("key", "value"))
+    distance = torch.arange(601) - torch.arange(150).unsqueeze(-1)
+    logits = wide["query"] @ key.mT * 8**-0.5 + wide["table"][:, 149 + distance] + wide.get("mask", 0.0)
+    answer = torch.softmax(logits.masked_fill(distance > 460, -math.inf), -1) @ value
+    wanted = grads(((answer, cotangent.double()),), wide)
+    return gradient_complaints(
+        found, wanted, torch.float32, length=601, logit=logits.abs().max().item(), rows=2 * 4 * 150
+    )
 
 
 def judge_bias(sizes: tuple[int, ...]) -> list[str]:

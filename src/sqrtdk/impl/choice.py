@@ -20,6 +20,7 @@ from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.impl.kernel.load import beats_torch, loaded, why_not_loaded
+from sqrtdk.impl.operands import by_distance
 from sqrtdk.impl.rows import block_rows, dense, tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
@@ -141,12 +142,12 @@ def against_compiled(call: Call) -> str | None:
         return "the tensors are of a class of their own"
     if torch.compiler.is_exporting():
         return "a program that is exported shall run without this package"
-    if call.term is not None and mask_elements(call) > LARGEST_MASK:
+    if call.term is not None and not by_distance(call) and mask_elements(call) > LARGEST_MASK:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     if not loaded():
         return why_not_loaded()
     if call.aux is None and against_fused(call) is None and not loses_mass(call):
-        if not beats_torch():
+        if not beats_torch() and not by_distance(call):  # torch's takes a term as a bias over all pairs
             return "torch's kernel is faster on this CPU where no statistics are asked for"
         if _is_small(call.elements, call.query, call.key, call.value):
             return "the call is small"

@@ -24,7 +24,7 @@ from sqrtdk.impl.operands import (
     operands,
     side_by_side,
     visible_band,
-    with_bias,
+    with_table,
 )
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
@@ -113,7 +113,7 @@ def _run(
     Float[Tensor, "2 B Hq L"],
 ]:
     """Return the operator's output, lse, entropy, planes and levels, in four dimensions."""
-    call = with_bias(call)
+    call, table = with_table(call)
     lead, rows = call.lead, call.length
     heads = lead[-1] if lead else 1
     # A score folded into q makes it float32 beside a half value: then all three are computed in float32.
@@ -135,6 +135,7 @@ def _run(
         expand_heads(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
         None if call.bias is None else broadcastable(side_by_side(call.bias.float()), lead),
+        None if table is None else broadcastable(side_by_side(table.float()), lead),
         None if call.visible is None else expand_heads(call.visible, whole),
         None if call.sinks is None else call.sinks.float().expand(heads).contiguous(),
         above,
@@ -142,7 +143,7 @@ def _run(
         call.dropout_p,
         torch.randint(2**63 - 1, (), device="cpu") if call.dropout_p else None,
         # The gradients of a row's logits add up to 0 as exactly as its output is known, which the sums of a bias show.
-        call.bias is not None and call.bias.requires_grad and torch.is_grad_enabled(),
+        torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in (call.bias, table)),
         statistics,
     )
     return found

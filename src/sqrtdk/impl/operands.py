@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call, repeat_heads
+from sqrtdk.positions import DistanceTerm
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
@@ -92,6 +93,29 @@ def with_bias(call: Call) -> Call:
     rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
     term = call.term.term(call.query, repeat_heads(call.key, call.heads), rows, columns)
     return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
+
+
+def with_table(call: Call) -> tuple[Call, Float[Tensor, "#Hq 1 distances"] | None]:
+    """Return the call with its position term as a table of the distances j - i, from 1 - L on, or else as a bias."""
+    if not by_distance(call) or not call.length or not call.keys:
+        return with_bias(call), None
+    assert isinstance(call.term, DistanceTerm)
+    last = call.length - 1 + call.shift
+    distance = torch.arange(last, last - (call.length + call.keys - 1), -1, device=call.query.device)
+    table = call.term.of_distance(distance, call.query)
+    if table.shape[0] not in (1, call.heads):
+        with_bias(call)  # raises the error with the number of heads
+    return replace(call, term=None), table.unsqueeze(-2)
+
+
+def by_distance(call: Call) -> bool:
+    """Return whether the call has a position term that depends on the distance of a row and a key alone."""
+    return isinstance(call.term, DistanceTerm) and not call.term.content and call.places is None
+
+
+def of_pairs(table: Float[Tensor, "... distances"], rows: int) -> Float[Tensor, "... L S"]:
+    """Return the bias (..., L, S) that a table of distances j - i, from 1 - L on, stands for."""
+    return table.unfold(-1, table.shape[-1] - rows + 1, 1).flip(-2)
 
 
 def in_order_of(query: Query, output: Output) -> Output:

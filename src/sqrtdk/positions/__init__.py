@@ -20,6 +20,7 @@ from sqrtdk.positions._rope import apply_rope as apply_rope
 from sqrtdk.positions._rope import rope as rope
 from sqrtdk.positions._rope import rope_frequencies as rope_frequencies
 from sqrtdk.positions._rope import rope_tables as rope_tables
+from sqrtdk.positions._term import DistanceTerm as DistanceTerm
 from sqrtdk.positions._term import PositionTerm as PositionTerm
 from sqrtdk.positions._yarn import yarn as yarn
 from sqrtdk.positions._yarn import yarn_attention_factor as yarn_attention_factor

@@ -51,11 +51,17 @@ class Alibi:
     ) -> Float[Tensor, "Hq R S"]:
         """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("ALiBi", query, key, rows, columns, heads=len(self.slopes))
-        distance = offsets(rows + self.ahead, columns)
+        return self.of_distance(offsets(rows, columns), query)
+
+    def of_distance(
+        self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#B #Hq R E"]
+    ) -> Float[Tensor, "#Hq *distances"]:
+        """Return the bias of distances i - j; see `DistanceTerm`."""
+        distance = distance + self.ahead
         if self.symmetric:
             distance = distance.abs()
         slopes = self.slopes.to(device=query.device, dtype=wide_dtype(query))
-        return -slopes[:, None, None] * distance
+        return -slopes.reshape(-1, *(1,) * distance.ndim) * distance
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -225,14 +231,20 @@ class T5Bias(nn.Module):
     ) -> Float[Tensor, "Hq R S"]:
         """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
         check_block("T5's bias", query, key, rows, columns, heads=self.heads)
+        return self.of_distance(offsets(rows, columns), query)
+
+    def of_distance(
+        self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#B #Hq R E"]
+    ) -> Float[Tensor, "#Hq *distances"]:
+        """Return the bias of distances i - j; see `DistanceTerm`."""
         bucket = t5_bucket(
-            -offsets(rows, columns),
+            -distance,
             bidirectional=self.bidirectional,
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
         table = self.embedding.weight.to(wide_dtype(query))
-        return nn.functional.embedding(bucket, table).permute(2, 0, 1)
+        return nn.functional.embedding(bucket, table).movedim(-1, 0)
 
 
 def t5_bias(

@@ -42,6 +42,16 @@ class PositionTerm(Protocol):
         """
 
 
+@runtime_checkable
+class DistanceTerm(PositionTerm, Protocol):
+    """A bias that depends on the distance i - j alone. Kernels read it from a table of L + S - 1 numbers a head."""
+
+    def of_distance(
+        self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#BHq R E"]
+    ) -> Float[Tensor, "#Hq *distances"]:
+        """Return the bias of distances i - j, int64 of any shape, one number a head, in the query's wide dtype."""
+
+
 INIT_STD = 0.02  # for every learned table, as in DeBERTa's and Transformer-XL's code
 
 

@@ -11,8 +11,8 @@
 //   P^T = e^(z - m - log l),  dP^T = V g^T,  dZ^T = P^T (dP^T - D + dlse - dH (log P + H)),  D = g . output
 //   dV += P^T g,  dK += dZ^T Q,  dQ^T += K^T dZ^T
 // with g, dlse and dH the gradients of the output, of lse and of the entropy H. The gradient of a bias is dZ without
-// the scale and the slope of the softcap. With dropout of rate r, dP^T and the P^T of dV are 0 where a weight was
-// dropped, and divided by 1 - r elsewhere.
+// the scale and the slope of the softcap; that of a table of distances j - i is summed along the diagonals. With
+// dropout of rate r, dP^T and the P^T of dV are 0 where a weight was dropped, and divided by 1 - r elsewhere.
 //
 // A unit is computed by one thread in a fixed order, so results do not depend on which thread takes it.
 #include <ATen/ATen.h>
@@ -29,15 +29,16 @@ namespace {
 using Maybe = std::optional<at::Tensor>;
 
 Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double factor, const Maybe& scale,
-             double softcap, const Maybe& bias, const Maybe& visible, std::optional<int64_t> above,
-             std::optional<int64_t> below, double dropout, const Maybe& seed) {
+             double softcap, const Maybe& bias, const Maybe& distances, const Maybe& visible,
+             std::optional<int64_t> above, std::optional<int64_t> below, double dropout, const Maybe& seed) {
   Call call;
   call.batch = query.size(0), call.heads = query.size(1), call.length = query.size(2), call.width = query.size(3);
   call.key_heads = key.size(1), call.value_heads = value.size(1), call.keys = key.size(2),
   call.value_width = value.size(3);
   call.factor = static_cast<float>(factor), call.softcap = static_cast<float>(softcap);
   if (scale) call.scale.emplace(*scale);
-  if (bias) call.bias.emplace(bias->expand({call.batch, call.heads, call.length, call.keys}));
+  if (bias) call.biases.push_back(call.bias_view(*bias, false));
+  if (distances) call.biases.push_back(call.bias_view(*distances, true));
   if (visible) call.visible.emplace(*visible);
   if (seed) call.dropout.emplace(dropout, seed->item<int64_t>());
   call.above = above.value_or(INT64_MAX), call.below = below.value_or(INT64_MAX);
@@ -62,9 +63,10 @@ void with_types(const at::Tensor& inputs, const Run& run) {
 // the output is float32.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double factor, const Maybe& scale,
-    double softcap, const Maybe& bias, const Maybe& visible, const Maybe& sinks, std::optional<int64_t> above,
-    std::optional<int64_t> below, double dropout, const Maybe& seed, bool wide, bool statistics) {
-  Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below, dropout, seed);
+    double softcap, const Maybe& bias, const Maybe& distances, const Maybe& visible, const Maybe& sinks,
+    std::optional<int64_t> above, std::optional<int64_t> below, double dropout, const Maybe& seed, bool wide,
+    bool statistics) {
+  Call call = call_of(query, key, value, factor, scale, softcap, bias, distances, visible, above, below, dropout, seed);
   if (sinks) call.sinks = sinks->const_data_ptr<float>();
   const auto options = query.options().dtype(at::kFloat);
   at::Tensor out = at::empty({call.batch, call.heads, call.length, call.value_width}, wide ? options : query.options());
@@ -92,33 +94,36 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention
   return {out, lse, entropy, planes, levels};
 }
 
-// Gradients of query, key and value, and of the bias, (#B, #H, #L, #S), where it `learns`; levels (2, B, H, L) and
-// constant and entropy (B, H, L) are contiguous, float32, as in RowTerms.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
+// Gradients of query, key and value, of the bias, (#B, #H, #L, #S), where it `learns`, and of the table of distances,
+// (#B, #H, 1, L + S - 1), where that does; levels (2, B, H, L) and constant and entropy (B, H, L) are contiguous,
+// float32, as in RowTerms.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& levels, const at::Tensor& constant, const Maybe& entropy, double factor, const Maybe& scale,
-    double softcap, const Maybe& bias, const Maybe& visible, std::optional<int64_t> above, std::optional<int64_t> below,
-    double dropout, const Maybe& seed, bool learns) {
-  Call call = call_of(query, key, value, factor, scale, softcap, bias, visible, above, below, dropout, seed);
+    double softcap, const Maybe& bias, const Maybe& distances, const Maybe& visible, std::optional<int64_t> above,
+    std::optional<int64_t> below, double dropout, const Maybe& seed, bool learns, bool distances_learn) {
+  Call call = call_of(query, key, value, factor, scale, softcap, bias, distances, visible, above, below, dropout, seed);
   TORCH_CHECK(call.key_heads == call.value_heads, "key and value have the same number of heads in the backward pass");
-  at::Tensor dbias = learns ? at::zeros(bias->sizes(), levels.options()) : at::empty({0}, levels.options());
+  const at::Tensor none = at::empty({0}, levels.options());
   if (!call.batch || !call.heads || !call.key_heads || !call.length || !call.keys) {
     return {at::zeros(query.sizes(), query.options()), at::zeros(key.sizes(), key.options()),
-            at::zeros(value.sizes(), value.options()), dbias};
+            at::zeros(value.sizes(), value.options()), learns ? at::zeros(bias->sizes(), levels.options()) : none,
+            distances_learn ? at::zeros(distances->sizes(), levels.options()) : none};
   }
   const RowTerms terms = row_terms(call, levels.const_data_ptr<float>(), constant.const_data_ptr<float>(),
                                    entropy ? entropy->const_data_ptr<float>() : nullptr);
-  const Units units(call, learns ? &dbias : nullptr);
-  at::Tensor planes = units.planes > 1 && learns ? dbias.new_zeros({units.planes, dbias.numel()}) : dbias;
-  if (learns) call.bias_strides.emplace(dbias.expand({call.batch, call.heads, call.length, call.keys}));
-  float* to = learns ? planes.mutable_data_ptr<float>() : nullptr;
+  std::vector<Learned> learned;
+  if (learns) learned.push_back({*bias, false});
+  if (distances_learn) learned.push_back({*distances, true});
+  const Units units(call, learned);
+  std::vector<BiasGradient> biases;
+  for (const Learned& of : learned) biases.emplace_back(call, units, of);
   at::Tensor dq = at::empty(query.sizes(), query.options()), dk = at::empty(key.sizes(), key.options()),
              dv = at::empty(value.sizes(), value.options());
   with_types(query, [&]<typename In, typename T>(In, T) {
-    backward<In, T>(call, terms, units, query, key, value, gradient, dq, dk, dv, to, dbias.numel());
+    backward<In, T>(call, terms, units, query, key, value, gradient, dq, dk, dv, biases);
   });
-  if (learns && units.planes > 1) dbias = planes.sum(0).view(dbias.sizes());
-  return {dq, dk, dv, dbias};
+  return {dq, dk, dv, learns ? biases.front().whole() : none, distances_learn ? biases.back().whole() : none};
 }
 
 // 1 where dropout keeps a weight, else 0, (B, H, L, S).
@@ -140,13 +145,13 @@ at::Tensor attention_kept(const at::Tensor& seed, double rate, at::IntArrayRef s
 TORCH_LIBRARY(sqrtdk_cpu, m) {
   m.def(
       "forward(Tensor query, Tensor key, Tensor value, float factor, Tensor? scale, float softcap, Tensor? bias, "
-      "Tensor? visible, Tensor? sinks, int? above, int? below, float dropout_p, Tensor? seed, "
+      "Tensor? distances, Tensor? visible, Tensor? sinks, int? above, int? below, float dropout_p, Tensor? seed, "
       "bool wide, bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor levels, Tensor constant, "
       "Tensor? entropy, float factor, Tensor? scale, float softcap, Tensor? bias, "
-      "Tensor? visible, int? above, int? below, float dropout_p, Tensor? seed, "
-      "bool learns) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? distances, Tensor? visible, int? above, int? below, float dropout_p, Tensor? seed, "
+      "bool learns, bool distances_learn) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("kept(Tensor seed, float dropout_p, int[] sizes) -> Tensor");
 }
 

@@ -4,33 +4,65 @@
 
 namespace sqrtdk {
 
-// How the work is divided among threads, so that no two units add to one number of the gradient of the bias. A column
-// is the key heads that share a bias: one head in all samples, all heads of a sample, all of both, or one alone. Its
-// heads are divided into groups, and each group has a plane of the gradient for itself; a bias that repeats over the
-// keys has one for each part of them too. Planes are summed at the end.
-struct Units {
-  int64_t columns, members, groups, parts, planes, column_step, member_step;
+// A bias that learns: (#B, #H, #L, #S), or a table of distances (#B, #H, 1, L + S - 1).
+struct Learned {
+  at::Tensor bias;
+  bool distances;
 
-  Units(const Call& call, const at::Tensor* bias) {
-    const auto repeats = [&](int64_t dim) { return bias && bias->size(dim) == 1; };
+  bool repeats_keys() const { return distances || bias.size(3) == 1; }
+};
+
+// How the work is divided among threads, so that no two units add to one number of the gradient of a bias. A column
+// is the key heads that share a bias: one head in all samples, all heads of a sample, all of both, or one alone. Its
+// heads are divided into groups.
+struct Units {
+  int64_t columns, members, groups, parts, column_step, member_step;
+
+  Units(const Call& call, const std::vector<Learned>& biases) {
+    const auto repeats = [&](int64_t dim) {
+      return std::any_of(biases.begin(), biases.end(), [&](const Learned& of) { return of.bias.size(dim) == 1; });
+    };
     const int64_t all = call.batch * call.key_heads, enough = 2 * at::get_num_threads();
     const int64_t blocks = (call.keys + BLOCK - 1) / BLOCK;
     columns = (repeats(0) ? 1 : call.batch) * (repeats(1) ? 1 : call.key_heads), members = all / columns;
     column_step = repeats(1) ? call.key_heads : 1, member_step = repeats(1) ? 1 : call.key_heads;
     parts = std::clamp<int64_t>((enough + columns - 1) / columns, 1, blocks);
     groups = std::clamp<int64_t>((enough + columns * parts - 1) / (columns * parts), 1, members);
-    planes = groups * (repeats(3) ? parts : 1);
   }
 
   int64_t count() const { return columns * groups * parts; }
-  int64_t plane(int64_t group, int64_t part) const { return planes == groups ? group : group * parts + part; }
 };
 
-// Gradients of query, key, value and, where `bias` points to planes (planes, #B, #H, #L, #S) of zeros, of the bias.
+// The gradient of a bias. Each group of heads has a plane of it for itself; of a bias that repeats over the keys, each
+// part of them too. Planes are summed at the end.
+class BiasGradient {
+ public:
+  BiasGradient(const Call& call, const Units& units, const Learned& of)
+      : parts_(of.repeats_keys() ? units.parts : 1),
+        sizes_(of.bias.sizes().vec()),
+        planes_(at::zeros({units.groups * parts_, of.bias.numel()}, of.bias.options())),
+        view_(call.bias_view(planes_[0].view(sizes_), of.distances)),
+        first_(view_.data - planes_.const_data_ptr<float>()) {}
+
+  Sum sum(int64_t group, int64_t part) {
+    const int64_t plane = group * parts_ + (parts_ > 1 ? part : 0);
+    return {view_, planes_.mutable_data_ptr<float>() + plane * planes_.size(1) + first_};
+  }
+  at::Tensor whole() const { return (planes_.size(0) > 1 ? planes_.sum(0) : planes_[0]).view(sizes_); }
+
+ private:
+  int64_t parts_;
+  std::vector<int64_t> sizes_;
+  at::Tensor planes_;
+  View<float> view_;
+  int64_t first_;  // where row 0 and key 0 lie in a plane
+};
+
+// Gradients of query, key and value, and of the biases that learn.
 template <typename In, typename T>
 void backward(const Call& call, const RowTerms& terms, const Units& units, const at::Tensor& query,
               const at::Tensor& key, const at::Tensor& value, const at::Tensor& gradient, at::Tensor& dq,
-              at::Tensor& dk, at::Tensor& dv, float* bias, int64_t bias_size) {
+              at::Tensor& dk, at::Tensor& dv, std::vector<BiasGradient>& biases) {
   const View<In> q(query), k(key), v(value), g(gradient);
   const int64_t heads = call.heads, kh = call.key_heads, group = heads / kh, e = call.width, ev = call.value_width;
   const int64_t we = up(e, PAIR<T>), wv = up(ev, PAIR<T>), length = call.length, keys = call.keys;
@@ -63,7 +95,8 @@ void backward(const Call& call, const RowTerms& terms, const Units& units, const
     return [&, tile = TurnedTile<T>(call, terms), dk_sum = std::vector<float>(BLOCK * e),
             dv_sum = std::vector<float>(BLOCK * ev)](int64_t unit) mutable {
       const int64_t column = unit / parts / units.groups, first = unit / parts % units.groups, part = unit % parts;
-      if (bias) tile.bias_gradient = bias + units.plane(first, part) * bias_size;
+      tile.bias_gradients.clear();
+      for (BiasGradient& bias : biases) tile.bias_gradients.push_back(bias.sum(first, part));
       for (int64_t member = first; member < units.members; member += units.groups) {
         const int64_t shared = column * units.column_step + member * units.member_step, b = shared / kh;
         for (int64_t block = part; block < blocks; block += parts) {

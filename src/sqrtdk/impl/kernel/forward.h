@@ -192,7 +192,9 @@ class Tile {
   // Scale, softcap, bias and mask; which keys are seen goes to `lanes_`, their number is returned.
   int64_t prepare(int64_t b, int64_t h, int64_t position, float* z, int64_t j, int64_t begin, int64_t end,
                   float factor) {
-    const float* bias = call_.bias ? call_.bias->at(b, h, position) : nullptr;
+    const int64_t biases = static_cast<int64_t>(call_.biases.size());
+    const float* of_row[BIASES];
+    for (int64_t k = 0; k < biases; ++k) of_row[k] = call_.biases[k].at(b, h, position);
     const bool* visible = call_.visible ? call_.visible->at(b, h, position) : nullptr;
     int64_t count = 0;
     for (int64_t c = begin / LANES * LANES; c < end; c += LANES) {
@@ -202,7 +204,8 @@ class Tile {
       count += sqrtdk::count(seen);
       Lanes x = load(z + c) * every(factor);
       if (call_.softcap != 0.0f) x = every(call_.softcap) * tanh(x / every(call_.softcap));
-      if (bias) x = x + (call_.bias->column == 1 ? load(bias + j + c, seen) : every(*bias));
+      for (int64_t k = 0; k < biases; ++k)
+        x = x + (call_.biases[k].column == 1 ? load(of_row[k] + j + c, seen) : every(*of_row[k]));
       store(z + c, x);
     }
     return count;

@@ -22,6 +22,7 @@ using at::Half;
 
 constexpr int64_t ROWS = 128;   // query rows of a tile
 constexpr int64_t BLOCK = 512;  // keys of a block
+constexpr int64_t BIASES = 2;   // one over all pairs, one of distances
 constexpr float INF = std::numeric_limits<float>::infinity();
 // What a product of bfloat16 is computed in: pairs of them, where the CPU multiplies those.
 #ifdef __AVX512BF16__
@@ -45,7 +46,8 @@ T* in_place_of(std::vector<float>& numbers, std::vector<T>& operand) {
     return operand.data();
 }
 
-// A strided view (B, H, rows, columns); a stride of 0 repeats.
+// A strided view (B, H, rows, columns); a stride of 0 repeats. A table (B, H, 1, L + S - 1) of one number for each
+// distance j - i, from 1 - L on, is such a view too: each row begins one number before the row above it.
 template <typename T>
 struct View {
   const T* data = nullptr;
@@ -59,18 +61,24 @@ struct View {
 struct Call {
   int64_t batch, heads, key_heads, value_heads, length, keys, width, value_width;
   float factor = 1.0f;
-  std::optional<View<float>> scale;         // (B, H, L, 1), in place of the factor
-  float softcap = 0.0f;                     // 0: none
-  std::optional<View<float>> bias;          // (B, H, L, S), as `visible`
-  std::optional<View<float>> bias_strides;  // those of its gradient, in one plane; none: it is not wanted
+  std::optional<View<float>> scale;  // (B, H, L, 1), in place of the factor
+  float softcap = 0.0f;              // 0: none
+  std::vector<View<float>> biases;   // (B, H, L, S), as `visible`, at most BIASES
   std::optional<View<bool>> visible;
   std::optional<Dropout> dropout;
   const float* sinks = nullptr;                  // (H)
   int64_t above = INT64_MAX, below = INT64_MAX;  // row i sees keys i - below ... i + above
 
-  bool plain() const { return softcap == 0.0f && !bias && !visible; }
+  bool plain() const { return softcap == 0.0f && biases.empty() && !visible; }
   int64_t first(int64_t row) const { return below == INT64_MAX ? 0 : std::clamp<int64_t>(row - below, 0, keys); }
   int64_t last(int64_t row) const { return above == INT64_MAX ? keys : std::clamp<int64_t>(row + above + 1, 0, keys); }
+  // Of a bias (#B, #H, #L, #S), or of a table of distances (#B, #H, 1, L + S - 1).
+  View<float> bias_view(const at::Tensor& bias, bool distances) const {
+    if (!distances) return View<float>(bias.expand({batch, heads, length, keys}));
+    View<float> view(bias.expand({batch, heads, 1, length + keys - 1}));
+    view.data += length - 1, view.row = -1;
+    return view;
+  }
   float factor_of(int64_t b, int64_t h, int64_t row) const { return scale ? *scale->at(b, h, row) : factor; }
 };
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call
+from sqrtdk.impl.operands import of_pairs
 from sqrtdk.impl.rows import gradients_of_formula
 
 if TYPE_CHECKING:
@@ -53,10 +54,13 @@ def _gradient_shapes(
     key: Float[Tensor, "B H S E"],
     value: Float[Tensor, "B H S Ev"],
     *rest: Any,
-) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"], Float[Tensor, "..."]]:
-    bias, learns = rest[6], rest[-1]
-    of_bias = query.new_empty(bias.shape if learns else (0,), dtype=torch.float32)
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), of_bias
+) -> tuple[Float[Tensor, "..."], ...]:
+    biases, learn = rest[6:8], rest[-2:]
+    of_biases = [
+        query.new_empty(bias.shape if learns else (0,), dtype=torch.float32)
+        for bias, learns in zip(biases, learn, strict=True)
+    ]
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), *of_biases
 
 
 def _kept_shape(seed: Int[Tensor, ""], dropout_p: float, sizes: list[int]) -> Float[Tensor, "B Hq L S"]:
@@ -64,10 +68,11 @@ def _kept_shape(seed: Int[Tensor, ""], dropout_p: float, sizes: list[int]) -> Fl
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, dropout, seed, _, statistics = inputs
+    query, key, value, factor, scale, softcap, bias, distances, visible, sinks, *rest = inputs
+    above, below, dropout, seed, _, statistics = rest
     out, _, entropy, planes, levels = output
     ctx.mark_non_differentiable(planes, levels)
-    ctx.save_for_backward(query, key, value, out, levels, entropy, scale, bias, visible, sinks, seed)
+    ctx.save_for_backward(query, key, value, out, levels, entropy, scale, bias, distances, visible, sinks, seed)
     ctx.numbers = factor, softcap, above, below, dropout, statistics
     ctx.set_materialize_grads(False)
 
@@ -79,7 +84,7 @@ def _backward(
     d_entropy: Float[Tensor, "B Hq L"] | None,
     *_: None,
 ) -> Gradients:
-    query, key, value, out, levels, entropy, scale, bias, visible, sinks, seed = ctx.saved_tensors
+    query, key, value, out, levels, entropy, scale, bias, distances, visible, sinks, seed = ctx.saved_tensors
     factor, softcap, above, below, dropout, statistics = ctx.numbers
     if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
         return _by_the_formula(ctx, d_out, d_lse, d_entropy)
@@ -93,20 +98,21 @@ def _backward(
         constant = constant - d_entropy * entropy
         d_entropy = d_entropy.contiguous()
     given = (d_out.to(query.dtype), query, key, value, levels, constant.contiguous(), d_entropy)
-    numbers = (factor, scale, softcap, bias, visible, above, below, dropout, seed)
-    learns = ctx.needs_input_grad[6]
-    dq, dk, dv, d_bias = torch.ops.sqrtdk_cpu.backward(*given, *numbers, learns)
+    numbers = (factor, scale, softcap, bias, distances, visible, above, below, dropout, seed)
+    learn = ctx.needs_input_grad[6:8]
+    dq, dk, dv, *of_biases = torch.ops.sqrtdk_cpu.backward(*given, *numbers, *learn)
+    d_biases = [found if learns else None for found, learns in zip(of_biases, learn, strict=True)]
     d_sinks = None
-    if sinks is not None and ctx.needs_input_grad[8]:  # a sink is a key of value 0
+    if sinks is not None and ctx.needs_input_grad[9]:  # a sink is a key of value 0
         log_weight = sinks.unsqueeze(-1) - levels[0] - levels[1]
         inner = constant if d_entropy is None else constant - d_entropy * log_weight
         weight = log_weight.exp()
         d_sinks = torch.where(weight > 0, weight * inner, 0.0).sum((0, 2))
-    return dq, dk, dv, None, None, None, d_bias if learns else None, None, d_sinks, None, None, None, None, None, None
+    return dq, dk, dv, None, None, None, *d_biases, None, d_sinks, *(None,) * 6
 
 
 def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
-    query, key, value, out, _, _, scale, bias, visible, sinks, seed = ctx.saved_tensors
+    query, key, value, out, _, _, scale, bias, distances, visible, sinks, seed = ctx.saved_tensors
     factor, softcap, above, below, dropout, _ = ctx.numbers
     sizes = (*out.shape[:-1], key.shape[-2])
     call = Call(
@@ -115,7 +121,7 @@ def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gra
         value,
         factor if scale is None else scale,
         softcap=softcap or None,
-        bias=bias,
+        bias=_sum(bias, None if distances is None else of_pairs(distances.squeeze(-2), sizes[-2])),
         visible=visible,
         diagonal=above,
         window=(below, None),
@@ -123,9 +129,14 @@ def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gra
         dropout_p=dropout,
         kept=None if seed is None else torch.ops.sqrtdk_cpu.kept(seed, dropout, sizes),
     )
-    leaves = (query, key, value, None, None, None, bias, None, sinks, None, None, None, None, None, None)
+    leaves = (query, key, value, None, None, None, bias, distances, None, sinks, *(None,) * 6)
     wanted = [leaf if needed else None for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=True)]
     return gradients_of_formula(call, wanted, given)
+
+
+def _sum(*biases: Tensor | None) -> Tensor | None:
+    given = [bias for bias in biases if bias is not None]
+    return sum(given[1:], given[0]) if given else None
 
 
 def _refuse(ctx: Any, *gradients: Tensor | None) -> Gradients:

@@ -28,6 +28,12 @@ inline RowTerms row_terms(const Call& call, const float* levels, const float* co
   return terms;
 }
 
+// Where the gradient of a bias is summed.
+struct Sum {
+  View<float> strides;
+  float* to;
+};
+
 // What a thread works with: logits and their gradients of one block of keys (rows) and one tile of queries (columns).
 template <typename T>
 class TurnedTile {
@@ -38,7 +44,7 @@ class TurnedTile {
         logits_(BLOCK * ROWS),
         gradients_(BLOCK * ROWS),
         kept_(call.dropout ? DRAWN * ROWS : 0),
-        biases_(call.bias ? DRAWN * ROWS : 0),
+        biases_(call.biases.empty() ? 0 : DRAWN * ROWS),
         times_(call.dropout ? call.dropout->factor : 1.0f) {
     if constexpr (PAIR<T> == 2)
       for (auto* of : {&weights_, &left_, &right_}) of->resize(BLOCK * ROWS);
@@ -50,7 +56,7 @@ class TurnedTile {
   T* left() { return in_place_of(gradients_, left_); }
   T* right() { return in_place_of(gradients_, right_); }
 
-  float* bias_gradient = nullptr;  // what it is added to; null: it is not wanted
+  std::vector<Sum> bias_gradients;  // what they are added to
 
   // Products and dP^T to weights and the gradient of the products; `n` keys from `j`, an even number, and `columns`
   // queries.
@@ -61,7 +67,8 @@ class TurnedTile {
                        call_.last(start) >= j + n;
     for (int64_t c = 0; c < n; c += 2) {
       if (call_.dropout && c % DRAWN == 0) draw(b * call_.heads + h, start, columns, j + c);
-      if (call_.bias && c % DRAWN == 0) fetch_bias(b, h, start, rows, j + c, std::min(DRAWN, call_.keys - j - c));
+      if (!biases_.empty() && c % DRAWN == 0)
+        fetch_biases(b, h, start, rows, j + c, std::min(DRAWN, call_.keys - j - c));
       for (int64_t v = 0; v < columns; v += LANES) {
         Lanes p[2], dz[2];
         for (int64_t k = 0; k < 2; ++k)
@@ -73,9 +80,10 @@ class TurnedTile {
         if constexpr (PAIR<T> == 2) store_rows(right_.data() + c * ROWS + 2 * v, dz[0], dz[1]);
       }
       const int64_t done = c % DRAWN + 2;
-      if (bias_gradient && (done == DRAWN || c + 2 == n)) {
+      if (!bias_gradients.empty() && (done == DRAWN || c + 2 == n)) {
+        const int64_t key = j + c + 2 - done;
         std::fill(biases_.begin() + done * ROWS, biases_.begin() + up(done, LANES) * ROWS, 0.0f);
-        add_to_bias(b, h, start, rows, j + c + 2 - done, std::min(done, call_.keys - (j + c + 2 - done)));
+        for (const Sum& to : bias_gradients) add_to_bias(to, b, h, start, rows, key, std::min(done, call_.keys - key));
       }
     }
   }
@@ -114,29 +122,32 @@ class TurnedTile {
     };
     if (whole) return static_cast<void>(finish(All()));
     Mask seen = spans(&terms_.first[at], &terms_.last[at], static_cast<int32_t>(key));
-    if (call_.bias) z = z + load(&biases_[offset % (DRAWN * ROWS)]);
+    if (!biases_.empty()) z = z + load(&biases_[offset % (DRAWN * ROWS)]);
     if (call_.visible && count(seen)) {
       const View<bool>& visible = *call_.visible;
       seen = shown(visible.at(b, h, row) + key * visible.column, visible.row, between(0, 0, rows) & seen);
     }
     const Lanes inner = finish(seen);
-    if (bias_gradient) store(&biases_[offset % (DRAWN * ROWS)], kept(seen, inner));
+    if (!bias_gradients.empty()) store(&biases_[offset % (DRAWN * ROWS)], kept(seen, inner));
   }
 
-  // The bias of `n` keys, turned; its places are overwritten by those of its gradient.
-  void fetch_bias(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t n) {
-    const View<float>& bias = *call_.bias;
-    for (int64_t v = 0; v < rows; ++v) {
-      const float* from = bias.at(b, h, row + v) + key * bias.column;
-      for (int64_t c = 0; c < n; ++c) biases_[c * ROWS + v] = from[c * bias.column];
-    }
+  // The sum of the biases of `n` keys, turned; its places are overwritten by those of its gradient.
+  void fetch_biases(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t n) {
+    const auto fetch = [&](const View<float>& bias, const auto& put) {
+      for (int64_t v = 0; v < rows; ++v) {
+        const float* from = bias.at(b, h, row + v) + key * bias.column;
+        for (int64_t c = 0; c < n; ++c) put(biases_[c * ROWS + v], from[c * bias.column]);
+      }
+    };
+    fetch(call_.biases[0], [](float& to, float x) { to = x; });
+    for (size_t k = 1; k < call_.biases.size(); ++k) fetch(call_.biases[k], [](float& to, float x) { to += x; });
   }
 
   // Adds what the last `n` keys, from `key` on, give to the gradient of the bias. What a bias repeats over is summed
   // first.
-  void add_to_bias(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t n) {
-    const View<float>& of = *call_.bias_strides;
-    float* first = bias_gradient + of.offset(b, h, row) + key * of.column;
+  void add_to_bias(const Sum& to_add, int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t n) {
+    const View<float>& of = to_add.strides;
+    float* first = to_add.to + of.offset(b, h, row) + key * of.column;
     if (of.row == 0) {
       float all = 0.0f;
       for (int64_t c = 0; c < n; ++c) {

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sqrtdk.impl.operands import of_pairs
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW, Factor
 from sqrtdk.tracing.spine.factors import tensor_factor
@@ -47,6 +48,7 @@ _ARGUMENT_NAMES = {
     "softcap": ("softcap",),
     "slopes": ("alibi_slopes",),
     "bias": ("attn_bias", "attn_mask", "bias"),
+    "distances": ("distances",),  # a table of j - i from 1 - L on
     "visible": ("visible",),
     "sinks": ("sinks",),
     "mask_type": ("custom_mask_type",),
@@ -271,6 +273,10 @@ def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
     if bias is not None and bias.dtype != torch.bool:
         value = _shaped(bias, arguments.lead(layout), layout, layout.columns)
         steps = as_passed(read_addend(arguments.node("bias"), value, 1.0, (), layout.shape))
+    table = arguments["distances"]
+    if table is not None:
+        value = _shaped(of_pairs(table.squeeze(-2), layout.rows), arguments.lead(layout), layout, layout.columns)
+        steps += as_passed(read_addend(arguments.node("distances"), value, 1.0, (), layout.shape))
     if slopes is None:
         return steps, None
     if slopes.is_meta or pairs.too_large():
