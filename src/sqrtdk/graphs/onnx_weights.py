@@ -15,7 +15,7 @@ from sqrtdk.graphs.places import is_module_path
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
                   "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "Gather": (0,),
-                  "Attention": (1,)}  # fmt: skip
+                  "Attention": (1,), **dict.fromkeys(("RNN", "GRU", "LSTM"), (1, 2, 3))}  # fmt: skip
 _MOST_WHOLE = 2**16  # largest width whose root a scale may be
 _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
 _PACKED = {"MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0}  # the input that may be packed
