@@ -27,7 +27,7 @@ Activation = Callable[[Tensor], Tensor]
 Activations = tuple[Activation, ...]
 # (x W + its bias, states, weight = R transposed, its bias, by = activations) to the next states
 Cell = Callable[..., States]
-_ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+_OWN_ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 _BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -140,11 +140,11 @@ def _activations(step: OnnxStep, usual: tuple[str, ...], lanes: int) -> list[Act
     """Returns the activations of each direction."""
     listed = step.attribute("activations", None) or list(usual) * lanes
     names = [(name.decode() if isinstance(name, bytes) else name) for name in listed]
-    odd = [name[:40] for name in names if name.lower() not in _ACTIVATIONS]  # onnxruntime ignores their case
+    odd = [name[:40] for name in names if name.lower() not in _OWN_ACTIVATIONS]  # onnxruntime ignores their case
     if odd or len(names) != len(usual) * lanes:
         shown = odd or [name[:40] for name in names[:8]]
         raise UnsupportedError(f"{step.node.op} with the activations {', '.join(shown)}")
-    by = tuple(_ACTIVATIONS[name.lower()] for name in names)
+    by = tuple(_OWN_ACTIVATIONS[name.lower()] for name in names)
     return [by[lane * len(usual) : (lane + 1) * len(usual)] for lane in range(lanes)]
 
 
