@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,60 @@ def test_the_bins_of_a_spline_are_no_attention(tmp_path: Path) -> None:
     assert len(report.calls) == 1
     assert not report.not_measured
     assert not [finding for finding in report.findings if finding.rule == "unmeasured"]
+
+
+class Coupling(nn.Module):
+    """Neural spline flow (Durkan et al. 2019): a rational-quadratic spline whose bins the other half of x gives."""
+
+    bins, reach = 8, 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 4 * (3 * self.bins - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, moved = x.chunk(2, -1)
+        params = self.net(kept).unflatten(-1, (4, -1))
+        widths, at = self.knots(params[..., : self.bins])
+        heights, up = self.knots(params[..., self.bins : -self.bins + 1])
+        slopes = nn.functional.pad(nn.functional.softplus(params[..., 1 - self.bins :]), (1, 1), value=1.0)
+        place = ((moved.clamp(-3, 3)[..., None] >= at).sum(-1, keepdim=True) - 1).clamp(0, self.bins - 1)
+        x0, w, y0, h, s0, s1 = (t.gather(-1, place)[..., 0] for t in (at, widths, up, heights, slopes, slopes[..., 1:]))
+        t = (moved - x0) / w
+        made = y0 + h * (h / w * t**2 + s0 * t * (1 - t)) / (h / w + (s1 + s0 - 2 * h / w) * t * (1 - t))
+        return torch.cat([torch.where(moved.abs() <= self.reach, made, moved), kept], -1)
+
+    def knots(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares = 1e-3 + (1 - 1e-3 * self.bins) * (x / 32**0.5).softmax(-1)
+        knots = 2 * self.reach * nn.functional.pad(shares.cumsum(-1), (1, 0)) - self.reach
+        return knots[..., 1:] - knots[..., :-1], knots
+
+
+class Flow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Coupling(), Coupling()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x + 0.8 * torch.randn_like(x)))
+        return out
+
+
+@pytest.mark.parametrize("kind", [".onnx", ".pt2"])
+def test_a_flow_of_splines_has_no_attention(kind: str, tmp_path: Path) -> None:
+    path, x = tmp_path / f"flow{kind}", (torch.randn(2, L, 8),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == ".onnx":
+            torch.onnx.export(Flow().eval(), x, path, dynamo=False)
+            assert b"RandomNormalLike" in path.read_bytes()
+        else:
+            torch.export.save(torch.export.export(Flow().eval(), x), path)
+    result = called("check", path, "--json")
+    assert result.returncode == 0
+    document = json.loads(result.stdout)
+    assert (document["calls"], document["not_measured"], document["findings"]) == ([], [], [])
+    assert "torch.compile" not in result.stdout + result.stderr
 
 
 def test_a_graph_without_attention_is_said_in_one_sentence(tmp_path: Path) -> None:
