@@ -232,6 +232,43 @@ def test_what_can_not_be_copied_is_asked_itself() -> None:
         assert [answer.state for answer in found] == [state, NOT_ASKED]
 
 
+class Mixed(nn.Module):
+    """Attention in half precision, a norm and a head in float32, with casts between them as mixed models write them."""
+
+    def __init__(self, dtype: torch.dtype, cast: str, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH).to(dtype)
+        self.dtype, self.cast, self.is_causal = dtype, cast, causal
+        self.sizes = (torch.ones(WIDTH, dtype=dtype),)  # held in a tuple, where `Module.float` does not reach it
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        x = getattr(x, self.cast)() if self.cast in ("half", "bfloat16") else x.to(self.dtype)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal).transpose(1, 2).flatten(2)
+        out = out @ self.sizes[0].diag() if self.cast == "held" else out
+        made: Tensor = self.head(out.float())
+        return made
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [
+    (torch.float16, "half"), (torch.bfloat16, "bfloat16"), (torch.bfloat16, "to"),
+])  # fmt: skip
+def test_a_model_of_two_dtypes_is_asked(dtype: torch.dtype, cast: str) -> None:
+    found = {a.law: a for a in answers(Mixed(dtype, cast, True), (torch.randn(2, 6, WIDTH),), "finite,samples,causal")}
+    assert {law: answer.state for law, answer in found.items()} == dict.fromkeys(found, KEPT)
+
+
+def test_a_float32_copy_that_raises_is_named() -> None:
+    found = {
+        a.law: a for a in answers(Mixed(torch.bfloat16, "held", True), (torch.randn(2, 6, WIDTH),), "finite,causal")
+    }
+    assert (found["finite"].state, found["causal"].state) == (KEPT, NOT_ASKED)
+    assert str(found["causal"].reason).startswith("a float32 copy of Mixed raised RuntimeError: ")
+
+
 class Grouped(nn.Module):
     """Attention over time, then over the series of a group; `leak` also sees the others."""
 

@@ -80,8 +80,7 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
             f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
             hint=_hint_on_operators(walked.unread),
         ) from error
-    if walked.numbers is not None:
-        run = replace(run, model=replace(run.model, parameters=walked.numbers))
+    run = replace(run, model=replace(run.model, parameters=walked.numbers))
     if walked.sizes:
         run = _without_sizes(run, walked, _at_other_sizes(path, config, options))
     sick = (of_weights(walked.sick),) if walked.sick else ()

@@ -17,6 +17,7 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.graphs.graph import to_tensor
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS, FUSED_OPERATIONS
 from sqrtdk.graphs.onnx_layers import LAYER_OPERATIONS, fake_quantised
+from sqrtdk.graphs.onnx_recurrent import RECURRENT_OPERATIONS
 from sqrtdk.graphs.onnx_shapes import SHAPES
 from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, binary, of_torch, torch_dtype
 from sqrtdk.graphs.rewriting import ROUNDED_OPERATOR
@@ -181,6 +182,7 @@ ONNX_OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("", name): _pairs(function) for name, function in _OF_TWO.items()},
     **{("", name): _reduce(function) for name, function in _OVER_AXES.items()},
     **{("", name): operation for name, operation in (_WITH_ATTRIBUTES | SHAPES | LAYER_OPERATIONS).items()},
+    **{("", name): operation for name, operation in RECURRENT_OPERATIONS.items()},
     **FUSED_OPERATIONS,
     **ATTENTION_OPERATIONS,
     ROUNDED_OPERATOR: of_torch(fake_quantised, scale=None, zero=None, fixed=False),

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, UnsupportedError, kind_and_text
 from sqrtdk.graphs import places
+from sqrtdk.graphs.counts import count_of_graph
 from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention, load_graph, refuse_many
 from sqrtdk.graphs.inputs import PADDING_MASK_NAME, onnx_input_shape, shown_sizes
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS
 from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
 from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
 from sqrtdk.graphs.onnx_step import ONNX_DTYPES, OnnxStep, torch_dtype
-from sqrtdk.graphs.onnx_weights import count_numbers, find_weights
+from sqrtdk.graphs.onnx_weights import find_weights
 from sqrtdk.graphs.quantised import without_quantisation
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import is_finite
@@ -76,8 +77,8 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
         notes += (Message("graphs.folded", count=len(walk.folded)),)
     loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
     unread = tuple(sorted(walk.unread))
-    sizes, numbers = walk.sizes, count_numbers(file)
-    return places.GraphModel(loaded, tuple(walk.missing), sizes, walk.operators(), unread, walk.sick, numbers)
+    missing, numbers = tuple(walk.missing), count_of_graph(file)
+    return places.GraphModel(loaded, numbers, missing, walk.sizes, walk.operators(), unread, walk.sick)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 
 from sqrtdk.graphs.graph import Graph
@@ -15,11 +14,9 @@ from sqrtdk.graphs.places import is_module_path
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
                   "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "Gather": (0,),
-                  "Attention": (1,)}  # fmt: skip
+                  "Attention": (1,), **dict.fromkeys(("RNN", "GRU", "LSTM"), (1, 2, 3))}  # fmt: skip
 _MOST_WHOLE = 2**16  # largest width whose root a scale may be
 _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
-_PACKED = {"MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0}  # the input that may be packed
-_BYTE_TYPES = (2, 3)  # ONNX's numbers of uint8 and int8
 _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that torch has
 
 
@@ -54,21 +51,6 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
         and len(initializers[source].dims) > 1
     }
     return learned, folded, names
-
-
-def count_numbers(file: Graph) -> int:
-    """Returns how many numbers the constants of a file hold: each dtype, and each of those packed into one byte."""
-    counts = {name: math.prod(proto.dims) for name, proto in file.initializers.items()}
-    total: int = 0
-    for node in file.nodes:
-        if node.op == "Constant":
-            total += sum(int(np.size(value)) for key, value in node.attributes.items() if key.startswith("value"))
-        name, bits = node.input(_PACKED.get(node.op, 0)), int(node.attributes.get("bits", 4))
-        if node.op in _PACKED and name in counts and int(file.initializers[name].data_type) in _BYTE_TYPES:
-            # eight ints of 1 bit, four of 2 or two of 4 lie in a byte; blocks along K may be padded to whole bytes
-            whole = int(node.attributes.get("K", 0)) * int(node.attributes.get("N", 0))
-            counts[name] = whole or math.prod(file.initializers[name].dims) * 8 // max(bits, 1)
-    return int(total + sum(counts.values()))
 
 
 def _constants(graph: Graph) -> set[str]:

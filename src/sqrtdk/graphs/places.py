@@ -33,6 +33,7 @@ class GraphModel:
     """A graph as a model whose forward walks it on the meta device."""
 
     loaded: LoadedModel  # the model, its inputs on the meta device, and values of its constants
+    numbers: int  # numbers in the constants of the file, of every dtype, unpacked
     missing: tuple[UnreadAttention, ...] = ()  # attentions that are not read
     # numbers chosen for the sizes that the graph leaves free
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -40,7 +41,6 @@ class GraphModel:
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # operators and attributes that are not read
     sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
-    numbers: int | None = None  # numbers in the constants of an ONNX file, whatever their dtype
 
 
 class NamedModule(nn.Module):

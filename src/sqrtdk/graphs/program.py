@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs import places
+from sqrtdk.graphs.counts import count_of_program
 from sqrtdk.graphs.graph import refuse_many
 from sqrtdk.graphs.guards import Bounds, Guards, read_guards, sizes_meeting
 from sqrtdk.graphs.inputs import PADDING_MASK_NAME, inputs_by_name, number_for, shown_sizes
@@ -201,7 +202,7 @@ def walk_program(
             values[places.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
             notes += (Message("graphs.mask_of_ones", name=name),)
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return places.GraphModel(loaded, sizes=sizes, sick=tuple(sick))
+    return places.GraphModel(loaded, count_of_program(program, module), sizes=sizes, sick=tuple(sick))
 
 
 class _Walker(torch.fx.Interpreter):

@@ -1,11 +1,14 @@
 """A model with its inputs, which is run again and again with some of them changed.
 
 The module is the user's own object. If it computes in float16 or bfloat16, a float32 copy is asked instead, because
-rounding in half precision would hide what moves. Only the law `finite` depends on the dtype: it asks the model itself.
+rounding in half precision would hide what moves. Casts of the forward to half precision (`x.to(self.dtype)` between
+modules of several dtypes) become casts to float32 in the copy. Only the law `finite` depends on the dtype: it asks the
+model itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
@@ -142,23 +146,22 @@ class Subject:
             inputs = tuple(named[name] for name in self.positional)
         torch.manual_seed(self.seed if seed is None else seed)
         try:
-            with self.pace.run():
+            with self.pace.run(), contextlib.nullcontext() if self.itself is None else _HalfAsFloat32():
                 return call(self.module, inputs, own_inputs=True)
         except ModelError as error:
             raise NotAsked(self._raised(error.__cause__ or error)) from error
 
     def _raised(self, error: BaseException) -> Message:
         model = type(self.module).__name__
-        room = _MOST_REASON_CHARACTERS - len(f"{model} raised {type(error).__name__}: ")
-        return Message(
-            "laws.asking.model_raised", model=model, error=kind_and_text(error, max(room, _LEAST_ERROR_CHARACTERS))
-        )
+        said = "laws.asking.model_raised" if self.itself is None else "laws.asking.copy_raised"
+        room = _MOST_REASON_CHARACTERS - len(str(Message(said, model=model, error=f"{type(error).__name__}: ")))
+        return Message(said, model=model, error=kind_and_text(error, max(room, _LEAST_ERROR_CHARACTERS)))
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
         """Return the same model with other inputs."""
         return Subject(
             self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed,
-            pace=self.pace,
+            pace=self.pace, itself=self.itself,
         )  # fmt: skip
 
     def by_name(self) -> Subject:
@@ -222,6 +225,19 @@ def _in_float32(module: nn.Module) -> nn.Module:
         raise
     except BaseException as error:  # a user's __deepcopy__ may raise anything
         raise NotAsked(Message("laws.asking.half_precision", error=kind_and_text(error, 120))) from error
+
+
+class _HalfAsFloat32(TorchFunctionMode):
+    """Makes every cast to half precision, and every new tensor in it, one in float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = {name: _wide_dtype(value) for name, value in (kwargs or {}).items()}
+        func = Tensor.float if func in (Tensor.half, Tensor.bfloat16) else func
+        return func(*map(_wide_dtype, args), **wide)
+
+
+def _wide_dtype(value: Any) -> Any:
+    return torch.float32 if isinstance(value, torch.dtype) and value in HALF_DTYPES else value
 
 
 def _float32(value: Any) -> Any:

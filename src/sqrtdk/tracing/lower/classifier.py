@@ -101,6 +101,8 @@ class Classifier:
         if tensor.is_nested:
             _note_nested(self.scene, made, parents)
             return
+        if tensor.numel() == 1 and all(p.learned for p in parents if p.act):
+            return  # a number of the model, no activations: sigma = u . (W v), by which a spectral norm divides W
         if node.op == "embedding":
             _embed(self.scene, made, parents)
         elif any(p.act for p in parents):

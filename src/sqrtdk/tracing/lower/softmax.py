@@ -232,7 +232,8 @@ def is_maximum(node: Node) -> bool:
 def _total(bottom: Node) -> tuple[Node | None, bool]:
     """Returns the sum (or sums by group) in a divisor such as s + 1e-6, and whether more than an epsilon was added."""
     sinks = False
-    while bottom.op in BACK_TO_EDGES | ops.CLAMPS | {"add", "masked_fill"}:
+    # A root has no arguments left: the knots of a spline divide by a difference of such sums.
+    while not bottom.is_root and bottom.op in BACK_TO_EDGES | ops.CLAMPS | {"add", "masked_fill"}:
         parent = bottom.main()
         if bottom.op == "add":
             weight = next((i for i in (0, 1) if _is_weight(bottom, i)), None)

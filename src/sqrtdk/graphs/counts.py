@@ -1,0 +1,97 @@
+"""Counts the numbers that the constants of a graph hold: of every dtype, and each of several packed into one element.
+
+A weight of 4 bits may lie in uint8 or int32, two or eight numbers in an element. That it is packed shows in what the
+graph does with it: an operator that takes packed weights, or in a program a shift and a bit mask.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sqrtdk.graphs.graph import Graph
+
+# Operators of onnxruntime with the index of the input that may be packed, and ONNX's numbers of uint8 and int8.
+_PACKED_INPUTS = {"MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0}
+_BYTE_TYPES = (2, 3)
+# Operators of torch whose second argument is packed, with the bits of one number.
+_BITS_OF_PRODUCTS = {
+    "aten::_weight_int4pack_mm": 4,
+    "aten::_weight_int4pack_mm_for_cpu": 4,
+    "aten::_weight_int4pack_mm_with_scales_and_zeros": 4,
+}
+_SHIFTS = ("__rshift__", "bitwise_right_shift")
+_MASKS = ("__and__", "bitwise_and")
+_MASKED_BITS = {2**bits - 1: bits for bits in (1, 2, 4, 8)}  # w & 15 keeps 4 bits
+# Operators between a packed constant and its bit mask, which leave its elements whole.
+_BEFORE_MASKS = (
+    "unsqueeze",
+    "expand",
+    "view",
+    "reshape",
+    "to",
+    "_to_copy",
+    "clone",
+    "_assert_tensor_metadata",
+    *_SHIFTS,
+)
+
+
+def count_of_graph(file: Graph) -> int:
+    """Returns how many numbers the constants of an ONNX file hold."""
+    counts = {name: math.prod(proto.dims) for name, proto in file.initializers.items()}
+    total: int = 0
+    for node in file.nodes:
+        if node.op == "Constant":
+            total += sum(int(np.size(value)) for key, value in node.attributes.items() if key.startswith("value"))
+        name, bits = node.input(_PACKED_INPUTS.get(node.op, 0)), int(node.attributes.get("bits", 4))
+        if node.op in _PACKED_INPUTS and name in counts and int(file.initializers[name].data_type) in _BYTE_TYPES:
+            # eight ints of 1 bit, four of 2 or two of 4 lie in a byte; blocks along K may be padded to whole bytes
+            whole = int(node.attributes.get("K", 0)) * int(node.attributes.get("N", 0))
+            counts[name] = whole or math.prod(file.initializers[name].dims) * 8 // max(bits, 1)
+    return int(total + sum(counts.values()))
+
+
+def count_of_program(program: Any, module: torch.fx.GraphModule) -> int:
+    """Returns how many numbers the parameters, buffers and other constants of a program hold; tied ones count once."""
+    held = {**program.state_dict, **program.constants}
+    tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+    bits = {str(node.target): _bits(node) for node in module.graph.nodes if node.op == "get_attr"}
+    counts: dict[Any, int] = {}
+    for name, tensor in tensors.items():
+        strided = tensor.layout is torch.strided and tensor.numel() > 0
+        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape) if strided else name
+        packed = 8 * tensor.dtype.itemsize // (bits.get(name) or 8 * tensor.dtype.itemsize)
+        counts[place] = max(tensor.numel() * packed, counts.get(place, 0))
+    return sum(counts.values())
+
+
+def _bits(constant: torch.fx.Node) -> int | None:
+    """Returns the bits of one number of a packed constant, or None for one that is not packed.
+
+    Packed is what is shifted and masked: (qweight[:, None] >> shifts) & 15, or w & 15 beside w >> 4.
+    """
+    value = constant.meta.get("val")
+    if isinstance(value, Tensor) and (value.is_floating_point() or value.dtype is torch.bool):
+        return None
+    queue, met, masked, shifted = [constant], {constant}, None, False
+    while queue:
+        node = queue.pop()
+        for user in node.users:
+            name = str(getattr(getattr(user.target, "_schema", None), "name", ""))
+            if name in _BITS_OF_PRODUCTS and user.args[1] is node:
+                return _BITS_OF_PRODUCTS[name]
+            short, mask = name.removeprefix("aten::"), user.args[1] if len(user.args) > 1 else None
+            if not user.args or user.args[0] is not node:  # by how many bits, or a mask of another tensor
+                continue
+            shifted |= short in _SHIFTS
+            if short in _MASKS and isinstance(mask, int) and mask in _MASKED_BITS:
+                masked = _MASKED_BITS[mask]
+            elif short in _BEFORE_MASKS and user not in met:
+                met.add(user)
+                queue.append(user)
+    return masked if shifted else None
