@@ -39,6 +39,7 @@ class _Asked(threading.local):
     now = False
     inside = 0
     followed: dict[tuple[Node, str, bool], ProductSide] | None = None  # results within the outermost `follow_side`
+    remembered: dict[tuple[Node, str, bool], ProductSide] | None = None  # results of the ones before it, if shared
 
 
 class _TooDeepError(Exception):
@@ -57,16 +58,18 @@ def follow_side(node: Node, where: str) -> ProductSide:
     """Returns the side that ends at `node`, followed back to its root."""
     if _asked.followed is not None:
         return _step(node, where)
-    way, _asked.followed = [(node, where, _asked.now)], {}
+    known = {} if _asked.remembered is None else _asked.remembered
+    way, _asked.followed = [(node, where, _asked.now)], known
     try:
         while True:  # a recurrence too deep for Python's stack: its inner steps are followed first, then reused
             try:
                 node, where, now = way[-1]
                 with unprobed(now):
                     side = _step(node, where)
-                _asked.followed[way.pop()] = side
+                inner = way.pop()
                 if not way:
                     return side
+                known[inner] = side
             except _TooDeepError as deep:
                 way.append(deep.args)
     finally:
@@ -88,6 +91,16 @@ def _step(node: Node, where: str) -> ProductSide:
     if before:  # the outermost step probes more operations than an inner one, so its result is not shared
         _asked.followed[key] = side
     return side
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Within this block, no step is followed twice: a recurrence's q and k are read for its name and its formula."""
+    before, _asked.remembered = _asked.remembered, {}
+    try:
+        yield
+    finally:
+        _asked.remembered = before
 
 
 @contextmanager

@@ -111,6 +111,8 @@ def common_side(sides: Sequence[ProductSide], **changes: object) -> ProductSide:
 
 def _alike(side: ProductSide, other: ProductSide) -> bool:
     """Whether two sides have the same product of factors, or the same list of factors if a value is unknown."""
+    if side.factors == other.factors:  # the many pieces of a recurrence: their products are not computed
+        return True
     if math.isnan(side.factor) or math.isnan(other.factor):
         return [replace(f, where="") for f in side.factors] == [replace(f, where="") for f in other.factors]
     return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)
