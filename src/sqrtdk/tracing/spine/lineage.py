@@ -32,6 +32,7 @@ _RESHAPES_TO_HEADS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_ali
 # More operations without readers than this on one way is a recurrence: its effect is not probed.
 _MOST_PROBED = 4
 _MOST_NESTED_CALLS = 40  # nested calls of `_step`; a longer lineage (a recurrence) is cut and followed from farther in
+_POOLED = frozenset({"mul", "sum"})  # roots of vectors that were weighted and summed
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
@@ -200,7 +201,11 @@ def _normalised(node: Node, where: str) -> ProductSide | None:
     if norm is None or node.value is None:
         return None
     turns = [stage for stage in follow_side(norm.part.source, where).stages if stage.name in ROTATION_NAMES]
-    side = follow_side(min(node.roots, key=lambda n: n.serial), where).then(*turns)
+    root = min(node.roots, key=lambda n: n.serial)
+    side = follow_side(root, where).then(*turns)
+    # norm((kv * gate.softmax(1)).sum(1)), DeepSeek-V4's compressed keys: whatever the sum is, the norm sets its length.
+    if side.root is root and side.unknown == (root.op,) and root.op in _POOLED:
+        side = replace(side, unknown=())
     return _normed(side, norm, node.value, where, "number")
 
 

@@ -65,7 +65,8 @@ def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> Product
         return sides[0]
     bases = [side.basis for side in sides if side.basis is not None]
     put = torch.cat if node.op == "cat" else torch.stack
-    return common_side(sides, basis=put(bases, dim) if len(bases) == len(sides) else None)
+    own = pieces[0].shape[-2] if node.op == "cat" and dim % len(node.shape) == len(node.shape) - 2 else 0
+    return common_side(sides, basis=put(bases, dim) if len(bases) == len(sides) else None, own_rows=own)
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
