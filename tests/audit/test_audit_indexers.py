@@ -8,25 +8,15 @@ import pytest
 
 import sqrtdk
 
-hf = pytest.importorskip("transformers")
-import torch  # noqa: E402
+pytest.importorskip("transformers")
+import torch
 
-from sqrtdk.models.inputs import make_inputs, move_inputs  # noqa: E402
-from tests.hf.small import build, needs, small_config  # noqa: E402
-
-RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}  # so that short inputs are compressed
+from tests.hf.compressed import LENGTH, deepseek_v4, inputs_for
+from tests.hf.small import build, needs, small_config
 
 
-def deepseek_v4() -> Any:
-    needs("deepseek_v4")
-    config: Any = small_config("deepseek_v4")
-    config.compress_rates, config.index_topk = RATES, 2
-    return build(config, "eager", torch.float32)
-
-
-def judged(model: Any, **options: Any) -> Any:
-    inputs, _ = make_inputs(model, model.config, batch=2, seq_len=24, seed=1)
-    return sqrtdk.check(model, inputs=move_inputs(inputs, model), laws="none", **options)
+def judged(model: Any) -> Any:
+    return sqrtdk.check(model, inputs=inputs_for(model), laws="none")
 
 
 @pytest.mark.full
@@ -35,7 +25,7 @@ def test_an_attention_to_compressed_keys_is_judged_by_code_and_numbers() -> None
     assert [call.verdict for call in report.calls] == ["exact"] * 3
     for call in report.calls:
         assert call.call.formula == "softmax(0.25 * rope(rms(q)).rope(rms(k)) + mask + sinks)"
-        assert call.call.key_len > call.call.query_len == 24
+        assert call.call.key_len > call.call.query_len == LENGTH
         assert call.call.scale.numeric == pytest.approx(0.25, rel=1e-5)
     assert {finding.rule for finding in report.findings} == {"unmeasured"}
     (indexer,) = report.not_measured
