@@ -31,7 +31,8 @@ GENERATING = (
 )
 WIDTH = "hidden_size d_model n_embd dim embed_dim hidden_dim text_hidden_size projection_dim word_embed_proj_dim"
 FEED = """intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner ffn_hidden_size dim_ff mlp_dim
-    shared_expert_intermediate_size dense_intermediate_size shared_intermediate_size feed_forward_hidden_size"""
+    shared_expert_intermediate_size shared_experts_intermediate_size dense_intermediate_size
+    shared_intermediate_size feed_forward_hidden_size"""
 LAYERS = """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers depth
     num_encoder_layers encoder_num_layers decoder_num_layers enc_num_layers dec_num_layers num_main_layers"""
 HEADS = """num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads
@@ -58,9 +59,10 @@ SIZES = {
     **dict.fromkeys(["vocab_size", "unpadded_vocab_size", "text_vocab_size", "vocab_size_per_layer_input"], 160),
     **dict.fromkeys(["sliding_window", "attention_window_size", "sliding_window_size", "rel_extent"], 4),
     **dict.fromkeys(["mamba_d_state", "mamba_n_heads", "mamba_d_head", "ssm_state_size", "index_topk", "d_rel"], 8),
-    **dict.fromkeys(["index_n_heads"], 2),
-    **dict.fromkeys(["linear_num_value_heads", "linear_num_key_heads"], 4),
-    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"], 16),
+    **dict.fromkeys(["index_n_heads", "index_kpool"], 2),
+    **dict.fromkeys(["linear_num_value_heads", "linear_num_key_heads", "linear_num_heads"], 4),
+    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"], 16),
+    **dict.fromkeys(["hidden_size_per_layer_input"], 16),
 }
 MOST_LAYERS = 4
 BY_LAYER = ("per_layer_config", "stage_names", "out_features", "out_indices")  # name layers that are cut
@@ -105,6 +107,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 5e5, "clip_qkv": 8, "kv_n_heads": 2}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "donut-swin": STAGED,
+    # The sizes of the sliding layers are no fields; `per_layer_config` is made of them.
+    "dots3_note_text": {
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 24,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 16,
+    },
     "falcon_h1": {"mamba_d_ssm": 64},
     "flaubert": {"n_words": 160, "emb_dim": 64},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 16},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.report.json import to_json
+from sqrtdk.tracing.trace import Trace
 
 
 class Delta(nn.Module):
@@ -83,3 +85,40 @@ def test_a_report_has_one_size_for_any_number_of_steps() -> None:
         sizes.append((len(report.not_measured), [len(text) for text in lost], len(to_json(report))))
     assert sizes[0][:2] == sizes[1][:2] == sizes[2][:2]
     assert max(size for *_, size in sizes) < 1.02 * min(size for *_, size in sizes)  # numbers have a few more digits
+
+
+class Chunked(nn.Module):
+    """The delta rule in chunks: the inverse of a triangular matrix, written row by row, meets the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(1, (-1, 12)) for part in (self.q, self.k, self.v))
+        attn = -(k @ k.mT).tril(-1)
+        for i in range(1, 12):
+            attn[..., i, :i] = attn[..., i, :i] + (attn[..., i, :i, None] * attn[..., :i, :i]).sum(-2)
+        written, state, out = (attn + torch.eye(12)) @ v, torch.zeros(len(x), 16, 16), []
+        for t in range(q.shape[1]):
+            new = written[:, t] - k[:, t] @ state
+            out.append(q[:, t] @ state + (q[:, t] @ k[:, t].mT).tril() @ new)
+            state = state + k[:, t].mT @ new
+        return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize("formulas", [True, False])
+def test_a_formula_is_read_once_a_line_at_most(formulas: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module, read = sys.modules[Trace.__module__], []
+    whole = vars(module)["lost_formula"]
+    monkeypatch.setattr(module, "lost_formula", lambda seen: (read.append(seen), whole(seen))[1])
+    model, numbers = Chunked(), []
+    for length in (36, 96):
+        read.clear()
+        with Trace(model, formulas=formulas) as run:
+            model(torch.randn(2, length, 16))
+        assert len(read) == (len(run.not_measured) if formulas else 0)
+        assert all((entry.formula is not None) is formulas for entry in run.not_measured)
+        numbers.append(len(run.not_measured))
+    assert numbers == [5, 5]

@@ -54,7 +54,6 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
 from sqrtdk.tracing.tape.nonfinite import Origin, find_origin
-from sqrtdk.tracing.trace import trace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ def _reruns(loaded: LoadedModel, seed: int) -> Callable[[Mapping[Key, float] | N
 
     def rerun(enlarge: Mapping[Key, float] | None) -> Rerun:
         torch.manual_seed(seed)
-        with trace(loaded.module, stats=False, enlarge=dict(enlarge) if enlarge else None) as again:
+        with Trace(loaded.module, stats=False, enlarge=enlarge, formulas=False) as again:
             output = forward(loaded.module, loaded.inputs)
         # Caches are not walked: the model's answer is compared.
         tensors = tuple(tensor.detach() for _, tensor in walk(output, objects=False) if _has_numbers(tensor))

@@ -33,6 +33,7 @@ from sqrtdk.compare.opening import (
 from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
+from sqrtdk.compare.picked import with_picked_masks
 from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
 from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
@@ -284,6 +285,7 @@ def _compared(
     far = any(both.is_apart(UNMEASURED_ROUNDINGS * math.sqrt(len(calls) + 1)) for both in returned)
     entering = compare_inputs(a, b, calls, blind, listen=far)
     judged = _as_they_leave(a, b, calls, judged, entering, blind)
+    judged = with_picked_masks(a, b, calls, judged, entering, kv_scale)
     pairs: list[PairDiff] = []
     origin: str | None = None
     for (one, other), own, comes in zip(calls, judged, entering, strict=True):

@@ -78,11 +78,13 @@ class Patch:
         returned: by place, tensors that replace a call's own output of the same shape.
         taken: by place, tensors that replace a call's own inputs of the same shape.
         edits: functions that put a part of the other model into the copy that runs.
+        reads: the run's attentions are read as well.
     """
 
     returned: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
     edits: tuple[Callable[[nn.Module], None], ...] = ()
+    reads: bool = False
 
 
 class ModuleListener:

@@ -54,6 +54,7 @@ class FinerRun:
         outputs: every floating tensor that its forward returned.
         steps: calls of its modules, in the order in which they end; empty if not recorded.
         listened: whether module calls were recorded; a scripted model has none even so.
+        calls: its attentions, if the patch asked for them.
         replaced: module calls whose output was replaced as the patch asked.
     """
 
@@ -63,6 +64,7 @@ class FinerRun:
     steps: tuple[ModuleStep, ...] = ()
     replaced: frozenset[ModuleCall] = frozenset()
     listened: bool = False
+    calls: tuple[CallTensors, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -331,10 +333,10 @@ def _finer(
             copied[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if kept else other
     twin = copy.deepcopy(loaded.module, copied).to(dtype)
     listener = None if sites is None else ModuleListener(sites, patch)
-    # a patched run serves only the walk over modules
-    run, returned = _traced(twin, inputs, seed, attn, listener, reads=patch is None)
+    # most patched runs serve only the walk over modules
+    run, returned = _traced(twin, inputs, seed, attn, listener, reads=patch is None or patch.reads)
     entering = {name_of(call): entering_of(call) for call in run.tensors if call.missing is None}
-    exact = FinerRun(dtype, entering, tensors_of(returned))
+    exact = FinerRun(dtype, entering, tensors_of(returned), calls=run.tensors if patch is not None else ())
     if listener is None:
         return exact
     return replace(exact, steps=tuple(listener.steps), replaced=frozenset(listener.replaced), listened=True)

@@ -6,7 +6,7 @@ Shapes follow torch: query (B, Hq, L, E), key (B, H, S, E), value (B, H, S, Ev).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sqrtdk._shown import Shown
@@ -239,15 +239,30 @@ class NotMeasured:
         return id_of(self.reason) in _NAMED_WITHOUT_SOFTMAX
 
 
-def once_a_line(entries: Iterable[NotMeasured]) -> tuple[NotMeasured, ...]:
-    """Returns the first entry of each line of code: a layer that fails twice is listed once.
+class Missed:
+    """Attentions that could not be measured, one for each site, reason and line of code: the first.
 
     A recurrence in Python meets values in the same line at every step, each time with a longer formula.
+
+    Attributes:
+        formulas: whether formulas are read; without them only their number is of use.
     """
-    first: dict[tuple[object, ...], NotMeasured] = {}
-    for entry in entries:
-        first.setdefault((entry.site, entry.reason, entry.at or entry.formula), entry)
-    return tuple(first.values())
+
+    def __init__(self, *, formulas: bool = True) -> None:
+        self.formulas = formulas
+        self._first: dict[tuple[str, str, str | None], NotMeasured] = {}
+
+    def add(self, site: str, reason: str, at: str | None, formula: Callable[[], str | None]) -> None:
+        """Lists an attention. The formula, which is costly, is read only if the attention is the first of its line."""
+        if at is None:  # no line is known: the formula stands for it
+            written = formula()
+            self._first.setdefault((site, reason, written), NotMeasured(site, reason, written))
+        elif (site, reason, at) not in self._first:
+            self._first[site, reason, at] = NotMeasured(site, reason, formula() if self.formulas else None, at)
+
+    def entries(self) -> tuple[NotMeasured, ...]:
+        """Returns all, in order."""
+        return tuple(self._first.values())
 
 
 def numbers_by_site(sites: Iterable[str]) -> Iterator[int]:

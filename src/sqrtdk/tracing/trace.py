@@ -26,14 +26,15 @@ from sqrtdk.tracing.records import (
     NOT_SEEN,
     SEPARABLE,
     AttentionCall,
+    Missed,
     NotAttention,
     NotMeasured,
     numbers_by_site,
-    once_a_line,
 )
 from sqrtdk.tracing.spine.eager import read_eager
 from sqrtdk.tracing.spine.edges import read_edges
 from sqrtdk.tracing.spine.kernels import KERNELS
+from sqrtdk.tracing.spine.lineage import remembered
 from sqrtdk.tracing.spine.online import read_online
 from sqrtdk.tracing.spine.orient import pools_positions
 from sqrtdk.tracing.spine.reading import Reading
@@ -111,6 +112,7 @@ class Trace:
         projections: bool = False,
         sites: Sites | None = None,
         gradients: ProjectionGradients | None = None,
+        formulas: bool = True,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise InvalidTypeError(
@@ -138,7 +140,7 @@ class Trace:
         self._gradients = gradients
         self._offered: Counter[str] = Counter()
         self._records: list[_Record | None] = []  # None for a block that was merged into another record
-        self._missed: list[NotMeasured] = []
+        self._missed = Missed(formulas=formulas)
         # A caller that passes `sites` enters them itself: hooks can't be added or removed during a call of the model.
         self._follows = sites is None
         self._sites = Sites(model) if sites is None else sites
@@ -180,7 +182,7 @@ class Trace:
             NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
             for entry, number in zip(lost, numbers_by_site(entry.site for entry in lost), strict=True)
         )
-        self.not_measured = once_a_line(self._missed)
+        self.not_measured = self._missed.entries()
         self.unread = scene.store.unread()
         scene.store.close()
         self.ranks = world_size() if scene.travel.count else 1
@@ -262,9 +264,9 @@ class Trace:
 
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         place = places.current_place()
-        with self._guarded(site, seen, place):
+        with self._guarded(site, seen, place), remembered():
             reason, formula = without_softmax(seen)
-            self._missed.append(NotMeasured(site, reason, formula or self._formula(seen), places.place_text(place)))
+            self._missed.add(site, reason, places.place_text(place), lambda: formula or self._formula(seen))
 
     def _end(self, weighing: Weighing) -> None:
         """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
@@ -301,10 +303,10 @@ class Trace:
                 yield
         except Exception as error:
             reason = Message("trace.missed.reading_failed", error=kind_and_text(error))
-            self._missed.append(NotMeasured(site, reason, self._formula(seen), places.place_text(place)))
+            self._missed.add(site, reason, places.place_text(place), lambda: self._formula(seen))
 
     def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
-        self._missed.append(NotMeasured(site, reason, self._formula(seen), places.place_text(places.current_place())))
+        self._missed.add(site, reason, places.place_text(places.current_place()), lambda: self._formula(seen))
 
     def _add(self, reading: Reading, used: ValueOperands | None, nodes: Sequence[Node]) -> None:
         assert self._scene is not None  # `nodes` are those of q, k and v, or of their logits

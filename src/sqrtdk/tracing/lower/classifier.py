@@ -21,10 +21,11 @@ from sqrtdk.tracing.lower.weights import dropout_of
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias, ancestors
 from sqrtdk.tracing.tape.node import Node, Root, origin
-from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
+from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene, Unweighted
 from sqrtdk.tracing.tape.store import tensor_shape
 
 Kind = Callable[[Scene, RecordedOutput, list[Node]], None]
+_MOST_SCORED = 16  # operations from an indexer's product to its selection; DeepSeek-V4's has nine
 _FIRST_ONLY = frozenset({*ops.NORM_OPERATIONS, "native_dropout", "max"})  # only their first output carries the lineage
 
 
@@ -199,6 +200,23 @@ def _project(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     scene.store.cut(node, made.tensor, source=source, width=width, paired=reads_pairs(source), projects=True)
 
 
+def _pick_keys(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
+    """Names an indexer, whose scores pick keys without a softmax: `(relu(q @ k.mT) * w[..., None]).sum(2).topk(n)`.
+
+    With its heads summed by a matrix product (GLM, DeepSeek-V3.2) it is an attention without softmax to `contract`.
+    """
+    combine_roles(scene, made, parents)
+    node: Node | None = parents[0]
+    names: set[str] = set()
+    for _ in range(_MOST_SCORED):
+        if node is None or not node.products or node.product is not None:
+            break
+        names.add(node.op)
+        node = node.main()
+    if made.node.out == 0 and node is not None and node.product is not None and {"relu", "mul", "sum"} <= names:
+        scene.listener.unsoftened(made.node.site, Unweighted(parents[0], alias(made.tensors[0]), -1))
+
+
 def _note_nested(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     """Sets the role of an operation on a nested tensor: without a kernel, torch's attention runs on nested batches.
 
@@ -237,6 +255,7 @@ _CLASSIFIERS: dict[str, Kind] = {
     **dict.fromkeys(ops.SOFTMAX_OPERATIONS, _softmax),
     "_sparse_softmax": _sparse_softmax,
     "softmax_csr": softmax_of_rows,
+    "topk": _pick_keys,
     **dict.fromkeys(ops.AFFINE, _affine),
     **dict.fromkeys(ops.PROJECTIONS, _project),
 }

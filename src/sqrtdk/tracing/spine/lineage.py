@@ -32,6 +32,7 @@ _RESHAPES_TO_HEADS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_ali
 # More operations without readers than this on one way is a recurrence: its effect is not probed.
 _MOST_PROBED = 4
 _MOST_NESTED_CALLS = 40  # nested calls of `_step`; a longer lineage (a recurrence) is cut and followed from farther in
+_POOLED = frozenset({"mul", "sum"})  # roots of vectors that were weighted and summed
 _PICKS = frozenset({"gather", "index", "index_select"})
 
 
@@ -39,6 +40,7 @@ class _Asked(threading.local):
     now = False
     inside = 0
     followed: dict[tuple[Node, str, bool], ProductSide] | None = None  # results within the outermost `follow_side`
+    remembered: dict[tuple[Node, str, bool], ProductSide] | None = None  # results of the ones before it, if shared
 
 
 class _TooDeepError(Exception):
@@ -57,16 +59,18 @@ def follow_side(node: Node, where: str) -> ProductSide:
     """Returns the side that ends at `node`, followed back to its root."""
     if _asked.followed is not None:
         return _step(node, where)
-    way, _asked.followed = [(node, where, _asked.now)], {}
+    known = {} if _asked.remembered is None else _asked.remembered
+    way, _asked.followed = [(node, where, _asked.now)], known
     try:
         while True:  # a recurrence too deep for Python's stack: its inner steps are followed first, then reused
             try:
                 node, where, now = way[-1]
                 with unprobed(now):
                     side = _step(node, where)
-                _asked.followed[way.pop()] = side
+                inner = way.pop()
                 if not way:
                     return side
+                known[inner] = side
             except _TooDeepError as deep:
                 way.append(deep.args)
     finally:
@@ -88,6 +92,16 @@ def _step(node: Node, where: str) -> ProductSide:
     if before:  # the outermost step probes more operations than an inner one, so its result is not shared
         _asked.followed[key] = side
     return side
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Within this block, no step is followed twice: a recurrence's q and k are read for its name and its formula."""
+    before, _asked.remembered = _asked.remembered, {}
+    try:
+        yield
+    finally:
+        _asked.remembered = before
 
 
 @contextmanager
@@ -187,7 +201,11 @@ def _normalised(node: Node, where: str) -> ProductSide | None:
     if norm is None or node.value is None:
         return None
     turns = [stage for stage in follow_side(norm.part.source, where).stages if stage.name in ROTATION_NAMES]
-    side = follow_side(min(node.roots, key=lambda n: n.serial), where).then(*turns)
+    root = min(node.roots, key=lambda n: n.serial)
+    side = follow_side(root, where).then(*turns)
+    # norm((kv * gate.softmax(1)).sum(1)), DeepSeek-V4's compressed keys: whatever the sum is, the norm sets its length.
+    if side.root is root and side.unknown == (root.op,) and root.op in _POOLED:
+        side = replace(side, unknown=())
     return _normed(side, norm, node.value, where, "number")
 
 

@@ -65,7 +65,8 @@ def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> Product
         return sides[0]
     bases = [side.basis for side in sides if side.basis is not None]
     put = torch.cat if node.op == "cat" else torch.stack
-    return common_side(sides, basis=put(bases, dim) if len(bases) == len(sides) else None)
+    own = pieces[0].shape[-2] if node.op == "cat" and dim % len(node.shape) == len(node.shape) - 2 else 0
+    return common_side(sides, basis=put(bases, dim) if len(bases) == len(sides) else None, own_rows=own)
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
@@ -111,6 +112,8 @@ def common_side(sides: Sequence[ProductSide], **changes: object) -> ProductSide:
 
 def _alike(side: ProductSide, other: ProductSide) -> bool:
     """Whether two sides have the same product of factors, or the same list of factors if a value is unknown."""
+    if side.factors == other.factors:  # the many pieces of a recurrence: their products are not computed
+        return True
     if math.isnan(side.factor) or math.isnan(other.factor):
         return [replace(f, where="") for f in side.factors] == [replace(f, where="") for f in other.factors]
     return abs(side.factor - other.factor) <= 1e-3 * abs(other.factor)

@@ -34,6 +34,7 @@ class ProductSide:
         growth: number of times that each head was repeated (GQA).
         pads: (axis, count) of zeros added along an axis; the axis is negative.
         unknown: operations that could not be followed.
+        own_rows: rows of the first piece if others were joined behind it: `cat([k, compressed], 2)`; else 0.
         folded_heads: features that the last reshape before the product split into heads.
     """
 
@@ -49,6 +50,7 @@ class ProductSide:
     growth: int = 1
     pads: tuple[tuple[int, int], ...] = ()
     unknown: tuple[str, ...] = ()
+    own_rows: int = 0
     folded_heads: int | None = None
 
     def then(self, *stages: Stage, **changes: Any) -> ProductSide:

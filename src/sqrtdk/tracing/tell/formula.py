@@ -171,6 +171,10 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
         name_id = _WEIGHT_FUNCTION_NAMES.get(curves)
         if way.product is None or name_id is None:
             return Message("trace.without_softmax.unnamed"), None
+        # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
+        # Asked before q and k are followed, as those of a recurrence are long: z = decay * z + update, once a token.
+        if not curves and not all(isinstance(step, (Scale, Hide)) for step in way.steps):
+            return Message("trace.without_softmax.unnamed"), None
         operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
         query, key = (follow_side(node, where) for node, where in zip(operands, "qk", strict=True))
     factors, name = [*query.factors, *key.factors], Message(name_id)
@@ -182,9 +186,6 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
                 step = replace(step, name=mask_pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
         return Message("trace.without_softmax.named", name=name), expression.text()
-    # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
-    if not all(isinstance(step, (Scale, Hide)) for step in way.steps):
-        return Message("trace.without_softmax.unnamed"), None
     factors += [step.factor for step in way.steps if isinstance(step, Scale)]
     known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
     if not known:

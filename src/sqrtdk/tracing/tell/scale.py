@@ -149,7 +149,8 @@ def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
         return Message("trace.scale.layout")
-    aligned = layout.rows == layout.columns or reading.offset is not None
+    # Keys behind those of the rows, as DeepSeek-V4's compressed ones, leave row i at the position of key i.
+    aligned = layout.rows in (layout.columns, key.own_rows) or reading.offset is not None
     if query.moves != key.moves or (query.moves and (reading.reordered or not aligned)):
         return Message(_OTHER_POSITIONS)
     if isinstance(operands, Vectors):
