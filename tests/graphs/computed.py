@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.graphs.graph import read_graph, to_tensor
+from sqrtdk.graphs.onnx_judge import unsigned_weights
 from sqrtdk.graphs.onnx_ops import operate
 from sqrtdk.graphs.onnx_step import OnnxStep
 from sqrtdk.graphs.quantised import without_quantisation
@@ -39,7 +40,9 @@ def theirs(model: Any, given: dict[str, Array]) -> dict[str, Tensor]:
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with unsigned_weights(read_graph(model, Path())):
+        whole = model.SerializeToString()
+    session = runtime.InferenceSession(whole, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in model.graph.output]
     return {name: to_tensor(array) for name, array in zip(names, session.run(names, given), strict=True)}
 

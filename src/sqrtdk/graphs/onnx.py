@@ -17,18 +17,17 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _extras
-from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.graphs.graph import Graph, UnreadAttention, load_graph, to_tensor
 from sqrtdk.graphs.inputs import feeds
 from sqrtdk.graphs.model_file import ONNX_EXTRA
+from sqrtdk.graphs.onnx_judge import Arrays, run_exposed
 from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
 from sqrtdk.graphs.places import GraphRoot, class_of
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-_FOLDER = "session.model_external_initializers_file_folder_path"
 _ONNX_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 _MOST_LINKS = 48  # tensors between a softmax and the product with values
 _OTHER_ORDER = 16.0  # factor by which rounding may grow when the same sums are taken in another order
@@ -72,7 +71,7 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
     graph = walkable(file)
     ends = _ends(graph)
     own = [value.name for value in model.graph.output]
-    ran = _run_exposed(file, given, [*dict.fromkeys((*own, *(name for name in ends if name in file.made_by)))])
+    ran = run_exposed(file, given, [*dict.fromkeys((*own, *(name for name in ends if name in file.made_by)))])
     walk = Walk(graph, values={name: to_tensor(array) for name, array in given.items()}, wanted={*own, *ends})
     trace = _traced(walk)
     missing = [*walk.missing, *(UnreadAttention(entry.site, entry.reason) for entry in trace.not_measured)]
@@ -143,36 +142,7 @@ def _product_after(graph: Graph, name: str) -> list[str]:
     return []
 
 
-# -- onnxruntime, the judge --------------------------------------------------------------------------------------------
-
-
-def _run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
-    """Returns tensors of a graph by name, computed by onnxruntime without graph optimisations.
-
-    An optimisation may fuse an attention into one operator, and the tensors inside it would not exist.
-    """
-    proto, runtime = _extras.load_extra("onnx", ONNX_EXTRA), _extras.load_extra("onnxruntime", ONNX_EXTRA)
-    options = runtime.SessionOptions()
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # fatal messages only: errors are raised in any case
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry(_FOLDER, str(graph.folder))
-    outputs = graph.model.graph.output
-    count = len(outputs)
-    try:
-        outputs.extend(proto.ValueInfoProto(name=name) for name in names[count:])
-        session = runtime.InferenceSession(graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return dict(zip(names, session.run(names, given), strict=True))
-    except (*INTERRUPTS, MissingExtraError):
-        raise
-    except Exception as error:  # onnxruntime and protobuf have their own error types
-        raise ModelError(
-            f"onnxruntime {runtime.__version__} does not run the graph: {kind_and_text(error)}",
-            hint="Check it with onnx.checker, and that this version of onnxruntime has its opset and operators.",
-        ) from error
-    finally:
-        del outputs[count:]
+# -- the judgement -----------------------------------------------------------------------------------------------------
 
 
 def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
