@@ -7,7 +7,7 @@ Some differences show only in numbers: a residual that is left out, a factor, a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -89,11 +89,23 @@ def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:
     model.get_submodule(parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))
 
 
-def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> list[PartChange]:
-    """Returns the module's own parameters and buffers that differ by more than their storage."""
+def is_alike(a: nn.Module, b: nn.Module, but: Collection[str] = ()) -> bool:
+    """Returns whether two modules hold the same parameters, buffers, numbers and functions, up to storage.
+
+    Parameters and buffers in `but` are not compared.
+    """
+    return not _of_values(a, b) and not _of_tensors(a, b, {}, but)
+
+
+def _of_tensors(
+    a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module], but: Collection[str] = ()
+) -> list[PartChange]:
+    """Returns the module's own parameters and buffers that differ by more than their storage, except those in `but`."""
     own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
     found: list[PartChange] = []
     for name in dict.fromkeys((*own[0], *own[1])):
+        if name in but:
+            continue
         x, y = (tensors.get(name) for tensors in own)
         if x is not None and y is not None:
             text = tensor_text(name, x.detach(), y.detach().to(x.device))

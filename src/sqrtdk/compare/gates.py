@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -62,10 +62,12 @@ class Gate:
     Attributes:
         name: the module's path within the module around it; "" if nothing is gated.
         activation: a name of `GATE_ACTIVATIONS`; "" if nothing is gated.
+        gates: the path of the module whose output is gated, or is reached ungated; "" for the attention's own output.
     """
 
     name: str = ""
     activation: str = ""
+    gates: str = field(default="", compare=False)
 
 
 def gate_at(
@@ -84,6 +86,18 @@ def gate_at(
         calls: B's attentions. A may have run again since its own was recorded; both give the same for one input.
         calls_a: A's attentions, if `a` is the run in which they were recorded.
     """
+    sides = numbers_at(numbers, a, b, calls, calls_a)
+    return None if sides is None else gate_words(gate_of(sides[0]), gate_of(sides[1]), sides[1])
+
+
+def numbers_at(
+    numbers: Sequence[tuple[KeptTensor, KeptTensor]],
+    a: tuple[ModuleStep, Sequence[ModuleStep]],
+    b: tuple[ModuleStep, Sequence[ModuleStep]],
+    calls: Sequence[CallTensors],
+    calls_a: Sequence[CallTensors] | None = None,
+) -> list[Numbers] | None:
+    """Returns what both sides have there, by the arguments of `gate_at`; None if not all numbers were kept."""
     if not numbers or any(kept.stride != 1 for kept in numbers[0]):
         return None
     every = [(b[0], calls) if calls_a is None else (a[0], calls_a), (b[0], calls)]
@@ -92,12 +106,11 @@ def gate_at(
         heads = next((one.output.detach().cpu() for one in ran if (one.site, one.index) == of.place), None)
         inner = [step for step in steps if step.parent == call.number]
         sides.append(Numbers(call.place[0], inner, kept.values.view(kept.shape), heads))
-    return gate_words(*sides)
+    return sides
 
 
-def gate_words(a: Numbers, b: Numbers) -> Message | None:
+def gate_words(first: Gate | None, second: Gate | None, b: Numbers) -> Message | None:
     """Returns how the gates of both sides differ, with B as the subject; None if no gate is found, or the same."""
-    first, second = gate_of(a), gate_of(b)
     if first is None or second is None or (first.name, first.activation) == (second.name, second.activation):
         return None
     if first.name and not second.name:
@@ -121,15 +134,17 @@ def gate_of(side: Numbers) -> Gate | None:
     if reached.dim() != 3 or not bool(reached.isfinite().all()):
         return None
     sources = list(_gated(side, reached.shape))
-    if any(_near(source, reached) for _, source in sources):
-        return Gate()
+    for name, source in sources:
+        if _near(source, reached):
+            return Gate(gates=name)
     for name, gate in _gates(side, reached.shape):
         for activation, function in GATE_ACTIVATIONS.items():
             factor = function(gate)
-            if any(of != name and _near(source * factor, reached) for of, source in sources):
-                return Gate(name, activation)
+            for of, source in sources:
+                if of != name and _near(source * factor, reached):
+                    return Gate(name, activation, of)
             if activation != NO_ACTIVATION and _near(factor, reached):
-                return Gate(name, activation)
+                return Gate(name, activation, name)
     return None
 
 
