@@ -17,7 +17,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from sqrtdk.compare.beside import is_one_code, modules_behind, numbers_before, parts_beside
-from sqrtdk.compare.changes import OTHER_NUMBERS, ModuleChange, changes_of, relation
+from sqrtdk.compare.changes import OF_CHECKPOINT, OTHER_NUMBERS, ModuleChange, changes_of, relation
 from sqrtdk.compare.gates import Gate, gate_at, gate_of, gate_words
 from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
 from sqrtdk.compare.module_gaps import gap_of, level_of, matched
@@ -329,7 +329,7 @@ class _Walk:
             for number, change in enumerate(_changes(*pairs[called], own)):
                 alike = {called: change}
                 for path, (one, other) in pairs.items():
-                    if change.kind == OTHER_NUMBERS or type(one) is type(pairs[called][0]):
+                    if change.kind in OF_CHECKPOINT or type(one) is type(pairs[called][0]):
                         parts = _changes(one, other, own)[number:]
                         alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]

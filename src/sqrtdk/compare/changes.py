@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sqrtdk.compare.holders import LAYER_NUMBER, Holder, holder_of
 from sqrtdk.compare.numbers import same, single_ratio, unequal_texts
-from sqrtdk.compare.precision import rounding_unit
+from sqrtdk.compare.precision import rounded_to, rounding_unit
 from sqrtdk.compare.words import short
 from sqrtdk.messages import Message, mentions
 
@@ -25,6 +25,8 @@ from sqrtdk.messages import Message, mentions
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 _SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
 OTHER_NUMBERS = "outputs.module.other_numbers"
+# What a whole checkpoint differs by, in modules of all types.
+OF_CHECKPOINT = OTHER_NUMBERS, "outputs.module.rounded", "outputs.module.not_rounded"
 _FIRST_NUMBERS = 8  # numbers that are compared before the whole tensor
 _MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown
 _MOST_CHANGES_NAMED = 3  # parts of one module that are named
@@ -61,7 +63,7 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
         if 0 < len(parts) <= _MOST_CHANGES_NAMED:
             texts = [text for text, _ in parts]
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
-            kind = OTHER_NUMBERS if mentions(text, OTHER_NUMBERS) else LAYER_NUMBER.sub("#", text)
+            kind = next((kind for kind in OF_CHECKPOINT if mentions(text, kind)), LAYER_NUMBER.sub("#", text))
             yield ModuleChange(text, partial(_apply_edits, [edit for _, edit in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
@@ -181,6 +183,10 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
         return Message("outputs.module.times", name=name, factor=f"{factor:.4g}")
     if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
         return Message("outputs.module.transposed", name=name)
+    for id, one, other in zip(OF_CHECKPOINT[1:], (a, b), (b, a), strict=True):
+        dtype = rounded_to(one, other) if one.is_floating_point() and other.is_floating_point() else None
+        if dtype is not None:
+            return Message(id, name=name, dtype=str(dtype).removeprefix("torch."))
     rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
     if (count := int(rows.sum())) < _SHARE_OF_FEW_ROWS * len(rows):
         id = "outputs.module.rows" if off.dim() > 1 else "outputs.module.numbers"
