@@ -139,6 +139,6 @@ def test_a_weight_rounded_to_bfloat16_is_not_told_as_another_one() -> None:
             state[name] = state[name].bfloat16().float()
 
     said = text_of(diff(loaded(), loaded(rounded), IDS))
-    assert "`layers.0.attend.o_proj`: `weight` has other numbers" in said
+    assert "`layers.0.attend.o_proj`: B's `weight` is A's rounded to bfloat16" in said
     assert "`layers.1.up`: `weight` has other numbers" in said or "The same holds for layers.1.up" in said
-    assert "`weight` is A's" not in said
+    assert "is that of A's" not in said

@@ -170,3 +170,31 @@ def test_no_tiled_groups_pass(groups: int, size: int) -> None:
 def test_check_asks_it() -> None:
     report = check(Heads(2, tiled), x_of(), laws="all")
     assert [finding.rule for finding in report.findings if finding.severity == "warn"] == ["law_heads"]
+
+
+def several(*parts: nn.Module) -> nn.Module:
+    """Return the parts one after the other, each in a class of its own, as attentions of several kinds are."""
+    named = [type(f"Kind{number}", (type(part),), {}) for number, part in enumerate(parts)]
+    for part, own in zip(parts, named, strict=True):
+        part.__class__ = own
+    return nn.Sequential(*parts)
+
+
+def test_what_is_not_asked_beside_what_is_kept_is_counted() -> None:
+    one = answer(several(Heads(2), Sinks(), Heads(2), Heads(2)))
+    assert one.state == KEPT
+    assert one.reason == (
+        "3 of 4 attentions; 1 not asked: its heads differ in more than their projections, as by a bias, a mask or a "
+        "factor of each head"
+    )
+    one = answer(several(*(Heads(2) for _ in range(10))))
+    assert (one.state, one.reason) == (
+        KEPT, "8 of 10 attentions; 2 not asked: no more than 8 classes and layouts are asked",
+    )  # fmt: skip
+    assert answer(nn.Sequential(*(Heads(2) for _ in range(10)))).reason == "", "layers of one class are one kind"
+
+
+def test_what_is_not_asked_beside_what_is_broken_is_counted() -> None:
+    broken, rest = laws.ask(several(Heads(2, tiled), Sinks()).eval(), x_of(), "heads").answers
+    assert (broken.state, rest.state) == (BROKEN, NOT_ASKED)
+    assert rest.reason.startswith("1 not asked: its heads differ")

@@ -5,6 +5,7 @@ The advice is that of `sqrtdk watch show`: it may name a lower learning rate onl
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 import sqrtdk
 from sqrtdk.messages import Message, joined, mentions
 from sqrtdk.monitor.reading import read_run
+from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch_fix import root_alarm
 from sqrtdk.report.watch_headline import Headline, run_headline
 from sqrtdk.report.watch_html import shown_alarms
@@ -193,6 +195,28 @@ def test_a_backward_pass_that_makes_it_is_run_with_anomaly_detection(tmp_path: P
     head = headline_of(run_of(Net(lambda: Eager(logits)), tmp_path))
     assert mentions(head.fix, "runs.fix.backward")
     assert unlearned(head)
+
+
+@pytest.mark.parametrize(
+    ("id", "values", "trained"),
+    [
+        ("alarms.nonfinite.where.attentions", {}, False),
+        ("alarms.nonfinite.where.nothing", {}, False),
+        ("alarms.nonfinite.blame.unknown", {}, False),
+        ("alarms.nonfinite.first.from_minus", {}, False),
+        ("alarms.nonfinite.first.unknown", {}, False),
+        ("alarms.nonfinite.first.between", {"module": "h.0"}, False),
+        ("alarms.nonfinite.first.weight", {"weight": "parameter bias"}, True),
+    ],
+)
+def test_only_a_weight_that_is_not_finite_is_a_matter_of_the_learning_rate(
+    id: str, values: dict[str, str], trained: bool, tmp_path: Path
+) -> None:
+    run = run_of(Net(lambda: Eager(plain)), tmp_path, 3)
+    text = Message("alarms.nonfinite.loss", loss="nan", step=3, where=Message(id, **values))
+    head = headline_of(dataclasses.replace(run, alarms=[Alarm("nonfinite", "critical", 3, text, "")]))
+    assert unlearned(head) != trained
+    assert ("sqrtdk.check(model, batch)" in head.fix) != trained
 
 
 # -- a layer that was made unlike its neighbours -----------------------------------------------------------------------

@@ -16,14 +16,16 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from sqrtdk.compare.changes import OTHER_NUMBERS, ModuleChange, changes_of, relation
-from sqrtdk.compare.gates import gate_at
+from sqrtdk.compare.beside import is_one_code, modules_behind, numbers_before, parts_beside
+from sqrtdk.compare.changes import OF_CHECKPOINT, OTHER_NUMBERS, ModuleChange, changes_of, relation
+from sqrtdk.compare.gates import gate_at, gate_words
 from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
 from sqrtdk.compare.module_gaps import gap_of, level_of, matched
 from sqrtdk.compare.modules import KeptTensor, ModuleCall, ModuleStep, Patch, align_steps, line_of, lines_of
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import FinerRun, ModelSide
 from sqrtdk.messages import Message
+from sqrtdk.tracing.probe.gates import Gate, gate_of
 
 _MOST_PATCHED_RUNS = 6  # runs of A with parts of B: each costs a forward pass
 # tensors that differ between the sides; None if nothing can be compared
@@ -58,12 +60,14 @@ class DifferenceChain:
         whole: A gives B's output once it has B's parts there and the outputs of B's attentions.
         attentions: some attentions differ as well.
         beside: one of these attentions comes before the first place.
+        inside: what the modules of these attentions do besides is the same, apart from the places.
     """
 
     entries: tuple[Entry, ...] = ()
     whole: bool = False
     attentions: bool = False
     beside: bool = False
+    inside: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +114,7 @@ def follow_differences(
             if steps is None:
                 return DifferenceChain(tuple(entries))
             found, beside = walk.first(steps), not entries
-            entries += walk.gates(exact[0].steps)
+            entries += walk.gates()
             continue
         # The first remedy that moves the walk on is the proven one; without any, the walk ends here unexplained.
         for told, patch, passed in walk.remedies(call, entry):
@@ -123,7 +127,8 @@ def follow_differences(
                 break
         else:
             return DifferenceChain((*entries, entry), entry.to_end, bool(walk.own), beside)
-    return DifferenceChain(tuple(entries), True, bool(walk.own), beside)
+    inside = not walk.own or walk.same_beside([entry.module.a for entry in entries])
+    return DifferenceChain(tuple(entries), True, bool(walk.own), beside, inside)
 
 
 class _Walk:
@@ -144,7 +149,12 @@ class _Walk:
         own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
         self.own = {(pair.site_a, pair.index_a): (pair.site_b, pair.index_b) for pair in own}
         self.patch, self.passed, self.runs = Patch(), frozenset[str](), 0
+        self.beside = frozenset[str]()  # modules of A inside an attention's module that serve something besides it
         self.opened: dict[str, str] = {}  # sites of A walked from a module behind their attention on, and that module
+        self.joining: dict[
+            str, tuple[Gate | None, Gate | None]
+        ] = {}  # gates behind the attention of a site of A, of both
+        self.unlike: list[Entry] = []  # those that differ by more than a weight
         self.steps: Sequence[tuple[ModuleStep, ModuleStep]] = ()
 
     def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
@@ -212,8 +222,8 @@ class _Walk:
         return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
 
     def _before_attention(self, step: ModuleStep, begun: Mapping[str, int]) -> bool:
-        """Returns whether a call is inside an opened site, and before the module from which on that is walked."""
-        return any(
+        """Returns whether a call is inside an opened site, and leads to its q, k and v alone, as far as is known."""
+        return step.place[0] not in self.beside and any(
             step.place[0] != site and _within(step.place[0], [site]) and step.number < begun.get(behind, 0)
             for site, behind in self.opened.items()
         )
@@ -232,8 +242,9 @@ class _Walk:
         Returns None if one of them is the whole model, or if a module ran a different number of times than its
         attention.
         """
-        start, taken = self.patch, self._behind(exact)
+        start, taken = self.patch, modules_behind(exact.steps, self.exact.steps, self.own, self.sites)
         self.opened = {site: path for site, (path, _) in taken.items()}
+        self._read_gates(exact.steps)
         if taken:
             steps = self._given({step.place: kept for _, (_, both) in taken.items() for step, kept in both})
             found = None if steps is None else self.first(steps)
@@ -242,17 +253,35 @@ class _Walk:
             self.patch, self.opened = start, {}
         return self._given({})
 
-    def gates(self, steps: Sequence[ModuleStep]) -> Iterator[Entry]:
-        """Yields the gates of A and B that differ in front of the modules that got B's input."""
-        runs = steps, self.exact.steps
+    def _read_gates(self, steps: Sequence[ModuleStep]) -> None:
+        """Reads the gates in front of the modules that get B's input, and lists what is walked in front of those."""
+        self.beside = frozenset(path for site in self.opened for path in parts_beside(self.sides[0], site))
         for places in self.own.items():
-            end, other = (_last_inner(run, place) for run, place in zip(runs, places, strict=True))
-            if places[0][0] not in self.opened or end is None or other is None:
+            site = places[0][0]
+            both = numbers_before((steps, self.exact.steps), places, self.sides) if site in self.opened else None
+            if both is None:
                 continue
-            a, b = (next((x, run) for x in run if x.place == place) for run, place in zip(runs, places, strict=True))
-            how = gate_at([(end.takes[0], other.takes[0])], a, b, self.sides[1].calls, self.sides[0].calls)
-            if how is not None:
-                yield Entry(FirstModule(places[0][0], places[1][0]), f"`{places[0][0]}`", how)
+            one, other = (gate_of(side.numbers) for side in both)
+            self.joining[site] = one, other
+            if (how := gate_words(one, other, both[1])) is not None:
+                self.unlike.append(Entry(FirstModule(site, places[1][0]), f"`{site}`", how))
+            elif one is not None and one.name:
+                self.beside |= {f"{site}.{one.name}" if site else one.name}
+
+    def gates(self) -> list[Entry]:
+        """Returns the gates of A and B that differ in front of the modules that got B's input."""
+        return [entry for entry in self.unlike if entry.module.a in self.opened]
+
+    def same_beside(self, named: Collection[str]) -> bool:
+        """Returns whether the modules of the attentions do the same besides, apart from modules in `named`."""
+        sites = {place[0]: other[0] for place, other in self.own.items()}
+        for site, other in sites.items():
+            one, second = self.joining.get(site, (None, None))
+            # The heads themselves are what is gated, or what is reached: no norm is in between.
+            read = site in self.opened and one is not None and second is not None and not (one.of or second.of)
+            if not read and not is_one_code(*self.sides, (site, other), named):
+                return False
+        return True
 
     def _given(self, taken: Mapping[ModuleCall, tuple[Tensor, ...]]) -> Sequence[ModuleStep] | None:
         """Returns A's calls when some modules take, and the other modules of attentions with causes return, B's."""
@@ -272,28 +301,6 @@ class _Walk:
             returned[places[0]] = whole
         patch = replace(self.patch, returned={**self.patch.returned, **returned}, taken=taken)
         return self.run(patch, [site for site, _ in self.own if site not in self.opened])
-
-    def _behind(self, exact: FinerRun) -> dict[str, tuple[str, list[tuple[ModuleStep, tuple[Tensor, ...]]]]]:
-        """Returns, by site of A, the path of the module behind its attention, and the inputs that B gives to its calls.
-
-        That is the inner module whose output is that of the whole: `o_proj` of `o_proj(heads)`. A site of which any
-        call has none is left out.
-        """
-        partners = {other.number: one for one, other in align_steps(exact.steps, self.exact.steps, self.sites)}
-        found: dict[str, tuple[str, list[tuple[ModuleStep, tuple[Tensor, ...]]]]] = {}
-        lost: set[str] = set()
-        for (site, _), place_b in self.own.items():
-            last = _last_inner(self.exact.steps, place_b)
-            own = None if last is None else partners.get(last.number)
-            kept = () if last is None else last.takes
-            whole = bool(kept) and all(one.stride == 1 for one in kept) and own is not None
-            if not whole or own is None or [x.shape for x in own.takes] != [x.shape for x in kept]:
-                lost.add(site)
-                continue
-            path, both = found.setdefault(site, (own.place[0], []))
-            both.append((own, tuple(one.values.view(one.shape) for one in kept)))
-            lost |= {site} if path != own.place[0] else set()
-        return {site: what for site, what in found.items() if site not in lost}
 
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
         """Returns the calls of A run with the patch; None if A can't run so or can't take what B returned.
@@ -317,12 +324,13 @@ class _Walk:
     def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
         """Yields B's parts at a place, put into all modules that differ alike; then B's output."""
         start, steps, pairs, called = self.patch, self.steps, dict(self._modules()), entry.module.a
-        own = {path: one for path, (one, _) in pairs.items()}
+        model = self.sides[0].module
+        own = {} if model is None else dict(model.named_modules())
         if called in pairs:
             for number, change in enumerate(_changes(*pairs[called], own)):
                 alike = {called: change}
                 for path, (one, other) in pairs.items():
-                    if change.kind == OTHER_NUMBERS or type(one) is type(pairs[called][0]):
+                    if change.kind in OF_CHECKPOINT or type(one) is type(pairs[called][0]):
                         parts = _changes(one, other, own)[number:]
                         alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]
@@ -353,18 +361,6 @@ def _of_other_shapes(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> 
     """Returns the first tensors of both sides if these have no shape in common; None otherwise."""
     shapes = [{x.shape for x in every} for every in (one, other)]
     return None if not all(shapes) or shapes[0] & shapes[1] else [(one[0], other[0])]
-
-
-def _last_inner(steps: Sequence[ModuleStep], place: ModuleCall) -> ModuleStep | None:
-    """Returns the first inner call whose output is the output of the call at `place`; None if there is none."""
-    end = next((i for i, step in enumerate(steps) if step.place == place), None)
-    if end is None or not steps[end].gives:
-        return None
-    whole = steps[end]
-    for step in sorted(steps[:end], key=lambda step: step.number):
-        if step.number > whole.number and step.gives and step.gives[0] is whole.gives[0]:
-            return step
-    return None
 
 
 def _input_of(module: str) -> Message:

@@ -7,7 +7,7 @@ Some differences show only in numbers: a residual that is left out, a factor, a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sqrtdk.compare.holders import LAYER_NUMBER, Holder, holder_of
 from sqrtdk.compare.numbers import same, single_ratio, unequal_texts
-from sqrtdk.compare.precision import rounding_unit
+from sqrtdk.compare.precision import rounded_to, rounding_unit
 from sqrtdk.compare.words import short
 from sqrtdk.messages import Message, mentions
 
@@ -25,6 +25,8 @@ from sqrtdk.messages import Message, mentions
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 _SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
 OTHER_NUMBERS = "outputs.module.other_numbers"
+# What a whole checkpoint differs by, in modules of all types.
+OF_CHECKPOINT = OTHER_NUMBERS, "outputs.module.rounded", "outputs.module.not_rounded"
 _FIRST_NUMBERS = 8  # numbers that are compared before the whole tensor
 _MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown
 _MOST_CHANGES_NAMED = 3  # parts of one module that are named
@@ -61,7 +63,7 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
         if 0 < len(parts) <= _MOST_CHANGES_NAMED:
             texts = [text for text, _ in parts]
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
-            kind = OTHER_NUMBERS if mentions(text, OTHER_NUMBERS) else LAYER_NUMBER.sub("#", text)
+            kind = next((kind for kind in OF_CHECKPOINT if mentions(text, kind)), LAYER_NUMBER.sub("#", text))
             yield ModuleChange(text, partial(_apply_edits, [edit for _, edit in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
@@ -89,11 +91,23 @@ def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:
     model.get_submodule(parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))
 
 
-def _of_tensors(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> list[PartChange]:
-    """Returns the module's own parameters and buffers that differ by more than their storage."""
+def is_alike(a: nn.Module, b: nn.Module, but: Collection[str] = ()) -> bool:
+    """Returns whether two modules hold the same parameters, buffers, numbers and functions, up to storage.
+
+    Parameters and buffers in `but` are not compared.
+    """
+    return not _of_values(a, b) and not _of_tensors(a, b, {}, but)
+
+
+def _of_tensors(
+    a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module], but: Collection[str] = ()
+) -> list[PartChange]:
+    """Returns the module's own parameters and buffers that differ by more than their storage, except those in `but`."""
     own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
     found: list[PartChange] = []
     for name in dict.fromkeys((*own[0], *own[1])):
+        if name in but:
+            continue
         x, y = (tensors.get(name) for tensors in own)
         if x is not None and y is not None:
             text = tensor_text(name, x.detach(), y.detach().to(x.device))
@@ -169,6 +183,10 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
         return Message("outputs.module.times", name=name, factor=f"{factor:.4g}")
     if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
         return Message("outputs.module.transposed", name=name)
+    for id, one, other in zip(OF_CHECKPOINT[1:], (a, b), (b, a), strict=True):
+        dtype = rounded_to(one, other) if one.is_floating_point() and other.is_floating_point() else None
+        if dtype is not None:
+            return Message(id, name=name, dtype=str(dtype).removeprefix("torch."))
     rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
     if (count := int(rows.sum())) < _SHARE_OF_FEW_ROWS * len(rows):
         id = "outputs.module.rows" if off.dim() > 1 else "outputs.module.numbers"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk.compare.modules import KeptTensor, ModuleStep
 from sqrtdk.messages import Message
-from sqrtdk.tracing.probe.gates import Numbers, activation_text, gate_of
+from sqrtdk.tracing.probe.gates import Gate, Numbers, activation_text, gate_of
 from sqrtdk.tracing.tensors import CallTensors
 
 
@@ -45,6 +45,18 @@ def gate_at(
         calls: B's attentions. A may have run again since its own was recorded; both give the same for one input.
         calls_a: A's attentions, if `a` is the run in which they were recorded.
     """
+    sides = numbers_at(numbers, a, b, calls, calls_a)
+    return None if sides is None else gate_words(gate_of(sides[0].numbers), gate_of(sides[1].numbers), sides[1])
+
+
+def numbers_at(
+    numbers: Sequence[tuple[KeptTensor, KeptTensor]],
+    a: tuple[ModuleStep, Sequence[ModuleStep]],
+    b: tuple[ModuleStep, Sequence[ModuleStep]],
+    calls: Sequence[CallTensors],
+    calls_a: Sequence[CallTensors] | None = None,
+) -> tuple[GatedModule, GatedModule] | None:
+    """Returns what both sides have there, by the arguments of `gate_at`; None if not all numbers were kept."""
     if not numbers or any(kept.stride != 1 for kept in numbers[0]):
         return None
     every = [(b[0], calls) if calls_a is None else (a[0], calls_a), (b[0], calls)]
@@ -55,12 +67,11 @@ def gate_at(
         given = [(path, tensor) for path, step in inner if (tensor := _given(step)) is not None]
         found = Numbers(given, kept.values.view(kept.shape), heads)
         sides.append(GatedModule(found, {path for path, _ in inner}))
-    return gate_words(*sides)
+    return sides[0], sides[1]
 
 
-def gate_words(a: GatedModule, b: GatedModule) -> Message | None:
+def gate_words(first: Gate | None, second: Gate | None, b: GatedModule) -> Message | None:
     """Returns how the gates of both sides differ, with B as the subject; None if no gate is found, or the same."""
-    first, second = gate_of(a.numbers), gate_of(b.numbers)
     if first is None or second is None or (first.name, first.activation) == (second.name, second.activation):
         return None
     if first.name and not second.name:

@@ -170,7 +170,8 @@ def since_of(chain: DifferenceChain) -> str:
 def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
     """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
-        return [("follows", {})] if chain.whole and chain.beside else []
+        whole = chain.whole and chain.beside
+        return [("follows" if chain.inside else "outside", {})] if whole else []
     steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
     kinds: dict[str, Entry] = {}
     for entry in chain.entries:  # layers that differ alike are reported once
@@ -187,7 +188,9 @@ def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
         steps.append(("next" if number else "another" if chain.beside else "first", {"place": place}))
         if entry.others:
             steps.append(("same", {"modules": site_list(entry.others)}))
-    if chain.whole:
+    if chain.whole and not chain.inside:
+        steps.append(("outside", {}))
+    elif chain.whole:
         steps.append(("rest" if chain.attentions and not chain.beside else "nothing_else", {}))
     return steps
 

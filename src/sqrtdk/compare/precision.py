@@ -59,6 +59,19 @@ def least(dtype: torch.dtype) -> float:
     return finfo.tiny * finfo.eps / 2
 
 
+def rounded_to(a: Tensor, b: Tensor) -> torch.dtype | None:
+    """Returns the dtype in which b is a rounded, every number of it; None if b is a, or is not rounded.
+
+    Example:
+        >>> third = torch.tensor([[1 / 3]])
+        >>> rounded_to(third, third.half().float()), rounded_to(third, third)
+        (torch.float16, None)
+    """
+    if torch.equal(a, b):
+        return None
+    return next((dtype for dtype in COARSER_DTYPES if torch.equal(a.to(dtype).to(b.dtype), b)), None)
+
+
 def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Returns a dtype coarser than `dtype` that holds every one of the values exactly; None if there is none.
 

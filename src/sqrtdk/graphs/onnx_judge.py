@@ -22,7 +22,7 @@ from sqrtdk.graphs.model_file import ONNX_EXTRA
 Arrays = dict[str, np.ndarray[Any, Any]]
 _FOLDER = "session.model_external_initializers_file_folder_path"
 # Inputs of an operator on integers: the zero point of the activations, the weights, their zero point.
-_WEIGHTS: dict[str, tuple[int | None, int, int]] = {
+_INTEGER_PRODUCTS: dict[str, tuple[int | None, int, int]] = {
     "ConvInteger": (2, 1, 3),
     "DynamicQuantizeMatMul": (None, 1, 3),
     "MatMulInteger": (2, 1, 3),
@@ -72,7 +72,7 @@ def unsigned_weights(graph: Graph) -> Iterator[None]:
     count, before = len(model.initializer), []
     try:
         for node in model.node:
-            if node.op_type in _WEIGHTS and (made := _unsigned(graph, node)) is not None:
+            if node.op_type in _INTEGER_PRODUCTS and (made := _unsigned(graph, node)) is not None:
                 before.append((node, list(node.input)))
                 _replace(graph, node, made)
         yield
@@ -84,7 +84,7 @@ def unsigned_weights(graph: Graph) -> Iterator[None]:
 
 def _unsigned(graph: Graph, node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
     """Returns the weights and their zero point as unsigned numbers; None if they are that, or no constants."""
-    of_activations, at, of_weights = _WEIGHTS[node.op_type]
+    of_activations, at, of_weights = _INTEGER_PRODUCTS[node.op_type]
     names = dict(enumerate(node.input))
     weights, zero = (graph.array(name) if name else None for name in (names[at], names.get(of_weights, "")))
     other = graph.array(names[of_activations]) if of_activations is not None and names.get(of_activations) else None
@@ -99,7 +99,7 @@ def _unsigned(graph: Graph, node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 def _replace(graph: Graph, node: Any, made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> None:
     numpy_helper = _extras.load_extra("onnx", ONNX_EXTRA).numpy_helper
-    _, at, of_weights = _WEIGHTS[node.op_type]
+    _, at, of_weights = _INTEGER_PRODUCTS[node.op_type]
     node.input.extend("" for _ in range(of_weights + 1 - len(node.input)))
     for place, array in zip((at, of_weights), made, strict=True):
         name = f"{node.name}.{node.output[0]}.{place}.unsigned"

@@ -15,6 +15,7 @@ that differ on purpose.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -31,7 +32,7 @@ from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.samples import MOST_SAMPLES, batches
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import Leaving, exchanged, restored, run_traced, traced, upwards
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "heads"
@@ -41,38 +42,61 @@ MOST_TRACED_RUNS = 2  # traced runs; a second one is for attentions inside a mod
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each attention that breaks the law, each message once, or one answer if none does."""
-    calls = _distinct(list(traced(subject).calls.values()))
-    if not calls:
+    """Yield an answer for each attention that breaks the law, each message once, or one answer if none does.
+
+    What is not asked beside what is kept or broken is counted: in the reason of what is kept, or in an answer of its
+    own.
+    """
+    calls = list(traced(subject).calls.values())
+    kinds, rest = _kinds(calls)
+    if not kinds:
         raise NotAsked(Message("laws.heads.no_heads"))
-    answers: list[LawAnswer] = []
+    answers: dict[str, LawAnswer] = {}  # each message once, at the first attention that has it
     moves: list[HeadMove] = []
-    for call in calls:
+    kept = 0
+    for key in kinds:
         try:
-            moves.append(move_heads(subject, call))
+            moves.append(move_heads(subject, kinds[key][0]))
         except NotAsked as reason:
-            answers.append(law_not_asked(LAW, "", reason.reason))
-    for together in _apart(moves):
-        answers += _answers(subject, together)
-    found: dict[str, LawAnswer] = {}  # each message once, at the first attention that has it
-    for answer in answers:
+            rest[reason.reason] += len(kinds[key])
+    sizes = {id(alike[0]): len(alike) for alike in kinds.values()}
+    asked = [(move, one) for together in _apart(moves) for move, one in _answers(subject, together)]
+    for move, answer in asked:
+        size = sizes[id(move.call)]
         if answer.finding is not None:
-            found.setdefault(answer.reason, answer)
-    yield from found.values() or sorted(answers, key=lambda answer: answer.state != KEPT)[:1]
+            answers.setdefault(answer.reason, answer)
+        elif answer.state == KEPT:
+            kept += size
+        else:
+            rest[answer.reason] += size
+    for move in moves:
+        if not any(move is one for one, _ in asked):
+            rest[Message("laws.heads.no_run")] += sizes[id(move.call)]
+    yield from answers.values()
+    parts = [Message("laws.heads.rest", count=count, reason=reason) for reason, count in rest.most_common()]
+    if kept and not answers:
+        some = Message("laws.heads.some", kept=kept, all=len(calls), rest=joined(parts)) if parts else ""
+        yield law_holds(LAW, "", some)
+    elif parts:
+        yield law_not_asked(LAW, "", joined(parts) if answers else rest.most_common(1)[0][0])
 
 
-def _distinct(calls: Sequence[CallTensors]) -> list[CallTensors]:
-    """Return one call of each class of module and layout of heads."""
-    found: dict[object, CallTensors] = {}
+def _kinds(calls: Sequence[CallTensors]) -> tuple[dict[object, list[CallTensors]], Counter[str]]:
+    """Return the attentions by class of module, layout of heads and terms, and why how many others are not asked."""
+    kinds: dict[object, list[CallTensors]] = {}
+    rest: Counter[str] = Counter()
     for tensors in calls:
-        call = tensors.call
-        if call is None or tensors.query.values.dim() != 4 or call.axis != "positions":
+        call, shape = tensors.call, tensors.query.values.shape
+        if call is None or len(shape) != 4 or call.axis != "positions" or shape[1] == 1:
+            rest[Message("laws.heads.one_head")] += 1
             continue
-        _, heads, _, features = tensors.query.values.shape
-        if heads > 1:
-            key = call.module_class, heads, features, tensors.key.values.shape[1], call.query_len == call.key_len
-            found.setdefault(key, tensors)
-    return list(found.values())[:MOST_ATTENTIONS]
+        # T5's attention over the encoder has no bias, as that over the decoder has, in one class.
+        terms = tuple(sorted({term.name for term in tensors.terms or ()}))
+        shapes = shape[1], shape[3], tensors.key.values.shape[1], call.query_len == call.key_len
+        kinds.setdefault((call.module_class, *shapes, terms), []).append(tensors)
+    for key in list(kinds)[MOST_ATTENTIONS:]:
+        rest[Message("laws.heads.too_many", most=MOST_ATTENTIONS)] += len(kinds.pop(key))
+    return kinds, rest
 
 
 def _apart(moves: list[HeadMove]) -> Iterator[list[HeadMove]]:
@@ -88,7 +112,7 @@ def _apart(moves: list[HeadMove]) -> Iterator[list[HeadMove]]:
         moves = [move for move in moves if move not in together]
 
 
-def _answers(subject: Subject, moves: list[HeadMove]) -> Iterator[LawAnswer]:
+def _answers(subject: Subject, moves: list[HeadMove]) -> Iterator[tuple[HeadMove, LawAnswer]]:
     passages = traced(subject).passages
     parameters = {name: tensor for move in moves for name, tensor in move.parameters.items()}
     with ExitStack() as stack:
@@ -101,9 +125,9 @@ def _answers(subject: Subject, moves: list[HeadMove]) -> Iterator[LawAnswer]:
     for move in moves:
         after = again.get((move.call.site, move.call.index))
         if after is None or after.output.shape != move.call.output.shape:
-            yield law_not_asked(LAW, "", Message("laws.heads.lost"))
+            yield move, law_not_asked(LAW, "", Message("laws.heads.lost"))
         else:
-            yield _judged(subject, move, after)
+            yield move, _judged(subject, move, after)
 
 
 def _putting_back(gives: Any) -> Leaving:

@@ -23,6 +23,7 @@ from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.laws.moved import HALF_DTYPES
 from sqrtdk.laws.pace import Pace
 from sqrtdk.messages import Message
+from sqrtdk.models.copies import NotCopiedError, copied
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.records import Inputs
 from sqrtdk.models.returned import tensors_of
@@ -138,7 +139,12 @@ class Subject:
         """
         if self.pace.is_up:
             raise NotAsked(self.time_is_up)
-        named = {name: value if name in shared else _own(value) for name, value in {**self.inputs, **changes}.items()}
+        named = {**self.inputs, **changes}
+        try:  # a forward may write into its inputs or add to a cache
+            own = copied({name: value for name, value in named.items() if name not in shared}, strict=True)
+        except NotCopiedError as error:
+            raise NotAsked(Message("laws.asking.input_not_copied", type=error.args[0].__name__)) from error
+        named |= dict(own)
         inputs: Inputs = named
         if self.packed is not None:
             inputs = (named,) if self.positional else {self.packed: named}
@@ -242,15 +248,3 @@ def _wide_dtype(value: Any) -> Any:
 
 def _float32(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
-
-
-def _own(value: Any) -> Any:
-    """Return a copy, because a forward may write into its inputs or add to a cache."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    try:
-        return copy.deepcopy(value)
-    except INTERRUPTS:
-        raise
-    except BaseException as error:
-        raise NotAsked(Message("laws.asking.input_not_copied", type=type(value).__name__)) from error

@@ -17,10 +17,21 @@ _UNCOPIED = (int, float, str, bool, complex, bytes, type(None), nn.Module, type,
 _WHOLE = 2**24  # storages up to 16 MiB are copied whole, so that views of one tensor stay views of one tensor
 
 
-def copied(inputs: Inputs) -> Inputs:
+class NotCopiedError(Exception):
+    """A value that can't be copied; its only argument is the value's type."""
+
+
+def copied(inputs: Inputs, *, strict: bool = False) -> Inputs:
     """Return inputs with every tensor copied; one object stays one object: `attention(x, x, x)` sees q is k.
 
     A tensor keeps its strides. What can't be copied is passed as it is.
+
+    Args:
+        inputs: Arguments of a forward.
+        strict: Raise instead of passing what can't be copied as it is.
+
+    Raises:
+        NotCopiedError: A value can't be copied, and `strict` is set.
 
     Example:
         >>> x = torch.zeros(2)
@@ -30,11 +41,11 @@ def copied(inputs: Inputs) -> Inputs:
     """
     memo: dict[Any, Any] = {}
     if isinstance(inputs, dict):
-        return {name: _copy(value, memo) for name, value in inputs.items()}
-    return tuple(_copy(value, memo) for value in inputs)
+        return {name: _copy(value, memo, strict) for name, value in inputs.items()}
+    return tuple(_copy(value, memo, strict) for value in inputs)
 
 
-def _copy(value: Any, memo: dict[Any, Any]) -> Any:
+def _copy(value: Any, memo: dict[Any, Any], strict: bool) -> Any:
     if isinstance(value, _UNCOPIED):
         return value
     if id(value) in memo:
@@ -43,14 +54,16 @@ def _copy(value: Any, memo: dict[Any, Any]) -> Any:
         if isinstance(value, Tensor):
             made: Any = _of_tensor(value, memo)
         elif type(value) in (list, tuple):
-            made = type(value)(_copy(entry, memo) for entry in value)
+            made = type(value)(_copy(entry, memo, strict) for entry in value)
         elif type(value) is dict:
-            made = {key: _copy(entry, memo) for key, entry in value.items()}
+            made = {key: _copy(entry, memo, strict) for key, entry in value.items()}
         else:
             made = copy.deepcopy(value, memo)
-    except INTERRUPTS:
+    except (*INTERRUPTS, NotCopiedError):
         raise
-    except BaseException:  # a user's __deepcopy__, or a subclass that lacks the operation
+    except BaseException as error:  # a user's __deepcopy__, or a subclass that lacks the operation
+        if strict:
+            raise NotCopiedError(type(value)) from error
         made = value
     memo[id(value)] = made
     return made

@@ -1,8 +1,9 @@
 """Says what to do about an alarm of a run: a call, a command, or a page.
 
 One fact has one cure: alarms of what large logits lead to have that of the logits, and all NaN that of the first.
-A lower learning rate, or clipped gradients, cure NaN that training led to: neither helps at step 1, nor where a mask, a
-product or the loss makes them of finite numbers.
+A lower learning rate, or clipped gradients, cure NaN that training led to: where a weight is read to hold it. Neither
+helps at step 1, nor where a mask, a product or the loss makes NaN of finite numbers, and where that was not read, the
+batch is checked.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ _FIXES_NONFINITE: Mapping[str, str] = {  # id within the sentence of an alarm ->
     "alarms.nonfinite.gradient.forward": "runs.fix.backward",
     "alarms.nonfinite.gradient.forward_and_loss": "runs.fix.backward",
 }
+# Numbers that training changes: by the first of these that is not finite, an update went wrong before.
+_OF_TRAINING = ("alarms.nonfinite.first.weight", "alarms.nonfinite.first.weight_around")
 _FIXES_BY_ID: Mapping[str, str] = {  # id of an alarm's sentence -> the same, where it is not that of the name
     "alarms.collapsed.flat": "runs.fix.flat",
     "alarms.fp16_range.would_be": "runs.fix.clip",
@@ -140,8 +143,11 @@ def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
             if fix != _FIX_BLIND:
                 return Message(fix, step=alarm.step)
             return joined([Message(fix), Message("runs.fix.check_batch", step=alarm.step)])
-    unsampled = mentions(alarm.text, "alarms.nonfinite.where.unsampled")
-    return go_back(run, alarm.step, "runs.fix.look_closer" if unsampled else "runs.fix.go_back")
+    if mentions(alarm.text, "alarms.nonfinite.where.unsampled"):
+        return go_back(run, alarm.step, "runs.fix.look_closer")
+    if any(mentions(alarm.text, id) for id in _OF_TRAINING):
+        return go_back(run, alarm.step)
+    return Message("runs.fix.check_batch", step=alarm.step)
 
 
 def go_back(run: Summary, step: int, fix: str = "runs.fix.go_back") -> str:

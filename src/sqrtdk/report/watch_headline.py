@@ -84,7 +84,8 @@ def _not_finite(run: Summary) -> Headline | None:
     if alarm is None:
         since = bool(bad) and bool((run.samples >= bad[0]).any())
         why: str | float | None = None if since else Message("runs.headline.not_sampled")
-        fix: str = go_back(run, bad[0], "runs.fix.go_back" if since else "runs.fix.look_closer") if bad else ""
+        fix: str = Message("runs.fix.check_batch", step=bad[0]) if bad else ""
+        fix = fix if since or not bad else go_back(run, bad[0], "runs.fix.look_closer")
     else:
         values = alarm.text.values if isinstance(alarm.text, Message) else {}
         why = next((_begins(values[name]) for name in _REASON_VALUES if name in values), None)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sqrtdk.compare.compute import MOST_STORED
 from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
+from sqrtdk.compare.precision import COARSER_DTYPES, rounded_to, rounding_unit
 from sqrtdk.compare.program import QK, QKV, Affine, Program, RoundingStep, VectorPath, layout_order
 from sqrtdk.compare.suspect import (
     NO_VALUE,
@@ -35,11 +36,11 @@ from sqrtdk.messages import Message, joined
 
 # relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
 WEIGHT_TOLERANCE = 2.0**-21
-COARSE_DTYPES = (torch.bfloat16, torch.float16)
 SKETCH_PRODUCTS = 8  # products for each row
 ROWS_AT_ONCE = 2**10  # rows for which distances are computed at once
 SKETCH_TOLERANCE = 0.05  # relative: sketches of the same rows have equal sums up to rounding
 MOST_NUMBERS_LISTED = 8  # heads or channels listed in a text
+ROUNDED = "causes.weights.rounded", "causes.weights.not_rounded"  # by B, by A
 SOME, OTHER = "causes.projection_bias.some", "causes.projection_bias.another"
 
 
@@ -61,7 +62,7 @@ def same_rows(a: Tensor, b: Tensor) -> Tensor:
     )
     alike = equal.all(-1)
     # Either side may be the rounded one; only rows that don't match yet are cast.
-    for dtype in COARSE_DTYPES:
+    for dtype in COARSER_DTYPES:
         for one, other in ((a, b), (b, a)):
             if bool(alike.all()):
                 return alike
@@ -282,14 +283,30 @@ def _on_affine(vector: str, edit: Edit[Affine]) -> ProgramChange:
 def compare_weight(both: BothParts[Affine]) -> PartDifference | None:
     """Compares rows. Vectors that share a parameter, such as a fused QKV, are one difference."""
     a, b = both.a, both.b
-    if a.weight.shape != b.weight.shape or bool(same_rows(_flat(a), _flat(b)).all()):
+    if a.weight.shape != b.weight.shape:
         return None
+    if bool(same_rows(_flat(a), _flat(b)).all()):
+        return _compare_rounded(both)
     if both.vector in _moved(both.sides):
         return None
     key = b.name or a.name or both.vector
     words = {"name": key, "how": _distance(_flat(a), _flat(b))}
     text = "causes.weights.other" if key in QKV else "causes.weights.other_named"
     return PartDifference(a.name or None, b.name or None, words, key=key, text=text)
+
+
+def _compare_rounded(both: BothParts[Affine]) -> PartDifference | None:
+    """Compares the same weights, of which one side's are rounded more than its run is."""
+    # A checkpoint in bfloat16, loaded into float32: its run rounds far less than its weights are rounded.
+    mine, wanted = _flat(both.a), _flat(both.b)
+    sides = both.sides.b, both.sides.a
+    for text, program, dtype in zip(ROUNDED, sides, (rounded_to(mine, wanted), rounded_to(wanted, mine)), strict=True):
+        if dtype is not None and rounding_unit(program.dtype) < rounding_unit(dtype):
+            name = str(dtype).removeprefix("torch.")
+            return PartDifference(
+                both.a.name or None, both.b.name or None, {"dtype": name}, key=(text, name), text=text
+            )
+    return None
 
 
 def _distance(mine: Tensor, wanted: Tensor) -> Message:
