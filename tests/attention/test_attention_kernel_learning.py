@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import positions
+from sqrtdk.errors import InvalidValueError
 from sqrtdk.impl.kernel.load import load_if_built
 from tests.attention.training import (
     BIASES,
@@ -187,3 +189,49 @@ def test_the_gradient_of_alibi_at_8192_keys_takes_memory_that_grows_with_the_len
         sqrtdk.attention(q, k, v, bias=positions.alibi(slopes=slopes), is_causal=True, impl="cpu").sum().backward()
     largest = max(event.self_cpu_memory_usage for event in seen.key_averages())
     assert largest < 64 * 2**20
+
+
+def test_a_table_is_taken_from_the_class_that_defines_the_term() -> None:
+    class Steeper(positions.Alibi):
+        def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            return 3 * positions.Alibi.term(self, query, key, rows, columns)
+
+    q, k, v = (torch.randn(1, 4, 40, 8) for _ in range(3))
+    term = Steeper(torch.rand(4), True)
+    found, wanted = (sqrtdk.attention(q, k, v, bias=term, impl=impl) for impl in ("cpu", "dense"))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("term", [positions.alibi(1), positions.t5_bias(1)], ids=["ALiBi", "T5"])
+def test_a_term_of_other_heads_is_refused_as_elsewhere(term: Any) -> None:
+    q, k, v = (torch.randn(1, 4, 40, 8) for _ in range(3))
+    for given in ((q, k, v), (q[0, 0], k[0, 0], v[0, 0])):
+        said = []
+        for impl in ("cpu", "dense"):
+            with pytest.raises(InvalidValueError) as raised:
+                sqrtdk.attention(*given, bias=term, impl=impl)
+            said.append(str(raised.value))
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 78), (2, 79), (79,)], ids=str)
+def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    class Odd(positions.Alibi):
+        def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            return torch.zeros(1, len(rows), len(columns))
+
+        def of_distance(self, distance: Tensor, query: Tensor) -> Tensor:
+            return torch.zeros(shape)
+
+    q, k, v = (torch.randn(1, 4, 40, 8) for _ in range(3))
+    with pytest.raises(InvalidValueError, match=r"of_distance of 79 distances returns \(4, 79\)"):
+        sqrtdk.attention(q, k, v, bias=Odd(torch.rand(4), True), impl="cpu")
+
+
+def test_a_compiled_program_has_the_table_in_one_graph() -> None:
+    q, k, v = (torch.randn(1, 4, 40, 8) for _ in range(3))
+    term = positions.alibi(4)
+    compiled = torch.compile(
+        lambda: sqrtdk.attention(q, k, v, bias=term, is_causal=True, impl="cpu"), backend="aot_eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(), sqrtdk.attention(q, k, v, bias=term, is_causal=True, impl="dense"))

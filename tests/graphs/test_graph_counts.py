@@ -100,17 +100,19 @@ class Tied(Attending):
         self.register_buffer("mask", torch.ones(L, L, dtype=torch.bool).tril())
         self.register_buffer("last", torch.ones(7), persistent=False)
         self.register_buffer("odd", torch.arange(9))
+        self.register_buffer("places", torch.arange(11))  # hashed by their bits, and not packed
         self.plain = torch.arange(L)
 
     def forward(self, x: Tensor) -> Tensor:
         logits = (self.q(x) @ self.k(x).mT * 32**-0.5).masked_fill(~self.mask, -math.inf)
         more = self.last.sum() + self.plain[:, None] + (self.odd & 1).sum()
+        more = more + ((self.places >> 4) + (self.places & 15)).sum()
         return (logits + torch.tensor([1.0, 2, 3, 4, 5])).softmax(-1) @ self.v(x) + more
 
 
 WHOLE = 32 * 32
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "tied, and constants": (Tied, 2 * (WHOLE + 32) + L * L + 7 + 9 + L + 5),
+    "tied, and constants": (Tied, 2 * (WHOLE + 32) + L * L + 7 + 9 + 11 + L + 5),
     "int4 in bytes": (lambda: Attending(Nibbles), 3 * WHOLE),
     "int4 in words": (lambda: Attending(Words), 3 * (WHOLE + 8)),
     "int4 in a kernel's order": (lambda: Attending(Kernel), 3 * (WHOLE + 2 * 32)),
@@ -125,6 +127,13 @@ def test_a_program_is_counted_like_a_graph(case: str, tmp_path: Path) -> None:
     report = sqrtdk.check(str(path))
     assert report.model.parameters == expected
     assert [judged.verdict for judged in report.calls] == ["exact"]
+
+
+def test_a_program_on_the_meta_device_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    model = Attending(lambda: nn.Linear(32, 32)).to("meta").eval()
+    torch.export.save(torch.export.export(model, (torch.randn(2, L, 32, device="meta"),)), path)
+    assert sqrtdk.check(str(path)).model.parameters == sum(p.numel() for p in model.parameters())
 
 
 RANDOM: dict[str, tuple[list[str], dict[str, Any]]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import sqrtdk
 from sqrtdk.errors import ModelError
@@ -136,6 +137,20 @@ def test_integers_as_the_numbers_that_they_stand_for(case: str) -> None:
     off = (made.double() - right.double()).abs()[inside]
     size = float(right.abs().max())
     assert float(off.max()) <= 0.51 * step + 64 * torch.finfo(torch.float32).eps * size
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_onnxruntime_multiplies_signed_weights_exactly(dtype: type) -> None:
+    """Beside signed activations they stay signed; beside unsigned ones a CPU without VNNI would cut sums."""
+    low = np.iinfo(dtype).min
+    given = {"a": rng.integers(low, low + 255, (1, 4, 6, 6)).astype(dtype), "m": np.full((), 3, dtype)}
+    weights = np.random.default_rng(3).integers(-128, 127, (8, 4, 3, 3)).astype(np.int8)
+    nodes = [make("ConvInteger", ["a", "w", *zero], [f"y{len(zero)}"]) for zero in ([], ["z"])]
+    graph = model(nodes, given, {"w": weights, "z": given["m"]}, 22, ["y0", "y1"])
+    found = theirs(graph, given)
+    for name, zero in (("y0", 0), ("y1", 3)):
+        x = torch.from_numpy(given["a"].astype(np.float64) - zero)
+        assert torch.equal(found[name].double(), nn.functional.conv2d(x, torch.from_numpy(weights).double()))
 
 
 @pytest.mark.parametrize(

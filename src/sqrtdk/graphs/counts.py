@@ -24,6 +24,7 @@ _BITS_OF_PRODUCTS = {
     "aten::_weight_int4pack_mm_for_cpu": 4,
     "aten::_weight_int4pack_mm_with_scales_and_zeros": 4,
 }
+_PACKED_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32)  # numbers of 64 bits are positions, or ids
 _SHIFTS = ("__rshift__", "bitwise_right_shift")
 _MASKS = ("__and__", "bitwise_and")
 _MASKED_BITS = {2**bits - 1: bits for bits in (1, 2, 4, 8)}  # w & 15 keeps 4 bits
@@ -63,8 +64,8 @@ def count_of_program(program: Any, module: torch.fx.GraphModule) -> int:
     bits = {str(node.target): _bits(node) for node in module.graph.nodes if node.op == "get_attr"}
     counts: dict[Any, int] = {}
     for name, tensor in tensors.items():
-        strided = tensor.layout is torch.strided and tensor.numel() > 0
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape) if strided else name
+        start = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.numel() else 0
+        place = (start, tensor.storage_offset(), tensor.shape) if start else name  # 0: empty, or on the meta device
         packed = 8 * tensor.dtype.itemsize // (bits.get(name) or 8 * tensor.dtype.itemsize)
         counts[place] = max(tensor.numel() * packed, counts.get(place, 0))
     return sum(counts.values())
@@ -76,7 +77,7 @@ def _bits(constant: torch.fx.Node) -> int | None:
     Packed is what is shifted and masked: (qweight[:, None] >> shifts) & 15, or w & 15 beside w >> 4.
     """
     value = constant.meta.get("val")
-    if isinstance(value, Tensor) and (value.is_floating_point() or value.dtype is torch.bool):
+    if isinstance(value, Tensor) and value.dtype not in _PACKED_DTYPES:
         return None
     queue, met, masked, shifted = [constant], {constant}, None, False
     while queue:

@@ -83,18 +83,30 @@ def unsigned_weights(graph: Graph) -> Iterator[None]:
 
 
 def _unsigned(graph: Graph, node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """Returns the weights and their zero point as unsigned numbers; None if they are that, or no constants."""
+    """Returns the weights and their zero point as unsigned numbers; None if they are that, or no constants.
+
+    Also None where the activations are not known to be unsigned: onnxruntime has no product of signed and unsigned.
+    """
     of_activations, at, of_weights = _INTEGER_PRODUCTS[node.op_type]
     names = dict(enumerate(node.input))
     weights, zero = (graph.array(name) if name else None for name in (names[at], names.get(of_weights, "")))
-    other = graph.array(names[of_activations]) if of_activations is not None and names.get(of_activations) else None
-    if weights is None or weights.dtype != np.int8 or (other is not None and other.dtype == np.int8):
+    if weights is None or weights.dtype != np.int8:
+        return None
+    if of_activations is not None and not _is_unsigned(graph, names[0], names.get(of_activations, "")):
         return None
     if names.get(of_weights) and zero is None:  # computed by the graph
         return None
     zero = np.zeros((), np.int8) if zero is None else zero
     higher, of_it = ((array.astype(np.int16) + 128).astype(np.uint8) for array in (weights, zero))
     return higher, of_it
+
+
+def _is_unsigned(graph: Graph, activations: str, zero: str) -> bool:
+    constant = graph.array(zero) if zero else None
+    if constant is not None:
+        return bool(constant.dtype == np.uint8)
+    made = (graph.made_by.get(name) for name in (activations, zero))
+    return any(node is not None and node.op == "DynamicQuantizeLinear" for node in made)
 
 
 def _replace(graph: Graph, node: Any, made: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.errors import SqrtdkError
+from sqrtdk.errors import InvalidValueError, SqrtdkError
 from sqrtdk.impl.call import Call, repeat_heads
 from sqrtdk.positions import DistanceTerm
 
@@ -102,15 +102,30 @@ def with_table(call: Call) -> tuple[Call, Float[Tensor, "#Hq 1 distances"] | Non
     assert isinstance(call.term, DistanceTerm)
     last = call.length - 1 + call.shift
     distance = torch.arange(last, last - (call.length + call.keys - 1), -1, device=call.query.device)
+    check_term(call)
     table = call.term.of_distance(distance, call.query)
-    if table.shape[0] not in (1, call.heads):
-        with_bias(call)  # raises the error with the number of heads
+    if tuple(table.shape) not in ((call.heads, len(distance)), (1, len(distance))):
+        raise InvalidValueError(
+            f"of_distance of {len(distance)} distances returns ({call.heads}, {len(distance)}), one number a head, or "
+            f"(1, {len(distance)}); got {tuple(table.shape)}",
+            hint="Heads come first, and the shape of the distances after them.",
+        )
     return replace(call, term=None), table.unsqueeze(-2)
 
 
 def by_distance(call: Call) -> bool:
     """Return whether the call has a position term that depends on the distance of a row and a key alone."""
-    return isinstance(call.term, DistanceTerm) and not call.term.content and call.places is None
+    if not isinstance(call.term, DistanceTerm) or call.term.content or call.places is not None:
+        return False
+    # of a class that overrides one of the two, the other may be another bias
+    return bool(_defined_together(type(call.term)))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _defined_together(kind: type[DistanceTerm]) -> bool:
+    names = {"term", "of_distance"}
+    owner = next((owner for owner in kind.__mro__ if names & vars(owner).keys()), None)
+    return owner is not None and names <= vars(owner).keys()
 
 
 def of_pairs(table: Float[Tensor, "... distances"], rows: int) -> Float[Tensor, "... L S"]:
