@@ -18,6 +18,7 @@ import sqrtdk
 from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.integrations import trainer
 from sqrtdk.integrations.transformers import ATTENTION_NAME
+from sqrtdk.laws import subject
 from sqrtdk.tracing import steps
 from tests.cli.commands import COMMANDS, PROGRAM
 
@@ -107,6 +108,7 @@ def test_classes_are_ours_or_pythons() -> None:
     ours = (
         sqrtdk,
         sqrtdk.errors,
+        subject,
         sqrtdk.nn,
         sqrtdk.scores,
         sqrtdk.stats,

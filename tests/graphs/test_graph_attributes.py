@@ -47,6 +47,9 @@ GIVEN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "GroupNormalization": ((X, GAIN, GAIN), {"num_groups": 2}),
     "InstanceNormalization": ((X, GAIN, GAIN), {}),
     "IsInf": ((np.float32([-np.inf, 0, np.inf]),), {}),
+    "RNN": ((X[0], X[:1, 0], X[:1, 1]), {}),  # 4 steps of 6 rows of 6 features
+    "GRU": ((X[0], X[:1, :3].reshape(1, 18, 6), X[1:, :3].reshape(1, 18, 6)), {}),
+    "LSTM": ((X[0], X[:1].reshape(1, 24, 6), X[1:].reshape(1, 24, 6)), {}),
     "Resize": ((X, None, None, np.array([2, 4, 12, 12])), {"mode": "cubic"}),
     "Split": ((X[:, :2, :2, :2],), {}),
     "Upsample": ((X, np.float32([1, 1, 2, 2])), {}),

@@ -61,7 +61,7 @@ def test_a_checkpoint_that_was_converted_for_the_other_layout(style: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_weights_that_were_rounded_are_the_same(dtype: torch.dtype) -> None:
+def test_weights_that_were_rounded_are_named_as_that_where_the_run_is_finer(dtype: torch.dtype) -> None:
     a = program(STYLES["gpt-j"])
 
     def rounded(old: Affine) -> Affine:
@@ -69,10 +69,10 @@ def test_weights_that_were_rounded_are_the_same(dtype: torch.dtype) -> None:
         return replace(old, weight=old.weight.to(dtype).double(), bias=bias)
 
     b = projected("qkv", rounded)(a)
-    assert suspicions(sides(a, b)) == suspicions(sides(b, a)) == []
+    named = [] if dtype is torch.float32 else ["weights"]
+    assert [one.name for one in suspicions(sides(a, b))] == [one.name for one in suspicions(sides(b, a))] == named
     moved = projected("q", lambda x: replace(x, weight=x.weight[[1, 0, 2, 3]], bias=x.bias[[1, 0, 2, 3]]))(b)
-    (suspicion,) = suspicions(sides(a, moved))
-    assert (suspicion.name, suspicion.b) == ("head_order", "heads 1 0 2 3")
+    assert ("head_order", "heads 1 0 2 3") in {(one.name, one.b) for one in suspicions(sides(a, moved))}
 
 
 def test_heads_that_a_side_repeats_in_its_weights() -> None:
