@@ -169,6 +169,71 @@ def test_rows_without_a_key_that_the_code_sets_to_zero_are_no_cause(soften, in_p
     assert not any("become NaN" in finding.message for finding in report.findings)
 
 
+class PutBack(nn.Module):
+    """Numbers that are not finite, put back before `attend`, a reader of vectors, and `then` behind it."""
+
+    def __init__(self, first, attend, then):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.block, self.first, self.then = nn.Linear(WIDTH, WIDTH), Block(attend), first, then
+
+    def forward(self, x, hidden):
+        return self.then(self.block(self.first(self, x), hidden))
+
+
+def missing_as_token(model, x):
+    return torch.where(x.isnan().any(-1, keepdim=True), 0.5, model.embed(x))
+
+
+def ratio(model, x):
+    y = (x.abs() * 1000).exp()
+    return (y / y.sum(-1, keepdim=True)).nan_to_num()
+
+
+def kept(y):
+    return y
+
+
+def vectors(*, missing=False, blind=False):
+    x = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(1))
+    x[0, 3] = NAN if missing else x[0, 3]
+    hidden = ~torch.ones(12, 12).bool().tril()
+    hidden[0] |= blind
+    return x, hidden
+
+
+BLIND = f"{2 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
+
+
+@each(
+    "first, missing, attend, then, message",
+    [
+        (missing_as_token, True, softened, kept, BLIND),
+        (missing_as_token, True, cleaned, lambda y: (y - y) / (y - y), "div of finite numbers gives NaN"),
+        (ratio, False, softened, kept, BLIND),
+        (lambda model, x: x, False, cleaned, lambda y: (y.abs() * 1000).exp(), "exp overflows float32"),
+        (lambda model, x: x, False, cleaned, lambda y: y.half() * 3e4 * 3e4, "mul overflows float16"),
+        (lambda model, x: x, False, cleaned, lambda y: (y * 1e30 * 1e30) - INF, "mul overflows float32"),
+    ],
+)
+def test_of_numbers_that_are_put_back_none_is_the_cause(first, missing, attend, then, message):
+    report = check(PutBack(first, attend, then).eval(), vectors(missing=missing, blind=True))
+    found, reached = of_nonfinite(report)
+    assert found.message.startswith(message)
+    assert reached.message.endswith("the model's output")
+
+
+def test_an_input_that_is_put_back_beside_infinities_on_purpose_is_no_finding():
+    model = PutBack(missing_as_token, cleaned, lambda y: y.masked_fill(y > 0, INF))
+    assert of_nonfinite(check(model.eval(), vectors(missing=True, blind=True))) == []
+
+
+def test_an_infinite_weight_is_the_cause_of_the_nan_that_it_leads_to():
+    model = PutBack(lambda model, x: (y := model.embed(x)) - y, softened, kept).eval()
+    model.embed.weight.data[0, 0] = INF
+    assert of_nonfinite(check(model, vectors()))[0].message == "parameter embed.weight holds NaN or infinity"
+
+
 def test_rows_set_to_zero_that_a_norm_divides_are_named_at_the_norm():
     """The rows without a key are NaN in the end, of a later division: the fix is there."""
     attend = put_back(lambda y: y / y.norm(dim=-1, keepdim=True))

@@ -170,3 +170,56 @@ def test_a_gain_after_a_norm_that_is_a_parameter_is_none_of_the_scale() -> None:
     model.by = lambda: model.gain  # type: ignore[method-assign]
     call = judged(model, torch.randn(B, L, WIDTH)).call
     assert (call.norm_gain, call.scale.effective) == (True, 1.0)
+
+
+# -- rotated keys before those of the rows: as many as there are rows --------------------------------------------------
+
+
+def turned(x: Tensor, positions: Tensor) -> Tensor:
+    angle = positions[:, None] * 1e4 ** (-torch.arange(0, E, 2) / E)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+
+class Past(Heads):
+    """Keys of a past, rotated on their own, as a cache or a prefix holds them."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.by = scale
+
+    def forward(self, x: Tensor, past: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        _, old, old_v = self.heads(past)
+        before, rows = past.shape[1], x.shape[1]
+        here = torch.arange(before, before + rows)
+        keys = torch.cat((turned(old, torch.arange(before)), turned(k, here)), 2)
+        seen = torch.ones(rows, before + rows).bool().tril(before)
+        values = torch.cat((old_v, v), 2)
+        return self.back(F.scaled_dot_product_attention(turned(q, here), keys, values, attn_mask=seen, scale=self.by))
+
+
+class LookBack(Past):
+    """Each bucket sees itself and the one before, as lucidrains' local-attention writes it."""
+
+    def forward(self, x: Tensor, size: Tensor) -> Tensor:
+        bucket = size.shape[1]
+        q, k, v = self.heads(x)
+        here = torch.arange(x.shape[1])
+        q, k, v = (t.unflatten(2, (-1, bucket)) for t in (turned(q, here), turned(k, here), v))
+        k, v = (torch.cat((F.pad(t, (0, 0, 0, 0, 1, 0))[:, :, :-1], t), 3) for t in (k, v))
+        seen = torch.ones(bucket, 2 * bucket).bool().tril(bucket).repeat(q.shape[2], 1, 1)
+        seen[0, :, :bucket] = False
+        logits = (q @ k.mT * self.by).masked_fill(~seen, -torch.inf)
+        return self.back((logits.softmax(-1) @ v).flatten(2, 3))
+
+
+@pytest.mark.parametrize("made", [Past, LookBack])
+@pytest.mark.parametrize(("scale", "verdict"), [(ROOT, "exact"), (1.0, "unexplained")])
+def test_as_many_keys_of_a_past_as_rows_are_not_at_their_positions(
+    made: type[Past], scale: float, verdict: str
+) -> None:
+    call = judged(made(scale), torch.randn(B, 16, WIDTH), torch.randn(B, 16 if made is Past else 4, WIDTH))
+    assert call.call.key_len == 2 * call.call.query_len
+    assert (call.verdict, call.call.scale.agree) == (verdict, None)
+    assert call.call.scale.effective == pytest.approx(scale)

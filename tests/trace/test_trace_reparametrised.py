@@ -82,18 +82,22 @@ def test_a_computed_weight_is_a_weight(norm: str, model: str) -> None:
     assert not [finding for finding in report.findings if finding.rule == "unmeasured"]
 
 
-def test_a_learned_query_is_no_number_of_the_model() -> None:
-    """One learned query pools the tokens: its projection has a row, and more than one number."""
+class Pool(nn.Module):
+    """One learned query, of a vector or of a row, pools the tokens."""
 
-    class Pool(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query = nn.Parameter(torch.randn(WIDTH))
-            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+    def __init__(self, width: int, *rows: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(*rows, WIDTH))
+        self.q, self.k, self.v = nn.Linear(WIDTH, width), nn.Linear(WIDTH, width), nn.Linear(WIDTH, WIDTH)
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = (self.q(self.query) @ self.k(x).mT * WIDTH**-0.5).softmax(-1)[:, None] @ self.v(x)
-            return out
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = self.q(self.query), self.k(x)
+        weights = (query @ key.mT * key.shape[-1] ** -0.5).softmax(-1)
+        return (weights if self.query.dim() > 1 else weights[:, None]) @ self.v(x)
 
-    (judged,) = sqrtdk.check(Pool().eval(), torch.randn(2, 6, WIDTH)).calls
+
+@pytest.mark.parametrize("pool", [Pool(WIDTH), Pool(WIDTH, 1), Pool(1, 1)])
+def test_a_learned_query_is_no_number_of_the_model(pool: Pool) -> None:
+    """The projection of the query has an axis, also if it is one number, of a head of one channel."""
+    (judged,) = sqrtdk.check(pool.eval(), torch.randn(2, 6, WIDTH), laws="none").calls
     assert judged.verdict == "exact"

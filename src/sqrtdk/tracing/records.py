@@ -192,7 +192,8 @@ NOT_SEEN = "trace.not_attention.not_seen"  # the weights entered an operation th
 LOST_SIGHT = "trace.not_attention.lost_sight"
 LOST_ADDITIVE = "trace.not_attention.lost_additive"
 _MAYBE_ATTENTION = (LOST_SIGHT, LOST_ADDITIVE)
-_NAMED_WITHOUT_SOFTMAX = ("trace.without_softmax.named", "trace.without_softmax.scaled")
+PICKS_KEYS = "trace.without_softmax.picks"  # scores that meet no values: an indexer
+_NAMED_WITHOUT_SOFTMAX = ("trace.without_softmax.named", "trace.without_softmax.scaled", PICKS_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +261,19 @@ class Missed:
         elif (site, reason, at) not in self._first:
             self._first[site, reason, at] = NotMeasured(site, reason, formula() if self.formulas else None, at)
 
-    def entries(self) -> tuple[NotMeasured, ...]:
-        """Returns all, in order."""
-        return tuple(self._first.values())
+    def entries(self, sites: Iterable[str]) -> tuple[NotMeasured, ...]:
+        """Returns all, in order; scores that pick keys only if an attention, at one of `sites` or lost, is around them.
+
+        A graph of neighbours, `relu(a @ b.mT).topk(3)`, is none.
+        """
+        every = tuple(self._first.values())
+        around = {*sites, *(entry.site for entry in every if id_of(entry.reason) != PICKS_KEYS)}
+        return tuple(
+            entry
+            for entry in every
+            if id_of(entry.reason) != PICKS_KEYS
+            or any(f"{entry.site}.".startswith(f"{s}." if s else s) for s in around)
+        )
 
 
 def numbers_by_site(sites: Iterable[str]) -> Iterator[int]:

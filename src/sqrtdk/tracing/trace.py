@@ -182,7 +182,7 @@ class Trace:
             NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
             for entry, number in zip(lost, numbers_by_site(entry.site for entry in lost), strict=True)
         )
-        self.not_measured = self._missed.entries()
+        self.not_measured = self._missed.entries(record.call.site for record in self._records if record)
         self.unread = scene.store.unread()
         scene.store.close()
         self.ranks = world_size() if scene.travel.count else 1

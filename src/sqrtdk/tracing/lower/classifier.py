@@ -102,8 +102,10 @@ class Classifier:
         if tensor.is_nested:
             _note_nested(self.scene, made, parents)
             return
-        if tensor.numel() == 1 and all(p.learned for p in parents if p.act):
-            return  # a number of the model, no activations: sigma = u . (W v), by which a spectral norm divides W
+        # A number of the model, no activations: sigma = u . (W v), by which a spectral norm divides W. One that has an
+        # axis may be a learned query of one row and one channel: nn.Linear(32, 1)(query).
+        if not tensor.dim() and all(p.learned for p in parents if p.act):
+            return
         if node.op == "embedding":
             _embed(self.scene, made, parents)
         elif any(p.act for p in parents):
@@ -204,6 +206,7 @@ def _pick_keys(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     """Names an indexer, whose scores pick keys without a softmax: `(relu(q @ k.mT) * w[..., None]).sum(2).topk(n)`.
 
     With its heads summed by a matrix product (GLM, DeepSeek-V3.2) it is an attention without softmax to `contract`.
+    Whether there is an attention whose keys it picks is known at the end of the trace.
     """
     combine_roles(scene, made, parents)
     node: Node | None = parents[0]
@@ -214,7 +217,7 @@ def _pick_keys(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
         names.add(node.op)
         node = node.main()
     if made.node.out == 0 and node is not None and node.product is not None and {"relu", "mul", "sum"} <= names:
-        scene.listener.unsoftened(made.node.site, Unweighted(parents[0], alias(made.tensors[0]), -1))
+        scene.listener.unsoftened(made.node.site, Unweighted(parents[0], alias(made.tensors[0]), picks=True))
 
 
 def _note_nested(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:

@@ -3,9 +3,9 @@
 Two kinds of events matter. The first is a NaN: from a NaN weight, a softmax over a row that sees no key, inf - inf or
 0 * inf. The second is a finite number beyond its dtype's range, 65504 in float16; it becomes infinite, and NaN a few
 operations later. An intended infinity (`masked_fill(hidden, -inf)`, `log(0)`) is neither. A NaN that the code puts
-back, as `weights.masked_fill(blind, 0.0)` does, is not the cause of a later one: each NaN is followed from tensor to
-tensor, and the one that reaches the output counts. A run is watched only after it is known to have gone wrong, because
-the watch reads the numbers of every operation.
+back, as `weights.masked_fill(blind, 0.0)` does, is not the cause of a later one: each NaN, and each infinity that is
+not intended, is followed from tensor to tensor, and the one that reaches the output counts. A run is watched only after
+it is known to have gone wrong, because the watch reads the numbers of every operation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARAMETER = "parameter "  # prefix of a parameter's name in `held`
 # Outputs of these hold whatever the memory held before: `torch.empty` for a cache that is filled later.
 _UNWRITTEN = ("empty", "new_empty", "resize")
 _SOFTMAX_NAMES = ("_softmax", "_safe_softmax", "softmax")
-_PUT_BACK = ("blind", "infinite", "undefined")  # kinds of NaN that code may put back
+_EACH_NUMBER = ("add", "exp", "mul", "sub")
 _CONVERSIONS = ("_to_copy", "copy")
 
 
@@ -68,11 +68,11 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
 
     Args:
         model: the model, for the paths of its modules.
-        run: a forward pass that returns tensors, in lists and tuples: of its NaN, those in them count.
+        run: a forward pass that returns tensors, in lists and tuples: of its NaN and infinities, those in them count.
         held: the tensors that exist before the run, by the name to report.
 
     Returns:
-        The origin, or None if every operation gives finite numbers.
+        The origin, or None if every operation gives finite numbers, or infinities that are intended.
 
     Raises:
         SqrtdkError: `run` raises it before any number is NaN.
@@ -86,15 +86,14 @@ def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, 
         if not watch.origins:
             raise
         returned = None
-    return watch.origin_of(returned) or watch.overflow
+    return watch.origin_of(returned)
 
 
 class _Watch(EagerMode):
-    """Checks the outputs of each operation, up to the first NaN if no code can put it back, else to the end.
+    """Checks the outputs of each operation.
 
     Attributes:
-        origins: where a NaN was made of numbers, in the order of the run.
-        overflow: the first overflow; harmless unless it leads to a NaN or an output.
+        origins: where a NaN was made of numbers, or an infinity without intent, in the order of the run.
     """
 
     supports_higher_order_operators = True
@@ -102,29 +101,33 @@ class _Watch(EagerMode):
     def __init__(self, sites: Sites, held: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.origins: list[Origin] = []
-        self.overflow: Origin | None = None
         self._sites = sites
         self._held = {_memory(tensor): name for name, tensor in held.items() if _memory(tensor)}
         self._unwritten: set[int] = set()
-        self._carried: dict[int, int] = {}  # memory of a tensor with NaN -> place in `origins`
+        self._carried: dict[int, int] = {}  # memory of a tensor with NaN or infinity -> place in `origins`
         self._last = 0  # that of the last operation that gave NaN
         self._thread = threading.get_ident()
 
     def origin_of(self, returned: object) -> Origin | None:
-        """Returns the first origin of the NaN that a run returned, else that of its last NaN; None without any NaN."""
+        """Returns the first origin of the NaN that a run returned, else of its infinities, else that of its last NaN.
+
+        None if the infinities that it returned are intended. A NaN that was put back is then no cause either.
+        """
         if not self.origins:
             return None
         with suppress(Exception):
-            reached = self._entering(returned)
-            return self.origins[min(reached, default=self._last)]
+            nan, infinite = self._entering(returned)
+            if nan or infinite:
+                return self.origins[min(nan or infinite)]
+            if any(bool(x.isinf().any()) for x in _floats(returned)):
+                return None
         return self.origins[self._last]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found = bool(self.origins) and self.origins[0].kind not in _PUT_BACK
-        if found or threading.get_ident() != self._thread or not hasattr(func, "_schema"):
+        if threading.get_ident() != self._thread or not hasattr(func, "_schema"):
             return func(*args, **kwargs)
-        given, entering = (*args, *kwargs.values()), list[int]()
+        given, entering = (*args, *kwargs.values()), (list[int](), list[int]())
         before = self._sick(given) if func._schema.is_mutable else None
         if self.origins:
             with suppress(Exception):
@@ -134,17 +137,35 @@ class _Watch(EagerMode):
             self._look(func, args, kwargs, output, before, entering)
         return output
 
-    def _entering(self, operands: Any) -> list[int]:
-        """Returns the origins, as places in `origins`, of the NaN in tensors that the run made and wrote."""
-        made = (x for x in _floats(operands) if _memory(x) not in self._unwritten and _memory(x) not in self._held)
-        return [self._carried.get(_memory(x), self._last) for x in made if bool(x.isnan().any())]
+    def _entering(self, operands: Any) -> tuple[list[int], list[int]]:
+        """Returns the origins, as places in `origins`, of the NaN and of the infinities in tensors that the run made.
 
-    def _look(self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None, entering: list[int]) -> None:
+        Infinities of no known origin are intended ones, as those of a mask.
+        """
+        nan, infinite = list[int](), list[int]()
+        for x in _floats(operands):
+            if (memory := _memory(x)) in self._held:
+                continue
+            written = memory not in self._unwritten
+            if written and bool(x.isnan().any()):
+                nan.append(self._carried.get(memory, self._last))
+            elif (not written or memory in self._carried) and bool(x.isinf().any()):
+                # What is written into an `empty` tensor is not followed: the first overflow may be in it.
+                overflows = (i for i, origin in enumerate(self.origins) if origin.kind == "overflow")
+                place = self._carried[memory] if written else next(overflows, None)
+                infinite += [] if place is None else [place]
+        return nan, infinite
+
+    def _look(
+        self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None, entering: tuple[list[int], list[int]]
+    ) -> None:
         name, results = base_name(func), list(_floats(output))
         if name.startswith(_UNWRITTEN):
             self._unwritten.update(map(_memory, results))
             return
         if _is_view(func):
+            if name == "lift_fresh":  # torch.tensor(-inf), where another tensor lay
+                self._carried.pop(_memory(output), None)
             return
         # A write into a part of an `empty` tensor leaves the rest of it unwritten. A new result is written throughout,
         # and may lie at an address that an unwritten tensor had before.
@@ -152,17 +173,21 @@ class _Watch(EagerMode):
             results = [x for x in results if _memory(x) not in self._unwritten]
         else:
             self._unwritten.difference_update(map(_memory, results))
-            for tensor in results:
-                self._carried.pop(_memory(tensor), None)  # of another tensor that lay here before
+        for tensor in results:
+            if not func._schema.is_mutable or _is_whole(tensor):
+                self._carried.pop(_memory(tensor), None)  # of what lay here before
         if all(bool(x.isfinite().all()) for x in results):
             return
-        spoiled = [x for x in results if bool(x.isnan().any())]
-        if not entering or not spoiled:
-            made = self._made(func, name, args, kwargs, results, before)
-            entering = [len(self.origins) - 1] if made else []
-        for tensor in spoiled:
-            if entering:
-                self._last = self._carried[_memory(tensor)] = min(entering)
+        (nan, infinite), spoiled = entering, [x for x in results if bool(x.isnan().any())]
+        causes = nan if nan and spoiled else infinite
+        if not causes and self._made(func, name, args, kwargs, results, before):
+            causes = [len(self.origins) - 1]
+        if not causes:
+            return
+        for tensor in results:
+            if not bool(tensor.isfinite().all()):
+                self._carried[_memory(tensor)] = min(causes)
+        self._last = min(causes) if spoiled else self._last
 
     def _made(self, func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], before: str | None) -> bool:
         """Adds the origin of results that are not finite, and returns whether there is one."""
@@ -178,14 +203,12 @@ class _Watch(EagerMode):
             self.origins.append(replace(origin, kind="held", name=sick))
         elif any(bool(x.isnan().any()) for x in results):
             self.origins.append(self._of_nan(origin, args, results, infinite=infinite))
-        elif self.overflow is None and operands and not infinite and outgrew:
-            kind = str(results[0].dtype).removeprefix("torch.")
-            self.overflow = replace(origin, kind="overflow", dtype=kind, size=_size(func, name, args, kwargs))
+        elif operands and (outgrew if not infinite else not asked and _outgrows_beside(name, operands, results[0])):
+            kind, size = str(results[0].dtype).removeprefix("torch."), _size(func, name, args, kwargs)
+            self.origins.append(replace(origin, kind="overflow", dtype=kind, size=size))
         return len(self.origins) > count
 
     def _of_nan(self, origin: Origin, args: Any, results: list[Tensor], *, infinite: bool) -> Origin:
-        if infinite and self.overflow is not None:
-            return self.overflow  # the NaN was made of infinities that an earlier overflow left
         if origin.op in _SOFTMAX_NAMES:
             hidden = (args[0] == -torch.inf).all(args[1])
             if bool(hidden.any()):
@@ -220,6 +243,16 @@ def _size(func: Any, name: str, args: Any, kwargs: Any) -> float | None:
     return None
 
 
+def _outgrows_beside(name: str, operands: list[Tensor], result: Tensor) -> bool:
+    """Whether finite numbers of an operation on each number overflow beside infinities: y in (-inf, y) * 3e4."""
+    if name not in _EACH_NUMBER:
+        return False
+    grown = result.isposinf()
+    for x in operands:
+        grown = grown & x.isfinite()
+    return bool(grown.any())
+
+
 def _floats(values: Any) -> Iterator[Tensor]:
     """Yields the floating-point tensors among values and in their lists."""
     if isinstance(values, Tensor):
@@ -234,6 +267,13 @@ def _is_view(func: Any) -> bool:
     """Whether an operation returns views of its argument and no new numbers."""
     returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor fills its storage, so that nothing else lies in it."""
+    with suppress(Exception):
+        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return False
 
 
 def _memory(tensor: Tensor) -> int:

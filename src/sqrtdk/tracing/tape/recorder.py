@@ -60,11 +60,12 @@ class WholeCall:
 
 @dataclass(frozen=True, slots=True)
 class Unweighted:
-    """Logits that multiply values without a softmax: their node and their numbers."""
+    """Logits that multiply values, or pick keys, without a softmax: their node and their numbers."""
 
     node: Node
     logits: Tensor
     keys: int = -1  # the axis of the keys: -2 if the logits are the right operand, v.mT @ z
+    picks: bool = False  # they pick keys, and meet no values
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.records import PICKS_KEYS, Factor
 from sqrtdk.tracing.spine import chain
 from sqrtdk.tracing.spine.eager import read_eager
 from sqrtdk.tracing.spine.lineage import follow_side, unprobed
@@ -152,6 +152,7 @@ class _Curve(Step):
         expression.wrap(self.name)
 
 
+_NAMED = "trace.without_softmax.named"
 _WEIGHT_FUNCTIONS = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
 # With z = scale * q @ k.mT: sigmoid(z) @ v, relu(z) @ v, relu(z)**2 @ v, (1 + erf(z)) / 2 @ v and z @ v.
 _WEIGHT_FUNCTION_NAMES = {
@@ -165,16 +166,17 @@ _WEIGHT_FUNCTION_NAMES = {
 
 def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
     """Returns the kind of an attention without softmax, and the formula of its weights if it has one."""
+    unnamed = Message(PICKS_KEYS if seen.picks else "trace.without_softmax.unnamed")
     with unprobed():
         way = chain.read_chain(seen.node, _UNNORMALISED_READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
         name_id = _WEIGHT_FUNCTION_NAMES.get(curves)
         if way.product is None or name_id is None:
-            return Message("trace.without_softmax.unnamed"), None
+            return unnamed, None
         # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
         # Asked before q and k are followed, as those of a recurrence are long: z = decay * z + update, once a token.
         if not curves and not all(isinstance(step, (Scale, Hide)) for step in way.steps):
-            return Message("trace.without_softmax.unnamed"), None
+            return unnamed, None
         operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
         query, key = (follow_side(node, where) for node, where in zip(operands, "qk", strict=True))
     factors, name = [*query.factors, *key.factors], Message(name_id)
@@ -185,11 +187,11 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
                 visible = step.visible.at_softmax()
                 step = replace(step, name=mask_pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
-        return Message("trace.without_softmax.named", name=name), expression.text()
+        return Message(PICKS_KEYS) if seen.picks else Message(_NAMED, name=name), expression.text()
     factors += [step.factor for step in way.steps if isinstance(step, Scale)]
     known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
     if not known:
-        return Message("trace.without_softmax.named", name=name), None
+        return Message(_NAMED, name=name), None
     scale = joined([f"{value:.4g}" for value in known], "and")
     return Message("trace.without_softmax.scaled", name=name, scale=scale), None
 

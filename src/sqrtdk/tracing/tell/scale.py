@@ -70,16 +70,18 @@ def tell_scale(
     slope: Slope | str | None = _why_no_slope(reading)
     if slope is None and measure:
         slope = _read_slope(reading, sight or combined_masks(reading, counts=False))
-    no_slope = slope if isinstance(slope, str) else None
-    slope = slope if isinstance(slope, Slope) else None
     per_head = agree = None
     if symbolic is not None:
         per_head = each_head(factors, reading.layout.heads) if any(f.per_head for f in factors) else None
-        if slope is not None:
-            read, wanted = (slope.per_head, per_head) if per_head is not None else ((slope.value,), (symbolic,))
-            agree = all(abs(a - b) <= AGREEMENT * abs(b) for a, b in zip(read, wanted, strict=True))
-            if not agree:
-                reason = Message("trace.scale.disagree", factors=f"{symbolic:.4g}", logits=f"{slope.value:.4g}")
+        if isinstance(slope, Slope):
+            agree = _agree(slope, symbolic, per_head)
+    if isinstance(slope, Slope) and _by_own_rows(reading) and not (agree and slope.r_squared >= LEAST_R2):
+        # cat([past, k], 2) with a past as long as the rows: its first rows are not those of the query
+        slope, agree = Message(_OTHER_POSITIONS), None
+    no_slope = slope if isinstance(slope, str) else None
+    slope = slope if isinstance(slope, Slope) else None
+    if symbolic is not None and slope is not None and not agree:
+        reason = Message("trace.scale.disagree", factors=f"{symbolic:.4g}", logits=f"{slope.value:.4g}")
     effective = symbolic
     if symbolic is None and slope is not None and not unknown:
         if slope.r_squared >= LEAST_R2:
@@ -99,6 +101,12 @@ def tell_scale(
         agree=agree,
         reason=reason or no_slope,
     )
+
+
+def _agree(slope: Slope, symbolic: float, per_head: tuple[float, ...] | None) -> bool:
+    """Whether the slope is the product of the factors, in every head if they differ from head to head."""
+    read, wanted = (slope.per_head, per_head) if per_head is not None else ((slope.value,), (symbolic,))
+    return all(abs(a - b) <= AGREEMENT * abs(b) for a, b in zip(read, wanted, strict=True))
 
 
 def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None:
@@ -149,8 +157,7 @@ def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
         return Message("trace.scale.layout")
-    # Keys behind those of the rows, as DeepSeek-V4's compressed ones, leave row i at the position of key i.
-    aligned = layout.rows in (layout.columns, key.own_rows) or reading.offset is not None
+    aligned = _aligned(reading) or layout.rows == key.own_rows
     if query.moves != key.moves or (query.moves and (reading.reordered or not aligned)):
         return Message(_OTHER_POSITIONS)
     if isinstance(operands, Vectors):
@@ -161,6 +168,20 @@ def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
     if not operands.axes.followed:
         return Message("trace.scale.views")
     return _by_logits(reading, operands, sight, query.basis, key.basis)
+
+
+def _aligned(reading: Reading) -> bool:
+    """Whether it is known which key has the position of a row."""
+    return reading.layout.rows == reading.layout.columns or reading.offset is not None
+
+
+def _by_own_rows(reading: Reading) -> bool:
+    """Whether the only hint that row i is at the position of key i is the number of rows of the first piece.
+
+    Keys behind those of the rows, as DeepSeek-V4's compressed ones, leave it there; the keys of a past, a prefix or a
+    look-back that has as many rows do not. The slope then counts only if it confirms the factors.
+    """
+    return reading.query.moves and not _aligned(reading)
 
 
 def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor) -> Slope | None:
