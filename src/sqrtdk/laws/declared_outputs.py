@@ -110,7 +110,7 @@ def _takers(model: nn.Module, run: Traced, call: CallTensors) -> Iterator[_Taker
         alone = _goes_on(model, run, path, left)
         for name, taken in behind:
             projected = dict(given).get(name)
-            if projected is None or _same(projected, taken):  # a dropout in eval mode
+            if projected is None or torch.equal(projected, taken):  # a dropout in eval mode
                 continue
             linear = _is_linear(module_at(model, inside + name), taken, projected)
             added = _same(left, projected) or (around.takes is not None and _is_sum(left, projected, around.takes))
