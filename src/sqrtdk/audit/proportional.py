@@ -49,6 +49,11 @@ def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
     finally:
         for handle in handles:
             handle.remove()
+        for path, bases in passed.items():
+            # A processor's argument that no call of the module shows: its base may stand in the scale (`by_scale`).
+            takes = forward_arguments(model.get_submodule(path))
+            for name in [name for name in bases if name not in takes and set(bases[name]) == {NO_BASE}]:
+                del bases[name]
 
 
 def _note_base_lengths(
@@ -57,8 +62,6 @@ def _note_base_lengths(
     takes = forward_arguments(module)
     given = dict(zip(takes, args, strict=False)) | kwargs
     for name in BASE_LENGTHS:
-        if name not in given and name not in takes:
-            continue
         value = given.get(name)
         base = as_number(value.item() if isinstance(value, torch.Tensor) and _has_one_number(value) else value)
         passed[name] = (*passed.get(name, ()), base if base is not None and base > 1 else NO_BASE)
