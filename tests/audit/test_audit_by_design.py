@@ -245,6 +245,26 @@ def test_a_base_of_cross_attention_lets_the_textbook_stand(make_call):
     assert judge_scale(make_call(**textbook, **own), module, arguments=passed).verdict == "unexplained"
 
 
+class Shared(nn.Module):
+    """One attention, called once with each of these bases."""
+
+    def __init__(self, *bases):
+        super().__init__()
+        self.attn, self.bases = Processed(processor=Processor()), bases
+
+    def forward(self, x):
+        named = [{} if base is None else {"base_sequence_length": base} for base in self.bases]
+        return torch.stack([self.attn(x, **passed) for passed in named])
+
+
+@pytest.mark.parametrize("bases", [(64, None), (None, 64), (64, 100), (torch.tensor(64),)])
+def test_each_call_of_a_module_has_the_base_that_it_got(bases):
+    report = check(Shared(*bases), torch.randn(2, LENGTH, HEADS * WIDTH))
+    said = [told_of_base(int(base)) if base is not None else None for base in bases]
+    assert [call.declared_by for call in report.calls] == said
+    assert [call.verdict for call in report.calls] == ["exact" if base is None else "declared" for base in bases]
+
+
 def test_a_mistake_that_gives_back_a_whole_base_by_chance_is_one(make_call):
     module = Processed(processor=Processor())
     chance = {"query_len": 256, "key_len": 256, "effective": 8**-0.5}  # r^2 = 2 = log_16(256)

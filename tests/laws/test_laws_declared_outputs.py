@@ -12,6 +12,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import ACTIVATION_NAMES, OUTPUT_FIELDS
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED
 from sqrtdk.laws.ask import ask
@@ -73,10 +74,114 @@ def answer_of(model: nn.Module, about: str, inputs: Any = None) -> tuple[str, st
 @pytest.mark.parametrize("scales", [(0.5, 1, 1), (1, 0.5, 1), (1, 1, 0.5), (0.25, 2, 1)])
 def test_a_factor_on_v_counts_wherever_it_stands(scales: tuple[float, float, float]) -> None:
     assert answer_of(Model(Attention(scales), attention_value_scale=0.5), "factor on v") == (KEPT, "")
-    assert answer_of(Model(Attention(scales), attention_value_scale=0.707), "factor on v") == (
-        BROKEN,
-        "v is multiplied by 0.5, config.attention_value_scale = 0.707",
-    )
+    other = answer_of(Model(Attention(scales), attention_value_scale=0.707), "factor on v")
+    if scales[2] == 1:
+        assert other == (BROKEN, "v is multiplied by 0.5, config.attention_value_scale = 0.707")
+    else:  # a number behind the projection may be a residual multiplier
+        assert other[0] == NOT_ASKED
+
+
+class Free(Attention):
+    """An attention whose code behind its heads is given: `then(self, heads, x)`."""
+
+    def __init__(self, then: Callable[..., Tensor], on_v: float = 1.0) -> None:
+        super().__init__((on_v, 1, 1), late=torch.sigmoid)
+        self.then, self.norm, self.gated, self.alpha = (
+            then,
+            nn.LayerNorm(WIDTH),
+            GateModule(),
+            nn.Parameter(torch.ones(1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (HEADS, -1)) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v * self.scales[0]))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.then(self, y, x)
+
+
+class GateModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        return y * torch.sigmoid(self.proj(x))
+
+
+class Around(nn.Module):
+    """A module that multiplies what leaves an attention: by a gate of its own, or by tanh of a number."""
+
+    def __init__(self, attention: nn.Module, how: str) -> None:
+        super().__init__()
+        self.a, self.gate, self.norm, self.how = attention, nn.Linear(WIDTH, WIDTH), nn.RMSNorm(WIDTH), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        if self.how == "norm":
+            return x + self.norm(y)
+        gate = {"gate": torch.sigmoid(self.gate(x)), "tanh": torch.tanh(self.gate.bias[0]), "": 1.0}[self.how]
+        return y * gate
+
+
+RIGHT_GATES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "behind a dropout": lambda a, y, x: a.o_proj(a.drop(y) * F.silu(a.g_proj(x))),
+    "behind a norm": lambda a, y, x: a.o_proj(a.norm(y) * F.silu(a.g_proj(x))),
+    "a module": lambda a, y, x: a.o_proj(a.gated(y, x)),
+    "a number": lambda a, y, x: a.o_proj(y) * torch.tanh(a.alpha),
+}
+
+
+@pytest.mark.parametrize("where", RIGHT_GATES)
+def test_a_gate_that_runs_is_never_missing(where: str) -> None:
+    model = Model(Free(RIGHT_GATES[where]), attn_output_gate=True)
+    assert answer_of(model, "gate")[0] == (KEPT if where in ("behind a dropout", "a module") else NOT_ASKED)
+    # nor is it overlooked where the config says that there is none
+    model = Model(Free(RIGHT_GATES[where]), attn_output_gate=False)
+    assert answer_of(model, "gate")[0] in ((BROKEN,) if where == "behind a dropout" else (BROKEN, NOT_ASKED))
+
+
+@pytest.mark.parametrize(("how", "state"), [("gate", NOT_ASKED), ("tanh", NOT_ASKED), ("", BROKEN), ("norm", BROKEN)])
+def test_what_a_module_around_multiplies_may_be_the_gate(how: str, state: str) -> None:
+    model = Model(Around(Attention(), how), attn_output_gate=True)
+    assert answer_of(model, "gate")[0] == state
+    model = Model(Around(Attention(), how), attn_output_gate=False)
+    assert answer_of(model, "gate")[0] == (KEPT if state == BROKEN else NOT_ASKED)
+    model = Model(Around(Attention(), how), attention_value_scale=0.5)
+    assert answer_of(model, "factor on v")[0] == state
+
+
+def test_a_norm_of_the_output_is_not_its_projection() -> None:
+    normed = Free(lambda a, y, x: a.o_proj(a.norm(y)))
+    assert answer_of(Model(normed, attn_output_gate=True), "gate")[0] == NOT_ASKED
+
+
+def test_a_projection_of_zeros_shows_no_gate_behind_it() -> None:
+    attention = Attention(late=torch.sigmoid)
+    for parameter in attention.o_proj.parameters():
+        nn.init.zeros_(parameter)
+    assert answer_of(Model(attention, attn_output_gate=True), "gate")[0] == NOT_ASKED
+
+
+def test_a_mode_without_a_name_states_nothing() -> None:
+    assert answer_of(Model(Attention(), gate_attn_act_mode=""), "gate") == ("", "")
+
+
+def test_a_residual_multiplier_is_no_factor_on_v() -> None:
+    for late in (0.22, 0.1):
+        assert answer_of(Model(Attention((0.5, 1, late)), attention_value_scale=0.5), "factor on v") == (KEPT, "")
+    twice = Free(lambda a, y, x: a.o_proj(0.5 * y * torch.sigmoid(a.g_proj(x))), on_v=0.5)
+    assert answer_of(Model(twice, attention_value_scale=0.5), "factor on v")[0] == NOT_ASKED
+
+
+def test_a_config_of_gates_hides_no_scale() -> None:
+    model = Model(Attention(), attention_multiplier=0.25, attn_output_gate=False)
+    model.attn.config = SimpleNamespace(use_attention_gate=True)  # type: ignore[assignment]
+    assert config_at(model, "attn") is model.config
+    assert config_at(model, "attn", OUTPUT_FIELDS) is model.attn.config
+    assert answer_of(model, "gate") == (BROKEN, "the output has no gate, config.use_attention_gate = True")
+    model.attn.config = SimpleNamespace(softmax_scale=0.25)  # type: ignore[assignment]
+    assert config_at(model, "attn", OUTPUT_FIELDS) is model.config
 
 
 def test_a_factor_on_v_that_is_ignored_or_applied_twice_is_found() -> None:
@@ -164,7 +269,7 @@ def test_an_attention_in_a_module_of_its_own_is_read_with_the_modules_beside_it(
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    class Around(nn.Module):
+    class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.qkv, self.core, self.o_proj = nn.Linear(WIDTH, 3 * WIDTH), Core(), nn.Linear(WIDTH, WIDTH)
@@ -176,11 +281,11 @@ def test_an_attention_in_a_module_of_its_own_is_read_with_the_modules_beside_it(
             z: Tensor = self.o_proj(y.flatten(2))
             return z
 
-    assert answer_of(Model(Around(), gate_attn_act_mode="silu"), "gate") == (
+    assert answer_of(Model(Block(), gate_attn_act_mode="silu"), "gate") == (
         BROKEN,
         "the gate `g_proj` has sigmoid, config.gate_attn_act_mode = silu",
     )
-    assert answer_of(Model(Around(), gate_attn_act_mode="sigmoid"), "gate") == (KEPT, "")
+    assert answer_of(Model(Block(), gate_attn_act_mode="sigmoid"), "gate") == (KEPT, "")
 
 
 def mimo(factor: float | None = 0.707) -> nn.Module:

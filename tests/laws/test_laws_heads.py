@@ -191,7 +191,9 @@ def test_what_is_not_asked_beside_what_is_kept_is_counted() -> None:
     assert (one.state, one.reason) == (
         KEPT, "8 of 10 attentions; 2 not asked: no more than 8 classes and layouts are asked",
     )  # fmt: skip
-    assert answer(nn.Sequential(*(Heads(2) for _ in range(10)))).reason == "", "layers of one class are one kind"
+    # layers of one class are one kind
+    one = answer(nn.Sequential(*(Heads(2) for _ in range(10))))
+    assert one.reason == "10 of 10 attentions; 1 asked, for 10 of like class and layout"
 
 
 def test_what_is_not_asked_beside_what_is_broken_is_counted() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from sqrtdk.audit.configs import field, is_transformers, model_type, module_at, number_at, own_fields, present
-from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS
+from sqrtdk.audit.declared_outputs import GATE_MODES
 from sqrtdk.audit.families import by_family, family
 from sqrtdk.audit.multipliers import (
     FIXED_FACTORS,
@@ -78,13 +78,15 @@ def _sub_config(config: Any, site: str) -> Any:
     return config
 
 
-def _says(config: Any) -> bool:
-    """Return whether a config names its model's type or holds a field of known meaning."""
+def _says(config: Any, fields: Sequence[str]) -> bool:
+    """Return whether a config names its model's type or holds one of these fields."""
     if model_type(config):
         return True
-    for path in (*KNOWN_FIELDS, *SOFTCAP_FIELDS):
+    for path in fields:
         value = field(config, path)
         if isinstance(value, bool | Mapping) or number_at(config, path) is not None:
+            return True
+        if path in GATE_MODES and isinstance(value, str) and value:
             return True
     return False
 
@@ -101,11 +103,12 @@ def _configs(module: nn.Module) -> Iterator[Any]:
         yield own_fields(config) if not isinstance(config, Mapping) and present(config, UNUSED_NAME) else config
 
 
-def config_at(model: nn.Module, site: str) -> Any:
+def config_at(model: nn.Module, site: str, fields: Sequence[str] = ()) -> Any:
     """Return the config that governs `site`: the nearest that says something about a scale or its model's type.
 
-    The module's own config comes first, then its parents'. If no config says anything, the nearest is returned.
-    In a composite config (text_config, vision_config, decoder, ...) the part that the path names is used.
+    With `fields`, it is the nearest that holds one of these or names its model's type. The module's own config comes
+    first, then its parents'. If no config says anything, the nearest is returned. In a composite config (text_config,
+    vision_config, decoder, ...) the part that the path names is used.
     """
     parts = site.split(".") if site else []
     nearest = None
@@ -115,7 +118,7 @@ def config_at(model: nn.Module, site: str) -> Any:
             continue
         for config in _configs(module):
             part = _sub_config(config, ".".join(parts[depth:]) if depth < len(parts) else site)
-            if _says(part):
+            if _says(part, fields or (*KNOWN_FIELDS, *SOFTCAP_FIELDS)):
                 return part
             nearest = part if nearest is None else nearest
     return nearest
@@ -172,7 +175,7 @@ LOOSE_SWITCHES = ("scaling",)
 # A config with one of these fields says something, see `config_at`.
 KNOWN_FIELDS: tuple[str, ...] = (
     *(path for path, *_ in BASE_FIELDS), *(path for path, *_ in BASE_SWITCHES), *LOOSE_SWITCHES,
-    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS, *OUTPUT_FIELDS,
+    *ROPE_FIELDS, *BASE_LENGTHS, LAYER_SWITCH, *FIXED_FACTORS, *GROWING_FACTORS,
 )  # fmt: skip
 
 

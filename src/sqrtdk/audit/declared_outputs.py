@@ -51,7 +51,7 @@ def declared_gate(config: Any) -> DeclaredGate | None:
     if switches and not any(switches.values()):
         return DeclaredGate(f"config.{next(iter(switches))} = False", gated=False)
     for name in GATE_MODES:
-        if isinstance(mode := field(config, name), str):
+        if isinstance(mode := field(config, name), str) and mode:
             return DeclaredGate(f"config.{name} = {mode}", gated=True, mode=mode)
     on = next((name for name, value in switches.items() if value), None)
     return None if on is None else DeclaredGate(f"config.{on} = True", gated=True)

@@ -24,8 +24,9 @@ from sqrtdk.messages import Message
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.tracing.records import AttentionCall
 
-# By name, the numbers that a module was called with; none where its forward takes the name and got nothing.
+# By name, the number that each call of a module got, in order; `NO_BASE` where it got none.
 Arguments = Mapping[str, tuple[float, ...]]
+NO_BASE = 1.0
 NO_ARGUMENTS: Arguments = MappingProxyType({})
 BASE_LENGTHS = ("base_sequence_length", "base_seqlen")  # names for b in diffusers and Lumina-T2X
 FLOAT32_ROUNDING = 2.0**-23  # relative rounding of a factor that was held in float32
@@ -48,6 +49,11 @@ def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
     finally:
         for handle in handles:
             handle.remove()
+        for path, bases in passed.items():
+            # A processor's argument that no call of the module shows: its base may stand in the scale (`by_scale`).
+            takes = forward_arguments(model.get_submodule(path))
+            for name in [name for name in bases if name not in takes and set(bases[name]) == {NO_BASE}]:
+                del bases[name]
 
 
 def _note_base_lengths(
@@ -56,11 +62,13 @@ def _note_base_lengths(
     takes = forward_arguments(module)
     given = dict(zip(takes, args, strict=False)) | kwargs
     for name in BASE_LENGTHS:
-        base = as_number(given.get(name))
-        if base is not None and base > 1:
-            passed[name] = tuple(dict.fromkeys((*passed.get(name, ()), base)))
-        elif name in takes:
-            passed.setdefault(name, ())
+        value = given.get(name)
+        base = as_number(value.item() if isinstance(value, torch.Tensor) and _has_one_number(value) else value)
+        passed[name] = (*passed.get(name, ()), base if base is not None and base > 1 else NO_BASE)
+
+
+def _has_one_number(value: torch.Tensor) -> bool:
+    return value.numel() == 1 and not value.is_meta and type(value) in (torch.Tensor, nn.Parameter)
 
 
 def by_base_length(
@@ -73,11 +81,15 @@ def by_base_length(
     switches on, hold for self-attention: in cross-attention, or without the switch, the textbook's scale is right too.
     """
     for name, bases in arguments.items():
-        if bases and call.query_len > 1:
-            factors = tuple(math.sqrt(math.log(call.query_len) / math.log(base)) for base in bases)
-            formula = f"sqrt(log_{bases[0]:g}({call.query_len}))"
-            by = Message("sources.declared.proportional_argument", name=name, value=f"{bases[0]:g}", formula=formula)
-            return (factors if call.self_attention is not False else (*factors, 1.0)), by
+        # One base for each call of the module, in order; any may be that of an attention beyond their number.
+        own = bases[call.index : call.index + 1] or tuple(dict.fromkeys(bases))
+        stated = [base for base in own if base > 1]
+        if stated and call.query_len > 1:
+            factors = [math.sqrt(math.log(call.query_len) / math.log(base)) for base in stated]
+            formula = f"sqrt(log_{stated[0]:g}({call.query_len}))"
+            by = Message("sources.declared.proportional_argument", name=name, value=f"{stated[0]:g}", formula=formula)
+            sure = call.self_attention is not False and len(stated) == len(own)
+            return (tuple(factors) if sure else (*factors, 1.0)), by
     for holder in (config, module):
         for name in BASE_LENGTHS:
             base = number_at(holder, name)

@@ -53,7 +53,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.heads.no_heads"))
     answers: dict[str, LawAnswer] = {}  # each message once, at the first attention that has it
     moves: list[HeadMove] = []
-    kept = 0
+    kept = asked_of = 0
     for key in kinds:
         try:
             moves.append(move_heads(subject, kinds[key][0]))
@@ -66,7 +66,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         if answer.finding is not None:
             answers.setdefault(answer.reason, answer)
         elif answer.state == KEPT:
-            kept += size
+            kept, asked_of = kept + size, asked_of + 1
         else:
             rest[answer.reason] += size
     for move in moves:
@@ -75,6 +75,8 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     yield from answers.values()
     parts = [Message("laws.heads.rest", count=count, reason=reason) for reason, count in rest.most_common()]
     if kept and not answers:
+        one = Message("laws.heads.asked_for", asked=asked_of, count=kept)
+        parts = [one, *parts] if asked_of < kept else parts
         some = Message("laws.heads.some", kept=kept, all=len(calls), rest=joined(parts)) if parts else ""
         yield law_holds(LAW, "", some)
     elif parts:

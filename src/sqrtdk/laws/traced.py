@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import config_at
-from sqrtdk.audit.declared_outputs import declared_gate, declared_value_scale
+from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
 from sqrtdk.laws.subject import Subject
 from sqrtdk.models.returned import walk
 from sqrtdk.tracing import Trace
@@ -31,10 +31,12 @@ class Passage:
     Attributes:
         takes: The first floating-point tensor of its arguments.
         gives: Its output, with copied tensors.
+        single: Whether its arguments hold no other floating-point tensor.
     """
 
     takes: Tensor | None
     gives: Any
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +47,8 @@ class Traced:
         calls: Tensors of each attention, by site and index.
         unread: Names of parameters that no operation read.
         passages: First calls of the modules of attentions and of those around them, by path. Where the config declares
-            a factor on v or a gate, those of the modules beside the attention as well. In the order in which they end.
+            a factor on v or a gate, those of the modules beside the attention as well, and of the children of the two
+            modules around it. In the order in which they end.
     """
 
     calls: Mapping[tuple[str, int], CallTensors]
@@ -95,7 +98,7 @@ def _beside(module: nn.Module, site: str) -> list[str]:
 
     Their outputs are kept, which costs memory: only where the config declares a factor on v, or a gate.
     """
-    config = config_at(module, site)
+    config = config_at(module, site, OUTPUT_FIELDS)
     if declared_gate(config) is None and declared_value_scale(config) is None:
         return []
     inner: list[str] = []
@@ -105,12 +108,27 @@ def _beside(module: nn.Module, site: str) -> list[str]:
         inner += [f"{path}.{name}" if path else name for name, _ in parts]
         if any(True for _, part in parts for _ in part.parameters()):
             break  # the projection of the output is among them
+    # What they take shows whether the attention's output goes on as it is.
+    called = [path for path in upwards(site)[1:] if not is_container(module_at(module, path))]
+    for path in called[:2]:
+        around = module_at(module, path)
+        children = () if around is None else around.named_children()
+        inner += [f"{path}.{name}" if path else name for name, child in children if not is_container(child)]
     return inner
+
+
+def is_container(module: nn.Module | None) -> bool:
+    """Return whether a module only holds others, and is never called."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
 def first_tensor(value: Any) -> Tensor | None:
     """Return the first floating-point tensor of a structure, or None."""
-    return next((x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested), None)
+    return next(_tensors(value), None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested)
 
 
 @contextmanager
@@ -154,13 +172,15 @@ def restored(output: Any, before: Any) -> Any:
 def _noted(module: nn.Module, path: str, passages: dict[str, Passage]) -> Any:
     part = module_at(module, path)
     takes: list[Tensor | None] = []
+    single: list[bool] = []
 
     def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        first = first_tensor((args, kwargs))
-        takes.append(None if first is None else first.detach().clone())
+        tensors = list(_tensors((args, kwargs)))
+        takes.append(tensors[0].detach().clone() if tensors else None)
+        single.append(len(tensors) == 1)
 
     def leaving(output: Any) -> None:
-        passages.setdefault(path, Passage(takes[0] if takes else None, _copied(output)))
+        passages.setdefault(path, Passage(takes[0] if takes else None, _copied(output), bool(single) and single[0]))
 
     return exchanged(part if part is not None else nn.Identity(), entering, leaving)
 
