@@ -192,8 +192,9 @@ def test_what_is_not_asked_beside_what_is_kept_is_counted() -> None:
         KEPT, "8 of 10 attentions; 2 not asked: no more than 8 classes and layouts are asked",
     )  # fmt: skip
     # layers of one class are one kind
-    one = answer(nn.Sequential(*(Heads(2) for _ in range(10))))
-    assert one.reason == "10 of 10 attentions; 1 asked, for 10 of like class and layout"
+    assert answer(nn.Sequential(*(Heads(2) for _ in range(10)))).reason == ""
+    one = answer(nn.Sequential(Heads(2), Heads(2), Sinks()))
+    assert one.reason.startswith("2 of 3 attentions; 1 asked, for 2 of like class and layout; 1 not asked: its heads")
 
 
 def test_what_is_not_asked_beside_what_is_broken_is_counted() -> None:

@@ -75,8 +75,8 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     yield from answers.values()
     parts = [Message("laws.heads.rest", count=count, reason=reason) for reason, count in rest.most_common()]
     if kept and not answers:
-        one = Message("laws.heads.asked_for", asked=asked_of, count=kept)
-        parts = [one, *parts] if asked_of < kept else parts
+        if parts and asked_of < kept:
+            parts = [Message("laws.heads.asked_for", asked=asked_of, count=kept), *parts]
         some = Message("laws.heads.some", kept=kept, all=len(calls), rest=joined(parts)) if parts else ""
         yield law_holds(LAW, "", some)
     elif parts:
