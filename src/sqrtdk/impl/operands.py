@@ -118,10 +118,9 @@ def by_distance(call: Call) -> bool:
     if not isinstance(call.term, DistanceTerm) or call.term.content or call.places is not None:
         return False
     # of a class that overrides one of the two, the other may be another bias
-    return bool(_defined_together(type(call.term)))
+    return _defined_together(type(call.term))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _defined_together(kind: type[DistanceTerm]) -> bool:
     names = {"term", "of_distance"}
     owner = next((owner for owner in kind.__mro__ if names & vars(owner).keys()), None)
