@@ -76,9 +76,7 @@ MUTANTS: dict[str, Planted] = {
     "dropout left out of the gradient": plant(f"{TURNED}:one", Change("= A * B, C = D * B;", "= A, C = D * B;")),
     "gradient of a bias squared": plant(f"{TURNED}:one", Change(", F(A, B));", ", F(A, B * B));")),
     "gradient of the bias of the last run alone": plant(f"{TURNED}:add_to_bias", Change("(A, F(A) + B);", "(A, B);")),
-    "table of distances alike for all rows": plant(
-        f"{OPERANDS}:bias_view", Change("A += B - 1, C = -1;", "A += B - 1;")
-    ),
+    "table of distances alike for all rows": plant(f"{OPERANDS}:bias_view", Change("= -1;", "= 0;")),
     "bias beside a table left out": plant(f"{TURNED}:fetch_biases", Change("{ A += B; }", "{ A = B; }")),
     "a gradient's second bias": plant(f"{BACKWARD}:sum", Change("(A > 1 ? B : 0);", "0;")),
     "heads that share a bias": plant(

@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.graphs.graph import Graph
+from sqrtdk.tracing.tape.ops import INT4_PRODUCTS
 
 # Operators of onnxruntime with the index of the input that may be packed, and ONNX's numbers of uint8 and int8.
 _PACKED_INPUTS = {"MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0}
 _BYTE_TYPES = (2, 3)
 # Operators of torch whose second argument is packed, with the bits of one number.
-_BITS_OF_PRODUCTS = {
-    "aten::_weight_int4pack_mm": 4,
-    "aten::_weight_int4pack_mm_for_cpu": 4,
-    "aten::_weight_int4pack_mm_with_scales_and_zeros": 4,
-}
+_BITS_OF_PRODUCTS = {f"aten::{name}": 4 for name in INT4_PRODUCTS}
 _PACKED_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32)  # numbers of 64 bits are positions, or ids
 _SHIFTS = ("__rshift__", "bitwise_right_shift")
 _MASKS = ("__and__", "bitwise_and")

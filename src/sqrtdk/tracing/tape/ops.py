@@ -28,8 +28,8 @@ CONTRACTIONS = {
 _WITH_KERNELS = frozenset({"convolution", "_convolution", "mkldnn_convolution", "grid_sampler_2d"})
 _LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 _PACKED_PRODUCTS = frozenset({"mkldnn_linear", "linear_dynamic", "linear_dynamic_fp16", "_grouped_mm"})
-_INT4_PRODUCTS = {"_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros"}
-_QUANTISED = frozenset({"_weight_int8pack_mm", *_INT4_PRODUCTS})
+INT4_PRODUCTS = {"_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros"}
+_QUANTISED = frozenset({"_weight_int8pack_mm", *INT4_PRODUCTS})
 _RECURRENT = frozenset({"mkldnn_rnn_layer", "lstm", "gru"})
 PROJECTIONS = _WITH_KERNELS | _LOOKUPS | _PACKED_PRODUCTS | _QUANTISED | _RECURRENT
 
