@@ -1,14 +1,18 @@
 """Run the tests as other CPUs would: with each setting that makes torch's libraries take the code of another CPU.
 
 Sums run in another order there, exponentials are rounded and random numbers drawn in another way; a tolerance that
-holds on this CPU by chance shows itself. A setting is run with one thread and with two, by JOBS workers that have these
-threads each. What it changes is looked at first: what the libraries say of themselves, and results to the last bit. A
-setting that changes nothing on this CPU (oneDNN can be held back, and not raised; MKL_ENABLE_INSTRUCTIONS is for
-Intel's) would run the same tests on the same numbers: it is told and not run, unless it is asked for by its name. The
-compiled attention kernel has the instructions that it was built with under every setting, and is tested beside torch's.
+holds on this CPU by chance shows itself. What a setting changes is looked at first: what the libraries say of
+themselves, and results to the last bit. One that changes nothing on this CPU (oneDNN can be held back, and not raised;
+MKL_ENABLE_INSTRUCTIONS is for Intel's) would run the same tests on the same numbers: it is told and not run.
+
+The libraries are set apart from one another, so that a run sets all of them, and there are as many runs as the longest
+list has values: every value of every variable, one thread and two, in at least one of them. JOBS workers have these
+threads each. Which of the settings of a run that failed it was, the setting alone tells, asked for by its name; so does
+one that changes nothing. The compiled attention kernel has the instructions that it was built with under every setting,
+and is tested beside torch's.
 
 One line a run, with what failed beneath it; all that pytest said lies in out/portable/. Ends with 1 if any run failed,
-after the last. Run: make portable, or python scripts/portable.py avx2 1 for the runs whose name has all of these words.
+after the last. Run: make portable, or python scripts/portable.py avx2 1 for each setting alone that has these words.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -69,9 +74,6 @@ DESELECTED = {
     "tests/lab/test_lab_claims.py::test_verdict_of_the_quick_run_and_of_its_control[amp-scaling]": "an hour of bfloat16"
     " without instructions for it; tests/lab/test_lab_training.py steps through the same",
 }
-# What sets one thread itself, whatever the process has: run with one, and not once more with two.
-ONE_THREAD = {"tests/lab": "the lab's cells and trainings"}
-
 PROBE = """
 import hashlib, torch
 draw = torch.Generator().manual_seed(0)
@@ -101,28 +103,40 @@ def in_force(threads: int, **setting: str) -> tuple[str, ...]:
     return (*lines[-2:], *(line for line in lines if "cpu,isa:" in line))
 
 
-def title(name: str, value: str, threads: int) -> str:
+def title(setting: dict[str, str], threads: int) -> str:
     """What a run is called."""
-    return f"{name}={value}, {threads} thread{'s' if threads > 1 else ''}"
+    named = (f"{name}={value}" for name, value in setting.items())
+    return ", ".join((*named, f"{threads} thread{'s' if threads > 1 else ''}"))
 
 
-def changes(name: str, value: str, threads: int) -> bool:
+def changes(name: str, value: str) -> bool:
     """Whether a setting changes anything on this CPU."""
-    return in_force(threads) != in_force(threads, **{name: value})
+    return any(in_force(threads) != in_force(threads, **{name: value}) for threads in THREADS)
 
 
-def run(name: str, value: str, threads: int) -> bool:
+def together(settings: Iterable[tuple[str, str]]) -> list[tuple[dict[str, str], int]]:
+    """As few runs as have every value of every variable and every number of threads: a short list begins again."""
+    values: dict[str, list[str]] = {}
+    for name, value in settings:
+        values.setdefault(name, []).append(value)
+    runs = max((len(THREADS), *map(len, values.values()))) if values else 0
+    return [
+        ({name: each[run % len(each)] for name, each in values.items()}, THREADS[run % len(THREADS)])
+        for run in range(runs)
+    ]
+
+
+def run(setting: dict[str, str], threads: int) -> bool:
     """Run the tests under a setting and print its line; whether all passed."""
     jobs = os.environ.get("JOBS", "2")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser"]
-    left_out = (*LEFT_OUT, *(ONE_THREAD if threads > 1 else ()))
-    command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in left_out)]
+    command += [f"--numprocesses={jobs}", *(f"--ignore={path}" for path in LEFT_OUT)]
     command += [f"--deselect={test}" for test in DESELECTED]
     start = time.monotonic()
-    log = LOGS / f"{name}-{value}-{threads}.txt"
+    log = LOGS / f"{title(setting, threads).replace(', ', '-').replace(' ', '-')}.txt"
     with log.open("w", encoding="utf-8") as output:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment(threads, **{name: value}), stdout=output, stderr=subprocess.STDOUT
+            command, cwd=ROOT, env=environment(threads, **setting), stdout=output, stderr=subprocess.STDOUT
         )
     text = log.read_text(encoding="utf-8", errors="replace")
     last = text.rstrip().rsplit("\n", 1)[-1]
@@ -133,33 +147,38 @@ def run(name: str, value: str, threads: int) -> bool:
     ended = done.returncode == 0 and passed > 0
     minutes = (time.monotonic() - start) / 60
     counts = f"{passed} passed, {failed + errors} failed, {skipped} skipped"
-    print(f"{'ok     ' if ended else 'FAILED '} {title(name, value, threads)}: {counts}, {minutes:.1f} min", flush=True)
+    print(f"{'ok     ' if ended else 'FAILED '} {title(setting, threads)}: {counts}, {minutes:.1f} min", flush=True)
     if not ended:
         print("".join(f"        {line}\n" for line in re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)), end="")
         print(f"        pytest ended with {done.returncode}; all it said: {log.relative_to(ROOT)}", flush=True)
     return ended
 
 
+def asked_for(words: list[str]) -> list[tuple[dict[str, str], int]]:
+    """Each setting alone whose name has all of the words; without words the runs together, what is left out told."""
+    if words:
+        alone = [({name: value}, threads) for threads in THREADS for name, value in (*SETTINGS, *MORE)]
+        return [each for each in alone if all(word in title(*each) for word in words)]
+    that_change = [each for each in SETTINGS if changes(*each)]
+    for name, value in SETTINGS:
+        if (name, value) not in that_change:
+            print(f"left out {name}={value}: it changes nothing on this CPU", flush=True)
+    return together(that_change)
+
+
 def main() -> int:
     """Run every setting that changes something, also after one that failed; the exit code."""
     words = sys.argv[1:]
     LOGS.mkdir(parents=True, exist_ok=True)
-    for path in (*LEFT_OUT, *ONE_THREAD):
+    for path in LEFT_OUT:
         assert (ROOT / path).exists(), f"{path} is left out and not there"
-    settings = (*SETTINGS, *MORE) if words else SETTINGS
-    chosen = [(*setting, threads) for threads in THREADS for setting in settings]
-    chosen = [each for each in chosen if all(word in "{}={}-{}".format(*each) for word in words)]
-    if not chosen:
-        print(f"no run has all of {words} in its name", file=sys.stderr)
+    runs = asked_for(words)
+    if not runs:
+        print(f"no setting has all of {words} in its name" if words else "no setting changes anything", file=sys.stderr)
         return 2
-    ended = []
-    for each in chosen:
-        if words or changes(*each):
-            ended.append(run(*each))
-        else:
-            print(f"not run {title(*each)}: it changes nothing on this CPU", flush=True)
-    print(f"{sum(ended)} of {len(ended)} runs passed, {len(chosen) - len(ended)} not run")
-    return 0 if ended and all(ended) else 1
+    ended = [run(*each) for each in runs]
+    print(f"{sum(ended)} of {len(ended)} runs passed")
+    return 0 if all(ended) else 1
 
 
 if __name__ == "__main__":

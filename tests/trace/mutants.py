@@ -15,7 +15,8 @@ CAPS, SIDES = "tracing/spine/chain.py:_fold_caps", "tracing/spine/chain.py:_side
 FACTOR, TENSOR = "tracing/spine/factors.py:read_factor", "tracing/spine/factors.py:tensor_factor"
 ONE_A_HEAD, UNIFORM = "tracing/spine/factors.py:_one_a_head", "tracing/spine/factors.py:_uniform"
 SCALE, REGRESS = "tracing/tell/scale.py:tell_scale", "tracing/tell/scale.py:_regress"
-EACH_HEAD, NO_SLOPE = "tracing/tell/scale.py:each_head", "tracing/tell/scale.py:_why_no_slope"
+EACH_HEAD, AGREE = "tracing/tell/scale.py:each_head", "tracing/tell/scale.py:_agree"
+NO_SLOPE = "tracing/tell/scale.py:_why_no_slope"
 LOOK = "tracing/tell/sight.py:_combined_masks"
 
 MUTANTS: dict[str, Planted] = {
@@ -70,8 +71,8 @@ MUTANTS: dict[str, Planted] = {
     "all masks are those of a flag": plant(LOOK, Change("all(A.causal for A in B)", "True")),
     "masks are joined by or": plant(LOOK, Change("torch.Tensor.__and__", "torch.Tensor.__or__")),
     # the two readings of the scale
-    "the readings need not agree": plant(SCALE, Change("abs(A - B) <= AGREEMENT * abs(B)", "True")),
-    "a slope of a curve tells the scale": plant(SCALE, Change("A.r_squared >= LEAST_R2", "True")),
+    "the readings need not agree": plant(AGREE, Change("abs(A - B) <= AGREEMENT * abs(B)", "True")),
+    "a slope of a curve tells the scale": plant(SCALE, Change("A.r_squared >= LEAST_R2", "True", at=1)),
     "a slope tells the scale behind the unknown": plant(
         SCALE, Change("A is None and B is not None and not C", "A is None and B is not None")
     ),
