@@ -3,6 +3,7 @@
 Each group runs its sides in turn, round after round, and prints times and ratios as median [10th .. 90th percentile].
 Beside the statistics stands the machine's own limit: the two matrix products alone, in the compiled kernel's tiles.
 Memory is measured in processes of their own: what the call adds to the peak of one that has loaded its libraries.
+`cliffs.py` has every kind of call at every length; it takes an hour and runs where it is asked for by name.
 
     python benchmarks/attention.py [--repeats 15] [--threads 2] [--json FILE] [--only plain,tiny,statistics,...]
 """
@@ -29,6 +30,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sqrtdk
+from cliffs import DTYPES, HEADS, KINDS, cells, name_of
 from peers import dense_statistics
 from products import build, products
 from sqrtdk import AuxRequest, scores
@@ -292,11 +294,29 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
+def write_cliffs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure the cells that are asked for, and print each."""
+    found = []
+    for cell in cells(options.kind.split(","), [int(n) for n in options.length.split(",")], options.dtype.split(",")):
+        found.append(cell)
+        place = f"{cell['kind']:15s} {cell['length']:6d} {cell['dtype']:9s} {cell['pass']:12s}"
+        growth = "" if cell["growth"] is None else f"growth {cell['growth']:.2f}"
+        text = Spread(**cell["ratio"]).text(2)
+        print(
+            f"{place} {text:22s} {cell['ms']:9.1f} ms {cell['added_mib']:8.1f} MiB {cell['impl']:6s} {growth}",
+            flush=True,
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="memory," + ",".join(GROUPS))
+    parser.add_argument("--kind", default=",".join(KINDS), help="of --only cliffs")
+    parser.add_argument("--length", default=",".join(map(str, HEADS)), help="of --only cliffs")
+    parser.add_argument("--dtype", default=",".join(map(name_of, DTYPES)), help="of --only cliffs")
     parser.add_argument("--json")
     parser.add_argument("--peak", choices=PEAKS, help="only this, in this process, as JSON")
     options = parser.parse_args()
@@ -316,6 +336,9 @@ def main() -> None:
         for name, value in found.items():
             times = f"{value['seconds']:8.2f}s, plain SDPA {value['seconds_of_sdpa']:.2f}s"
             print(f"{name:32s} {value['extra_mib']:9.1f} MiB {times}")
+    if "cliffs" in wanted:
+        record["load_before"] = os.getloadavg()[0]
+        record["cliffs"] = write_cliffs(options)
     for name, make in GROUPS.items():
         if name not in wanted:
             continue
