@@ -224,7 +224,7 @@ def backward(
             ROWS=whole[2],
             KEYS=whole[3],
             DISTANCES=distances,
-            num_warps=4,
+            num_warps=8 if distances else 4,
             num_stages=1,
             **common,
         )
