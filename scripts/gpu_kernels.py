@@ -72,6 +72,7 @@ class Case:
     measure: bool = False
     rows: int | None = None  # of two query heads a key head, against many keys
     extras: bool = False
+    table: bool = False  # of distances, which learns
     backward: bool = False
 
     def run(self) -> None:
@@ -84,13 +85,14 @@ class Case:
         shape = (BATCH, heads, length, key.shape[2])
         row = torch.empty(BATCH, heads, length)
         bias = torch.empty(shape, dtype=self.dtype) if self.extras else None
+        bias = torch.empty(1, heads, 1, length + key.shape[2] - 1) if self.table else bias
         visible = torch.empty(shape, dtype=torch.bool) if self.extras else None
         scale = row.unsqueeze(-1) if self.extras else None
         softcap = 30.0 if self.extras else 0.0
         above, below = 0 if self.causal else None, 128 if self.extras else None
-        bounds = (scale, softcap, bias, visible)
+        bounds = (scale, softcap, bias, self.table, visible)
         if self.backward:
-            needs = (self.extras, self.extras)
+            needs = (self.extras, self.extras or self.table)
             gradients.backward(query, query, key, value, row, row, None, 0.125, *bounds, above, below, *needs)
         else:
             sinks = row if self.extras else None
@@ -123,6 +125,7 @@ CASES = (
     Case("extras bf16 256, causal, all statistics", HALF, 256, EVERYTHING, causal=True, extras=True),
     Case("backward bf16 128, causal, extras", HALF, 128, causal=True, extras=True, backward=True),
     Case("backward bf16 256, causal, extras", HALF, 256, causal=True, extras=True, backward=True),
+    Case("backward bf16 128, causal, distances", HALF, 128, causal=True, table=True, backward=True),
     Case("forward f32 64, causal, all statistics", SINGLE, 64, EVERYTHING, causal=True),
     Case("backward f32 64, causal", SINGLE, 64, causal=True, backward=True),
     Case("forward f32 128, causal", SINGLE, 128, causal=True),

@@ -32,6 +32,7 @@ CAPPED = ("test_gpu_tiles.py", "agree and softcap")
 WINDOW = ("test_gpu_tiles.py", "agree and (window or causal)")
 PACKED = ("test_gpu_tiles.py", "agree and (packed or groups)")
 BIAS = ("test_gpu_tiles.py", "agree and bias")
+TABLE = ("test_triton_backward.py", "table")
 SCALE = ("test_gpu_tiles.py", "agree and scale")
 MASK = ("test_gpu_tiles.py", "agree and mask")
 FEW = ("test_gpu_tiles.py", "agree and few")
@@ -288,6 +289,15 @@ MUTANTS: dict[str, tuple[Planted, Tests]] = {
     "bias's gradient of blocks inside the band": (
         plant(OF_BIAS, Change("(A * B < C) | (A * B >= D)", "(A * B <= C) | (A * B >= D)")),
         BIAS,
+    ),
+    "table of distances one further": (
+        plant(f"{GPU}/launch.py:placed", Change("A[..., B - 1 :]", "A[..., B:]")),
+        TABLE,
+    ),
+    "table's gradient of a diagonal's first tile": (plant(OF_BIAS, Change("tl.minimum(A - B, C - D)", "1")), TABLE),
+    "table's gradient moved by the rows beyond": (
+        plant(f"{GPU}/backward_bias.py:by_distance", Change("-A % B", "0")),
+        TABLE,
     ),
     "sink's gradient without that of the entropy": (
         plant(f"{GPU}/gradients.py:_of_sinks", Change("A if B is None else C", "A")),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk import AuxRequest
+from sqrtdk import AuxRequest, positions
 from sqrtdk.errors import UnsupportedError
 from tests.attention.hidden_rows import HiddenRows, hidden_rows
 from tests.attention.hidden_rows import wrong as hidden_rows_wrong
@@ -89,6 +89,41 @@ def test_a_bias_has_a_gradient_of_its_own_shape(name: str) -> None:
     assert wrong(operands(batch=2, length=LENGTH) | added, is_causal=True, softcap=4.0) == []
 
 
+BANDS: dict[str, dict[str, Any]] = {
+    "all keys": {"softcap": 4.0},
+    "causal": {"is_causal": True},
+    "a window": {"window": (20, 9)},
+}
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("heads", [1, HEADS])
+@pytest.mark.parametrize("name", BANDS)
+def test_a_table_of_distances_has_its_gradient_summed_along_the_diagonals(
+    name: str, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Table(positions.Alibi):
+        """A learned number for each distance, in place of slopes."""
+
+        def term(self, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            largest.append(len(rows) * len(columns))
+            return self.of_distance(rows.unsqueeze(-1) - columns, query)
+
+        def of_distance(self, distance: Tensor, query: Tensor) -> Tensor:
+            return self.slopes[:, distance + self.slopes.shape[1] // 2]
+
+    largest: list[int] = []
+    given = operands(batch=2) | {"bias": torch.randn(heads, 2 * KEYS + 1)}
+    own = sqrtdk.attention
+    monkeypatch.setattr(sqrtdk, "attention", lambda *args, bias, **rest: own(*args, bias=Table(bias, True), **rest))
+    expected = gradients(given, "dense", torch.float64, **BANDS[name])
+    largest.clear()
+    mine = gradients(given, "triton", torch.float32, **BANDS[name])
+    assert largest == [1]  # the first pair, to check the sizes
+    rows = 2 * HEADS * LENGTH
+    assert gradient_complaints(mine, expected, torch.float32, length=KEYS, logit=LOGIT, rows=rows) == []
+
+
 def test_tensors_may_lie_any_way_in_memory() -> None:
     given = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in operands().items()}
     leaves = {name: t.to(DEVICE).requires_grad_() for name, t in given.items()}
@@ -107,7 +142,7 @@ def test_a_broken_row_reaches_all_that_it_sees_and_no_other_row() -> None:
     given = operands(length=4, keys=5)
     given["query"][0, 1, 2] = torch.nan
     leaves = [t.to(DEVICE).requires_grad_() for t in given.values()]
-    output = forward(*leaves, 0.25, None, 0.0, None, None, None, None, None, None, 0)[0]
+    output = forward(*leaves, 0.25, None, 0.0, None, False, None, None, None, None, None, 0)[0]
     found = [g.isnan() for g in torch.autograd.grad(output.sum(), leaves)]
     assert found[0].any(-1).nonzero().tolist() == [[0, 1, 2]]
     assert found[1].all()
@@ -128,7 +163,7 @@ def test_sampled_rows_have_no_gradient() -> None:
 
     q, k, v = (t.to(DEVICE).requires_grad_() for t in operands(length=3).values())
     places = torch.tensor([0, 5, 9], device=DEVICE)
-    output = forward(q, k, v, 0.25, None, 0.0, None, None, None, 0, None, places, 0)[0]
+    output = forward(q, k, v, 0.25, None, 0.0, None, False, None, None, 0, None, places, 0)[0]
     with pytest.raises(UnsupportedError, match="sampled rows"):
         output.sum().backward()
 
@@ -142,7 +177,7 @@ def test_torch_s_own_check_of_the_backward_operators_passes() -> None:
     scale = torch.rand(1, HEADS, 5, 1, device=DEVICE)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     levels = torch.stack([rows + 4, rows + 5])
-    numbers = (q, q, k, v, levels, rows, rows, 1.0, scale, 2.0, bias, None, 3, None, True, True)
+    numbers = (q, q, k, v, levels, rows, rows, 1.0, scale, 2.0, bias, False, None, 3, None, True, True)
     for operator, given in ((operators.backward, numbers), (operators.constant, (q, q, rows, rows, rows))):
         assert set(torch.library.opcheck(operator, given, test_utils=tests).values()) == {"SUCCESS"}
 

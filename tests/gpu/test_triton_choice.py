@@ -271,7 +271,8 @@ def test_other_things_it_is_not_taken_for(monkeypatch: pytest.MonkeyPatch) -> No
     own = q.as_subclass(type("Own", (Tensor,), {}))
     assert sqrtdk.explain(own, k, v, **asked).reason.endswith("the tensors are of a class of their own")
     monkeypatch.setattr(choice, "LARGEST_MASK", 0)
-    kept = sqrtdk.explain(q, k, v, enable_gqa=True, bias=ALIBI)
+    assert sqrtdk.explain(q, k, v, enable_gqa=True, bias=ALIBI).impl == "triton"  # from a table
+    kept = sqrtdk.explain(q, k, v, torch.zeros(L, S), enable_gqa=True, bias=ALIBI)
     assert kept.reason.endswith(f"it would need the position term as a bias of {HQ * L * S} elements")
     assert sqrtdk.explain(q, k, v, enable_gqa=True, attn_mask=SEEN).impl == "triton"  # where torch's mask is too large
     monkeypatch.setattr(choice, "interpreted", lambda: True)

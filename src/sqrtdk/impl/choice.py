@@ -128,7 +128,8 @@ def against_triton(call: Call) -> str | None:
         return "the tensors are of a class of their own"
     if torch.compiler.is_exporting():
         return "a program that is exported shall run without this package"
-    if call.term is not None and mask_elements(call) > LARGEST_MASK:
+    table = by_distance(call) and call.bias is None
+    if call.term is not None and not table and mask_elements(call) > LARGEST_MASK:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     return None
 

@@ -15,7 +15,15 @@ from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.impl.gpu.load import unavailable
 from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
-from sqrtdk.impl.operands import SMALLEST_SOFTCAP, broadcastable, only_by_blocks, operands, visible_band, with_bias
+from sqrtdk.impl.operands import (
+    SMALLEST_SOFTCAP,
+    broadcastable,
+    only_by_blocks,
+    operands,
+    visible_band,
+    with_bias,
+    with_table,
+)
 from sqrtdk.impl.rows import sink_column
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import ROW_STATS_FIELDS
@@ -95,7 +103,9 @@ def _run(
     """Return the operator's output, lse, entropy, planes and levels, in four dimensions."""
     from sqrtdk.impl.gpu.operators import forward
 
-    call = with_bias(call)
+    # a table beside a whole bias is one more bias, for which the kernel has no place
+    call, table = with_table(call) if call.bias is None else (with_bias(call), None)
+    bias = call.bias if table is None else table
     lead = call.lead
     scale, sinks = call.scale, None
     if call.sinks is not None:
@@ -106,7 +116,8 @@ def _run(
         1.0 if isinstance(scale, Tensor) else scale,
         broadcastable(scale.float(), lead) if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
-        None if call.bias is None else broadcastable(call.bias, lead),
+        None if bias is None else broadcastable(bias, lead),
+        table is not None,
         None if call.visible is None else broadcastable(call.visible, lead),
         sinks,
         above,

@@ -1,8 +1,13 @@
-"""Gradient of the bias: one program per tile of rows and keys, which sums over the batch and heads that share a
-bias."""
+"""Gradient of the bias: one program per tile of rows and keys, which sums over the batch and heads that share a bias.
+
+Of a table of distances, one program per diagonal of tiles: all of them add the same distances in the same places, so
+that one tile holds their sum. `by_distance` joins these tiles.
+"""
 
 import triton
 import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
 
 from sqrtdk.impl.gpu.backward import differentiate, row_terms
 from sqrtdk.impl.gpu.tile import key_range, load_matrix, seen_keys
@@ -23,31 +28,42 @@ def backward_bias(
     GROUP: tl.constexpr, E: tl.constexpr, EV: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_EV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, VISIBLE: tl.constexpr,
     ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, DISTANCES: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N keys; BATCHES, HEADS, ROWS, KEYS: whether the bias has that dimension."""
+    """BLOCK_M rows and BLOCK_N keys; BATCHES, HEADS, ROWS, KEYS: whether the bias has that dimension; DISTANCES: it is
+    a table of distances, whose row stride is negative."""
     tiles = tl.cdiv(length, BLOCK_M)
     blocks = tl.cdiv(keys, BLOCK_N)
-    block = tl.program_id(0) % blocks
-    tile = tl.program_id(0) // blocks % tiles
-    which = tl.program_id(0) // blocks // tiles
+    run = 1  # tiles of a program
+    if DISTANCES:
+        diagonals = tiles + blocks - 1
+        index = tl.program_id(0) % diagonals
+        tile = tl.maximum(tiles - 1 - index, 0)
+        block = tl.maximum(index - (tiles - 1), 0)
+        run = tl.minimum(tiles - tile, blocks - block)
+        which = tl.program_id(0) // diagonals
+    else:
+        block = tl.program_id(0) % blocks
+        tile = tl.program_id(0) // blocks % tiles
+        which = tl.program_id(0) // blocks // tiles
     first_head = which % heads if HEADS else 0
     first_batch = (which // heads if HEADS else which) if BATCHES else 0
-    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    there = rows < length
-    positions = tl.where(there, rows, 0)
-    row_at = positions.to(tl.int64)
-    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    column_there = columns < keys
-    column_at = tl.where(column_there, columns, 0).to(tl.int64)
     first = tile * BLOCK_M
     last = tl.minimum(first + BLOCK_M, length) - 1
     start, _whole, _ragged, stop = key_range(first, last, keys, above, below, BLOCK_N, ABOVE, BELOW)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    pairs = (1 if BATCHES else batch) * (1 if HEADS else heads)
-    if (block * BLOCK_N < start) | (block * BLOCK_N >= stop):
-        pairs = 0
-    for pair in range(pairs):
+    steps = run * (1 if BATCHES else batch) * (1 if HEADS else heads)
+    if (block * BLOCK_N < start) | (block * BLOCK_N >= stop):  # and so do all tiles of a diagonal
+        steps = 0
+    for step in range(steps):
+        pair = step // run
+        rows = (tile + step % run) * BLOCK_M + tl.arange(0, BLOCK_M)
+        there = rows < length
+        positions = tl.where(there, rows, 0)
+        row_at = positions.to(tl.int64)
+        columns = (block + step % run) * BLOCK_N + tl.arange(0, BLOCK_N)
+        column_there = columns < keys
+        column_at = tl.where(column_there, columns, 0).to(tl.int64)
         head = first_head + (0 if HEADS else pair % heads)
         b = first_batch + (0 if BATCHES else (pair if HEADS else pair // heads))
         head = tl.zeros([], tl.int64) + head
@@ -78,14 +94,34 @@ def backward_bias(
             True, ENTROPY, True)
         acc += added
 
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    there = rows < length
+    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    column_there = columns < keys
     to = (tl.zeros([], tl.int64) + which) * (length if ROWS else tiles)
     width = (keys if KEYS else blocks).to(tl.int64)
-    if ROWS and KEYS:
-        at = (to + row_at)[:, None] * width + column_at[None, :]
+    if DISTANCES:
+        of = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        tl.store(d_bias + of[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :], acc)
+    elif ROWS and KEYS:
+        at = (to + rows)[:, None] * width + columns[None, :]
         tl.store(d_bias + at, acc.to(d_bias.dtype.element_ty), mask=there[:, None] & column_there[None, :])
     elif ROWS:
-        tl.store(d_bias + (to + row_at) * width + block, tl.sum(acc, 1), mask=there)
+        tl.store(d_bias + (to + rows) * width + block, tl.sum(acc, 1), mask=there)
     elif KEYS:
-        tl.store(d_bias + (to + tile) * width + column_at, tl.sum(acc, 0), mask=column_there)
+        tl.store(d_bias + (to + tile) * width + columns, tl.sum(acc, 0), mask=column_there)
     else:
         tl.store(d_bias + (to + tile) * width + block, tl.sum(tl.sum(acc, 1), 0))
+
+
+def by_distance(tiles: Tensor, length: int, keys: int) -> Tensor:
+    """Return the gradient (H, L + S - 1) of a table from the sums of its diagonals of square tiles, (H, D, M, M)."""
+    heads, diagonals, block, _ = tiles.shape
+    # row r of a tile moved on by M - 1 - r: what has the same distance stands in one column
+    skewed = functional.pad(tiles.flip(-2), (0, block)).flatten(-2)[..., :-block].unflatten(-1, (block, 2 * block - 1))
+    sums = functional.pad(skewed.sum(-2), (0, 1)).unflatten(-1, (2, block))
+    joined = tiles.new_zeros(heads, diagonals + 1, block)
+    joined[:, :-1] += sums[..., 0, :]
+    joined[:, 1:] += sums[..., 1, :]
+    beyond = -length % block  # rows of the last tile that are not there
+    return joined.flatten(-2)[:, beyond : beyond + length + keys - 1]

@@ -12,12 +12,13 @@ from torch.library import custom_op, triton_op
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.gpu.backward import constants
-from sqrtdk.impl.gpu.backward_bias import backward_bias
+from sqrtdk.impl.gpu.backward_bias import backward_bias, by_distance
 from sqrtdk.impl.gpu.backward_keys import backward_keys
 from sqrtdk.impl.gpu.backward_rows import backward_rows
 from sqrtdk.impl.gpu.configs import backward_config
-from sqrtdk.impl.gpu.launch import fits_descriptor, launch, padded, precision, strides, target_of
+from sqrtdk.impl.gpu.launch import fits_descriptor, launch, padded, placed, precision, strides, target_of
 from sqrtdk.impl.gpu.load import interpreted
+from sqrtdk.impl.operands import of_pairs
 from sqrtdk.impl.rows import gradients_of_formula
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def backward(
     scale: Tensor | None,
     softcap: float,
     bias: Tensor | None,
+    distances: bool,
     visible: Tensor | None,
     above: int | None,
     below: int | None,
@@ -110,6 +112,7 @@ def backward(
         scale: likewise.
         softcap: likewise.
         bias: likewise.
+        distances: likewise.
         visible: likewise.
         above: likewise.
         below: likewise.
@@ -143,8 +146,7 @@ def backward(
             entropy,
             scale,
             *strides(scale, 3),
-            bias,
-            *strides(bias, 4),
+            *placed(bias, distances, length),
             visible,
             *strides(visible, 4),
         ),
@@ -202,12 +204,15 @@ def backward(
         whole = [size > 1 for size in bias.shape]  # a dimension of the call that is 1 is summed over as well
         cut = [triton.cdiv(size, block) for size in (length, keys)]
         shape = [n if own else 1 for n, own in zip((batch, heads), whole, strict=False)]
-        shape += [n if own else parts for n, own, parts in zip((length, keys), whole[2:], cut, strict=True)]
+        if distances:
+            shape += [cut[0] + cut[1] - 1, block, block]
+        else:
+            shape += [n if own else parts for n, own, parts in zip((length, keys), whole[2:], cut, strict=True)]
         direct = whole[2] and whole[3] and not (interpreted() and bias.dtype == torch.bfloat16)
         sums = d_bias if direct else bias.new_empty(shape, dtype=torch.float32)
         launch(
             backward_bias,
-            (cut[0] * cut[1] * shape[0] * shape[1],),
+            (shape[0] * shape[1] * (shape[2] if distances else cut[0] * cut[1]),),
             *tensors,
             sums,
             batch,
@@ -218,11 +223,14 @@ def backward(
             HEADS=whole[1],
             ROWS=whole[2],
             KEYS=whole[3],
-            num_warps=4,
+            DISTANCES=distances,
+            num_warps=8 if distances else 4,
             num_stages=1,
             **common,
         )
-        if not direct:
+        if distances:
+            d_bias = by_distance(sums.squeeze(0), length, keys).view(bias.shape).to(bias.dtype)
+        elif not direct:
             d_bias = sums.sum_to_size(bias.shape).to(bias.dtype)
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
 
@@ -240,6 +248,7 @@ def _shapes(
     scale: Tensor | None,
     softcap: float,
     bias: Tensor | None,
+    distances: bool,
     visible: Tensor | None,
     above: int | None,
     below: int | None,
@@ -260,11 +269,11 @@ def _empty(
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save what the gradient of the forward operator needs."""
-    query, key, value, factor, scale, softcap, bias, visible, sinks, above, below, places, _ = inputs
+    query, key, value, factor, scale, softcap, bias, distances, visible, sinks, above, below, places, _ = inputs
     out, _, entropy, planes, levels = output
     ctx.mark_non_differentiable(planes, levels)
     ctx.save_for_backward(query, key, value, out, levels, entropy, scale, bias, visible, sinks)
-    ctx.numbers = factor, softcap, above, below
+    ctx.numbers = factor, softcap, distances, above, below
     ctx.sampled = places is not None
     ctx.set_materialize_grads(False)
 
@@ -278,7 +287,7 @@ def gradients(
 ) -> Gradients:
     """Return the gradients of the forward operator's inputs, from those of its results."""
     query, key, value, out, levels, entropy, scale, bias, visible, sinks = ctx.saved_tensors
-    factor, softcap, above, below = ctx.numbers
+    factor, softcap, distances, above, below = ctx.numbers
     if ctx.sampled:
         raise UnsupportedError("the Triton kernel has no gradient of sampled rows", hint="Pass impl='tiled'.")
     d_entropy = d_entropy if 2 * entropy.numel() == levels.numel() else None
@@ -289,27 +298,43 @@ def gradients(
             value,
             factor if scale is None else scale,
             softcap=softcap or None,
-            bias=bias,
+            bias=of_pairs(bias.squeeze(-2), query.shape[-2]) if distances else bias,
             visible=visible,
             diagonal=above,
             window=(below, None),
             sinks=sinks,
         )
-        leaves = (query, key, value, None, scale, None, bias, None, sinks, None, None, None, None)
+        leaves = (query, key, value, None, scale, None, bias, None, None, sinks, None, None, None, None)
         wanted = [leaf if needed else None for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=True)]
         return gradients_of_formula(call, wanted, (d_out, d_lse, d_entropy))
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_lse = None if d_lse is None else d_lse.contiguous()
     d_entropy = None if d_entropy is None else d_entropy.contiguous()
     c = torch.ops.sqrtdk_gpu.constant(d_out, out, d_lse, d_entropy, None if d_entropy is None else entropy)
-    needs_scale, needs_bias, needs_sinks = (ctx.needs_input_grad[at] for at in (4, 6, 8))
+    needs_scale, needs_bias, needs_sinks = (ctx.needs_input_grad[at] for at in (4, 6, 9))
     dq, dk, dv, d_scale, d_bias = torch.ops.sqrtdk_gpu.backward(
-        *(d_out, query, key, value, levels, c, d_entropy, factor, scale, softcap, bias, visible, above, below),
+        *(
+            d_out,
+            query,
+            key,
+            value,
+            levels,
+            c,
+            d_entropy,
+            factor,
+            scale,
+            softcap,
+            bias,
+            distances,
+            visible,
+            above,
+            below,
+        ),
         *(needs_scale, needs_bias),
     )
     return (
         *(dq, dk, dv, None, d_scale.sum_to_size(scale.shape) if needs_scale else None, None),
-        *(d_bias if needs_bias else None, None),
+        *(d_bias if needs_bias else None, None, None),
         *(_of_sinks(sinks, levels, c, d_entropy) if needs_sinks else None, None, None, None, None),
     )
 

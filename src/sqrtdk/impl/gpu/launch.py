@@ -32,6 +32,14 @@ def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:
     return tuple(0 if size == 1 else step for size, step in zip(tensor.shape[:dims], tensor.stride(), strict=False))
 
 
+def placed(bias: Tensor | None, distances: bool, length: int) -> tuple[Tensor | int | None, ...]:
+    """Return a bias and its four strides; a table of distances (#B, #H, 1, L + S - 1) from where row 0 meets key 0."""
+    if bias is None or not distances:
+        return bias, *strides(bias, 4)
+    step = bias.stride(-1)
+    return bias[..., length - 1 :], *strides(bias, 2), -step, step
+
+
 def padded(width: int) -> int:
     """Return the width of a tile: a power of two that a matrix product accepts."""
     return max(16, triton.next_power_of_2(width)) if width else 16
@@ -91,6 +99,7 @@ def run(
     scale: Tensor | None,
     softcap: float,
     bias: Tensor | None,
+    distances: bool,
     visible: Tensor | None,
     sinks: Tensor | None,
     above: int | None,
@@ -141,8 +150,7 @@ def run(
         *value.stride(),
         scale,
         *strides(scale, 3),
-        bias,
-        *strides(bias, 4),
+        *placed(bias, distances, length),
         visible,
         *strides(visible, 4),
         sinks,
