@@ -1,9 +1,10 @@
 """A call whose score is a distance, brought to dot products, which every kernel computes, where they are exact enough.
 
 The E + 2 terms of the product add up to M = (|q| + |k|)^2 in magnitude at most, with q and k seen from the keys' mean.
-Each sum of them rounds by u M at most (u = 2^-24 in float32, 2^-53 in float64), and independent roundings add up to
-sqrt(E + 2) u M. Times the scale, that is the error of a logit, and so the relative error of a weight. It may be 2^12 u.
-Beyond that, float32 is computed in float64 where the error is 2^-24 or less, and all else pair by pair.
+Each sum of them rounds by u M at most (u = 2^-24 in float32, 2^-53 in float64), and taking the mean off by 2 u M in
+all. Independent roundings add up to sqrt(E + 2 + 2^2) u M. Times the scale, that is the error of a logit, and so the
+relative error of a weight. It may be 2^13 u, which is 2^-11 in float32. Beyond that, float32 is computed in float64
+where the error is 2^-24 or less, and all else pair by pair.
 
 With one mean for each head, a distance of the head is sqrt(M) / 3 or more: the product rounds no more than a few
 roundings of the largest logit. What it loses is digits of small distances beside large ones.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from sqrtdk._modes import as_one
@@ -30,7 +32,7 @@ from sqrtdk.stats.request import AuxOutput
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-LARGEST_ERROR = 2.0**12  # of a logit, in units of u
+LARGEST_ERROR = 2.0**13  # of a logit, in units of u
 LARGEST_WIDENED = 2.0**29  # the same, of float32 that float64 brings to an error of 2^-24
 ALIGNED = 4  # numbers of float32 that torch's kernels load at once
 
@@ -85,9 +87,11 @@ def _unseen(call: Call) -> str | None:
         return "score_mod gets distances as exact as pairs give them"
     if call.term is not None and not by_distance(call):
         return "a position term may depend on q and k"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is at work, which kernels do not follow"
     scales = (call.scale,) if isinstance(call.scale, Tensor) else ()
-    capturing = call.query.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or not has_values(call.query, call.key, *scales):
+    seen = has_values(call.query, call.key, *scales)
+    if not seen or (call.query.is_cuda and torch.cuda.is_current_stream_capturing()):
         return "there are no numbers to look at, and a dot product may round distances too much"
     return None
 
@@ -102,7 +106,7 @@ def _error(
     farthest = repeat_heads(key[..., -2:-1].amax(-2, keepdim=True), heads).sqrt()
     scale = scale.detach().to(query.dtype).abs() if isinstance(scale, Tensor) else abs(scale)
     # one number, so that a GPU is waited for once
-    return math.sqrt(query.shape[-1]) * float((scale * (length + farthest).square()).amax())
+    return math.sqrt(query.shape[-1] + 4) * float((scale * (length + farthest).square()).amax())
 
 
 def _inexact(error: float, dtype: torch.dtype) -> str:

@@ -124,7 +124,7 @@ def distance() -> Distance:
 
     A Gaussian kernel of standard deviation sigma (an RBF) is `scale=fixed(0.5 / sigma**2)`.
 
-    `attention` computes it as a dot product, which every kernel runs, where that rounds no logit by more than 2^-12 in
+    `attention` computes it as a dot product, which every kernel runs, where that rounds no logit by more than 2^-11 in
     float32; else in float64 or pair by pair, and `explain` says why.
 
     Returns:
