@@ -158,6 +158,21 @@ def test_a_product_rounds_no_more_than_its_bound(kind: str, dim: int) -> None:
     assert bound <= 9 * math.sqrt(dim + 6) * exact.abs().max() * torch.finfo(F32).eps / 2
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_where_the_dtype_of_the_product_changes(dtype: torch.dtype) -> None:
+    """One key, which is the mean, and a query at distance r: the error is sqrt(E + 6) r^2 scale u."""
+    k = torch.full((1, 1, 1, 3), 7.0, dtype=dtype)
+    for scale in (0.5, -0.5, torch.tensor([0.5, -0.25], dtype=dtype)):
+        for limit, below, above in ((2.0**13, dtype, F64 if dtype == F32 else None), (2.0**29, F64, None)):
+            if dtype == F64 and limit > 2.0**13:
+                continue  # nothing is wider
+            r = math.sqrt(limit / (3.0 * 0.5))
+            for factor, product in ((0.999, below), (1.001, above)):
+                q = k + torch.tensor([r * factor, 0.0, 0.0], dtype=dtype)
+                made = form(q.expand(1, 2, 1, 3), k, k, scale=scale)
+                assert (None if made.score is not None else made.query.dtype) == product
+
+
 @pytest.mark.parametrize("kind", ["per head", "query heads", "batches", "no heads"])
 def test_query_and_key_of_other_dimensions(kind: str) -> None:
     """One mean of all keys where a head's mean does not fit the query; the query keeps its shape."""
@@ -185,6 +200,7 @@ def test_no_rows_and_no_keys(impl: str) -> None:
     assert output.shape == q.shape
     assert not output.any()
     assert not aux.keys.any()
+    assert form(q, k[..., :0, :], k[..., :0, :]).query.isfinite().all()
     assert sqrtdk.attention(q[..., :0, :], k, k, score="distance", impl=impl).shape == (2, HEADS, 0, DIM)
 
 
