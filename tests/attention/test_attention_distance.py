@@ -162,7 +162,7 @@ def test_a_product_rounds_no_more_than_its_bound(kind: str, dim: int) -> None:
 def test_where_the_dtype_of_the_product_changes(dtype: torch.dtype) -> None:
     """One key, which is the mean, and a query at distance r: the error is sqrt(E + 6) r^2 scale u."""
     k = torch.full((1, 1, 1, 3), 7.0, dtype=dtype)
-    for scale in (0.5, -0.5, torch.tensor([0.5, -0.25], dtype=dtype)):
+    for scale in (0.5, -0.5, torch.tensor([[[-0.5]], [[0.25]]], dtype=dtype)):
         for limit, below, above in ((2.0**13, dtype, F64 if dtype == F32 else None), (2.0**29, F64, None)):
             if dtype == F64 and limit > 2.0**13:
                 continue  # nothing is wider
