@@ -88,11 +88,11 @@ def _centres(
 
 def _by_formula(query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
     """Return the same in operations that torch's compiler and transforms follow, a few features at a time."""
-    parts = zip(query.split(_FEATURES_AT_ONCE, -1), key.split(_FEATURES_AT_ONCE, -1), strict=True)
-    first, *others = [-(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1) for q, k in parts]
-    for part in others:
-        first = first + part
-    return first
+    parts = []
+    for at in range(0, query.shape[-1], _FEATURES_AT_ONCE):
+        q, k = (t[..., at : at + _FEATURES_AT_ONCE] for t in (query, key))
+        parts.append(-(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1))
+    return sum(parts[1:], parts[0])
 
 
 class _Squares(torch.autograd.Function):
@@ -108,7 +108,7 @@ class _Squares(torch.autograd.Function):
         return distance.square()
 
     @staticmethod
-    def backward(ctx: Any, given: Float[Tensor, "*lead R S"]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, given: Float[Tensor, "*lead R S"]) -> tuple[Tensor, Tensor]:
         query, key, distance = ctx.saved_tensors
         if torch.is_grad_enabled():  # it shall be differentiated again
             along = 2.0 * given.unsqueeze(-1) * (query.unsqueeze(-2) - key.unsqueeze(-3))
