@@ -32,6 +32,8 @@ from sqrtdk.stats.request import AuxOutput
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from sqrtdk._shapes import Factor
+
 LARGEST_ERROR = 2.0**13  # of a logit, in units of u
 LARGEST_WIDENED = 2.0**29  # the same, of float32 that float64 brings to an error of 2^-24
 ALIGNED = 4  # numbers of float32 that torch's kernels load at once
@@ -96,9 +98,7 @@ def _unseen(call: Call) -> str | None:
     return None
 
 
-def _error(
-    scale: float | Tensor, query: Float[Tensor, "*BHq L E+2"], key: Float[Tensor, "*BH S E+2"], heads: int
-) -> float:
+def _error(scale: float | Factor, query: Float[Tensor, "*BHq L A"], key: Float[Tensor, "*BH S A"], heads: int) -> float:
     """Return the largest error of a logit, in units of u; NaN or infinity if q, k or a square is not finite."""
     if not query.numel() or not key.numel():
         return 0.0
