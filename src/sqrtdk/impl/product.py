@@ -6,8 +6,8 @@ all. Independent roundings add up to sqrt(E + 2 + 2^2) u M. Times the scale, tha
 relative error of a weight. It may be 2^13 u, which is 2^-11 in float32. Beyond that, float32 is computed in float64
 where the error is 2^-24 or less, and all else pair by pair.
 
-With one mean for each head, a distance of the head is sqrt(M) / 3 or more: the product rounds no more than a few
-roundings of the largest logit. What it loses is digits of small distances beside large ones.
+With one mean and one scale for a head, a distance of the head is sqrt(M) / 3 or more: that error is at most
+9 sqrt(E + 6) roundings of its largest logit. What the product loses is digits of small distances beside large ones.
 """
 
 from __future__ import annotations
