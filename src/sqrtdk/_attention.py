@@ -18,7 +18,8 @@ from sqrtdk.impl.call import Call
 from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
 from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care, wants_gradients
 from sqrtdk.impl.operands import check_term, in_order_of
-from sqrtdk.impl.rows import weighed
+from sqrtdk.impl.product import as_product, computed
+from sqrtdk.impl.rows import tiled, weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
@@ -270,15 +271,16 @@ def attention(
             return_aux=return_aux,
         )
         arguments.check_flags(return_weights=return_weights)
-        chosen = choose(call, impl, weights=return_weights)
+        product = as_product(call)
+        chosen = choose(product, impl, weights=return_weights)
         if not torch.compiler.is_compiling():
             _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
         with _outside_autocast(query):
             if return_weights:
-                output, weights, aux = weighed(call)
+                output, weights, aux = computed(call, product, weighed, weighed)
                 output = in_order_of(query, output)
                 return (output, weights) if call.aux is None else (output, weights, aux)
-            output, aux = IMPLEMENTATIONS[chosen.impl](call)
+            output, aux = computed(call, product, IMPLEMENTATIONS[chosen.impl], tiled)
             output = in_order_of(query, output)
     return output if call.aux is None else (output, aux)
 
@@ -353,7 +355,7 @@ def explain(
         )
         check_term(call)
         arguments.check_flags(return_weights=return_weights)
-        return choose(call, impl, weights=return_weights)
+        return choose(as_product(call), impl, weights=return_weights)
     except SqrtdkError as error:
         error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
         raise

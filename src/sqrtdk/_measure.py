@@ -18,6 +18,7 @@ from sqrtdk.impl.choice import against_compiled, against_triton
 from sqrtdk.impl.cpu import row_statistics as on_cpu
 from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.gpu import GPUS
+from sqrtdk.impl.product import as_product
 from sqrtdk.impl.rows import block_rows, block_stats
 from sqrtdk.impl.triton import row_statistics as on_gpu
 from sqrtdk.stats import RowStats
@@ -121,6 +122,7 @@ def measure(
         )
         if rows is not None:
             call = call.sample(_chosen(rows, call.length, call.query.device))
+        call = as_product(call)
         if autocast_dtype(query) is None:
             return _measured(call)
         with torch.autocast(query.device.type, enabled=False):

@@ -144,7 +144,7 @@ def test_wrong_rows_are_refused(rows: Any, error: type[Exception], words: str, q
             "dense",
             "no sinks; the call fits one block; not the compiled kernel: there is no C++ compiler",
         ),
-        ({"score": scores.distance()}, "dense", "no dot product"),
+        ({"score": scores.keras_additive()}, "dense", "no dot product"),
         ({"impl": "dense"}, "dense", "asked for"),
     ],
 )

@@ -265,7 +265,9 @@ POSITIONS = {
         resolved=lambda s, t, found: {n: formulas.rope(t[n], "interleaved", 2) for n in ("query", "key")},
     ),
 }
-FOLDED = {"dot", "dot_named", "bilinear", "bilinear_heads", "luong_general", "cosine", "cosine_rms", "cosine_layer"}
+FOLDED = {"dot", "dot_named", "bilinear", "bilinear_heads", "luong_general", "cosine", "cosine_rms", "cosine_layer"} | {
+    "distance"
+}
 WIDE_KEYS = {"bilinear", "bilinear_heads", "luong_general", "additive", "additive_heads", "luong_concat"}
 CONTENT = {"shaw", "shaw_heads", "transformer_xl", "deberta"}
 NO_HEADS = {"shaw"}  # terms that need no head dimension

@@ -242,7 +242,7 @@ def test_forward_mode_differentiation_is_left_to_others() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
-    "score": ({"score": scores.distance()}, "the score is no dot product"),
+    "score": ({"score": scores.keras_additive()}, "the score is no dot product"),
     "content": ({"bias": positions.shaw(8, max_distance=3)}, "a position term that depends on q and k"),
 }
 

@@ -250,7 +250,7 @@ def test_left_where_torch_does_it(name: str) -> None:
     ("options", "impl", "reason"),
     [
         ({"softcap": 5.0, "dropout_p": 0.1}, "dense", "it has no dropout"),
-        ({"score": sqrtdk.scores.distance()}, "dense", "the score is no dot product"),
+        ({"score": sqrtdk.scores.keras_additive()}, "dense", "the score is no dot product"),
         ({"return_aux": sqrtdk.AuxRequest(lse=True), "dropout_p": 0.1}, "fused", "it has no dropout"),
     ],
     ids=["dropout", "score", "statistics and dropout"],

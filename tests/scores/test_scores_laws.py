@@ -236,6 +236,33 @@ def test_a_distance_to_itself_is_zero_with_zero_gradient() -> None:
     assert q.grad.abs().max() == 0
 
 
+def test_second_derivatives_of_distances() -> None:
+    q, k = torch.randn(2, 3, dtype=torch.float64, requires_grad=True), torch.randn(4, 3, dtype=torch.float64)
+    k = torch.cat([k, q[:1].detach()]).requires_grad_()  # one distance is 0
+    assert torch.autograd.gradcheck(lambda q, k: pairs(scores.distance(), q, k), (q, k))
+    assert torch.autograd.gradgradcheck(lambda q, k: pairs(scores.distance(), q, k), (q, k))
+    total = pairs(scores.distance(), q, k).pow(3).sum()
+    plain, again = (torch.autograd.grad(total, (q, k), create_graph=kept, retain_graph=True) for kept in (False, True))
+    torch.testing.assert_close(again, plain)
+
+
+def test_distances_of_many_features_are_the_same_under_a_transform() -> None:
+    q, k = torch.randn(2, 3, 20, dtype=torch.float64), torch.randn(2, 4, 20, dtype=torch.float64)
+    found = torch.vmap(lambda q, k: pairs(scores.distance(), q, k))(q, k)
+    torch.testing.assert_close(found, pairs(scores.distance(), q, k))
+
+
+def test_the_product_of_a_distance_is_the_distance() -> None:
+    q, k = (torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def of_product(q: Tensor, k: Tensor) -> Tensor:
+        query, key = scores.distance().product(q, k)
+        return query @ key.mT
+
+    torch.testing.assert_close(of_product(q, k), pairs(scores.distance(), q, k))
+    torch.testing.assert_close(of_product(q + 3.0, k + 3.0), of_product(q, k))
+
+
 def test_distances_of_float16_do_not_overflow() -> None:
     found = pairs(scores.distance(), torch.full((1, 4), 500.0).half(), torch.full((1, 4), -500.0).half())
     assert found.tolist() == [[-4e6]]

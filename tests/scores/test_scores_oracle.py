@@ -346,4 +346,5 @@ def test_the_table_holds_every_score() -> None:
 def test_widths() -> None:
     widths = {name: _score(name).width for name in NAMES if isinstance(_score(name), PairScore)}
     assert {width for name, width in widths.items() if name.split()[0] in {"additive", "luong_concat"}} == {A}
-    assert {width for name, width in widths.items() if name.split()[0] in {"keras_additive", "distance"}} == {None}
+    assert {width for name, width in widths.items() if name.split()[0] == "keras_additive"} == {None}
+    assert widths["distance"] == 1

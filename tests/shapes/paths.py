@@ -175,6 +175,17 @@ def _mods() -> None:
         sqrtdk.measure(q, k, score=lambda q, k: q @ k.mT, scale=torch.rand(lead[-1:]), **options)
 
 
+def _distances() -> None:
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+    for factor in (1.0, 1e3, 1e9):  # a product in float32, in float64, pairs
+        sqrtdk.attention(factor * q, k, k, score="distance", enable_gqa=True, return_weights=True)
+    torch.vmap(lambda q: sqrtdk.attention(q, k, k, score="distance", enable_gqa=True))(q[None])
+    pairs = (1e9 * q[..., :2, :]).requires_grad_()
+    output = sqrtdk.attention(pairs, k, k, score="distance", enable_gqa=True)
+    (gradient,) = torch.autograd.grad(output.sum(), pairs, create_graph=True)
+    gradient.sum().backward()
+
+
 def _without_data() -> None:
     with FakeTensorMode():
         q, v = torch.empty(2, 4, 6, 8, requires_grad=True), torch.empty(2, 2, 6, 3)
@@ -185,7 +196,7 @@ def _without_data() -> None:
 
 def _twice() -> None:
     q, k, v = torch.randn(3, 2, 2, 5, 4).requires_grad_()
-    output = sqrtdk.attention(q, k, v, impl="cpu", bias="alibi", sinks=torch.zeros(2), dropout_p=0.2)
+    output = sqrtdk.attention(q, k, v, impl="cpu", sinks=torch.zeros(2), dropout_p=0.2, bias="alibi")
     (gradient,) = torch.autograd.grad(output.sum(), q, create_graph=True)
     gradient.sum().backward()
 
@@ -197,6 +208,7 @@ OTHERS: dict[str, Run] = {
     "statistics": _statistics,
     "scales": _scales,
     "mods": _mods,
+    "distances": _distances,
     "without data": _without_data,
     "twice": _twice,
 }

@@ -33,6 +33,7 @@ class Call:
         value: (..., Hv, S, Ev), likewise.
         scale: a number, or a tensor broadcastable to (..., Hq, L, 1).
         score: a score of pairs instead of the dot product.
+        exact: why no dot product in float32 is the score exactly enough; see `impl.product`.
         term: a position term: part of the score if it is `content`, otherwise part of the bias.
         softcap: c of c tanh(z / c).
         score_mod: FlexAttention's function of a score and its place; a key whose logit becomes -inf is hidden.
@@ -55,6 +56,7 @@ class Call:
     value: Value
     scale: float | Factor
     score: PairScore | None = None
+    exact: str | None = None
     term: PositionTerm | None = None
     softcap: float | None = None
     score_mod: ScoreMod | None = None

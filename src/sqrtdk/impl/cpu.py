@@ -44,7 +44,7 @@ def obstacle(call: Call) -> str | None:
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"
     if call.value.dtype not in CPU_DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
-        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in CPU_DTYPES)}"
+        return call.exact or f"it takes {', '.join(str(d).removeprefix('torch.') for d in CPU_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
     reason = only_by_blocks(call)

@@ -24,7 +24,7 @@ SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 def only_by_blocks(call: Call) -> str | None:
     """Return why the logits of this call are no dot products plus a bias, which are all that kernels can compute."""
     if call.score is not None:
-        return "the score is no dot product"
+        return call.exact or "the score is no dot product"
     if call.term is not None and call.term.content:
         return "a position term that depends on q and k is computed block by block"
     return "score_mod and mask_mod are computed block by block" if call.has_mods else None

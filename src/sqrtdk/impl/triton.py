@@ -45,7 +45,7 @@ def obstacle(call: Call) -> str | None:
     if reason is not None:
         return reason
     if call.value.dtype not in TRITON_DTYPES or torch.float64 in (call.query.dtype, call.key.dtype):
-        return f"it takes {', '.join(str(d).removeprefix('torch.') for d in TRITON_DTYPES)}"
+        return call.exact or f"it takes {', '.join(str(d).removeprefix('torch.') for d in TRITON_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
     reason = only_by_blocks(call)

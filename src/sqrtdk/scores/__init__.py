@@ -9,12 +9,12 @@ from sqrtdk.scores._bilinear import bilinear as bilinear
 from sqrtdk.scores._bilinear import luong_general as luong_general
 from sqrtdk.scores._cosine import LearnedGain as LearnedGain
 from sqrtdk.scores._cosine import cosine as cosine
+from sqrtdk.scores._distance import distance as distance
 from sqrtdk.scores._fresh import fresh_additive as fresh_additive
 from sqrtdk.scores._fresh import fresh_bilinear as fresh_bilinear
 from sqrtdk.scores._score import CallableScore as CallableScore
 from sqrtdk.scores._score import FoldedScore as FoldedScore
 from sqrtdk.scores._score import PairScore as PairScore
-from sqrtdk.scores._score import distance as distance
 from sqrtdk.scores._score import dot as dot
 
 SCORES: dict[str, Callable[..., FoldedScore | PairScore]] = {

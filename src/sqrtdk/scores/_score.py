@@ -1,4 +1,4 @@
-"""The interfaces of score functions, their weights, and the scores without weights: dot product, distance, a function.
+"""The interfaces of score functions, their weights, and two scores without weights: dot product, a function.
 
 A score either changes q and k so that their dot product is the score (`FoldedScore`), or scores pairs (`PairScore`).
 """
@@ -165,56 +165,6 @@ def dot() -> Dot:
         Vaswani et al. 2017, arXiv:1706.03762.
     """
     return Dot()
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """See `distance`."""
-
-    @property
-    def default_scale(self) -> ScaleRule:
-        """Return `none()`: only the caller knows the unit of distances."""
-        return none()
-
-    @property
-    def width(self) -> None:
-        """Return None: a pair holds as many numbers as the query has features."""
-        return
-
-    def prepare(
-        self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
-    ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Return both unchanged, half types as float32."""
-        check_same_features(query, key, "a distance score")
-        return widened(query), widened(key)
-
-    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return -|query - key|^2 of every pair."""
-        # The difference first: |q|^2 - 2 q . k + |k|^2 would cancel for near vectors far from the origin.
-        return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
-
-
-def distance() -> Distance:
-    """The negative squared distance, score = -|q - k|^2; not scaled unless a scale is given.
-
-    A Gaussian kernel of standard deviation sigma is `scale=fixed(0.5 / sigma**2)`.
-
-    Returns:
-        The score; it takes query (..., Hq, L, E) and key (..., H, S, E). Half types are computed in float32.
-
-    Raises:
-        InvalidValueError: in a call, q and k of different features.
-
-    Example:
-        >>> import torch
-        >>> score = distance()
-        >>> score.pairs(*score.prepare(torch.tensor([[1e6, 0.0]]), torch.tensor([[1e6, 0.5]])))
-        tensor([[-0.2500]])
-
-    Reference:
-        Tsai et al. 2019, arXiv:1908.11775; Kim et al. 2021, arXiv:2006.04710.
-    """
-    return Distance()
 
 
 @dataclass(frozen=True, slots=True)
