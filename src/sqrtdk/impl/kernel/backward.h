@@ -39,19 +39,21 @@ class BiasGradient {
  public:
   BiasGradient(const Call& call, const Units& units, const Learned& of)
       : parts_(of.repeats_keys() ? units.parts : 1),
+        type_(of.bias.scalar_type()),
         sizes_(of.bias.sizes().vec()),
-        planes_(at::zeros({units.groups * parts_, of.bias.numel()}, of.bias.options())),
-        view_(call.bias_view(planes_[0].view(sizes_), of.distances)),
+        planes_(at::zeros({units.groups * parts_, of.bias.numel()}, of.bias.options().dtype(at::kFloat))),
+        view_(call.bias_view<float>(planes_[0].view(sizes_), of.distances)),
         first_(view_.data - planes_.const_data_ptr<float>()) {}
 
   Sum sum(int64_t group, int64_t part) {
     const int64_t plane = group * parts_ + (parts_ > 1 ? part : 0);
     return {view_, planes_.mutable_data_ptr<float>() + plane * planes_.size(1) + first_};
   }
-  at::Tensor whole() const { return (planes_.size(0) > 1 ? planes_.sum(0) : planes_[0]).view(sizes_); }
+  at::Tensor whole() const { return (planes_.size(0) > 1 ? planes_.sum(0) : planes_[0]).view(sizes_).to(type_); }
 
  private:
   int64_t parts_;
+  at::ScalarType type_;
   std::vector<int64_t> sizes_;
   at::Tensor planes_;
   View<float> view_;
