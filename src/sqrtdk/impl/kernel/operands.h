@@ -122,13 +122,10 @@ void copy_row(const View<In>& from, int64_t b, int64_t h, int64_t i, int64_t end
               T* to) {
   if (i >= end) return std::fill(to, to + padded, T(0.0f));
   const In* row = from.at(b, h, i);
-  if (from.column != 1) {
+  if (std::is_same_v<In, T> && from.column == 1)
+    std::memcpy(to, row, width * sizeof(T));
+  else
     for (int64_t e = 0; e < width; ++e) to[e] = T(static_cast<float>(row[e * from.column]));
-  } else if constexpr (std::is_same_v<In, T>) {
-    std::copy(row, row + width, to);
-  } else {
-    for (int64_t e = 0; e < width; ++e) to[e] = T(static_cast<float>(row[e]));
-  }
   std::fill(to + width, to + padded, T(0.0f));
 }
 
@@ -155,31 +152,19 @@ void pack_right(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64
   }
 }
 
-// Right side of a product over the columns: [width][count], for bfloat16 [width / 2][count][2].
-template <typename In, typename T>
+// Right side of a product over the columns: [width][count], for bfloat16 [width / 2][count][2]. Without `PAIRS` a left
+// side that is turned: [width][count].
+template <bool PAIRS = true, typename In, typename T>
 void pack_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count, int64_t width,
                  T* to) {
-  const int64_t padded = up(width, PAIR<T>), words = padded / PAIR<T>;  // of 32 bits
+  constexpr int64_t SIDE = PAIRS ? PAIR<T> : 1;
+  const int64_t padded = up(width, PAIR<T>), words = up(width, SIDE) / SIDE;
   std::vector<T> rows(LANES * padded);
   for (int64_t i = 0; i < count; i += LANES) {
     pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
-    const float* source = reinterpret_cast<const float*>(rows.data());
-    float* target = reinterpret_cast<float*>(to) + i;
-    for (int64_t w = 0; w < words; ++w) store(target + w * count, gathered(source + w, words));
-  }
-}
-
-// Left side that is turned: [width][count], without pairs.
-template <typename In, typename T>
-void pack_left_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count,
-                      int64_t width, T* to) {
-  const int64_t padded = up(width, PAIR<T>);
-  std::vector<T> rows(LANES * padded);
-  for (int64_t i = 0; i < count; i += LANES) {
-    pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
-    for (int64_t e = 0; e < width; ++e) {
-      for (int64_t k = 0; k < LANES; ++k) to[e * count + i + k] = rows[k * padded + e];
-    }
+    for (int64_t w = 0; w < words; ++w)
+      for (int64_t k = 0; k < LANES; ++k)
+        std::copy_n(&rows[k * padded + w * SIDE], SIDE, to + (w * count + i + k) * SIDE);
   }
 }
 
