@@ -95,8 +95,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention
 }
 
 // Gradients of query, key and value, of the bias, (#B, #H, #L, #S), where it `learns`, and of the table of distances,
-// (#B, #H, 1, L + S - 1), where that does, each of its tensor's type; levels (2, B, H, L) and constant and entropy (B, H, L) are contiguous,
-// float32, as in RowTerms.
+// (#B, #H, 1, L + S - 1), where that does, each of its tensor's type; levels (2, B, H, L) and constant and entropy (B,
+// H, L) are contiguous, float32, as in RowTerms.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& levels, const at::Tensor& constant, const Maybe& entropy, double factor, const Maybe& scale,

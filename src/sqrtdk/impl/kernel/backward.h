@@ -75,9 +75,8 @@ void backward(const Call& call, const RowTerms& terms, const Units& units, const
     });
   };
   const auto of_keys = [&](const View<In>& x, int64_t width, const auto& pack) {
-    return packed<T>(call.batch * kh, keys, BLOCK, up(width, PAIR<T>) * BLOCK, [&](int64_t bh, int64_t j, T* to) {
-      pack(x, bh / kh, bh % kh, j, keys, BLOCK, width, to);
-    });
+    return packed<T>(call.batch * kh, keys, BLOCK, up(width, PAIR<T>) * BLOCK,
+                     [&](int64_t bh, int64_t j, T* to) { pack(x, bh / kh, bh % kh, j, keys, BLOCK, width, to); });
   };
   const auto turned = [](const auto&... given) { pack_turned(given...); };
   const auto right = [](const auto&... given) { pack_right(given...); };
