@@ -14,7 +14,7 @@ import torch
 from tests.attention.cases import CASES, LONG_CASES, Case
 from tests.attention.hidden_rows import fixed_rows, wrong
 from tests.attention.judging import expect, judge
-from tests.attention.training import BIASES, SHAPES, judge_bias, judge_dropout
+from tests.attention.training import BIASES, LAID, SHAPES, judge_bias, judge_dropout
 
 SOON = 80  # small cases, in which most errors are found, before the long ones
 
@@ -31,6 +31,7 @@ def main() -> int:
     small = [(case.id, partial(judged, case)) for case in CASES if case.cpu_can]
     training = [(f"dropout, {name}", partial(judge_dropout, name, torch.float32)) for name in SHAPES]
     training += [(f"a bias of {sizes}", partial(judge_bias, sizes)) for sizes in BIASES]
+    training += [(f"a bias, {laid}", partial(judge_bias, (2, 1, 150, 601), laid)) for laid in LAID]
     training += [("rows hidden whole", partial(wrong, fixed_rows(), "cpu", torch.float32))]
     long = [(case.id, partial(judged, case)) for case in LONG_CASES]
     for name, judging in [*small[:SOON], *training, *long, *small[SOON:]]:

@@ -10,6 +10,7 @@ LANES, MASKS, OPERANDS, ROW, FORWARD, DECODE, TURNED, BACKWARD, DROPOUT = (
 )
 SHIFT, FINISH, BLOCK_ROW = f"{ROW}:shift", f"{ROW}:finish", f"{FORWARD}:block_row"
 RUN, PREPARE, STRETCH = f"{FORWARD}:run", f"{FORWARD}:prepare", f"{FORWARD}:stretch"
+BIAS_ROW = f"{FORWARD}:bias_row"
 GRADIENT = "impl/kernel/operators.py:_backward"
 
 MUTANTS: dict[str, Planted] = {
@@ -38,7 +39,13 @@ MUTANTS: dict[str, Planted] = {
     # blocks and tiles
     "first block of the band left out": plant(RUN, Change("/ A * A,", "/ A * A + A,")),
     "last block of the first row": plant(RUN, Change("(A + B - 1);", "(A);")),
-    "bias of the first block": plant(PREPARE, Change("? F(A + B + C, D) :", "? F(A + C, D) :")),
+    "bias of the first block": plant(BIAS_ROW, Change("return A->F(B, C, D) + E;", "return A->F(B, C, D);")),
+    "a bias that is widened: the first of sixteen rows": plant(BIAS_ROW, Change("return A + B % C * D;", "return A;")),
+    "a bias that is widened: some rows of a band": plant(BIAS_ROW, Change("(A + B - 1);", "(A);")),
+    "turned bias: rows and keys": plant(
+        f"{OPERANDS}:read_bias",
+        Change("static_cast<float>(A[B * C + D * E])", "static_cast<float>(A[D * C + B * E])", at=1),
+    ),
     "mask of the first block": plant(PREPARE, Change("(A + (B + C) * D,", "(A + C * D,")),
     "softcap before the scale": plant(PREPARE, Change("* F(A / G(B))", "* F(A)")),
     "values of the first key head": plant(f"{FORWARD}:forward", Change("(A, B * C / D)", "(A, 0)")),

@@ -171,7 +171,7 @@ MUTANTS: dict[str, Planted] = {
     ),
     "cpu: softcap left out": plant(CPU, Change("A or 0.0", "0.0")),
     "cpu: bias left out": plant(
-        CPU, Change("None if A.bias is None else F(G(A.bias.float()), B)", "None if True else F(G(A.bias.float()), B)")
+        CPU, Change("None if A is None else F(A if A.dtype in B else A.float(), C)", "None if True else F(A, C)")
     ),
     "cpu: mask left out": plant(CPU, Change("None if A is None else F(A, B)", "None if True else F(A, B)")),
     "cpu: sinks left out": plant(

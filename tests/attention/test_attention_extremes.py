@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 import sqrtdk
 from sqrtdk import AuxRequest
 from sqrtdk.errors import UnsupportedError
+from sqrtdk.impl.extremes import largest
 from sqrtdk.stats import RowStats, row_stats
 from tests.attention.calls import close, every, refuses, with_aux
 from tests.attention.oracle import attend
@@ -212,3 +214,24 @@ def test_infinite_logits_of_visible_keys_give_nan(
             continue
         output = output[0] if isinstance(output, tuple) else output
         assert torch.equal(output.isnan(), expected), options
+
+
+LAID: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda t: t.mT,
+    "permuted": lambda t: t.permute(1, 2, 0),
+    "every second number": lambda t: t[..., ::2],
+    "repeated": lambda t: t[:, :1].expand(2, 3, 4, 5),
+    "repeated, transposed": lambda t: t[..., :1].expand(3, 4, 5).mT,
+    "one number": lambda t: t[0, 0, 0].expand(4, 5),
+}
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_the_largest_number_is_found_wherever_it_lies(name: str) -> None:
+    for place in range(60):
+        tensor = torch.randn(60)
+        tensor[place] = -7.0
+        laid = LAID[name](tensor.view(3, 4, 5))
+        assert largest(laid) == laid.abs().max().item()
+        tensor[place] = math.nan
+        assert math.isinf(largest(laid)) == laid.isnan().any().item()

@@ -49,7 +49,7 @@ GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
         0.25,
         torch.rand(1, 4, 40, 1),
         5.0,
-        torch.randn(1, 4, 40, 50, requires_grad=True),
+        torch.randn(1, 4, 40, 50, dtype=torch.bfloat16, requires_grad=True),
         torch.randn(1, 4, 1, 89, requires_grad=True),
         torch.rand(1, 4, 40, 50) < 0.7,
         torch.randn(4, requires_grad=True),
@@ -79,7 +79,7 @@ def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) ->
 def test_torch_s_own_check_of_the_backward_operator_passes() -> None:
     query, key, value = (t.detach() for t in qkv())
     rows = torch.randn(1, 4, 40)
-    numbers = (0.25, None, 0.0, torch.randn(1, 4, 1, 50), torch.randn(1, 1, 1, 89), None, 0)
+    numbers = (0.25, None, 0.0, torch.randn(1, 4, 1, 50).half(), torch.randn(1, 1, 1, 89), None, 0)
     numbers += (None, 0.2, torch.tensor(11), True, True)
     levels = torch.stack([rows.abs() + 4, rows.abs() + 5])
     given = (torch.randn(1, 4, 40, 16), query, key, value, levels, rows, rows, *numbers)

@@ -16,6 +16,7 @@ from sqrtdk.errors import InvalidValueError
 from sqrtdk.impl.kernel.load import load_if_built
 from tests.attention.training import (
     BIASES,
+    LAID,
     RATE,
     SHAPES,
     drawn,
@@ -132,6 +133,26 @@ def test_the_seed_is_the_cpu_s_whatever_torch_s_default_device() -> None:
 def test_the_gradient_of_a_bias_is_summed_where_it_repeats(sizes: tuple[int, ...], threads: None) -> None:
     wrong = judge_bias(sizes)
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("rows", [150, 3], ids=["many rows", "few rows"])
+@pytest.mark.parametrize("laid", LAID)
+def test_a_bias_is_read_as_it_lies(laid: str, rows: int) -> None:
+    wrong = judge_bias((2, 1, rows, 601), laid, rows)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "turned", "turned bfloat16"])
+def test_no_copy_of_a_bias_is_made(name: str) -> None:
+    """It takes 8 MiB or more; the largest of what the call takes, of numbers of its own, is read from torch's
+    profiler."""
+    dtype, view = LAID[name]
+    q, k, v = (torch.randn(1, 2, 2048, 8) for _ in range(3))
+    bias = view(torch.randn(2048, 2048).to(dtype))
+    with torch.profiler.profile(profile_memory=True) as seen:
+        sqrtdk.attention(q, k, v, bias=bias, impl="cpu", return_aux=True)
+    largest = max(event.self_cpu_memory_usage for event in seen.key_averages())
+    assert largest < 2**21
 
 
 def test_a_bias_of_one_number_learns() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import sqrtdk
-from tests.tolerances import complaint, gradient_complaints, half_complaint
+from tests.tolerances import HALF, complaint, gradient_complaints, half_complaint
 
 F64 = torch.float64
 RATE = 0.3
@@ -109,6 +109,19 @@ def judge_dropout(name: str, dtype: torch.dtype) -> list[str]:
     return wrong
 
 
+# How a bias may lie in memory, and its dtype.
+LAID: dict[str, tuple[torch.dtype, Callable[[Tensor], Tensor]]] = {
+    "bfloat16": (torch.bfloat16, lambda bias: bias),
+    "float16": (torch.float16, lambda bias: bias),
+    "float64": (torch.float64, lambda bias: bias),
+    "turned": (torch.float32, lambda bias: bias.mT.contiguous().mT),
+    "turned bfloat16": (torch.bfloat16, lambda bias: bias.mT.contiguous().mT),
+    "every second key": (torch.float32, lambda bias: bias.repeat_interleave(2, -1)[..., ::2]),
+    "the same row": (torch.float32, lambda bias: bias[..., :1, :].expand(bias.shape)),
+    "the same key": (torch.float32, lambda bias: bias[..., :1].expand(bias.shape)),
+}
+
+
 @dataclass(frozen=True)
 class Table:
     """A bias of the distance j - i alone, from 1 - L on: one number for each, of a head or of all."""
@@ -145,19 +158,29 @@ def judge_table(heads: int, sizes: tuple[int, ...] | None) -> list[str]:
     )
 
 
-def judge_bias(sizes: tuple[int, ...]) -> list[str]:
-    """What is wrong with the gradients of a call with a bias of these sizes; empty where nothing is."""
-    shapes = {"query": (2, 4, 150, 8), "key": (2, 2, 601, 8), "value": (2, 2, 601, 4), "bias": sizes}
-    given = {name: (0.2 * torch.randn(shape)).requires_grad_() for name, shape in shapes.items()}
-    cotangent = torch.randn(2, 4, 150, 4)
+def judge_bias(sizes: tuple[int, ...], laid: str | None = None, rows: int = 150) -> list[str]:
+    """What is wrong with the gradients of a call with a bias of these sizes, laid in memory so; empty where nothing
+    is."""
+    shapes = {"query": (2, 4, rows, 8), "key": (2, 2, 601, 8), "value": (2, 2, 601, 4), "bias": sizes}
+    dtype, view = (torch.float32, lambda bias: bias) if laid is None else LAID[laid]
+    given = {name: 0.2 * torch.randn(shape) for name, shape in shapes.items()}
+    given["bias"] = given["bias"].to(dtype)
+    given = {name: t.requires_grad_() for name, t in given.items()}
+    cotangent = torch.randn(2, 4, rows, 4)
     wide = {name: t.detach().double().requires_grad_() for name, t in given.items()}
-    output = sqrtdk.attention(**given, enable_gqa=True, window=(None, 460), impl="cpu")
+    options = {"enable_gqa": True, "window": (None, 460)}
+    output = sqrtdk.attention(**given | {"bias": view(given["bias"])}, impl="cpu", **options)
     found = grads(((output, cotangent),), given)
     key, value = (wide[name].repeat_interleave(2, 1) for name in ("key", "value"))
-    logits = wide["query"] @ key.mT * 8**-0.5 + wide["bias"]
-    hidden = torch.arange(601) > torch.arange(150).unsqueeze(-1) + 460
+    logits = wide["query"] @ key.mT * 8**-0.5 + view(wide["bias"])
+    hidden = torch.arange(601) > torch.arange(rows).unsqueeze(-1) + 460
     answer = torch.softmax(logits.masked_fill(hidden, -math.inf), -1) @ value
     wanted = grads(((answer, cotangent.double()),), wide)
-    return gradient_complaints(
-        found, wanted, torch.float32, length=601, logit=logits.abs().max().item(), rows=2 * 4 * 150
+    wrong = []
+    if dtype in HALF:  # rounded once
+        size = max(g.abs().max().item() for g in wanted.values())
+        text = half_complaint(found.pop("bias"), wanted.pop("bias"), [], dtype, floor=size)
+        wrong = [f"gradient of bias: {text}"] if text else []
+    return wrong + gradient_complaints(
+        found, wanted, torch.float32, length=601, logit=logits.abs().max().item(), rows=2 * 4 * rows
     )

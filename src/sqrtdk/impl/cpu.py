@@ -22,7 +22,6 @@ from sqrtdk.impl.operands import (
     expand_heads,
     only_by_blocks,
     operands,
-    side_by_side,
     visible_band,
     with_table,
 )
@@ -114,7 +113,7 @@ def _run(
 ]:
     """Return the operator's output, lse, entropy, planes and levels, in four dimensions."""
     call, table = with_table(call)
-    lead, rows = call.lead, call.length
+    lead, rows, bias = call.lead, call.length, call.bias
     heads = lead[-1] if lead else 1
     # A score folded into q makes it float32 beside a half value: then all three are computed in float32.
     same = {call.query.dtype, call.key.dtype} == {call.value.dtype}
@@ -134,8 +133,8 @@ def _run(
         factor,
         expand_heads(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
-        None if call.bias is None else broadcastable(side_by_side(call.bias.float()), lead),
-        None if table is None else broadcastable(side_by_side(table.float()), lead),
+        None if bias is None else broadcastable(bias if bias.dtype in CPU_DTYPES else bias.float(), lead),
+        None if table is None else broadcastable(table.float().contiguous(), lead),
         None if call.visible is None else expand_heads(call.visible, whole),
         None if call.sinks is None else call.sinks.float().expand(heads).contiguous(),
         above,
@@ -143,7 +142,7 @@ def _run(
         call.dropout_p,
         torch.randint(2**63 - 1, (), device="cpu") if call.dropout_p else None,
         # The gradients of a row's logits add up to 0 as exactly as its output is known, which the sums of a bias show.
-        torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in (call.bias, table)),
+        torch.is_grad_enabled() and any(given is not None and given.requires_grad for given in (bias, table)),
         statistics,
     )
     return found

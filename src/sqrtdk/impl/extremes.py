@@ -56,26 +56,38 @@ def looked_at(*tensors: Float[Tensor, "..."]) -> bool:
     return tensors[0].device.type == "cpu" and has_values(*tensors)
 
 
-def _largest(tensor: Float[Tensor, "..."]) -> float:
+def largest(tensor: Float[Tensor, "..."]) -> float:
     """Return the largest magnitude; infinite if the tensor holds NaN."""
     if not tensor.numel():
         return 0.0
-    low, high = torch.aminmax(tensor.detach())
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():  # in the order in which it lies: torch copies it in any other
+        tensor = _once(tensor)
+        tensor = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+    low, high = torch.aminmax(tensor)
     return max(-low.item(), high.item()) if math.isfinite(low.item()) else math.inf
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return a tensor without its repetitions."""
+    for dim in range(tensor.ndim):
+        if tensor.stride(dim) == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
     """Return whether the tensor holds NaN or infinity."""
-    return not math.isfinite(_largest(tensor))
+    return not math.isfinite(largest(tensor))
 
 
 def may_overflow(
     query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
 ) -> bool:
     """Return whether a logit may not be finite, or a query that is scaled first may overflow its dtype."""
-    factor = _largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
-    rows = _largest(query)
-    product = rows * _largest(key) * query.shape[-1] * max(1.0, factor)
+    factor = largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
+    rows = largest(query)
+    product = rows * largest(key) * query.shape[-1] * max(1.0, factor)
     logits = torch.float64 if query.dtype == torch.float64 else torch.float32
     return not (product < torch.finfo(logits).max and rows * factor < torch.finfo(dtype).max)
 
@@ -96,9 +108,5 @@ def may_lose_mass(mask: Bias | Visible | None) -> bool:
         return False
     if mask.device.type != "cpu" or not has_values(mask):
         return True
-    mask = mask.detach()
-    for dim in range(mask.ndim):
-        if mask.stride(dim) == 0:
-            mask = mask.narrow(dim, 0, 1)
-    top = mask.amax(-1).abs()
+    top = _once(mask.detach()).amax(-1).abs()
     return bool(((top > FARTHEST_ROW) & (top < math.inf)).any())

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_heads
-from sqrtdk.impl.extremes import gives_infinity, may_lose_mass
+from sqrtdk.impl.extremes import FARTHEST_ROW, gives_infinity, largest, looked_at, may_lose_mass
 from sqrtdk.impl.operands import learns_term, only_by_blocks, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -65,7 +65,11 @@ def loses_mass(call: Call) -> bool:
     """Return whether a call without an obstacle wants gradients that torch's kernels may give wrong; see
     `may_lose_mass`."""
     learns = torch.is_grad_enabled() and (call.value.requires_grad or _learns(call))
-    return learns and call.bias is not None and may_lose_mass(_mask(call))
+    if not learns or call.bias is None:
+        return False
+    if looked_at(call.bias) and largest(call.bias) <= FARTHEST_ROW:
+        return False  # nor is a row of it as far, and the mask over all pairs need not be made
+    return may_lose_mass(_mask(call))
 
 
 def fused(call: Call) -> tuple[Output, AuxOutput]:

@@ -16,7 +16,7 @@ from sqrtdk.positions import DistanceTerm
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-    from sqrtdk._shapes import Bias, Key, Output, Query, Value
+    from sqrtdk._shapes import Key, Output, Query, Value
 
 SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 
@@ -58,11 +58,6 @@ def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq
     if len(shape) == 2:
         return tensor.unsqueeze(0).unsqueeze(0)
     return tensor.reshape(math.prod(shape[:-3]), *shape[-3:])
-
-
-def side_by_side(bias: Bias) -> Bias:
-    """Return a bias with contiguous columns, or a single one."""
-    return bias if bias.ndim == 0 or bias.stride(-1) == 1 or bias.shape[-1] == 1 else bias.contiguous()
 
 
 def visible_band(call: Call) -> tuple[int | None, int | None]:

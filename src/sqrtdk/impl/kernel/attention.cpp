@@ -37,8 +37,8 @@ Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& v
   call.value_width = value.size(3);
   call.factor = static_cast<float>(factor), call.softcap = static_cast<float>(softcap);
   if (scale) call.scale.emplace(*scale);
-  if (bias) call.biases.push_back(call.bias_view(*bias, false));
-  if (distances) call.biases.push_back(call.bias_view(*distances, true));
+  if (bias) call.add_bias(*bias, false);
+  if (distances) call.add_bias(*distances, true);
   if (visible) call.visible.emplace(*visible);
   if (seed) call.dropout.emplace(dropout, seed->item<int64_t>());
   call.above = above.value_or(INT64_MAX), call.below = below.value_or(INT64_MAX);
@@ -95,8 +95,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention
 }
 
 // Gradients of query, key and value, of the bias, (#B, #H, #L, #S), where it `learns`, and of the table of distances,
-// (#B, #H, 1, L + S - 1), where that does; levels (2, B, H, L) and constant and entropy (B, H, L) are contiguous,
-// float32, as in RowTerms.
+// (#B, #H, 1, L + S - 1), where that does, each of its tensor's type; levels (2, B, H, L) and constant and entropy (B,
+// H, L) are contiguous, float32, as in RowTerms.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& gradient, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& levels, const at::Tensor& constant, const Maybe& entropy, double factor, const Maybe& scale,
@@ -107,8 +107,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention
   const at::Tensor none = at::empty({0}, levels.options());
   if (!call.batch || !call.heads || !call.key_heads || !call.length || !call.keys) {
     return {at::zeros(query.sizes(), query.options()), at::zeros(key.sizes(), key.options()),
-            at::zeros(value.sizes(), value.options()), learns ? at::zeros(bias->sizes(), levels.options()) : none,
-            distances_learn ? at::zeros(distances->sizes(), levels.options()) : none};
+            at::zeros(value.sizes(), value.options()), learns ? at::zeros(bias->sizes(), bias->options()) : none,
+            distances_learn ? at::zeros(distances->sizes(), distances->options()) : none};
   }
   const RowTerms terms = row_terms(call, levels.const_data_ptr<float>(), constant.const_data_ptr<float>(),
                                    entropy ? entropy->const_data_ptr<float>() : nullptr);

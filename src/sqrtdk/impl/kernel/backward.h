@@ -39,19 +39,21 @@ class BiasGradient {
  public:
   BiasGradient(const Call& call, const Units& units, const Learned& of)
       : parts_(of.repeats_keys() ? units.parts : 1),
+        type_(of.bias.scalar_type()),
         sizes_(of.bias.sizes().vec()),
-        planes_(at::zeros({units.groups * parts_, of.bias.numel()}, of.bias.options())),
-        view_(call.bias_view(planes_[0].view(sizes_), of.distances)),
+        planes_(at::zeros({units.groups * parts_, of.bias.numel()}, of.bias.options().dtype(at::kFloat))),
+        view_(call.bias_view<float>(planes_[0].view(sizes_), of.distances)),
         first_(view_.data - planes_.const_data_ptr<float>()) {}
 
   Sum sum(int64_t group, int64_t part) {
     const int64_t plane = group * parts_ + (parts_ > 1 ? part : 0);
     return {view_, planes_.mutable_data_ptr<float>() + plane * planes_.size(1) + first_};
   }
-  at::Tensor whole() const { return (planes_.size(0) > 1 ? planes_.sum(0) : planes_[0]).view(sizes_); }
+  at::Tensor whole() const { return (planes_.size(0) > 1 ? planes_.sum(0) : planes_[0]).view(sizes_).to(type_); }
 
  private:
   int64_t parts_;
+  at::ScalarType type_;
   std::vector<int64_t> sizes_;
   at::Tensor planes_;
   View<float> view_;
@@ -67,27 +69,22 @@ void backward(const Call& call, const RowTerms& terms, const Units& units, const
   const int64_t heads = call.heads, kh = call.key_heads, group = heads / kh, e = call.width, ev = call.value_width;
   const int64_t we = up(e, PAIR<T>), wv = up(ev, PAIR<T>), length = call.length, keys = call.keys;
   const int64_t tiles = (length + ROWS - 1) / ROWS, blocks = (keys + BLOCK - 1) / BLOCK;
-  const auto of_rows = [&](int64_t size, const auto& pack) {
-    return packed<T>(call.batch * heads, length, ROWS, size, pack);
+  const auto of_rows = [&](const View<In>& x, int64_t width, const auto& pack) {
+    return packed<T>(call.batch * heads, length, ROWS, up(width, PAIR<T>) * ROWS, [&](int64_t bh, int64_t i, T* to) {
+      pack(x, bh / heads, bh % heads, i, length, ROWS, width, to);
+    });
   };
-  const auto of_keys = [&](int64_t size, const auto& pack) {
-    return packed<T>(call.batch * kh, keys, BLOCK, size, pack);
+  const auto of_keys = [&](const View<In>& x, int64_t width, const auto& pack) {
+    return packed<T>(call.batch * kh, keys, BLOCK, up(width, PAIR<T>) * BLOCK,
+                     [&](int64_t bh, int64_t j, T* to) { pack(x, bh / kh, bh % kh, j, keys, BLOCK, width, to); });
   };
-  const auto q_turned = of_rows(
-      we * ROWS, [&](int64_t bh, int64_t i, T* to) { pack_turned(q, bh / heads, bh % heads, i, length, ROWS, e, to); });
-  const auto g_turned = of_rows(wv * ROWS, [&](int64_t bh, int64_t i, T* to) {
-    pack_turned(g, bh / heads, bh % heads, i, length, ROWS, ev, to);
-  });
-  const auto q_right = of_rows(
-      e * ROWS, [&](int64_t bh, int64_t i, T* to) { pack_right(q, bh / heads, bh % heads, i, length, ROWS, e, to); });
-  const auto g_right = of_rows(
-      ev * ROWS, [&](int64_t bh, int64_t i, T* to) { pack_right(g, bh / heads, bh % heads, i, length, ROWS, ev, to); });
-  const auto k_left =
-      of_keys(we * BLOCK, [&](int64_t bh, int64_t j, T* to) { pack_left(k, bh / kh, bh % kh, j, keys, BLOCK, e, to); });
-  const auto v_left = of_keys(
-      wv * BLOCK, [&](int64_t bh, int64_t j, T* to) { pack_left(v, bh / kh, bh % kh, j, keys, BLOCK, ev, to); });
-  const auto k_turned = of_keys(
-      e * BLOCK, [&](int64_t bh, int64_t j, T* to) { pack_left_turned(k, bh / kh, bh % kh, j, keys, BLOCK, e, to); });
+  const auto turned = [](const auto&... given) { pack_turned(given...); };
+  const auto right = [](const auto&... given) { pack_right(given...); };
+  const auto left = [](const auto&... given) { pack_left(given...); };
+  const auto left_turned = [](const auto&... given) { pack_turned<false>(given...); };
+  const auto q_turned = of_rows(q, e, turned), g_turned = of_rows(g, ev, turned);
+  const auto q_right = of_rows(q, e, right), g_right = of_rows(g, ev, right);
+  const auto k_left = of_keys(k, e, left), v_left = of_keys(v, ev, left), k_turned = of_keys(k, e, left_turned);
   const int64_t parts = units.parts, plane = call.batch * heads * tiles * e * ROWS;
   std::vector<float> dq_turned(parts * plane, 0.0f);
   In *dk_to = dk.mutable_data_ptr<In>(), *dv_to = dv.mutable_data_ptr<In>();
@@ -114,10 +111,10 @@ void backward(const Call& call, const RowTerms& terms, const Units& units, const
               multiply(n, m, wv, wv, ROWS, ROWS, false, v_left.get() + at_keys * wv * BLOCK,
                        g_turned.get() + at_rows * wv * ROWS, tile.gradients());
               tile.differentiate(b, h, i, tiles, m, j, n);
-              multiply(n, ev, m, ROWS, ev, ev, true, tile.weights(), g_right.get() + at_rows * ev * ROWS,
+              multiply(n, ev, m, ROWS, ev, ev, true, tile.weights(), g_right.get() + at_rows * wv * ROWS,
                        dv_sum.data());
-              multiply(n, e, m, ROWS, e, e, true, tile.left(), q_right.get() + at_rows * e * ROWS, dk_sum.data());
-              multiply(e, m, n, BLOCK, ROWS, ROWS, true, k_turned.get() + at_keys * e * BLOCK, tile.right(),
+              multiply(n, e, m, ROWS, e, e, true, tile.left(), q_right.get() + at_rows * we * ROWS, dk_sum.data());
+              multiply(e, m, n, BLOCK, ROWS, ROWS, true, k_turned.get() + at_keys * we * BLOCK, tile.right(),
                        dq_turned.data() + part * plane + at_rows * e * ROWS);
             }
           }

@@ -16,6 +16,7 @@ class Tile {
         logits_(ROWS * BLOCK),
         weights_(PAIR<T> == 1 ? 0 : ROWS * BLOCK),
         query_(ROWS * up(call.width, PAIR<T>)),
+        biases_(call.biases.size() * LANES * BLOCK),
         output_(ROWS * call.value_width) {}
 
   const Row& row(int64_t i) const { return rows_[i]; }
@@ -194,7 +195,7 @@ class Tile {
                   float factor) {
     const int64_t biases = static_cast<int64_t>(call_.biases.size());
     const float* of_row[BIASES];
-    for (int64_t k = 0; k < biases; ++k) of_row[k] = call_.biases[k].at(b, h, position);
+    for (int64_t k = 0; k < biases; ++k) of_row[k] = bias_row(k, b, h, position, j);
     const bool* visible = call_.visible ? call_.visible->at(b, h, position) : nullptr;
     int64_t count = 0;
     for (int64_t c = begin / LANES * LANES; c < end; c += LANES) {
@@ -204,18 +205,30 @@ class Tile {
       count += sqrtdk::count(seen);
       Lanes x = load(z + c) * every(factor);
       if (call_.softcap != 0.0f) x = every(call_.softcap) * tanh(x / every(call_.softcap));
-      for (int64_t k = 0; k < biases; ++k)
-        x = x + (call_.biases[k].column == 1 ? load(of_row[k] + j + c, seen) : every(*of_row[k]));
+      for (int64_t k = 0; k < biases; ++k) x = x + load(of_row[k] + c, seen);
       store(z + c, x);
     }
     return count;
+  }
+
+  // A row of a bias from key `j` on: where it lies, or of sixteen rows that are read at once.
+  const float* bias_row(int64_t k, int64_t b, int64_t h, int64_t position, int64_t j) {
+    const auto* view = std::get_if<View<float>>(&call_.biases[k]);
+    if (view && view->column == 1) return view->at(b, h, position) + j;
+    float* rows = biases_.data() + k * LANES * BLOCK;
+    if (position % LANES == 0) {
+      const int64_t count = std::min(LANES, call_.length - position), end = call_.last(position + count - 1);
+      read_bias(call_.biases[k], b, h, position, count, j, std::min(BLOCK, end - j),
+                [&](int64_t r, int64_t c, float x) { rows[r * BLOCK + c] = x; });
+    }
+    return rows + position % LANES * BLOCK;
   }
 
   const Call& call_;
   const bool wanted_;
   std::vector<float> logits_;
   std::vector<T> weights_, query_;
-  std::vector<float> output_;
+  std::vector<float> biases_, output_;
   Row rows_[ROWS];
   float largest_[ROWS];  // the product that gives a row's maximum
   Mask lanes_[BLOCK / LANES];

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "dropout.h"
@@ -58,12 +59,35 @@ struct View {
   const T* at(int64_t b, int64_t h, int64_t i) const { return data + offset(b, h, i); }
 };
 
+// Of float32 or half numbers, which are widened piece by piece.
+using Bias = std::variant<View<float>, View<BFloat16>, View<Half>>;
+
+// Calls put(row, key, x) for `rows` rows and `keys` keys of a bias from (row, key) on, in the order in which they lie.
+template <typename Put>
+void read_bias(const Bias& bias, int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t keys,
+               const Put& put) {
+  std::visit(
+      [&](const auto& view) {
+        const auto* from = view.at(b, h, row) + key * view.column;
+        const int64_t down = view.row, along = view.column;
+        const auto by_rows = [&](auto step) {
+          for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < keys; ++c) put(r, c, static_cast<float>(from[r * down + c * step]));
+        };
+        if (along == 0) return by_rows(std::integral_constant<int64_t, 0>());
+        if (down == 0 || std::abs(down) >= along) return by_rows(along);
+        for (int64_t c = 0; c < keys; ++c)
+          for (int64_t r = 0; r < rows; ++r) put(r, c, static_cast<float>(from[r * down + c * along]));
+      },
+      bias);
+}
+
 struct Call {
   int64_t batch, heads, key_heads, value_heads, length, keys, width, value_width;
   float factor = 1.0f;
   std::optional<View<float>> scale;  // (B, H, L, 1), in place of the factor
   float softcap = 0.0f;              // 0: none
-  std::vector<View<float>> biases;   // (B, H, L, S), as `visible`, at most BIASES
+  std::vector<Bias> biases;          // (B, H, L, S), as `visible`, at most BIASES
   std::optional<View<bool>> visible;
   std::optional<Dropout> dropout;
   const float* sinks = nullptr;                  // (H)
@@ -73,11 +97,20 @@ struct Call {
   int64_t first(int64_t row) const { return below == INT64_MAX ? 0 : std::clamp<int64_t>(row - below, 0, keys); }
   int64_t last(int64_t row) const { return above == INT64_MAX ? keys : std::clamp<int64_t>(row + above + 1, 0, keys); }
   // Of a bias (#B, #H, #L, #S), or of a table of distances (#B, #H, 1, L + S - 1).
-  View<float> bias_view(const at::Tensor& bias, bool distances) const {
-    if (!distances) return View<float>(bias.expand({batch, heads, length, keys}));
-    View<float> view(bias.expand({batch, heads, 1, length + keys - 1}));
+  template <typename T>
+  View<T> bias_view(const at::Tensor& bias, bool distances) const {
+    if (!distances) return View<T>(bias.expand({batch, heads, length, keys}));
+    View<T> view(bias.expand({batch, heads, 1, length + keys - 1}));
     view.data += length - 1, view.row = -1;
     return view;
+  }
+  void add_bias(const at::Tensor& bias, bool distances) {
+    if (bias.scalar_type() == at::kBFloat16)
+      biases.push_back(bias_view<BFloat16>(bias, distances));
+    else if (bias.scalar_type() == at::kHalf)
+      biases.push_back(bias_view<Half>(bias, distances));
+    else
+      biases.push_back(bias_view<float>(bias, distances));
   }
   float factor_of(int64_t b, int64_t h, int64_t row) const { return scale ? *scale->at(b, h, row) : factor; }
 };
@@ -89,13 +122,10 @@ void copy_row(const View<In>& from, int64_t b, int64_t h, int64_t i, int64_t end
               T* to) {
   if (i >= end) return std::fill(to, to + padded, T(0.0f));
   const In* row = from.at(b, h, i);
-  if (from.column != 1) {
+  if (std::is_same_v<In, T> && from.column == 1)
+    std::memcpy(to, row, width * sizeof(T));
+  else
     for (int64_t e = 0; e < width; ++e) to[e] = T(static_cast<float>(row[e * from.column]));
-  } else if constexpr (std::is_same_v<In, T>) {
-    std::copy(row, row + width, to);
-  } else {
-    for (int64_t e = 0; e < width; ++e) to[e] = T(static_cast<float>(row[e]));
-  }
   std::fill(to + width, to + padded, T(0.0f));
 }
 
@@ -122,31 +152,19 @@ void pack_right(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64
   }
 }
 
-// Right side of a product over the columns: [width][count], for bfloat16 [width / 2][count][2].
-template <typename In, typename T>
+// Right side of a product over the columns: [width][count], for bfloat16 [width / 2][count][2]. Without `PAIRS` a left
+// side that is turned: [width][count].
+template <bool PAIRS = true, typename In, typename T>
 void pack_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count, int64_t width,
                  T* to) {
-  const int64_t padded = up(width, PAIR<T>), words = padded / PAIR<T>;  // of 32 bits
+  constexpr int64_t SIDE = PAIRS ? PAIR<T> : 1;
+  const int64_t padded = up(width, PAIR<T>), words = up(width, SIDE) / SIDE;
   std::vector<T> rows(LANES * padded);
   for (int64_t i = 0; i < count; i += LANES) {
     pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
-    const float* source = reinterpret_cast<const float*>(rows.data());
-    float* target = reinterpret_cast<float*>(to) + i;
-    for (int64_t w = 0; w < words; ++w) store(target + w * count, gathered(source + w, words));
-  }
-}
-
-// Left side that is turned: [width][count], without pairs.
-template <typename In, typename T>
-void pack_left_turned(const View<In>& from, int64_t b, int64_t h, int64_t begin, int64_t end, int64_t count,
-                      int64_t width, T* to) {
-  const int64_t padded = up(width, PAIR<T>);
-  std::vector<T> rows(LANES * padded);
-  for (int64_t i = 0; i < count; i += LANES) {
-    pack_left(from, b, h, begin + i, end, LANES, width, rows.data());
-    for (int64_t e = 0; e < width; ++e) {
-      for (int64_t k = 0; k < LANES; ++k) to[e * count + i + k] = rows[k * padded + e];
-    }
+    for (int64_t w = 0; w < words; ++w)
+      for (int64_t k = 0; k < LANES; ++k)
+        std::copy_n(&rows[k * padded + w * SIDE], SIDE, to + (w * count + i + k) * SIDE);
   }
 }
 

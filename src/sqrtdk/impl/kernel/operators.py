@@ -53,11 +53,12 @@ def _gradient_shapes(
     query: Float[Tensor, "B Hq L E"],
     key: Float[Tensor, "B H S E"],
     value: Float[Tensor, "B H S Ev"],
+    levels: Float[Tensor, "2 B Hq L"],
     *rest: Any,
 ) -> tuple[Float[Tensor, "..."], ...]:
-    biases, learn = rest[6:8], rest[-2:]
+    biases, learn = rest[5:7], rest[-2:]
     of_biases = [
-        query.new_empty(bias.shape if learns else (0,), dtype=torch.float32)
+        torch.empty_like(bias, memory_format=torch.contiguous_format) if learns else levels.new_empty((0,))
         for bias, learns in zip(biases, learn, strict=True)
     ]
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), *of_biases

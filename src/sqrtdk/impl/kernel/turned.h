@@ -133,11 +133,8 @@ class TurnedTile {
 
   // The sum of the biases of `n` keys, turned; its places are overwritten by those of its gradient.
   void fetch_biases(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t key, int64_t n) {
-    const auto fetch = [&](const View<float>& bias, const auto& put) {
-      for (int64_t v = 0; v < rows; ++v) {
-        const float* from = bias.at(b, h, row + v) + key * bias.column;
-        for (int64_t c = 0; c < n; ++c) put(biases_[c * ROWS + v], from[c * bias.column]);
-      }
+    const auto fetch = [&](const Bias& bias, const auto& put) {
+      read_bias(bias, b, h, row, rows, key, n, [&](int64_t v, int64_t c, float x) { put(biases_[c * ROWS + v], x); });
     };
     fetch(call_.biases[0], [](float& to, float x) { to = x; });
     for (size_t k = 1; k < call_.biases.size(); ++k) fetch(call_.biases[k], [](float& to, float x) { to += x; });
