@@ -15,10 +15,10 @@ from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
-from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
+from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, pays_compiled, settle
 from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care, wants_gradients
 from sqrtdk.impl.operands import check_term, in_order_of
-from sqrtdk.impl.rows import weighed
+from sqrtdk.impl.tiled import weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def attention(
             return_aux=return_aux,
         )
         arguments.check_flags(return_weights=return_weights)
-        chosen = choose(call, impl, weights=return_weights)
+        call, chosen = settle(call, impl, weights=return_weights)
         if not torch.compiler.is_compiling():
             _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
         with _outside_autocast(query):
@@ -353,7 +353,7 @@ def explain(
         )
         check_term(call)
         arguments.check_flags(return_weights=return_weights)
-        return choose(call, impl, weights=return_weights)
+        return settle(call, impl, weights=return_weights)[1]
     except SqrtdkError as error:
         error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
         raise

@@ -19,6 +19,7 @@ from sqrtdk.impl.cpu import row_statistics as on_cpu
 from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.rows import block_rows, block_stats
+from sqrtdk.impl.simplify import simplified
 from sqrtdk.impl.triton import row_statistics as on_gpu
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import ROW_STATS_FIELDS
@@ -119,6 +120,7 @@ def measure(
             causal_lower_right=causal_lower_right,
             window_lower_right=window_lower_right,
         )
+        call = simplified(call)
         if rows is not None:
             call = call.sample(_chosen(rows, call.length, call.query.device))
         if autocast_dtype(query) is None:

@@ -1,0 +1,108 @@
+"""A block of rows whose logits come from functions, as a call of dot products plus a bias, which a kernel runs.
+
+Where a `score_mod` only adds to the score, what it adds is the bias. Any other logits are computed in plain torch and
+become the bias themselves, beside products of zeros: the kernel then does the softmax, the sum and the statistics,
+which take most of the time. Keys that no row of the block sees are left out before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.impl.call import UNBOUNDED, Call, cut_rows
+from sqrtdk.impl.dependence import added_by
+from sqrtdk.impl.mods import map_added
+from sqrtdk.impl.rows import row_logits
+
+if TYPE_CHECKING:
+    from sqrtdk._shapes import Bias, Visible
+
+Brought = Callable[[Call, int, int], Call]
+
+
+def block_calls(call: Call) -> Brought:
+    """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias."""
+    products = call.score is None and call.term is None
+    only_adds = call.score_mod is None or added_by(call.score_mod, call.dtype) is not None
+    bring = _with_what_is_added if products and only_adds else _with_logits
+    return lambda call, start, stop: bring(*_block(call, start, stop))
+
+
+def _with_what_is_added(call: Call, seen: Visible | None) -> Call:
+    bias = call.bias
+    if call.score_mod is not None:
+        added = _added(call)
+        low, high = torch.aminmax(added.detach())
+        if not high < math.inf:  # NaN or infinity, which masks may hide
+            return _with_logits(call, seen)
+        if low == -math.inf:
+            hidden = added == -math.inf
+            seen = ~hidden if seen is None else seen & ~hidden
+            added = added.masked_fill(hidden, 0.0)
+        bias = added if bias is None else bias + added
+    return replace(call, score_mod=None, bias=bias, **_masked(seen))
+
+
+def _added(call: Call) -> Bias:
+    assert call.score_mod is not None
+    lead = call.lead
+    batch, heads = math.prod(lead[:-1]), lead[-1] if lead else 1
+    columns = torch.arange(call.first, call.first + call.keys, device=call.query.device)
+    added = map_added(call.score_mod, call.dtype, batch, heads, call.positions(0, call.length), columns)
+    if len(lead) > 2 and added.shape[0] != 1:
+        return added.reshape(*lead[:-1], *added.shape[1:])
+    return added[(0,) * max(0, 2 - len(lead))]
+
+
+def _with_logits(call: Call, seen: Visible | None) -> Call:
+    if call.score is None and call.term is None and not isinstance(call.scale, Tensor):
+        call = replace(call, query=call.query * call.scale, scale=1.0)  # there are fewer of them than of the products
+    z, seen = row_logits(call, 0, call.length, seen)
+    nothing = {"score": None, "term": None, "softcap": None, "score_mod": None}
+    query = z.new_zeros(1).expand(*call.lead, call.length, 1)
+    return replace(
+        call,
+        query=query,
+        key=z.new_zeros(1).expand(*call.value.shape[:-1], 1),
+        scale=1.0,
+        bias=z,
+        **nothing,
+        **_masked(seen),
+    )
+
+
+def _masked(seen: Visible | None) -> dict[str, Any]:
+    masks = {"mask_mods": (), "diagonal": None, "window": UNBOUNDED}
+    return {"visible": seen, "shift": 0, "places": None, "first": 0, **masks}
+
+
+def _block(call: Call, start: int, stop: int) -> tuple[Call, Visible | None]:
+    """Return the rows start..stop as a call, without the keys before the first and after the last that any of them
+    sees, and which of the other keys they see."""
+    seen = call.seen(start, stop)
+    block = replace(
+        call,
+        query=call.query[..., start:stop, :],
+        scale=cut_rows(call.scale, start, stop) if isinstance(call.scale, Tensor) else call.scale,
+        bias=None if call.bias is None else cut_rows(call.bias, start, stop),
+        places=call.positions(start, stop),
+    )
+    if seen is None or seen.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys
+        return block, seen
+    columns = seen.flatten(0, -2).any(0).nonzero()
+    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, call.keys)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[..., first:last] if tensor.ndim and tensor.shape[-1] == call.keys else tensor
+
+    if last - first < call.keys:
+        key, value = call.key[..., first:last, :], call.value[..., first:last, :]
+        bias = None if block.bias is None else cut(block.bias)
+        block, seen = replace(block, key=key, value=value, bias=bias, first=first), cut(seen)
+    return block, None if seen.all() else seen
