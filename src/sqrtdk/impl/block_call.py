@@ -28,25 +28,32 @@ Brought = Callable[[Call, int, int], Call]
 
 def block_calls(call: Call) -> Brought:
     """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias."""
-    products = call.score is None and call.term is None
-    only_adds = call.score_mod is None or added_by(call.score_mod, call.dtype) is not None
-    bring = _with_what_is_added if products and only_adds else _with_logits
-    return lambda call, start, stop: bring(*_block(call, start, stop))
+    if call.score is None and call.term is None:
+        if call.score_mod is None:
+            return lambda call, start, stop: _with_mask(*_block(call, start, stop))
+        added = added_by(call.score_mod, call.dtype)
+        if added is not None and (added.cap is None or call.softcap is None):
+            cap = call.softcap or added.cap
+            return lambda call, start, stop: _with_what_is_added(*_block(call, start, stop), cap)
+    return lambda call, start, stop: _with_logits(*_block(call, start, stop))
 
 
-def _with_what_is_added(call: Call, seen: Visible | None) -> Call:
-    bias = call.bias
-    if call.score_mod is not None:
-        added = _added(call)
-        low, high = torch.aminmax(added.detach())
-        if not high < math.inf:  # NaN or infinity, which masks may hide
-            return _with_logits(call, seen)
-        if low == -math.inf:
-            hidden = added == -math.inf
-            seen = ~hidden if seen is None else seen & ~hidden
-            added = added.masked_fill(hidden, 0.0)
-        bias = added if bias is None else bias + added
-    return replace(call, score_mod=None, bias=bias, **_masked(seen))
+def _with_mask(call: Call, seen: Visible | None) -> Call:
+    return replace(call, **_masked(seen))
+
+
+def _with_what_is_added(call: Call, seen: Visible | None, cap: float | None) -> Call:
+    added = _added(call)
+    low, high = torch.aminmax(added.detach())
+    if not high < math.inf:  # NaN or infinity, which masks may hide
+        return _with_logits(call, seen)
+    if low == -math.inf:
+        hidden = added == -math.inf
+        seen = ~hidden if seen is None else seen & ~hidden
+        added = added.masked_fill(hidden, 0.0)
+    bias = added if call.bias is None else call.bias + added
+    call = replace(call, score_mod=None, softcap=cap, bias=bias)
+    return _with_mask(*(_near_keys(call, seen) if low == -math.inf else (call, seen)))
 
 
 def _added(call: Call) -> Bias:
@@ -83,9 +90,7 @@ def _masked(seen: Visible | None) -> dict[str, Any]:
 
 
 def _block(call: Call, start: int, stop: int) -> tuple[Call, Visible | None]:
-    """Return the rows start..stop as a call, without the keys before the first and after the last that any of them
-    sees, and which of the other keys they see."""
-    seen = call.seen(start, stop)
+    """Return the rows start..stop as a call, without keys that none of them sees, and which keys they see."""
     block = replace(
         call,
         query=call.query[..., start:stop, :],
@@ -93,8 +98,14 @@ def _block(call: Call, start: int, stop: int) -> tuple[Call, Visible | None]:
         bias=None if call.bias is None else cut_rows(call.bias, start, stop),
         places=call.positions(start, stop),
     )
+    return _near_keys(block, call.seen(start, stop))
+
+
+def _near_keys(call: Call, seen: Visible | None) -> tuple[Call, Visible | None]:
+    """Return the call without the keys before the first and after the last that a row sees, and which it sees of the
+    others."""
     if seen is None or seen.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys
-        return block, seen
+        return call, seen
     columns = seen.flatten(0, -2).any(0).nonzero()
     first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, call.keys)
 
@@ -103,6 +114,6 @@ def _block(call: Call, start: int, stop: int) -> tuple[Call, Visible | None]:
 
     if last - first < call.keys:
         key, value = call.key[..., first:last, :], call.value[..., first:last, :]
-        bias = None if block.bias is None else cut(block.bias)
-        block, seen = replace(block, key=key, value=value, bias=bias, first=first), cut(seen)
-    return block, None if seen.all() else seen
+        bias = None if call.bias is None else cut(call.bias)
+        call, seen = replace(call, key=key, value=value, bias=bias, first=call.first + first), cut(seen)
+    return call, None if seen.all() else seen

@@ -92,7 +92,7 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
 
 
 def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Call, Choice]:
-    """Return the call as it runs, and its implementation: "auto" reads functions of the distance as tables and bands.
+    """Return the call as it runs, and its implementation; "auto" reads functions of pairs as a bias and a band.
 
     Raises:
         InvalidValueError, UnsupportedError: As `choose`.
@@ -103,7 +103,7 @@ def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Ca
         return call, choice
     names = {"score_mod": read.score_mod is not call.score_mod, "mask_mod": len(read.mask_mods) < len(call.mask_mods)}
     changed = " and ".join(name for name, replaced in names.items() if replaced)
-    return read, Choice(choice.impl, f"{choice.reason}; {changed}: found to depend on i - j alone")
+    return read, Choice(choice.impl, f"{choice.reason}; {changed} read as bias, softcap or band")
 
 
 def _against_torch(call: Call) -> str | None:
