@@ -1,0 +1,153 @@
+"""Functions of a pair in the compiled kernel: which way each goes, and the same results and gradients every way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sqrtdk
+from sqrtdk._resolve import resolve_arguments
+from sqrtdk.impl import choice, rows, simplify
+from tests.support.kernel_here import unable
+from tests.tolerances import complaint, gradient_complaints
+
+pytestmark = pytest.mark.skipif(bool(unable()), reason="there is no compiled kernel")
+
+B, H, L, S, E = 2, 2, 12, 15, 8
+LOGIT = 12.0
+
+
+@pytest.fixture(autouse=True)
+def _of_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the functions of a call of any size read, and its rows taken in several blocks."""
+    monkeypatch.setattr(rows, "BLOCK_PAIRS", 2**8)
+    for module in (simplify, choice):
+        monkeypatch.setattr(module, "SMALLEST_READ", 1)
+
+
+def tables() -> dict[str, Tensor]:
+    shapes = {"slopes": (H,), "relative": (H, L + S), "bias": (H, L, S + 3), "sample": (B, H)}
+    return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def documents(t: dict[str, Tensor]) -> dict[str, Any]:
+    document = torch.arange(S) // 4
+    return {"mask_mod": lambda b, h, i, j: document[i] == document[j]}
+
+
+CAUSAL = {"mask_mod": lambda b, h, i, j: i >= j}
+# what is read: nothing, or which of score_mod and mask_mod remain, and what the fields of the call are
+Functions = Callable[[dict[str, Tensor]], dict[str, Any]]
+READ: dict[str, tuple[Functions, dict[str, Any]]] = {
+    "causal": (lambda t: CAUSAL, {"diagonal": 0, "window": (None, None), "mask_mods": ()}),
+    "window": (
+        lambda t: {"mask_mod": lambda b, h, i, j: (i - j).abs() <= 5},
+        {"diagonal": 5, "window": (5, None), "mask_mods": ()},
+    ),
+    "alibi": (
+        lambda t: {"score_mod": lambda s, b, h, i, j: s - t["slopes"][h] * (i - j).abs() / 9, **CAUSAL},
+        {"diagonal": 0, "score_mod": None, "mask_mods": ()},
+    ),
+    "relative, causal by -inf": (
+        lambda t: {"score_mod": lambda s, b, h, i, j: torch.where(i >= j, s + t["relative"][h, i - j + S], -math.inf)},
+        {"diagonal": 0, "score_mod": None},
+    ),
+    "bias": (lambda t: {"score_mod": lambda s, b, h, i, j: s + t["bias"][h, i, j]}, {"score_mod": None, "term": None}),
+    "cap": (
+        lambda t: {"score_mod": lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0), **CAUSAL},
+        {"softcap": 2.0, "term": None, "score_mod": None, "diagonal": 0},
+    ),
+    "cap, then alibi": (
+        lambda t: {"score_mod": lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0) + t["slopes"][h] * (i - j) / 9},
+        {"softcap": 2.0, "score_mod": None},
+    ),
+}
+BY_BLOCKS: dict[str, Functions] = {
+    "of the sample": lambda t: {"score_mod": lambda s, b, h, i, j: s + t["sample"][b, h] * (i - j) / 9},
+    "bias, some hidden": lambda t: {
+        "score_mod": lambda s, b, h, i, j: torch.where((i + j) % 5 > 0, s + t["bias"][h, i, j], -math.inf)
+    },
+    "gain": lambda t: {"score_mod": lambda s, b, h, i, j: s * t["slopes"][h]},
+    "square": lambda t: {"score_mod": lambda s, b, h, i, j: s * s - 1.0, **CAUSAL},
+    "documents": documents,
+    "documents with a cap": lambda t: {"score_mod": lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0), **documents(t)},
+    "dilated": lambda t: {"mask_mod": lambda b, h, i, j: (i - j) % 3 == 0},
+    "blind rows": lambda t: {"mask_mod": lambda b, h, i, j: (i // 3 % 2 == 0) & (j > 3)},
+    "keys ahead alone": lambda t: {"mask_mod": lambda b, h, i, j: j > i + 2},
+    "another score": lambda t: {"score": lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).abs().sum(-1), **CAUSAL},
+}
+
+
+def inputs() -> dict[str, Tensor]:
+    return {n: torch.randn(B, H // g, m, E, dtype=torch.float64) for n, m, g in (("q", L, 1), ("k", S, 2), ("v", S, 2))}
+
+
+def attend(make: Functions, leaves: dict[str, Tensor], **options: Any) -> tuple[Tensor, Any]:
+    qkv = (leaves[name] for name in "qkv")
+    return sqrtdk.attention(*qkv, **make(leaves), enable_gqa=True, return_aux=True, **options)
+
+
+def learned(made: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in made.items()}
+
+
+def gradients(output: Tensor, aux: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    total = (output.double() * torch.linspace(-1.0, 1.0, E, dtype=torch.float64)).sum()
+    total = total + (torch.where(aux.keys > 0, aux.lse, 0.0) + aux.entropy_nats).double().sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"sinks": 0.5}, {"bias": "alibi"}], ids=str)
+@pytest.mark.parametrize("name", [*READ, *BY_BLOCKS])
+def test_output_statistics_and_gradients_are_those_in_float64(name: str, options: dict[str, Any]) -> None:
+    make = READ[name][0] if name in READ else BY_BLOCKS[name]
+    made = inputs() | tables()
+    made = {key: tensor.float().double() for key, tensor in made.items()}
+    exact, mine = learned(made, torch.float64), learned(made, torch.float32)
+    wanted, stats = attend(make, exact, impl="dense", **options)
+    found, aux = attend(make, mine, **options)
+    places = B * H * L
+    assert complaint(found, wanted, torch.float32, length=S, logit=LOGIT, magnitude=1.0) is None
+    for field in (
+        "keys",
+        "max_logit",
+        "min_logit",
+        "lse",
+        "entropy_nats",
+        "mean",
+        "variance",
+        "entropy_nats",
+        "collision",
+        "peak",
+    ):
+        pair = getattr(aux, field), getattr(stats, field)
+        wrong = complaint(*pair, torch.float32, length=S, logit=LOGIT, magnitude=LOGIT**2)
+        assert wrong is None, f"{field}: {wrong}"
+    pair = gradients(found, aux, mine), gradients(wanted, stats, exact)
+    assert not gradient_complaints(*pair, torch.float32, length=S, logit=LOGIT, rows=places)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_kernels_run_what_is_read(name: str) -> None:
+    make, fields = READ[name]
+    leaves = {key: tensor.float() for key, tensor in (inputs() | tables()).items()}
+    qkv = [leaves[key] for key in "qkv"]
+    call = simplify.simplified(resolve_arguments(*qkv, **make(leaves), enable_gqa=True))
+    assert {field: getattr(call, field) for field in fields} == fields
+    chosen = sqrtdk.explain(*qkv, **make(leaves), enable_gqa=True, return_aux=True)
+    assert (chosen.impl, "of rows" in chosen.reason) == ("cpu", False)
+    assert chosen.reason.endswith("read as bias, softcap or band")
+
+
+@pytest.mark.parametrize("name", BY_BLOCKS)
+def test_the_kernel_runs_others_by_blocks(name: str) -> None:
+    leaves = {key: tensor.float() for key, tensor in (inputs() | tables()).items()}
+    chosen = sqrtdk.explain(*(leaves[key] for key in "qkv"), **BY_BLOCKS[name](leaves), enable_gqa=True)
+    assert chosen.impl == "cpu"
+    assert "in blocks of" in chosen.reason
