@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk._resolve import resolve_arguments
+from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl import choice, rows, simplify
 from tests.support.kernel_here import unable
 from tests.tolerances import complaint, gradient_complaints
@@ -151,3 +152,96 @@ def test_the_kernel_runs_others_by_blocks(name: str) -> None:
     chosen = sqrtdk.explain(*(leaves[key] for key in "qkv"), **BY_BLOCKS[name](leaves), enable_gqa=True)
     assert chosen.impl == "cpu"
     assert "in blocks of" in chosen.reason
+
+
+def test_a_small_call_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
+    calls = []
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        calls.append(b)
+        return i >= j
+
+    assert sqrtdk.explain(q, k, v, mask_mod=causal).impl == "dense"
+    assert not calls
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_are_those_of_plain_torch(number: float) -> None:
+    leaves = {key: tensor.float() for key, tensor in inputs().items()}
+    table = torch.zeros(L, S)
+    table[3, 7], table[5, 1] = number, number  # row 5 sees key 1, row 3 does not see key 7
+    for score in (lambda s, b, h, i, j: s + table[i, j], lambda s, b, h, i, j: (s + 0.0 * s) + table[i, j]):
+
+        def make(t: Any, score: Any = score) -> dict[str, Any]:
+            return {"score_mod": score, **CAUSAL}
+
+        output, aux = attend(make, leaves)
+        wanted, stats = attend(make, leaves, impl="dense")
+        torch.testing.assert_close(output, wanted, equal_nan=True)
+        for name in ("lse", "max_logit", "min_logit", "keys", "entropy_nats", "peak"):
+            torch.testing.assert_close(getattr(aux, name), getattr(stats, name), equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("name", ["alibi", "bias", "square", "another score"])
+def test_gradients_can_be_differentiated_again(name: str) -> None:
+    make = READ[name][0] if name in READ else BY_BLOCKS[name]
+    made = inputs() | tables()
+    found = []
+    for dtype, options in ((torch.float64, {"impl": "dense"}), (torch.float32, {})):
+        leaves = learned(made, dtype)
+        output, _ = attend(make, leaves, **options)
+        named = [leaves[key] for key in leaves if key in "qkv"]
+        first = torch.autograd.grad(output.square().sum(), named, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), named)
+        found.append(torch.cat([g.flatten() for g in second]).double())
+    assert (found[0] - found[1]).abs().max() < 1e-4 * found[0].abs().max()
+
+
+def test_a_table_that_is_written_before_the_backward_pass_is_an_error() -> None:
+    leaves = learned(inputs(), torch.float32)
+    gain = torch.ones(L)
+    output, _ = attend(lambda t: {"score_mod": lambda s, b, h, i, j: s * gain[i]}, leaves)
+    gain[2] = 2.0
+    with pytest.raises(SqrtdkError, match="changed in place between forward and backward"):
+        output.sum().backward()
+
+
+def test_dropout_drops_the_same_weights_again_in_the_backward_pass() -> None:
+    leaves = learned(inputs(), torch.float32)
+    value = leaves["v"]
+    output, _ = attend(BY_BLOCKS["square"], leaves, dropout_p=0.5)
+    (gradient,) = torch.autograd.grad(output.sum(), value, retain_graph=True)
+    # the output is linear in v: its gradient times v is the output
+    assert (gradient * value).sum().item() == pytest.approx(output.sum().item(), rel=1e-4)
+
+
+class Layer(nn.Module):
+    def __init__(self, functions: dict[str, Any]) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.functions = functions
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return sqrtdk.attention(q, k, v, **self.functions).transpose(1, 2).flatten(2)
+
+
+SEEN = {
+    "softmax(0.5 * q.k + window)": {"mask_mod": lambda b, h, i, j: (i - j < 4) & (i >= j)},
+    "softmax(0.5 * q.k + alibi + causal)": {"score_mod": lambda s, b, h, i, j: s - 0.1 * (i - j), **CAUSAL},
+    "softmax(20 * tanh(0.5 * q.k / 20))": {"score_mod": lambda s, b, h, i, j: 20.0 * torch.tanh(s / 20.0)},
+    "softmax(0.5 * q.k + mask)": {"mask_mod": lambda b, h, i, j: i // 4 == j // 4},
+}
+
+
+@pytest.mark.parametrize("formula", SEEN)
+def test_a_trace_reads_the_formula_and_changes_no_bit(formula: str) -> None:
+    layer, x = Layer(SEEN[formula]), torch.randn(2, 12, 8)
+    plain = layer(x)
+    with sqrtdk.trace(layer) as run:
+        traced = layer(x)
+    assert torch.equal(plain, traced)
+    assert [call.formula for call in run.calls] == [formula]
+    assert run.not_measured == ()
