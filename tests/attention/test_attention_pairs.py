@@ -76,6 +76,8 @@ BY_BLOCKS: dict[str, Functions] = {
     "gain": lambda t: {"score_mod": lambda s, b, h, i, j: s * t["slopes"][h]},
     "square": lambda t: {"score_mod": lambda s, b, h, i, j: s * s - 1.0, **CAUSAL},
     "documents": documents,
+    "documents, a sum": lambda t: {"score_mod": lambda s, b, h, i, j: s + 2.0 * t["bias"][h, i, j], **documents(t)},
+    "documents, a product": lambda t: {"score_mod": lambda s, b, h, i, j: s * t["bias"][h, i, j], **documents(t)},
     "documents with a cap": lambda t: {"score_mod": lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0), **documents(t)},
     "dilated": lambda t: {"mask_mod": lambda b, h, i, j: (i - j) % 3 == 0},
     "blind rows": lambda t: {"mask_mod": lambda b, h, i, j: (i // 3 % 2 == 0) & (j > 3)},
@@ -169,7 +171,7 @@ def test_a_small_call_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_no_numbers_are_those_of_plain_torch(number: float) -> None:
-    leaves = {key: tensor.float() for key, tensor in inputs().items()}
+    leaves = learned(inputs(), torch.float32)
     table = torch.zeros(L, S)
     table[3, 7], table[5, 1] = number, number  # row 5 sees key 1, row 3 does not see key 7
     for score in (lambda s, b, h, i, j: s + table[i, j], lambda s, b, h, i, j: (s + 0.0 * s) + table[i, j]):
@@ -182,6 +184,9 @@ def test_logits_that_are_no_numbers_are_those_of_plain_torch(number: float) -> N
         torch.testing.assert_close(output, wanted, equal_nan=True)
         for name in ("lse", "max_logit", "min_logit", "keys", "entropy_nats", "peak"):
             torch.testing.assert_close(getattr(aux, name), getattr(stats, name), equal_nan=True, msg=name)
+        three = [leaves[key] for key in "qkv"]
+        of_both = [torch.autograd.grad(each[..., :3, :].sum(), three) for each in (output, wanted)]
+        torch.testing.assert_close(*of_both, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["alibi", "bias", "square", "another score"])

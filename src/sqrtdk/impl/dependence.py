@@ -122,15 +122,14 @@ class _Follow(EagerMode):
         found = self.forms.get(_place(value)) if isinstance(value, Tensor) else None
         if found is None:
             return _Form()
+        # a part that was detached, or made under no_grad, has the value of the score and not its gradient
         followed = found[1].adds or found[1].stage is not None
-        return _Form(rest=ANYTHING) if followed and self.learns and not value.requires_grad else found[1]  # detached
+        return _Form(rest=ANYTHING) if followed and self.learns and not value.requires_grad else found[1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         random = torch.Tag.nondeterministic_seeded in func.tags
         if random or func._schema.is_mutable or func is aten._local_scalar_dense.default:
-            raise _Unknown
-        if torch.is_grad_enabled() is not self.learns:  # no_grad around a part, or a function that autograd calls
             raise _Unknown
         found = func(*args, **kwargs)
         form = self._after(func, args, kwargs)
