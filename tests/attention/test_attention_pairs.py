@@ -174,6 +174,7 @@ def test_logits_that_are_no_numbers_are_those_of_plain_torch(number: float) -> N
     leaves = learned(inputs(), torch.float32)
     table = torch.zeros(L, S)
     table[3, 7], table[5, 1] = number, number  # row 5 sees key 1, row 3 does not see key 7
+    table[6, 2] = -math.inf
     for score in (lambda s, b, h, i, j: s + table[i, j], lambda s, b, h, i, j: (s + 0.0 * s) + table[i, j]):
 
         def make(t: Any, score: Any = score) -> dict[str, Any]:
@@ -184,9 +185,20 @@ def test_logits_that_are_no_numbers_are_those_of_plain_torch(number: float) -> N
         torch.testing.assert_close(output, wanted, equal_nan=True)
         for name in ("lse", "max_logit", "min_logit", "keys", "entropy_nats", "peak"):
             torch.testing.assert_close(getattr(aux, name), getattr(stats, name), equal_nan=True, msg=name)
-        three = [leaves[key] for key in "qkv"]
-        of_both = [torch.autograd.grad(each[..., :3, :].sum(), three) for each in (output, wanted)]
-        torch.testing.assert_close(*of_both, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_hidden_logit_that_is_no_number_reaches_no_gradient(number: float) -> None:
+    leaves = learned(inputs(), torch.float32)
+    table = torch.zeros(L, S)
+    table[3, 7] = number
+    for score in (lambda s, b, h, i, j: s + table[i, j], lambda s, b, h, i, j: s * 2.0 + table[i, j]):
+        made = [
+            attend(lambda t, score=score: {"score_mod": score, **CAUSAL}, leaves, **o) for o in ({}, {"impl": "dense"})
+        ]
+        one, other = (list(gradients(*each, leaves).values()) for each in made)
+        torch.testing.assert_close(one, other)
+        assert all(gradient.isfinite().all() for gradient in one)
 
 
 @pytest.mark.parametrize("name", ["alibi", "bias", "square", "another score"])

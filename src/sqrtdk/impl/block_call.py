@@ -44,16 +44,14 @@ def _with_mask(call: Call, seen: Visible | None) -> Call:
 
 def _with_what_is_added(call: Call, seen: Visible | None, cap: float | None) -> Call:
     added = _added(call)
-    low, high = torch.aminmax(added.detach())
-    if not high < math.inf:  # NaN or infinity, which masks may hide
-        return _with_logits(call, seen)
-    if low == -math.inf:
+    bare = bool(added.detach().amin() > -math.inf)  # not if there is NaN either
+    if not bare:
         hidden = added == -math.inf
         seen = ~hidden if seen is None else seen & ~hidden
         added = added.masked_fill(hidden, 0.0)
     bias = added if call.bias is None else call.bias + added
     call = replace(call, score_mod=None, softcap=cap, bias=bias)
-    return _with_mask(*(_near_keys(call, seen) if low == -math.inf else (call, seen)))
+    return _with_mask(*((call, seen) if bare else _near_keys(call, seen)))
 
 
 def _added(call: Call) -> Bias:
