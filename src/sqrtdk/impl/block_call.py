@@ -15,27 +15,40 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sqrtdk.impl import rows
 from sqrtdk.impl.call import UNBOUNDED, Call, cut_rows
-from sqrtdk.impl.dependence import added_by
+from sqrtdk.impl.dependence import ANYTHING, BATCH, HEAD, added_by, shown_by
 from sqrtdk.impl.mods import map_added
 from sqrtdk.impl.rows import row_logits
 
 if TYPE_CHECKING:
     from sqrtdk._shapes import Bias, Visible
 
+MOST_ROWS = 128  # the keys that one of them sees are computed for all, so that more would hide more in vain
 Brought = Callable[[Call, int, int], Call]
 
 
-def block_calls(call: Call) -> Brought:
-    """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias."""
+def block_calls(call: Call) -> tuple[Brought, int]:
+    """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias, and how
+    many rows it is given at once."""
+    masks = [shown_by(mod) for mod in call.mask_mods]
+    places = ANYTHING if None in masks else frozenset().union(*(mask for mask in masks if mask is not None))
     if call.score is None and call.term is None:
         if call.score_mod is None:
-            return lambda call, start, stop: _with_mask(*_block(call, start, stop))
+            return lambda call, start, stop: _with_mask(*_block(call, start, stop)), _height(call, places)
         added = added_by(call.score_mod, call.dtype)
         if added is not None and (added.cap is None or call.softcap is None):
-            cap = call.softcap or added.cap
-            return lambda call, start, stop: _with_what_is_added(*_block(call, start, stop), cap)
-    return lambda call, start, stop: _with_logits(*_block(call, start, stop))
+            cap, height = call.softcap or added.cap, _height(call, places | added.places)
+            return lambda call, start, stop: _with_what_is_added(*_block(call, start, stop), cap), height
+    return lambda call, start, stop: _with_logits(*_block(call, start, stop)), rows.block_rows(call)
+
+
+def _height(call: Call, places: frozenset[str]) -> int:
+    """Return the rows of a block whose mask and bias depend on these places: of one head, they serve all heads."""
+    height = rows.block_rows(call)
+    if call.bias is not None or places & {BATCH, HEAD}:
+        return height
+    return max(height, min(MOST_ROWS, rows.BLOCK_PAIRS // call.keys))
 
 
 def _with_mask(call: Call, seen: Visible | None) -> Call:

@@ -74,7 +74,7 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
         return Choice("dense", "the weights are requested")
     compiled = against_compiled(call)
     if compiled is None:
-        by_blocks = f", in blocks of {block_rows(call)} rows" if only_by_blocks(call) is not None else ""
+        by_blocks = ", in blocks of rows" if only_by_blocks(call) is not None else ""
         return Choice("cpu", f"the compiled kernel runs it{by_blocks}")
     reason = _against_torch(call)
     refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" and compiled != reason else ""

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.block_call import block_calls
+from sqrtdk.impl.blocks import by_blocks, spans, widened
 from sqrtdk.impl.call import Call, has_values, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
@@ -28,7 +29,6 @@ from sqrtdk.impl.operands import (
     with_table,
 )
 from sqrtdk.impl.rows import joined_with_sink
-from sqrtdk.impl.tiled import by_blocks, spans, widened
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxOutput, aux_output
@@ -84,8 +84,8 @@ def cpu(call: Call) -> tuple[Output, AuxOutput]:
         ready()
     if only_by_blocks(call) is None:
         return _attended(call)
-    bring = block_calls(call)
-    return by_blocks(call, lambda call, start, stop: _attended(bring(call, start, stop)))
+    bring, height = block_calls(call)
+    return by_blocks(call, lambda call, start, stop: _attended(bring(call, start, stop)), height)
 
 
 def _attended(call: Call) -> tuple[Output, AuxOutput]:
@@ -109,8 +109,8 @@ def row_statistics(call: Call) -> RowStats:
     """Return RowStats (..., Hq, L) of a call without an obstacle. The kernel is loaded; the value may have width 0."""
     if only_by_blocks(call) is None:
         return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
-    call, bring = widened(call), block_calls(call)
-    parts = [row_statistics(bring(call, start, stop)) for start, stop in spans(call)]
+    call, (bring, height) = widened(call), block_calls(call)
+    parts = [row_statistics(bring(call, start, stop)) for start, stop in spans(call, height)]
     return RowStats(*(torch.cat([getattr(part, name) for part in parts], -1) for name in ROW_STATS_FIELDS))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Bias
 
-SMALLEST_READ = 2**16  # pairs of a call from which its functions are read, which takes 0.2 ms each
+SMALLEST_READ = 2**17  # pairs of a call below which reading its functions, 0.2 ms each, gains nothing
 
 
 @dataclass(frozen=True)
