@@ -15,11 +15,11 @@ from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
-from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, choose, pays_compiled
+from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, pays_compiled, settle
 from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care, wants_gradients
 from sqrtdk.impl.operands import check_term, in_order_of
-from sqrtdk.impl.product import as_product, computed
-from sqrtdk.impl.rows import tiled, weighed
+from sqrtdk.impl.product import computed
+from sqrtdk.impl.tiled import tiled, weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
@@ -179,11 +179,13 @@ def attention(
             as in flash-attn and x-transformers; default False: from i.
         return_aux: which statistics to return as the last value, True for all; see `AuxOutput` for their definitions.
         return_weights: return the weights (..., Hq, L, S) as the second value, after dropout. They are held in memory.
-        impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it),
-            "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass;
-            under `torch.func` all are kept), "triton" (the Triton kernel for GPUs). A named implementation runs or
-            raises. "auto" never starts a C++ compiler, makes no mask of more than 2^26 elements, and avoids any
-            implementation that holds more than 2^28 pairs; see `explain` for its choice.
+        impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it; functions make
+            their logits in torch, by blocks of rows), "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks
+            of rows, recomputed in the backward pass; under `torch.func` all are kept), "triton" (the Triton kernel for
+            GPUs). A named implementation runs or raises. "auto" never starts a C++ compiler, makes no mask of more than
+            2^26 elements, and avoids any implementation that holds more than 2^28 pairs; see `explain` for its choice.
+            On a CPU it runs a score_mod or mask_mod as the bias, softcap, causal mask or window that its operations
+            prove it to be.
 
     Returns:
         (..., Hq, L, Ev) of the value's dtype, its dimensions in the query's order in memory; with `return_weights` or
@@ -271,11 +273,10 @@ def attention(
             return_aux=return_aux,
         )
         arguments.check_flags(return_weights=return_weights)
-        product = as_product(call)
-        chosen = choose(product, impl, weights=return_weights)
-        if not torch.compiler.is_compiling():
-            _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
         with _outside_autocast(query):
+            call, product, chosen = settle(call, impl, weights=return_weights)
+            if not torch.compiler.is_compiling():
+                _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
             if return_weights:
                 output, weights, aux = computed(call, product, weighed, weighed)
                 output = in_order_of(query, output)
@@ -355,7 +356,8 @@ def explain(
         )
         check_term(call)
         arguments.check_flags(return_weights=return_weights)
-        return choose(as_product(call), impl, weights=return_weights)
+        with _outside_autocast(query):
+            return settle(call, impl, weights=return_weights)[-1]
     except SqrtdkError as error:
         error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
         raise

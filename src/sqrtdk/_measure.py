@@ -20,6 +20,7 @@ from sqrtdk.impl.fused import LARGEST_MASK, mask_elements, obstacle, swept
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.product import as_product
 from sqrtdk.impl.rows import block_rows, block_stats
+from sqrtdk.impl.simplify import simplified
 from sqrtdk.impl.triton import row_statistics as on_gpu
 from sqrtdk.stats import RowStats
 from sqrtdk.stats._partial import ROW_STATS_FIELDS
@@ -120,16 +121,18 @@ def measure(
             causal_lower_right=causal_lower_right,
             window_lower_right=window_lower_right,
         )
-        if rows is not None:
-            call = call.sample(_chosen(rows, call.length, call.query.device))
-        call = as_product(call)
+        places = None if rows is None else _chosen(rows, call.length, call.query.device)
         if autocast_dtype(query) is None:
-            return _measured(call)
+            return _measured(call, places)
         with torch.autocast(query.device.type, enabled=False):
-            return _measured(call)
+            return _measured(call, places)
 
 
-def _measured(call: Call) -> RowStats:
+def _measured(call: Call, places: Int[Tensor, " R"] | None) -> RowStats:
+    call = simplified(call)
+    if places is not None:
+        call = call.sample(places)
+    call = as_product(call)
     whole = replace(call, aux=AuxRequest.all())
     if against_compiled(whole) is None:
         return on_cpu(call)

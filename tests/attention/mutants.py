@@ -58,7 +58,7 @@ MUTANTS: dict[str, Planted] = {
     ),
     "positions of rows without the shift": plant(LOGITS, Change("F(*A, B + C, D)", "F(*A, B, D)")),
     "positions of the first rows for every block": plant(LOGITS, Change("A.positions(B, C)", "A.positions(0, C - B)")),
-    "positions of keys off by one": plant(LOGITS, Change("torch.arange(A, device=B)", "1 + torch.arange(A)")),
+    "positions of keys off by one": plant(LOGITS, Change("torch.arange(A, A + C, device=B)", "1 + torch.arange(C)")),
     # masks
     "mask turned round": plant(LOGITS, Change("Z.masked_fill(~A, -math.inf)", "Z.masked_fill(A, -math.inf)")),
     "mask of a finite number": plant(LOGITS, Change("Z.masked_fill(~A, -math.inf)", "Z.masked_fill(~A, -1e4)")),
@@ -156,12 +156,10 @@ MUTANTS: dict[str, Planted] = {
     "merge: logits not shifted": plant(MERGED, Change("A * B + A * C * (1.0 + D)", "A * B")),
     "merge: blocks' means apart": plant(MERGED, Change("A + B * ((C - D) * 2.0) ** 2", "A")),
     # blocks
-    "tiled: last row forgotten": plant(
-        "impl/rows.py:_by_blocks", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")
-    ),
-    "tiled: statistics of the first block": plant("impl/rows.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
+    "tiled: last row forgotten": plant("impl/blocks.py:spans", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")),
+    "tiled: statistics of the first block": plant("impl/blocks.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
     "tiled: every block is the first": plant(
-        "impl/rows.py:_by_blocks", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")
+        "impl/blocks.py:_by_blocks", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")
     ),
     # the compiled kernel's call
     "cpu: scale left out": plant(CPU, Change("1.0 if isinstance(A, Tensor) else A", "1.0")),
@@ -182,7 +180,7 @@ MUTANTS: dict[str, Planted] = {
         ),
     ),
     "cpu: statistics without the sink": plant(
-        "impl/cpu.py:cpu", Change("A if B is None else F(A, B)", "A if True else F(A, B)")
+        "impl/cpu.py:_attended", Change("A if B is None else F(A, B)", "A if True else F(A, B)")
     ),
     "cpu: window's right side not aligned": plant(BAND, Change("A + B", "A")),
     "cpu: window's left side not aligned": plant(BAND, Change("A - B", "A")),

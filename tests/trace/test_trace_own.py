@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "softcap": ({"softcap": 20.0, "impl": "tiled"}, "softmax(20 * tanh(0.3536 * q.k / 20) + causal)"),
     "bias": ({"bias": "alibi", "impl": "tiled"}, "softmax(0.3536 * q.k + alibi + causal)"),
     "window": ({"window": (8, 0), "impl": "tiled", "sinks": 0.5}, "softmax(0.3536 * q.k + window + sinks)"),
-    "mask_mod": ({"mask_mod": lambda b, h, i, j: i - j < 9}, "softmax(0.3536 * q.k + window)"),
+    "mask_mod": ({"mask_mod": lambda b, h, i, j: i - j < 9, "impl": "tiled"}, "softmax(0.3536 * q.k + window)"),
     "score_mod": ({"score_mod": lambda s, b, h, i, j: s - 0.1 * (i - j)}, "softmax(0.3536 * q.k + alibi + causal)"),
     "weights": ({"return_weights": True}, "softmax(0.3536 * q.k + causal)"),
     "distance": ({"score": "distance", "scale": 0.1}, "softmax(-0.1 * |q - k|^2 + causal)"),

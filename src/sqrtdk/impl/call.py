@@ -48,6 +48,7 @@ class Call:
         kept: 1 where dropout keeps a weight, else 0, (B, Hq, L, S); None: it is drawn.
         aux: requested statistics.
         places: (L,) positions of the rows if they are a sample; None: 0 to L - 1.
+        first: position of the first key for score_mod and term, if hidden keys before it were left out.
         unclean: whether NaN or infinity may be at hidden places, in key, value, bias or a product of query and key.
     """
 
@@ -71,6 +72,7 @@ class Call:
     kept: Logits | None = None
     aux: AuxRequest | None = None
     places: Int[Tensor, " L"] | None = None
+    first: int = 0
     unclean: bool = False
 
     @property
@@ -171,7 +173,7 @@ class Call:
         lead = self.lead
         scores = scores.expand(*lead, stop - start, self.keys)
         four = scores.reshape(math.prod(lead[:-1]), lead[-1] if lead else 1, *scores.shape[-2:])
-        return map_scores(self.score_mod, four, self.positions(start, stop)).reshape(scores.shape)
+        return map_scores(self.score_mod, four, self.positions(start, stop), self.first).reshape(scores.shape)
 
     def visible_keys(self) -> Factor:
         """Return the number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""

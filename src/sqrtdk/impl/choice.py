@@ -20,8 +20,11 @@ from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
 from sqrtdk.impl.gpu.load import interpreted
 from sqrtdk.impl.kernel.load import beats_torch, loaded, why_not_loaded
-from sqrtdk.impl.operands import by_distance
-from sqrtdk.impl.rows import block_rows, dense, tiled
+from sqrtdk.impl.operands import by_distance, only_by_blocks
+from sqrtdk.impl.product import as_product
+from sqrtdk.impl.rows import block_rows, dense
+from sqrtdk.impl.simplify import SMALLEST_READ, simplified
+from sqrtdk.impl.tiled import tiled
 from sqrtdk.impl.triton import obstacle as against_kernel
 from sqrtdk.impl.triton import triton
 from sqrtdk.stats.request import AuxOutput
@@ -66,13 +69,14 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
         if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
             raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
         if impl == "dense" and call.elements > LARGEST_DENSE:
-            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
+            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=4)
         return Choice(impl, "asked for")
     if weights:
         return Choice("dense", "the weights are requested")
     compiled = against_compiled(call)
     if compiled is None:
-        return Choice("cpu", "the compiled kernel runs it")
+        by_blocks = ", in blocks of rows" if only_by_blocks(call) is not None else ""
+        return Choice("cpu", f"the compiled kernel runs it{by_blocks}")
     reason = _against_torch(call)
     refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" and compiled != reason else ""
     if call.query.device.type in GPUS:
@@ -86,6 +90,24 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
     if height >= call.length:
         return Choice("dense", f"{reason}; the call fits one block{refused}")
     return Choice("tiled", f"{reason}; blocks of {height} rows{refused}")
+
+
+def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Call, Call, Choice]:
+    """Return the call as it is read, as it runs (see `as_product`), and its implementation.
+
+    "auto" and "cpu" read functions of pairs as bias and band.
+
+    Raises:
+        InvalidValueError, UnsupportedError: As `choose`.
+    """
+    read = simplified(call) if isinstance(impl, str) and impl in ("auto", "cpu") and not weights else call
+    product = as_product(read)
+    choice = choose(product, impl, weights=weights)
+    if read is call:
+        return call, product, choice
+    names = {"score_mod": read.score_mod is not call.score_mod, "mask_mod": len(read.mask_mods) < len(call.mask_mods)}
+    changed = " and ".join(name for name, replaced in names.items() if replaced)
+    return read, product, Choice(choice.impl, f"{choice.reason}; {changed} read as bias, softcap or band")
 
 
 def _against_torch(call: Call) -> str | None:
@@ -147,6 +169,8 @@ def against_compiled(call: Call) -> str | None:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     if not loaded():
         return why_not_loaded()
+    if only_by_blocks(call) is not None and call.elements < SMALLEST_READ:
+        return "the call is small"
     if call.aux is None and against_fused(call) is None and not loses_mass(call):
         if not beats_torch() and not by_distance(call):  # torch's takes a term as a bias over all pairs
             return "torch's kernel is faster on this CPU where no statistics are asked for"

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.call import Call, transformed
+from sqrtdk.impl.block_call import block_calls, masked_at_once
+from sqrtdk.impl.blocks import by_blocks, spans, widened
+from sqrtdk.impl.call import Call, has_values, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import PLANES
@@ -27,6 +29,7 @@ from sqrtdk.impl.operands import (
 )
 from sqrtdk.impl.rows import joined_with_sink
 from sqrtdk.stats import RowStats
+from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxOutput, aux_output
 
 if TYPE_CHECKING:
@@ -46,9 +49,10 @@ def obstacle(call: Call) -> str | None:
         return call.exact or f"it takes {', '.join(str(d).removeprefix('torch.') for d in CPU_DTYPES)}"
     if not call.query.shape[-1]:
         return "the head dimension is 0"
-    reason = only_by_blocks(call)
-    if reason is not None:
-        return reason
+    if only_by_blocks(call) is not None and torch.compiler.is_compiling():
+        return "blocks of rows are compiled as they stand"
+    if only_by_blocks(call) is not None and not (call.elements and has_values(call.query, call.key, call.value)):
+        return "blocks of rows have no numbers"
     if call.sinks is not None and call.sinks.ndim > 1:
         return "its sinks are one a head, not one a row"
     if call.places is not None:
@@ -77,6 +81,14 @@ def cpu(call: Call) -> tuple[Output, AuxOutput]:
         )
     if not loaded():
         ready()
+    if only_by_blocks(call) is None:
+        return _attended(call)
+    call = masked_at_once(call)
+    bring, height = block_calls(call)
+    return by_blocks(call, lambda call, start, stop: _attended(bring(call, start, stop)), height)
+
+
+def _attended(call: Call) -> tuple[Output, AuxOutput]:
     output, lse, entropy, planes, _ = _run(call, statistics=call.aux is not None)
     shape = (*call.lead, call.length)
     output = output.to(call.value.dtype).reshape(*shape, output.shape[-1])
@@ -95,7 +107,12 @@ def cpu(call: Call) -> tuple[Output, AuxOutput]:
 
 def row_statistics(call: Call) -> RowStats:
     """Return RowStats (..., Hq, L) of a call without an obstacle. The kernel is loaded; the value may have width 0."""
-    return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
+    if only_by_blocks(call) is None:
+        return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
+    call = masked_at_once(widened(call))
+    bring, height = block_calls(call)
+    parts = [row_statistics(bring(call, start, stop)) for start, stop in spans(call, height)]
+    return RowStats(*(torch.cat([getattr(part, name) for part in parts], -1) for name in ROW_STATS_FIELDS))
 
 
 def _rows(planes: Float[Tensor, "fields B Hq L"], shape: tuple[int, ...]) -> RowStats:

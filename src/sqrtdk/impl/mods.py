@@ -29,7 +29,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _OUTPUTS = {"score_mod": "one floating logit", "mask_mod": "one bool"}
 
 
-class _IndexByTensors(TorchFunctionMode):
+class IndexByTensors(TorchFunctionMode):
     """Keeps `table[h, q_idx]` an operation: of an index without dimensions torch makes a Python number otherwise."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,13 +61,33 @@ def captured_tensors(function: Callable[..., Any]) -> list[Tensor]:
 
 
 def map_scores(
-    function: ScoreMod, scores: Float[Tensor, "B Hq R S"], rows: Int[Tensor, " R"]
+    function: ScoreMod, scores: Float[Tensor, "B Hq R S"], rows: Int[Tensor, " R"], first: int = 0
 ) -> Float[Tensor, "B Hq R S"]:
-    """Return the logits that a `score_mod` makes of the scores of the rows at these positions."""
+    """Return the logits that a `score_mod` makes of the scores of the rows at these positions; `first`: of the keys."""
     if not scores.numel():
         return scores
     batch, heads, _, keys = scores.shape
-    return _mapped("score_mod", function, (scores,), batch, heads, rows, keys).to(scores.dtype)
+    columns = torch.arange(first, first + keys, device=rows.device)
+    return _mapped("score_mod", function, (scores,), batch, heads, rows, columns).to(scores.dtype)
+
+
+def map_added(
+    function: ScoreMod,
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    rows: Int[Tensor, " R"],
+    columns: Int[Tensor, " S"],
+    *,
+    together: bool = False,
+) -> Float[Tensor, "..."]:
+    """Return what a `score_mod` makes of 0, (#B, #Hq, #R, #S): what it adds to any score, if it only adds.
+
+    `together`: rows and columns are (N,), the places of N pairs, and the result is (#B, #Hq, #N).
+    """
+    zero = torch.zeros((), dtype=dtype, device=rows.device)
+    found = _mapped("score_mod", function, (zero,), batch, heads, rows, columns, together=together)
+    return _without_copies(found.to(dtype))
 
 
 def map_mask(
@@ -76,20 +96,33 @@ def map_mask(
     """Return which keys the rows at these positions see; a dimension on which nothing depends has size 1."""
     if 0 in (batch, heads, rows.numel(), keys):
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=rows.device)
-    seen = _mapped("mask_mod", function, (), batch, heads, rows, keys)
+    columns = torch.arange(keys, device=rows.device)
+    return _without_copies(_mapped("mask_mod", function, (), batch, heads, rows, columns))
+
+
+def map_pairs(
+    function: MaskMod, batch: int, heads: int, rows: Int[Tensor, " N"], columns: Int[Tensor, " N"]
+) -> Bool[Tensor, "#{batch} #{heads} #N"]:
+    """Return whether the rows see the keys of N pairs."""
+    return _without_copies(_mapped("mask_mod", function, (), batch, heads, rows, columns, together=True))
+
+
+def _without_copies(found: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     # vmap expands what does not depend on a dimension: one triangle of a causal mask would become one for every head
-    return seen[tuple(slice(0, 1) if step == 0 else slice(None) for step in seen.stride())]
+    return found[tuple(slice(0, 1) if step == 0 else slice(None) for step in found.stride())]
 
 
 def _mapped(
     name: str,
     function: Callable[..., Tensor],
-    scores: tuple[Float[Tensor, "B Hq R S"], ...],
+    scores: tuple[Float[Tensor, "..."], ...],
     batch: int,
     heads: int,
     rows: Int[Tensor, " R"],
-    keys: int,
-) -> Shaped[Tensor, "{batch} {heads} R {keys}"]:
+    columns: Int[Tensor, " S"],
+    *,
+    together: bool = False,
+) -> Shaped[Tensor, "..."]:
     def checked(*pair: Tensor) -> Tensor:
         found = function(*pair)
         if not isinstance(found, Tensor):
@@ -110,14 +143,12 @@ def _mapped(
         return found
 
     # the innermost first: keys, rows, heads, batch
-    for dim in reversed(range(4)):
-        places = [None, None, None, None]
-        places[dim] = 0  # type: ignore[call-overload]
-        checked = torch.vmap(checked, in_dims=(*(0 for _ in scores), *places))
+    for dims in ((2, 3), (1,), (0,)) if together else ((3,), (2,), (1,), (0,)):
+        places = [0 if dim in dims else None for dim in range(4)]
+        checked = torch.vmap(checked, in_dims=(*(0 if score.ndim else None for score in scores), *places))
     counts = (torch.arange(count, device=rows.device) for count in (batch, heads))
-    columns = torch.arange(keys, device=rows.device)
     try:
-        with _IndexByTensors():
+        with IndexByTensors():
             return checked(*scores, *counts, rows, columns)
     except RuntimeError as error:
         if "data-dependent control flow" not in str(error):

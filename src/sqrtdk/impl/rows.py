@@ -1,27 +1,25 @@
-"""The arithmetic of a block of rows against all keys, and the two implementations in plain torch that use it.
+"""The arithmetic of a block of rows against all keys, in plain torch.
 
 Logits, weights, output and statistics are written once, in `attend_rows`. Half types are widened to float32 here, so
 that only the inputs and the output are rounded to a half type. `dense` takes all rows as one block: the reference, and
-the choice for small calls. `tiled` takes blocks of rows one after the other, and again in the backward pass, so that
-memory grows with L + S, not with L S. `gradients_of_formula` gives a kernel gradients that can be differentiated again.
+the choice for small calls; `tiled.py` takes blocks of rows one after the other. `gradients_of_formula` gives a kernel
+gradients that can be differentiated again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk._modes import as_one
-from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.call import Call, cut_rows, has_values, repeat_heads, transformed
-from sqrtdk.impl.mods import captured_tensors
+from sqrtdk.impl.call import Call, cut_rows, has_values, repeat_heads
 from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
 
@@ -104,22 +102,24 @@ def row_logits(
     term = None
     if call.term is not None:
         rows = call.positions(start, stop)
-        columns = torch.arange(call.keys, device=query.device)
+        columns = torch.arange(call.first, call.first + call.keys, device=query.device)
         term = call.term.term(query.to(call.dtype), key.to(call.dtype), rows + call.shift, columns).to(call.dtype)
         if call.term.content:
             z = z + term
     # Before scale and softcap, whose derivatives at an infinite product are NaN.
     if guarded and seen is not None:
         z = z.masked_fill(~seen, 0.0)
-    z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)
+    if type(call.scale) is not float or call.scale != 1.0:
+        z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)
     # Before bias and mask: c tanh(-inf / c) is -c, and a key with that logit is not hidden.
     if call.softcap is not None:
         z = call.softcap * torch.tanh(z / call.softcap)
     if call.score_mod is not None:
-        modified = call.modified(z, start, stop)
+        before, z = z, call.modified(z, start, stop)
         # torch.where(q_idx >= kv_idx, score, -inf) hides keys; a product that overflowed to -inf before does not
-        shown = (modified.detach() != -math.inf) | (z.detach() == -math.inf)
-        z, seen = modified, shown if seen is None else seen & shown
+        if not _above_infinity(z):
+            shown = (z.detach() != -math.inf) | (before.detach() == -math.inf)
+            seen = shown if seen is None else seen & shown
     if term is not None and call.term is not None and not call.term.content:
         z = z + term
     if call.bias is not None:
@@ -127,6 +127,14 @@ def row_logits(
     if seen is not None:
         z = z.masked_fill(~seen, -math.inf)
     return z, seen
+
+
+def _above_infinity(z: Logits) -> bool:
+    """Return whether all logits are known to be above -inf."""
+    if not has_values(z) or not z.numel():
+        return False
+    with _disable_current_modes():  # no tape shall record the question
+        return bool(z.detach().amin() > -math.inf)
 
 
 def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> tuple[Logits, Visible | None]:
@@ -305,96 +313,3 @@ BLOCK_PAIRS = 2**20  # pairs of a block, times the score's width: 4 MiB for a fl
 def block_rows(call: Call) -> int:
     """Return the number of rows of a block; a row is never split."""
     return max(1, BLOCK_PAIRS * call.length // max(1, call.elements))
-
-
-def tiled(call: Call) -> tuple[Output, AuxOutput]:
-    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L).
-
-    Only the output of a block is kept for the backward pass, which computes the block again, with the same dropout.
-    Under the transforms of `torch.func`, which have no recomputation, all blocks are kept.
-    """
-    if block_rows(call) >= call.length:
-        return dense(call)
-    result: tuple[Output, AuxOutput] = as_one(call, _by_blocks)
-    return result
-
-
-def _by_blocks(call: Call) -> tuple[Output, AuxOutput]:
-    dtype, height = call.value.dtype, block_rows(call)
-    call = _widened(call)
-    spans = [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
-    if not torch.is_grad_enabled() and has_values(call.query):
-        return _written(call, spans, dtype)
-    if torch.is_grad_enabled() and not transformed():
-        block = attend_rows if torch.compiler.is_compiling() else _unless_changed(call)
-        blocks = [checkpoint(block, call, start, stop, use_reentrant=False) for start, stop in spans]
-    else:
-        blocks = [attend_rows(call, start, stop) for start, stop in spans]
-    outputs, statistics = zip(*blocks, strict=True)
-    return torch.cat(outputs, -2).to(dtype), _joined(statistics)
-
-
-def _unless_changed(call: Call) -> Callable[[Call, int, int], tuple[Output, AuxOutput]]:
-    """Return `attend_rows`, which raises if a tensor that a mod reads was written since: gradients would be wrong."""
-    mods = [mod for mod in (call.score_mod, *call.mask_mods) if mod is not None]
-    read = [tensor for mod in mods for tensor in captured_tensors(mod) if not tensor.is_inference()]
-    versions = [tensor._version for tensor in read]
-
-    def block(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
-        if versions != [tensor._version for tensor in read]:
-            raise UnsupportedError(
-                "a tensor that score_mod or mask_mod reads was changed in place between forward and backward pass",
-                hint="Make a new tensor for each step, or pass impl='dense', which computes nothing again.",
-            )
-        return attend_rows(call, start, stop)
-
-    return block
-
-
-def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
-    """Return output (..., Hq, L, Ev), weights (..., Hq, L, S) and statistics (..., Hq, L).
-
-    It takes blocks of rows, so that of all L x S matrices only the weights are held.
-    """
-    blocks = block_rows(call) < call.length or call.score is not None
-    result: tuple[Output, Logits, AuxOutput] = as_one(call, _weighed_blocks) if blocks else _weighed_blocks(call)
-    return result
-
-
-def _weighed_blocks(call: Call) -> tuple[Output, Logits, AuxOutput]:
-    dtype, height = call.value.dtype, block_rows(call)
-    call = _widened(call)
-    starts = range(0, max(1, call.length), height)
-    blocks = [weighed_rows(call, start, min(call.length, start + height)) for start in starts]
-    outputs, statistics, parts = zip(*blocks, strict=True)
-    weights = [part.expand(*call.lead, *part.shape[-2:]).to(dtype) for part in parts]
-    return (
-        torch.cat(outputs, -2).to(dtype),
-        weights[0] if len(weights) == 1 else torch.cat(weights, -2),
-        _joined(statistics),
-    )
-
-
-def _widened(call: Call) -> Call:
-    """Return the call in the dtype of its logits, so that the gradients of its blocks are summed in it."""
-    return replace(call, **{name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")})
-
-
-def _joined(statistics: Sequence[AuxOutput]) -> AuxOutput:
-    return AuxOutput(*(None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True)))
-
-
-def _written(call: Call, spans: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Output, AuxOutput]:
-    """Return the same, with each block's results written in place.
-
-    Results kept in a list until the end, though small, would keep the memory between the large temporaries from being
-    reused.
-    """
-    output = call.value.new_empty(*call.lead, call.length, call.value.shape[-1], dtype=dtype)
-    wanted = () if call.aux is None else call.aux.wanted
-    whole = {name: call.query.new_empty(*call.lead, call.length, dtype=call.dtype) for name in wanted}
-    for start, stop in spans:
-        output[..., start:stop, :], found = attend_rows(call, start, stop)
-        for name, field in whole.items():
-            field[..., start:stop] = getattr(found, name)
-    return output, AuxOutput(**whole)

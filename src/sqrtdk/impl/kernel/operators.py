@@ -85,10 +85,11 @@ def _backward(
     d_entropy: Float[Tensor, "B Hq L"] | None,
     *_: None,
 ) -> Gradients:
-    query, key, value, out, levels, entropy, scale, bias, distances, visible, sinks, seed = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: under a checkpoint they can't be had again
+    query, key, value, out, levels, entropy, scale, bias, distances, visible, sinks, seed = saved
     factor, softcap, above, below, dropout, statistics = ctx.numbers
     if torch.is_grad_enabled():  # so that this gradient can itself be differentiated
-        return _by_the_formula(ctx, d_out, d_lse, d_entropy)
+        return _by_the_formula(ctx, saved, d_out, d_lse, d_entropy)
     d_out = torch.zeros_like(out) if d_out is None else d_out
     # dz = p (dp - p . dp), and p . dp of a row is out . d_out: one number, to which lse and entropy add theirs.
     constant = -(out.float() * d_out.float()).sum(-1)
@@ -112,8 +113,8 @@ def _backward(
     return dq, dk, dv, None, None, None, *d_biases, None, d_sinks, *(None,) * 6
 
 
-def _by_the_formula(ctx: Any, *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
-    query, key, value, out, _, _, scale, bias, distances, visible, sinks, seed = ctx.saved_tensors
+def _by_the_formula(ctx: Any, saved: tuple[Any, ...], *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
+    query, key, value, out, _, _, scale, bias, distances, visible, sinks, seed = saved
     factor, softcap, above, below, dropout, _ = ctx.numbers
     sizes = (*out.shape[:-1], key.shape[-2])
     call = Call(

@@ -1,0 +1,276 @@
+"""What a function of one pair depends on, read from the operations that it runs.
+
+A `score_mod` that only adds to the score, score + f(b, h, i, j), is a bias; f of the distance i - j alone is a table of
+L + S - 1 numbers a head; a `mask_mod` of the distance alone is a band. Kernels run all three, and a softcap before.
+
+The function runs once on tensors without dimensions, and each operation hands on what its operands depend on. This is a
+proof and not a trial of some values: a function that decides by a value in Python is given up at that operation, so the
+operations are the same for every pair. An operation that is not known depends on all that its operands depend on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sqrtdk._modes import EagerMode
+from sqrtdk.impl.mods import IndexByTensors, MaskMod, ScoreMod
+
+aten = torch.ops.aten
+SCORE, BATCH, HEAD, ROW, KEY, DISTANCE = "score", "b", "h", "i", "j", "i - j"
+ANYTHING = frozenset((SCORE, BATCH, HEAD, ROW, KEY))
+_COMPARISONS = tuple(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+_WITHOUT_A_VALUE = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
+# methods that read a value or change a gradient without an operation
+_OUT_OF_SIGHT = (Tensor.register_hook, Tensor.numpy, Tensor.tolist, Tensor.item)
+# What autograd calls the operations that are followed from the score to the logit.
+_FOLLOWED = {"Add", "Sub", "Where", "MaskedFill", "Div", "Tanh", "Mul"}
+
+
+@dataclass(frozen=True)
+class Added:
+    """A score_mod is score + f, or cap tanh(score / cap) + f with a `cap`; f depends on `places` and may be -inf.
+
+    If f is bias[h, q_idx, kv_idx], or another tensor with its dimensions in this order, that is the `table`, and the
+    dimensions are `axes`.
+    """
+
+    places: frozenset[str]
+    cap: float | None = None
+    table: Tensor | None = None
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A value is `row` i + `column` j + something that depends on `rest`, plus the score if it `adds`.
+
+    It is `pure` if it is the score, or the capped score, and nothing else, not even a constant beside it.
+    The score may be capped: `stage` is ("over", c) for score / c, ("tanh", c) for its tanh; that times c has the `cap`.
+    """
+
+    row: int = 0
+    column: int = 0
+    rest: frozenset[str] = frozenset()
+    adds: bool = False
+    pure: bool = False
+    cap: float | None = None
+    stage: tuple[str, float] | None = None
+    table: Tensor | None = field(default=None, compare=False)
+    axes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> frozenset[str]:
+        """What the value depends on beside the score that it adds to."""
+        if self.row == -self.column:
+            return self.rest | ({DISTANCE} if self.row else set())
+        return self.rest | ({ROW} if self.row else set()) | ({KEY} if self.column else set())
+
+    @property
+    def everything(self) -> frozenset[str]:
+        return self.places | ({SCORE} if self.adds else set())
+
+    def plus(self, other: _Form, sign: int) -> _Form:
+        rest = self.rest | other.rest
+        if other.adds and (sign < 0 or self.adds):
+            rest |= {SCORE}
+        row, column = self.row + sign * other.row, self.column + sign * other.column
+        form = _Form(row, column, rest, self.adds is not other.adds, cap=self.cap or other.cap)
+        score, added = (self, other) if self.adds else (other, self)
+        return replace(form, table=added.table, axes=added.axes) if score.pure and form.adds and sign > 0 else form
+
+
+# in the order of the dimensions of the logits
+_INDICES = {
+    BATCH: _Form(rest=frozenset((BATCH,))),
+    HEAD: _Form(rest=frozenset((HEAD,))),
+    ROW: _Form(row=1),
+    KEY: _Form(column=1),
+}
+
+
+class _Unknown(Exception):
+    """The function does what can't be followed: it reads a value, writes in place or draws random numbers."""
+
+
+class _Follow(EagerMode):
+    """Keeps the form of every tensor that the operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.learns = torch.is_grad_enabled()
+        # By storage, which a view shares, and which is not used again while its tensor is held.
+        self.forms: dict[int, tuple[Tensor, _Form]] = {}
+        self.indices: dict[int, str] = {}
+
+    def keep(self, tensor: Tensor, form: _Form) -> Tensor:
+        place = _place(tensor)
+        held = self.forms.setdefault(place, (tensor, form))[0]
+        if held.dtype != tensor.dtype:  # the bits of a float, read as an integer
+            self.forms[place] = tensor, _Form(rest=ANYTHING)
+        return tensor
+
+    def form(self, value: Any) -> _Form:
+        """Return the form of an operand; what the function got from elsewhere is the same for all pairs."""
+        found = self.forms.get(_place(value)) if isinstance(value, Tensor) else None
+        if found is None:
+            return _Form()
+        # a part that was detached, or made under no_grad, has the value of the score and not its gradient
+        followed = found[1].adds or found[1].stage is not None
+        return _Form(rest=ANYTHING) if followed and self.learns and not value.requires_grad else found[1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random or func._schema.is_mutable or func is aten._local_scalar_dense.default:
+            raise _Unknown
+        found = func(*args, **kwargs)
+        form = self._after(func, args, kwargs)
+        for tensor in _tensors(found):
+            # large integers are rounded in floats, so that i - j of floats need not be exact
+            floats = replace(form, row=0, column=0, rest=form.places)
+            self.keep(tensor, floats if tensor.dtype.is_floating_point else form)
+        return found
+
+    def _after(self, func: Any, args: Any, kwargs: Any) -> _Form:
+        operands = list(_tensors((args, kwargs)))
+        anything = _Form(rest=frozenset().union(*(self.form(operand).everything for operand in operands)))
+        if func.overloadpacket in _WITHOUT_A_VALUE:
+            return _Form(rest=ANYTHING)
+        if kwargs or len(args) < 2:  # a + alpha b, for one
+            return self._capped(func, args) or anything if not kwargs else anything
+        integers = all(not t.dtype.is_floating_point and t.dtype != torch.bool for t in operands)
+        first, second = (self.form(value) for value in args[:2])
+        if func in _COMPARISONS and integers:  # i >= j is i - j >= 0
+            return _Form(rest=first.plus(second, -1).places)
+        if func in (aten.add.Tensor, aten.sub.Tensor):
+            if not integers:
+                first, second = (replace(form, row=0, column=0, rest=form.places) for form in (first, second))
+            return first.plus(second, 1 if func is aten.add.Tensor else -1)
+        if func is aten.index.Tensor and first == _Form():
+            axes = tuple(self.indices.get(_place(index), "") for index in args[1])
+            in_order = axes == tuple(name for name in _INDICES if name in axes)
+            return replace(anything, table=args[0], axes=axes) if in_order and len(axes) == args[0].ndim else anything
+        if func is aten.where.self:
+            return self._selected(*args) or anything
+        if func in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+            return self._selected(args[1], args[0], args[2]) or anything
+        return self._capped(func, args) or anything
+
+    def _selected(self, condition: Any, one: Any, other: Any) -> _Form | None:
+        """Return the form of one value or another, if each is the score plus something, or -inf for every pair."""
+        chosen = [self.form(value) for value in (one, other)]
+        places = self.form(condition).everything.union(*(form.places for form in chosen))
+        scores = [form for form in chosen if form.adds]
+        if SCORE in places or not scores or scores[0].cap != scores[-1].cap:
+            return None
+        for form, value in zip(chosen, (one, other), strict=True):
+            if not (form.adds or (form == _Form() and float(value) == -math.inf)):
+                return None
+        return _Form(rest=places, adds=True, cap=scores[0].cap)
+
+    def _capped(self, func: Any, args: Any) -> _Form | None:
+        """Return the form of a step of c * tanh(score / c)."""
+        forms = [self.form(value) for value in args]
+        numbers = [float(value) for value in args if isinstance(value, int | float) and 0 < value < math.inf]
+        if func is aten.div.Tensor and forms[0].pure and forms[0].cap is None and len(numbers) == 1:
+            return _Form(rest=frozenset((SCORE,)), stage=("over", numbers[0]))
+        stages = [form.stage for form in forms if form.stage is not None]
+        if func is aten.tanh.default and stages and stages[0][0] == "over":
+            return _Form(rest=frozenset((SCORE,)), stage=("tanh", stages[0][1]))
+        if func is aten.mul.Tensor and len(numbers) == 1 and stages == [("tanh", numbers[0])]:
+            return _Form(adds=True, pure=True, cap=numbers[0])
+        return None
+
+
+class _InSight(TorchFunctionMode):
+    """Gives up where a method leaves no operation behind."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OUT_OF_SIGHT:
+            raise _Unknown
+        return func(*args, **(kwargs or {}))
+
+
+def _place(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def added_by(function: ScoreMod, dtype: torch.dtype) -> Added | None:
+    """Return what f depends on, if the function is score + f(b, h, i, j) or hides keys; None if it may be another.
+
+    Example:
+        >>> sorted(added_by(lambda score, b, h, q_idx, kv_idx: score - h * (q_idx - kv_idx), torch.float32).places)
+        ['h', 'i - j']
+        >>> added_by(lambda score, b, h, q_idx, kv_idx: 30.0 * torch.tanh(score / 30.0), torch.float32).cap
+        30.0
+        >>> added_by(lambda score, b, h, q_idx, kv_idx: score * score, torch.float32)
+    """
+    learns = torch.is_grad_enabled()
+    score = torch.zeros((), dtype=dtype, device="cpu", requires_grad=learns)
+    found, form = _followed(function, score)
+    if found is None or not form.adds or SCORE in form.places or found.dtype != dtype:
+        return None
+    # the gradient of a function of its own, as autograd.Function is, need not be that of its operations
+    if learns and not (found is score or _known_path(found.grad_fn, score)):
+        return None
+    return Added(form.places, form.cap, form.table, form.axes)
+
+
+def shown_by(function: MaskMod) -> frozenset[str] | None:
+    """Return what a mask_mod depends on; None if it can't be followed.
+
+    Example:
+        >>> shown_by(lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < 128))
+        frozenset({'i - j'})
+    """
+    found, form = _followed(function)
+    return None if found is None or found.dtype != torch.bool else form.places
+
+
+def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | None, _Form]:
+    mode = _Follow()
+    for tensor in score:
+        mode.keep(tensor, _Form(adds=True, pure=True))
+    pair = [mode.keep(torch.zeros((), dtype=torch.int64, device="cpu"), form) for form in _INDICES.values()]
+    mode.indices = {_place(index): name for index, name in zip(pair, _INDICES, strict=True)}
+    try:
+        with _disable_current_modes(), IndexByTensors(), _InSight(), mode:
+            found = function(*score, *pair)
+    except Exception:  # whatever it is: the run over all pairs raises it in the user's sight, or does not meet it
+        return None, _Form()
+    if not isinstance(found, Tensor) or found.ndim:
+        return None, _Form()
+    return found, mode.form(found)
+
+
+def _known_path(node: Any, leaf: Tensor) -> bool:
+    """Return whether a result's gradient reaches the leaf, and on each way by operations that are followed."""
+    if node is None or node.name().split("Backward")[0] not in _FOLLOWED:
+        return False
+    steps = [step for step, _ in node.next_functions if step is not None and _leads(step, leaf)]
+    return bool(steps) and all(getattr(step, "variable", None) is leaf or _known_path(step, leaf) for step in steps)
+
+
+def _leads(node: Any, leaf: Tensor) -> bool:
+    return getattr(node, "variable", None) is leaf or any(
+        _leads(step, leaf) for step, _ in node.next_functions if step is not None
+    )
