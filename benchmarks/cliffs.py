@@ -3,7 +3,8 @@
 A cell is a kind of call, a length, a dtype and a pass. Its ratio is the time of `sqrtdk.attention` over that of torch's
 SDPA for the same call, whose whole bias or mask is made before; where SDPA can't, over compiled FlexAttention, which
 has no backward pass on CPUs, or over the formula in plain torch. The growth of a cell is what a pair of a visible key
-and a row takes, over what it takes at the length before: a step in it is a cliff.
+and a row takes, over what it takes at the length before: a step in it is a cliff. Times are CPU times, so that other
+work on the machine moves them less; with one thread they are what a quiet machine takes.
 
     python benchmarks/attention.py --only cliffs [--json FILE]
 """
@@ -33,8 +34,8 @@ HEADS = {256: 8, 1024: 8, 4096: 8, 16384: 1}  # by length; one at the last, wher
 DIM, WINDOW, DOCUMENTS, SOFTCAP, GAIN = 64, 256, 8, 30.0, 10.0
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PASSES = ("forward", "statistics", "both passes")
-SECONDS = 8.0  # for the rounds of a cell, at least `LEAST` and at most `MOST`
-LEAST, MOST, SHORTEST = 3, 15, 0.02
+SECONDS = 2.0  # for the rounds of a cell, of which there are one to `MOST`
+MOST, SHORTEST = 15, 0.02
 
 Work = Callable[..., Any]
 sdpa = functional.scaled_dot_product_attention
@@ -360,15 +361,15 @@ def of_length(kind: str, size: Size, per_pair: dict[str, float]) -> Iterator[dic
 
 
 def timed(ways: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """`rounds` as many as fit the time, each way called so often that the clock can tell."""
+    """`rounds` as many as fit the time, each way called so often that the clock can tell, in CPU seconds."""
     seconds = []
     for work in ways.values():
         work()
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        seconds.append(time.perf_counter() - start)
-    calls = max(1, math.ceil(SHORTEST / min(seconds)) if min(seconds) < SHORTEST else 1)
-    return rounds(ways, min(MOST, max(LEAST, int(SECONDS / (calls * sum(seconds))))), calls)
+        seconds.append(time.process_time() - start)
+    calls = max(1, math.ceil(SHORTEST / max(min(seconds), 1e-6)))
+    return rounds(ways, min(MOST, max(1, int(SECONDS / (calls * sum(seconds))))), calls, time.process_time)
 
 
 def added_mib(work: Callable[[], object]) -> float:
