@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sqrtdk
 from sqrtdk import AuxRequest, positions, scales, stats, theory
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl import rows
+from sqrtdk.impl import choice, rows, simplify
 from sqrtdk.impl.choice import IMPLEMENTATIONS
 from sqrtdk.impl.kernel import load, operators
 from sqrtdk.nn import ScaledDotProductAttention
@@ -175,6 +175,25 @@ def _mods() -> None:
         sqrtdk.measure(q, k, score=lambda q, k: q @ k.mT, scale=torch.rand(lead[-1:]), **options)
 
 
+def _mods_in_kernels() -> None:
+    for module in (choice, simplify):
+        module.SMALLEST_READ = 1
+    table, relative = torch.randn(4, 6, 7), torch.randn(4, 13)
+    document = torch.arange(7) // 2
+    mods: tuple[dict[str, Any], ...] = (
+        {"score_mod": lambda s, b, h, i, j: s + relative[h, i - j + 6], "mask_mod": lambda b, h, i, j: i >= j},
+        {"score_mod": lambda s, b, h, i, j: s + table[h, i, j]},
+        {"score_mod": lambda s, b, h, i, j: s + 2.0 * table[h, i, j]},
+        {"score_mod": lambda s, b, h, i, j: torch.where(document[i] == document[j], s * s, -math.inf)},
+        {"mask_mod": lambda b, h, i, j: document[i] == document[j]},
+    )
+    for dtype, lead in product((torch.float32, torch.float64), ((4,), (2, 4), (2, 3, 4))):
+        q, k, v = (torch.randn(*lead, n, m, dtype=dtype) for n, m in ((6, 8), (7, 8), (7, 3)))
+        for options in mods:
+            sqrtdk.attention(q, k, v, **options, return_aux=True)
+            sqrtdk.measure(q, k, **options)
+
+
 def _without_data() -> None:
     with FakeTensorMode():
         q, v = torch.empty(2, 4, 6, 8, requires_grad=True), torch.empty(2, 2, 6, 3)
@@ -197,6 +216,7 @@ OTHERS: dict[str, Run] = {
     "statistics": _statistics,
     "scales": _scales,
     "mods": _mods,
+    "mods in kernels": _mods_in_kernels,
     "without data": _without_data,
     "twice": _twice,
 }

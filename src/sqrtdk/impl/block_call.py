@@ -22,7 +22,11 @@ from sqrtdk.impl.mods import map_added
 from sqrtdk.impl.rows import row_logits
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool
+
     from sqrtdk._shapes import Bias, Visible
+
+    Mask = Bool[Tensor, "..."] | None
 
 MOST_ROWS = 128  # the keys that one of them sees are computed for all, so that more would hide more in vain
 Brought = Callable[[Call, int, int], Call]
@@ -52,7 +56,7 @@ def _height(call: Call, places: frozenset[str]) -> int:
 
 
 def _with_mask(call: Call, seen: Visible | None) -> Call:
-    return replace(call, **_masked(seen))
+    return replace(call, visible=seen, shift=0, places=None, first=0)
 
 
 def _with_what_is_added(call: Call, seen: Visible | None, cap: float | None) -> Call:
@@ -82,37 +86,29 @@ def _with_logits(call: Call, seen: Visible | None) -> Call:
     if call.score is None and call.term is None and not isinstance(call.scale, Tensor):
         call = replace(call, query=call.query * call.scale, scale=1.0)  # there are fewer of them than of the products
     z, seen = row_logits(call, 0, call.length, seen)
-    nothing = {"score": None, "term": None, "softcap": None, "score_mod": None}
-    query = z.new_zeros(1).expand(*call.lead, call.length, 1)
-    return replace(
-        call,
-        query=query,
-        key=z.new_zeros(1).expand(*call.value.shape[:-1], 1),
-        scale=1.0,
-        bias=z,
-        **nothing,
-        **_masked(seen),
-    )
+    nothing: dict[str, Any] = dict.fromkeys(("score", "term", "softcap", "score_mod"))
+    query, key = z.new_zeros(1).expand(*call.lead, call.length, 1), z.new_zeros(1).expand(*call.value.shape[:-1], 1)
+    return _with_mask(replace(call, query=query, key=key, scale=1.0, bias=z, **nothing), seen)
 
 
-def _masked(seen: Visible | None) -> dict[str, Any]:
-    masks = {"mask_mods": (), "diagonal": None, "window": UNBOUNDED}
-    return {"visible": seen, "shift": 0, "places": None, "first": 0, **masks}
-
-
-def _block(call: Call, start: int, stop: int) -> tuple[Call, Visible | None]:
-    """Return the rows start..stop as a call, without keys that none of them sees, and which keys they see."""
+def _block(call: Call, start: int, stop: int) -> tuple[Call, Mask]:
+    """Return the rows start..stop as a call without masks and without keys that none of them sees, and which of its
+    keys they see."""
     block = replace(
         call,
         query=call.query[..., start:stop, :],
         scale=cut_rows(call.scale, start, stop) if isinstance(call.scale, Tensor) else call.scale,
         bias=None if call.bias is None else cut_rows(call.bias, start, stop),
         places=call.positions(start, stop),
+        visible=None,
+        mask_mods=(),
+        diagonal=None,
+        window=UNBOUNDED,
     )
     return _near_keys(block, call.seen(start, stop))
 
 
-def _near_keys(call: Call, seen: Visible | None) -> tuple[Call, Visible | None]:
+def _near_keys(call: Call, seen: Visible | None) -> tuple[Call, Mask]:
     """Return the call without the keys before the first and after the last that a row sees, and which it sees of the
     others."""
     if seen is None or seen.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys

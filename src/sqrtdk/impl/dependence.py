@@ -104,7 +104,7 @@ class _Follow(EagerMode):
     """Keeps the form of every tensor that the operations make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.learns = torch.is_grad_enabled()
         # By storage, which a view shares, and which is not used again while its tensor is held.
         self.forms: dict[int, tuple[Tensor, _Form]] = {}
@@ -200,7 +200,8 @@ class _InSight(TorchFunctionMode):
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
