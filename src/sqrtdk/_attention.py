@@ -178,11 +178,13 @@ def attention(
             as in flash-attn and x-transformers; default False: from i.
         return_aux: which statistics to return as the last value, True for all; see `AuxOutput` for their definitions.
         return_weights: return the weights (..., Hq, L, S) as the second value, after dropout. They are held in memory.
-        impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it),
-            "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks of rows, recomputed in the backward pass;
-            under `torch.func` all are kept), "triton" (the Triton kernel for GPUs). A named implementation runs or
-            raises. "auto" never starts a C++ compiler, makes no mask of more than 2^26 elements, and avoids any
-            implementation that holds more than 2^28 pairs; see `explain` for its choice.
+        impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it; functions make
+            their logits in torch, by blocks of rows), "dense" (holds L x S), "fused" (torch's kernels), "tiled" (blocks
+            of rows, recomputed in the backward pass; under `torch.func` all are kept), "triton" (the Triton kernel for
+            GPUs). A named implementation runs or raises. "auto" never starts a C++ compiler, makes no mask of more than
+            2^26 elements, and avoids any implementation that holds more than 2^28 pairs; see `explain` for its choice.
+            On a CPU it runs a score_mod or mask_mod as the bias, softcap, causal mask or window that its operations
+            prove it to be.
 
     Returns:
         (..., Hq, L, Ev) of the value's dtype, its dimensions in the query's order in memory; with `return_weights` or
