@@ -35,7 +35,8 @@ def spans(call: Call, height: int | None = None) -> list[tuple[int, int]]:
 def by_blocks(call: Call, attend: Block, height: int | None = None) -> tuple[Output, AuxOutput]:
     """Return output (..., Hq, L, Ev) and statistics (..., Hq, L) of a call whose blocks of rows `attend` computes.
 
-    Only the output of a block is kept for the backward pass, which computes the block again, with the same dropout.
+    Of a block after the first only the output is kept for the backward pass, which computes it again, with the same
+    dropout.
     Under the transforms of `torch.func`, which have no recomputation, all blocks are kept. An open mode gets the call
     as one attention.
     """
@@ -48,12 +49,15 @@ def _by_blocks(call: Call, attend: Block, height: int | None) -> tuple[Output, A
     call = widened(call)
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, places, dtype, attend)
-    if torch.is_grad_enabled() and not transformed():
+    first = attend(call, *places[0])
+    # Nothing is computed again if nothing learns: torch's checkpoint imports the compiler, which takes over a second.
+    learns = any(result is not None and result.requires_grad for result in (first[0], *first[1]))
+    if learns and not transformed():
         block = attend if torch.compiler.is_compiling() else _unless_changed(call, attend)
-        blocks = [checkpoint(block, call, start, stop, use_reentrant=False) for start, stop in places]
+        rest = [checkpoint(block, call, start, stop, use_reentrant=False) for start, stop in places[1:]]
     else:
-        blocks = [attend(call, start, stop) for start, stop in places]
-    outputs, statistics = zip(*blocks, strict=True)
+        rest = [attend(call, start, stop) for start, stop in places[1:]]
+    outputs, statistics = zip(first, *rest, strict=True)
     return torch.cat(outputs, -2).to(dtype), joined(statistics)
 
 
