@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sqrtdk
 from sqrtdk._resolve import resolve_arguments
 from sqrtdk.errors import SqrtdkError
-from sqrtdk.impl import choice, rows, simplify
+from sqrtdk.impl import block_call, choice, rows, simplify
 from tests.support.kernel_here import unable
 from tests.tolerances import complaint, gradient_complaints
 
@@ -27,6 +27,7 @@ LOGIT = 12.0
 def _of_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the functions of a call of any size read, and its rows taken in several blocks."""
     monkeypatch.setattr(rows, "BLOCK_PAIRS", 2**6)
+    monkeypatch.setattr(block_call, "MOST_AT_ONCE", 0)
     for module in (simplify, choice):
         monkeypatch.setattr(module, "SMALLEST_READ", 1)
 
@@ -108,7 +109,11 @@ def gradients(output: Tensor, aux: Any, leaves: dict[str, Tensor]) -> dict[str, 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"sinks": 0.5}, {"bias": "alibi"}], ids=str)
 @pytest.mark.parametrize("name", [*READ, *BY_BLOCKS])
-def test_output_statistics_and_gradients_are_those_in_float64(name: str, options: dict[str, Any]) -> None:
+def test_output_statistics_and_gradients_are_those_in_float64(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if options:  # else the masks are computed block by block
+        monkeypatch.setattr(block_call, "MOST_AT_ONCE", 2**22)
     make = READ[name][0] if name in READ else BY_BLOCKS[name]
     made = inputs() | tables()
     made = {key: tensor.float().double() for key, tensor in made.items()}
