@@ -272,10 +272,10 @@ def attention(
             return_aux=return_aux,
         )
         arguments.check_flags(return_weights=return_weights)
-        call, chosen = settle(call, impl, weights=return_weights)
-        if not torch.compiler.is_compiling():
-            _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
         with _outside_autocast(query):
+            call, chosen = settle(call, impl, weights=return_weights)
+            if not torch.compiler.is_compiling():
+                _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
             if return_weights:
                 output, weights, aux = weighed(call)
                 output = in_order_of(query, output)
@@ -355,7 +355,8 @@ def explain(
         )
         check_term(call)
         arguments.check_flags(return_weights=return_weights)
-        return settle(call, impl, weights=return_weights)[1]
+        with _outside_autocast(query):
+            return settle(call, impl, weights=return_weights)[1]
     except SqrtdkError as error:
         error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
         raise

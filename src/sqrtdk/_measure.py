@@ -120,16 +120,17 @@ def measure(
             causal_lower_right=causal_lower_right,
             window_lower_right=window_lower_right,
         )
-        call = simplified(call)
-        if rows is not None:
-            call = call.sample(_chosen(rows, call.length, call.query.device))
+        places = None if rows is None else _chosen(rows, call.length, call.query.device)
         if autocast_dtype(query) is None:
-            return _measured(call)
+            return _measured(call, places)
         with torch.autocast(query.device.type, enabled=False):
-            return _measured(call)
+            return _measured(call, places)
 
 
-def _measured(call: Call) -> RowStats:
+def _measured(call: Call, places: Int[Tensor, " R"] | None) -> RowStats:
+    call = simplified(call)
+    if places is not None:
+        call = call.sample(places)
     whole = replace(call, aux=AuxRequest.all())
     if against_compiled(whole) is None:
         return on_cpu(call)

@@ -239,6 +239,23 @@ def test_dropout_drops_the_same_weights_again_in_the_backward_pass() -> None:
     assert (gradient * value).sum().item() == pytest.approx(output.sum().item(), rel=1e-4)
 
 
+def test_functions_run_outside_of_autocast() -> None:
+    q, k, v = (tensor.bfloat16() for tensor in inputs().values())
+    layer = nn.Linear(1, 1)
+
+    def far(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + layer((i - j).float().unsqueeze(-1)).squeeze(-1)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = (
+            sqrtdk.attention(q, k, v, score_mod=far, enable_gqa=True, return_aux=True, impl=impl)[1].max_logit
+            for impl in ("auto", "dense")
+        )
+        measured = sqrtdk.measure(q, k, score_mod=far, enable_gqa=True).max_logit
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(measured, wanted)
+
+
 class Layer(nn.Module):
     def __init__(self, functions: dict[str, Any]) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
         if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
             raise InvalidValueError(f"impl is {impl!r}", hint=f"Use one of: auto, {', '.join(IMPLEMENTATIONS)}.")
         if impl == "dense" and call.elements > LARGEST_DENSE:
-            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=3)
+            warnings.warn(f"impl='dense' holds {call.elements} pairs at once", stacklevel=4)
         return Choice(impl, "asked for")
     if weights:
         return Choice("dense", "the weights are requested")
@@ -92,12 +92,12 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
 
 
 def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Call, Choice]:
-    """Return the call as it runs, and its implementation; "auto" reads functions of pairs as a bias and a band.
+    """Return the call as it runs, and its implementation; "auto" and "cpu" read functions of pairs as bias and band.
 
     Raises:
         InvalidValueError, UnsupportedError: As `choose`.
     """
-    read = simplified(call) if isinstance(impl, str) and impl == "auto" and not weights else call
+    read = simplified(call) if isinstance(impl, str) and impl in ("auto", "cpu") and not weights else call
     choice = choose(read, impl, weights=weights)
     if read is call:
         return call, choice

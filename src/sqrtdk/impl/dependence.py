@@ -179,7 +179,7 @@ class _Follow(EagerMode):
     def _capped(self, func: Any, args: Any) -> _Form | None:
         """Return the form of a step of c * tanh(score / c)."""
         forms = [self.form(value) for value in args]
-        numbers = [float(value) for value in args if isinstance(value, int | float) and value > 0]
+        numbers = [float(value) for value in args if isinstance(value, int | float) and 0 < value < math.inf]
         if func is aten.div.Tensor and forms[0].pure and forms[0].cap is None and len(numbers) == 1:
             return _Form(rest=frozenset((SCORE,)), stage=("over", numbers[0]))
         stages = [form.stage for form in forms if form.stage is not None]
