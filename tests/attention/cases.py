@@ -98,8 +98,13 @@ class Case:
 
     @property
     def cpu_can(self) -> bool:
-        """Whether the compiled kernel is expected to run it."""
-        return self.dtype != "f64" and self.score in FOLDED and self.bias not in CONTENT and self.sinks != "rows"
+        """Whether the compiled kernel is expected to run it, at once or by blocks of rows."""
+        return self.dtype != "f64" and self.sinks != "rows"
+
+    @property
+    def cpu_at_once(self) -> bool:
+        """Whether one run of the compiled kernel is expected to take it."""
+        return self.cpu_can and self.score in FOLDED and self.bias not in CONTENT
 
     @property
     def triton_can(self) -> bool:
@@ -216,7 +221,7 @@ def holding_every_value(cases: list[Case]) -> list[Case]:
 # What runs every time: every value of every factor, also of the calls that torch's kernels and the compiled one take.
 BASE = holding_every_value(CASES)
 FUSED = holding_every_value([case for case in CASES if case.fused_can])
-COMPILED = holding_every_value([case for case in CASES if case.cpu_can])
+COMPILED = holding_every_value([case for case in CASES if case.cpu_at_once])
 CORE = [*dict.fromkeys([*BASE, *FUSED, *COMPILED])]
 
 

@@ -40,7 +40,7 @@ def run(cache: Path, package: Path) -> subprocess.CompletedProcess[str]:
 def test_the_battery_runs_clean(tmp_path: Path) -> None:
     done = run(tmp_path, KERNEL_FOLDER.parents[2])
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
-    assert done.stdout.startswith(f"{len(LONG_CASES) + sum(case.cpu_can for case in CASES)} ")
+    assert done.stdout.startswith(f"{len(LONG_CASES) + sum(case.cpu_at_once for case in CASES)} ")
     assert "ERROR" not in done.stderr
     assert "runtime error" not in done.stderr
 
