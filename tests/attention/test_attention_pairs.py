@@ -43,7 +43,8 @@ def documents(t: dict[str, Tensor]) -> dict[str, Any]:
 
 
 CAUSAL = {"mask_mod": lambda b, h, i, j: i >= j}
-# what is read: nothing, or which of score_mod and mask_mod remain, and what the fields of the call are
+# functions that are read, and fields of the call that has what they are read as
+KEYS = {"attn_mask": torch.arange(S) % 7 > 0}  # for all rows and heads
 Functions = Callable[[dict[str, Tensor]], dict[str, Any]]
 READ: dict[str, tuple[Functions, dict[str, Any]]] = {
     "causal": (lambda t: CAUSAL, {"diagonal": 0, "window": (None, None), "mask_mods": ()}),
@@ -107,7 +108,7 @@ def gradients(output: Tensor, aux: Any, leaves: dict[str, Tensor]) -> dict[str, 
     return dict(zip(leaves, found, strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"sinks": 0.5}, {"bias": "alibi"}], ids=str)
+@pytest.mark.parametrize("options", [{}, KEYS, {"softcap": 5.0}, {"sinks": 0.5}, {"bias": "alibi"}], ids=str)
 @pytest.mark.parametrize("name", [*READ, *BY_BLOCKS])
 def test_output_statistics_and_gradients_are_those_in_float64(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -127,7 +127,7 @@ def _near_keys(call: Call, seen: Visible | None) -> tuple[Call, Mask]:
     others."""
     if seen is None or seen.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys
         return call, seen
-    columns = seen.flatten(0, -2).any(0).nonzero()
+    columns = seen.reshape(-1, call.keys).any(0).nonzero()
     first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, call.keys)
 
     def cut(tensor: Tensor) -> Tensor:
