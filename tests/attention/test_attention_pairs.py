@@ -43,9 +43,9 @@ def documents(t: dict[str, Tensor]) -> dict[str, Any]:
 
 
 CAUSAL = {"mask_mod": lambda b, h, i, j: i >= j}
-# functions that are read, and fields of the call that has what they are read as
 KEYS = {"attn_mask": torch.arange(S) % 7 > 0}  # for all rows and heads
 Functions = Callable[[dict[str, Tensor]], dict[str, Any]]
+# functions that are read, and fields of the call that has what they are read as
 READ: dict[str, tuple[Functions, dict[str, Any]]] = {
     "causal": (lambda t: CAUSAL, {"diagonal": 0, "window": (None, None), "mask_mods": ()}),
     "window": (

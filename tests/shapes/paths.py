@@ -204,7 +204,7 @@ def _without_data() -> None:
 
 def _twice() -> None:
     q, k, v = torch.randn(3, 2, 2, 5, 4).requires_grad_()
-    output = sqrtdk.attention(q, k, v, impl="cpu", sinks=torch.zeros(2), dropout_p=0.2)
+    output = sqrtdk.attention(q, k, v, impl="cpu", bias="alibi", sinks=torch.zeros(2), dropout_p=0.2)
     (gradient,) = torch.autograd.grad(output.sum(), q, create_graph=True)
     gradient.sum().backward()
 

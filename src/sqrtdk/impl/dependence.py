@@ -144,8 +144,10 @@ class _Follow(EagerMode):
         anything = _Form(rest=frozenset().union(*(self.form(operand).everything for operand in operands)))
         if func.overloadpacket in _WITHOUT_A_VALUE:
             return _Form(rest=ANYTHING)
-        if kwargs or len(args) < 2:  # a + alpha b, for one
-            return self._capped(func, args) or anything if not kwargs else anything
+        if kwargs:  # a + alpha b, for one
+            return anything
+        if len(args) < 2:
+            return self._capped(func, args) or anything
         integers = all(not t.dtype.is_floating_point and t.dtype != torch.bool for t in operands)
         first, second = (self.form(value) for value in args[:2])
         if func in _COMPARISONS and integers:  # i >= j is i - j >= 0
