@@ -277,13 +277,10 @@ def attention(
             call, product, chosen = settle(call, impl, weights=return_weights)
             if not torch.compiler.is_compiling():
                 _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
-            if return_weights:
-                output, weights, aux = computed(call, product, weighed, weighed)
-                output = in_order_of(query, output)
-                return (output, weights) if call.aux is None else (output, weights, aux)
-            output, aux = computed(call, product, IMPLEMENTATIONS[chosen.impl], tiled)
-            output = in_order_of(query, output)
-    return output if call.aux is None else (output, aux)
+            run, exact = (weighed, weighed) if return_weights else (IMPLEMENTATIONS[chosen.impl], tiled)
+            output, *rest = computed(call, product, run, exact)
+            results = (in_order_of(query, output), *(rest if call.aux is not None else rest[:-1]))
+    return results if len(results) > 1 else results[0]
 
 
 def _outside_autocast(query: Query) -> AbstractContextManager[Any]:

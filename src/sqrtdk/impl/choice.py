@@ -75,8 +75,8 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
         return Choice("dense", "the weights are requested")
     compiled = against_compiled(call)
     if compiled is None:
-        by_blocks = ", in blocks of rows" if only_by_blocks(call) is not None else ""
-        return Choice("cpu", f"the compiled kernel runs it{by_blocks}")
+        why = only_by_blocks(call)
+        return Choice("cpu", "the compiled kernel runs it" + (f", in blocks of rows: {why}" if why is not None else ""))
     reason = _against_torch(call)
     refused = f"; not the compiled kernel: {compiled}" if call.query.device.type == "cpu" and compiled != reason else ""
     if call.query.device.type in GPUS:
