@@ -64,6 +64,7 @@ class Subject:
         pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
         itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
+        steady: Whether two runs of the unchanged inputs agree; None if that was not looked at.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
     """
 
@@ -80,23 +81,31 @@ class Subject:
     pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False
     itself: Subject | None = field(default=None, repr=False)
+    steady: bool | None = None
     moves: bool | None = None
     _base: Outputs | None = field(default=None, repr=False)
+    _base_returned: Any = field(default=None, repr=False)
 
     @property
     def base(self) -> Outputs:
         """The outputs for the unchanged inputs."""
         if self._base is None:
-            self._base = self.run({})
+            self._base_returned = self.returned({})
+            self._base = tensors_of(self._base_returned)
         return self._base
+
+    @property
+    def base_returned(self) -> Any:
+        """What forward returned for the unchanged inputs; None if the outputs are those of an earlier run."""
+        return self._base_returned if self.base else None
 
     def take(self, outputs: Outputs) -> None:
         """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
-        self._base, self.taken = outputs or None, bool(outputs)
+        self._base, self._base_returned, self.taken = outputs or None, None, bool(outputs)
 
     def take_plain(self, outputs: Outputs) -> None:
         """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
-        self._base, self.taken = outputs, False
+        self._base, self._base_returned, self.taken = outputs, None, False
         self.forget_runs()
 
     @property
@@ -183,7 +192,7 @@ class Subject:
             raise NotAsked(Message("laws.asking.unnamed_argument", name=unnamed[0]))
         named = self.over(self.inputs)
         # The outputs are the same, so they are not run again.
-        named.positional, named._base = (), self._base
+        named.positional, named._base, named._base_returned = (), self._base, self._base_returned
         return named
 
 

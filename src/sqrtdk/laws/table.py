@@ -30,6 +30,7 @@ from sqrtdk.laws import (
     shift,
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
+from sqrtdk.laws.first_tokens import first_tokens, stand_for_all
 from sqrtdk.laws.pace import Pace
 from sqrtdk.laws.steady import confirmed, outputs_move, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
@@ -138,9 +139,11 @@ def answers_of(
             subject.findings, subject.pace = run.findings, Pace(seconds, run.seconds)
             if large:
                 subject.take(run.outputs)
-            if not subject.base:
+            compares = not large and any(name not in READ_ONLY for name in names)
+            short = first_tokens(subject) if loaded.made and compares else None
+            if not (short or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
-            random = not large and not steady(subject)
+            random = not large and not steady(short or subject)
         except NotAsked as error:
             itself = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=True)  # no copy
             return tuple(one for name in names for one in _unless_read(name, itself, error.reason))
@@ -150,7 +153,7 @@ def answers_of(
             if large and name not in CHEAP and not named:
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             elif not random or name == finite.LAW:
-                told = _confirmed(name, subject, large=large)
+                told = _confirmed(name, subject, short, large=large)
                 random = random or told is None
                 answers += told or ()
         if random:  # runs that differ by themselves tell nothing, neither of a law that looked broken nor of one kept
@@ -183,19 +186,33 @@ def _unless_read(name: str, subject: Subject, reason: str) -> list[LawAnswer]:
     return _answers_of_law(name, subject) if name == finite.LAW else [law_not_asked(name, "", reason)]
 
 
-def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
+def _confirmed(name: str, subject: Subject, short: Subject | None, *, large: bool) -> list[LawAnswer] | None:
+    """Return a law's answers, of the first tokens if they stand for all; None if outputs differ from run to run."""
     if name in READ_ONLY:
         return _answers_of_law(name, subject)
     try:
+        if short is not None:
+            of_first = _where_outputs_move(name, _answers_of_law(name, short), short)
+            if stand_for_all(of_first):
+                return of_first
+            if not steady(subject):
+                return None
         answers = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
-        if answers and name in SEES_OUTPUTS and any(one.state == KEPT for one in answers) and not outputs_move(subject):
-            nothing = Message("laws.asking.nothing_moves")
-            answers = [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
+        if answers:
+            answers = _where_outputs_move(name, answers, subject)
     except NotAsked:  # the unchanged inputs ran before
         answers = None
     if answers is None and subject.pace.is_up:  # a law that looked broken could not be asked again
         return [law_not_asked(name, "", subject.time_is_up)]
     return answers
+
+
+def _where_outputs_move(name: str, answers: list[LawAnswer], subject: Subject) -> list[LawAnswer]:
+    """Return the answers, without those that are kept because no output moves with the content of the inputs."""
+    if name not in SEES_OUTPUTS or all(one.state != KEPT for one in answers) or outputs_move(subject):
+        return answers
+    nothing = Message("laws.asking.nothing_moves")
+    return [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
 
 
 def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
