@@ -17,7 +17,7 @@ bidirectional breaks the law `configured`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import DECODER, ENCODER, Content, content_of, contents, mask_inputs, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.laws.traced import run_traced
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
@@ -101,11 +102,29 @@ def _run(subject: Subject, content: Content) -> _CutRun:
     return run if run.leaked.any() else _of_cut(subject, content, cuts[1])
 
 
-def _of_cut(subject: Subject, content: Content, cut: Tensor) -> _CutRun:
+def earlier_stay(subject: Subject) -> bool:
+    """Return whether other tokens from the later cut on move no position before it.
+
+    If an attention rotates, the run is traced, and the law `configured` reads the rotations from it.
+    """
+
+    def traced_outputs(changes: dict[str, Tensor]) -> Outputs:
+        subject.traced_cut = run_traced(subject, changes)
+        return subject.traced_cut.outputs
+
+    content = tokens_of_decoder(subject)
+    rotated = any(call.rope for call in calls_inside(subject, None))
+    run = _of_cut(subject, content, _cuts(subject, content)[1], traced_outputs if rotated else subject.run)
+    return run.moves and not bool(run.leaked.any())
+
+
+def _of_cut(
+    subject: Subject, content: Content, cut: Tensor, run: Callable[[dict[str, Tensor]], Outputs] | None = None
+) -> _CutRun:
     batch, length = content.tensor.shape[:2]
     later = torch.arange(length) >= cut[:, None]
     changes = {content.name: other_content(subject, content, later)}
-    before, after = subject.base, subject.run(changes)
+    before, after = subject.base, (run or subject.run)(changes)
     found = [
         moved_positions(before[name], after[name], axis).cpu()
         for name, axis in position_axes(before, batch, length).items()

@@ -11,7 +11,9 @@ is asked of the whole inputs. So the inputs are cut only if
 - the same attentions run, in the same steps, and every row sees the same keys: all of them, all before it, or those in
   a window that is reached by the first tokens as well.
 
-The traced run that shows the last is the one that other laws share.
+The traced run that shows the last is the one that other laws share. If `causal` is kept by the first tokens, one cut of
+the whole inputs has to move no earlier position as well, or they stand for nothing. Not seen: what a module other than
+an attention does from some position on, unless later tokens move earlier ones by it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from sqrtdk.messages import id_of
 from sqrtdk.tracing.records import AttentionCall, Mask
 
 # Numbers of tokens, of which the first is taken that is no size of a head and no number of heads.
-LENGTHS = (24, 28, 22, 26, 30)
+LENGTHS = (20, 22, 18, 26, 28)
 _LEAST_GAIN = 2  # times as many tokens as the first, or the inputs are not cut
 _COUNTS_TOKENS = re.compile(r"window|chunk|block|stride|segment|span|local|landmark|position|length|seq_len|compress")
 _DEEPEST = 4  # levels of configs inside configs

@@ -1,11 +1,10 @@
 """Law `samples`: the other samples of a batch move no output of this sample.
 
-Changed: the other samples are left out and, if that moves something, have other content and this sample's masks in their
-place. Compared: the outputs with one entry for each sample, at the sample that stayed. It catches a forgotten
-`batch_first` (attention over the batch), a mask tiled over heads in another order than samples, and a view that mixes
-samples.
-The run of one sample alone also shows which axis is that of samples. A graph network, whose first axis is nodes, raises or has
-no such outputs. A similarity of every image with every text is not an output of one sample.
+Changed: the other samples are left out and, if that moves something, have other content and this sample's masks.
+Compared: the outputs with one entry for each sample, at the sample that stayed. It catches a forgotten `batch_first`
+(attention over the batch), a mask tiled over heads in another order than samples, and a view that mixes samples.
+The run of one sample alone also shows which axis is that of samples. A graph network, whose first axis is nodes, raises
+or has no such outputs. A similarity of every image with every text is not an output of one sample.
 Samples may see one another by an input that groups them, (B,) of whole numbers, as the series of Chronos-2 by
 `group_ids`. The law is kept if samples of other groups move nothing, and if in groups of one sample none moves another.
 Not asked: if something moves along a first axis that may be positions (`batch_first=False`), and neither a name, a mask

@@ -59,7 +59,9 @@ class Subject:
         seed: Seed of every run.
         findings: Findings of the rules on the ordinary run.
         packed: The argument that takes all inputs in one dictionary, or None.
+        first: The model with the first tokens of the inputs, where these may stand for all.
         traced: Result of a run under a trace, for the laws that share it.
+        traced_cut: The same with other tokens from a cut on; what shows for any tokens is read from it.
         batches: The runs of one sample alone and in a batch, for the laws that share them.
         pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
@@ -76,7 +78,9 @@ class Subject:
     seed: int = 0
     findings: tuple[Finding, ...] = ()
     packed: str | None = None
+    first: Subject | None = field(default=None, repr=False)
     traced: Any = field(default=None, repr=False)
+    traced_cut: Any = field(default=None, repr=False)
     batches: Any = field(default=None, repr=False)
     pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from torch import nn
@@ -140,10 +141,10 @@ def answers_of(
             if large:
                 subject.take(run.outputs)
             compares = not large and any(name not in READ_ONLY for name in names)
-            short = first_tokens(subject) if loaded.made and compares else None
-            if not (short or subject).base:
+            subject.first = first_tokens(subject) if loaded.made and compares else None
+            if not (subject.first or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
-            random = not large and not steady(short or subject)
+            random = not large and not steady(subject.first or subject)
         except NotAsked as error:
             itself = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=True)  # no copy
             return tuple(one for name in names for one in _unless_read(name, itself, error.reason))
@@ -153,7 +154,7 @@ def answers_of(
             if large and name not in CHEAP and not named:
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             elif not random or name == finite.LAW:
-                told = _confirmed(name, subject, short, large=large)
+                told = _confirmed(name, subject, large=large)
                 random = random or told is None
                 answers += told or ()
         if random:  # runs that differ by themselves tell nothing, neither of a law that looked broken nor of one kept
@@ -186,25 +187,35 @@ def _unless_read(name: str, subject: Subject, reason: str) -> list[LawAnswer]:
     return _answers_of_law(name, subject) if name == finite.LAW else [law_not_asked(name, "", reason)]
 
 
-def _confirmed(name: str, subject: Subject, short: Subject | None, *, large: bool) -> list[LawAnswer] | None:
+def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
     """Return a law's answers, of the first tokens if they stand for all; None if outputs differ from run to run."""
     if name in READ_ONLY:
         return _answers_of_law(name, subject)
     try:
-        if short is not None:
-            of_first = _where_outputs_move(name, _answers_of_law(name, short), short)
-            if stand_for_all(of_first):
-                return of_first
+        if (first := subject.first) is not None:
+            answers = _where_outputs_move(name, _answers_of_law(name, first), first)
+            if stand_for_all(answers) and (name != causal.LAW or _stay(answers, subject)):
+                return answers
             if not steady(subject):
                 return None
-        answers = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
-        if answers:
-            answers = _where_outputs_move(name, answers, subject)
+        told = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
+        if told:
+            told = _where_outputs_move(name, told, subject)
     except NotAsked:  # the unchanged inputs ran before
-        answers = None
-    if answers is None and subject.pace.is_up:  # a law that looked broken could not be asked again
+        told = None
+    if told is None and subject.pace.is_up:  # a law that looked broken could not be asked again
         return [law_not_asked(name, "", subject.time_is_up)]
-    return answers
+    return told
+
+
+def _stay(answers: list[LawAnswer], subject: Subject) -> bool:
+    """Return whether `causal`, if it is kept, is kept by the whole inputs too; if not, the first tokens go."""
+    if any(answer.state == KEPT for answer in answers):
+        with suppress(NotAsked):
+            if causal.earlier_stay(subject):
+                return True
+        subject.first = None
+    return subject.first is not None
 
 
 def _where_outputs_move(name: str, answers: list[LawAnswer], subject: Subject) -> list[LawAnswer]:
