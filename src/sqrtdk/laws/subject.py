@@ -66,6 +66,7 @@ class Subject:
         pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
         itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
+        rows_apart: Whether changes of the inputs may be rows of one run: its samples do not see one another.
         steady: Whether two runs of the unchanged inputs agree; None if that was not looked at.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
     """
@@ -85,6 +86,7 @@ class Subject:
     pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False
     itself: Subject | None = field(default=None, repr=False)
+    rows_apart: bool = False
     steady: bool | None = None
     moves: bool | None = None
     _base: Outputs | None = field(default=None, repr=False)
@@ -196,6 +198,7 @@ class Subject:
             raise NotAsked(Message("laws.asking.unnamed_argument", name=unnamed[0]))
         named = self.over(self.inputs)
         # The outputs are the same, so they are not run again.
+        named.rows_apart = self.rows_apart
         named.positional, named._base, named._base_returned = (), self._base, self._base_returned
         return named
 

@@ -194,6 +194,8 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
     try:
         if (first := subject.first) is not None:
             answers = _where_outputs_move(name, _answers_of_law(name, first), first)
+            if name == samples.LAW:
+                first.rows_apart = any(answer.state == KEPT and not answer.reason for answer in answers)
             if stand_for_all(answers) and (name != causal.LAW or _stay(answers, subject)):
                 return answers
             if not steady(subject):
