@@ -1,4 +1,4 @@
-"""Inputs cut to their first tokens, of which laws are asked at a fifth of the cost.
+"""Inputs cut to their first tokens, of which laws are asked at a fraction of the cost.
 
 What a law compares does not depend on the number of tokens as long as the model does the same with fewer. Only "kept"
 is said of the first tokens: a law that looks broken, or that can't be asked for a reason that may lie in their number,
@@ -34,7 +34,7 @@ from sqrtdk.messages import id_of
 from sqrtdk.tracing.records import AttentionCall, Mask
 
 # Numbers of tokens, of which the first is taken that is no size of a head and no number of heads.
-LENGTHS = (20, 22, 18, 26, 28)
+LENGTHS = (16, 18, 20, 22, 14)
 _LEAST_GAIN = 2  # times as many tokens as the first, or the inputs are not cut
 _COUNTS_TOKENS = re.compile(r"window|chunk|block|stride|segment|span|local|landmark|position|length|seq_len|compress")
 _DEEPEST = 4  # levels of configs inside configs
