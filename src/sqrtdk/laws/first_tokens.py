@@ -7,7 +7,7 @@ is asked of the whole inputs. So the inputs are cut only if
 - they were made for the model: what a user gives may show its fault at the end, and has documents and padding;
 - every tensor has a row for each token, so that no image or audio loses its place;
 - no number of the config by which tokens are counted (`sliding_window`, `chunk_size`,
-  `original_max_position_embeddings`) lies between the two lengths;
+  `original_max_position_embeddings`) lies between the two lengths, and no expert has a capacity;
 - the same attentions run, in the same steps, and every row sees the same keys: all of them, all before it, or those in
   a window that is reached by the first tokens as well.
 
@@ -36,7 +36,10 @@ from sqrtdk.tracing.records import AttentionCall, Mask
 # Numbers of tokens, of which the first is taken that is no size of a head and no number of heads.
 LENGTHS = (16, 18, 20, 22, 14)
 _LEAST_GAIN = 2  # times as many tokens as the first, or the inputs are not cut
-_COUNTS_TOKENS = re.compile(r"window|chunk|block|stride|segment|span|local|landmark|position|length|seq_len|compress")
+_COUNTS_TOKENS = re.compile(
+    r"window|chunk|block|stride|segment|span|local(?!_experts)|landmark|position|(?<!^max_)(?<!^min_)length|seq_len|compress"
+)
+_CAPACITY = "capacity"  # of an expert: it counts the tokens of a whole batch
 _DEEPEST = 4  # levels of configs inside configs
 # Reasons that may lie in the number of tokens, or in which tokens are the first.
 _OF_LENGTH = re.compile(
@@ -52,7 +55,7 @@ def first_tokens(subject: Subject) -> Subject | None:
     if length is None or not calls or not all(_plain(call) for call in calls):
         return None
     fewer = next((n for n in LENGTHS if all(n not in _sizes(call) for call in calls)), None)
-    if fewer is None or fewer * _LEAST_GAIN > length or any(fewer <= n < length for n in _numbers(subject.config)):
+    if fewer is None or fewer * _LEAST_GAIN > length or _tells_apart(subject.config, fewer, length):
         return None
     cut = {name: value[:, :fewer] if isinstance(value, Tensor) else value for name, value in subject.inputs.items()}
     short = subject.over(cut)
@@ -104,17 +107,23 @@ def _sizes(call: AttentionCall) -> tuple[int | None, ...]:
     return call.heads, call.kv_heads, call.head_dim, call.padded_head_dim, call.value_dim, call.model_dim
 
 
-def _numbers(config: Any, depth: int = 0) -> Iterator[float]:
-    """Yield the numbers of a config by which tokens are counted, and of the configs in it."""
+def _tells_apart(config: Any, fewer: int, length: int) -> bool:
+    """Return whether a config has a number of tokens that is reached by the one length only."""
+    return any(
+        _CAPACITY in name or (fewer <= number < length and _COUNTS_TOKENS.search(name))
+        for name, number in _numbers(config)
+    )
+
+
+def _numbers(config: Any, depth: int = 0) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a config and of the configs in it, with the names of their fields."""
     fields = config if isinstance(config, Mapping) else own_fields(config)
     for name, value in fields.items():
-        inside = value if isinstance(value, list | tuple) else [value]
-        for entry in inside:
-            if isinstance(entry, int | float) and not isinstance(entry, bool):
-                if isinstance(name, str) and _COUNTS_TOKENS.search(name):
-                    yield float(entry)
-            elif depth < _DEEPEST and (isinstance(entry, Mapping) or hasattr(entry, "model_type")):
-                yield from _numbers(entry, depth + 1)
+        for entry in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(entry, Mapping) or hasattr(entry, "model_type"):
+                yield from _numbers(entry, depth + 1) if depth < _DEEPEST else ()
+            elif isinstance(entry, int | float) and not isinstance(entry, bool):
+                yield str(name), float(entry)
 
 
 def _alike(one: AttentionCall, other: AttentionCall, length: int, fewer: int) -> bool:
