@@ -66,7 +66,7 @@ def test_inputs_of_the_user_stay_whole() -> None:
 )  # fmt: skip
 def test_a_number_of_tokens_between_the_two_lengths(fields: dict[str, Any]) -> None:
     model = made()
-    model.config.max_length, model.config.num_local_experts, model.config.chunk_size = 20, 64, 256
+    model.config.max_length, model.config.num_local_experts, model.config.max_window_layers = 20, 64, 28
     assert set(LENGTHS) & {tokens for _, tokens in runs(model, "samples,causal")}
     for field, value in fields.items():
         setattr(model.config, field, {**model.config.rope_parameters, **value} if isinstance(value, dict) else value)

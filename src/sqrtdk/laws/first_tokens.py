@@ -37,7 +37,8 @@ from sqrtdk.tracing.records import AttentionCall, Mask
 LENGTHS = (16, 18, 20, 22, 14)
 _LEAST_GAIN = 2  # times as many tokens as the first, or the inputs are not cut
 _COUNTS_TOKENS = re.compile(
-    r"window|chunk|block|stride|segment|span|local(?!_experts)|landmark|position|(?<!^max_)(?<!^min_)length|seq_len|compress"
+    r"^(?!(max|min)_length$|num_local_experts$|.*layers?$)"
+    r".*(window|chunk|block|stride|segment|span|local|landmark|position|length|seq_len|compress)"
 )
 _CAPACITY = "capacity"  # of an expert: it counts the tokens of a whole batch
 _DEEPEST = 4  # levels of configs inside configs
