@@ -132,10 +132,15 @@ def _alike(one: AttentionCall, other: AttentionCall, length: int, fewer: int) ->
     same = ("module_class", "heads", "kv_heads", "head_dim", "score", "self_attention", "rope", "norm", "bias", "sinks")
     if any(getattr(one, name) != getattr(other, name) for name in same):
         return False
-    if [(s.where, s.name) for s in one.stages] != [(s.where, s.name) for s in other.stages]:
+    if _steps(one) != _steps(other):
         return False
     of_one, of_other = (one.query_len, one.key_len), (other.query_len, other.key_len)
     return _shrinks(of_one, of_other, length, fewer) and _same_sight(one.mask, other.mask, length, fewer)
+
+
+def _steps(call: AttentionCall) -> list[tuple[str, str]]:
+    """Return the steps on the way; eager repeats grouped keys, and sdpa does not."""
+    return [(stage.where, stage.name) for stage in call.stages if stage.name != "repeat"]
 
 
 def _shrinks(one: tuple[int, ...], other: tuple[int, ...], length: int, fewer: int) -> bool:
