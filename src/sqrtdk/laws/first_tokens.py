@@ -8,8 +8,8 @@ is asked of the whole inputs. So the inputs are cut only if
 - every tensor has a row for each token, so that no image or audio loses its place;
 - no number of the config by which tokens are counted (`sliding_window`, `chunk_size`,
   `original_max_position_embeddings`) lies between the two lengths, and no expert has a capacity;
-- the same attentions run, in the same steps, and every row sees the same keys: all of them, all before it, or those in
-  a window that is reached by the first tokens as well.
+- every attention was read, the same ones run in the same steps, and every row sees the same keys: all of them, all
+  before it, or those in a window that is reached by the first tokens as well.
 
 The traced run that shows the last is the one that other laws share. If `causal` is kept by the first tokens, one cut of
 the whole inputs has to move no earlier position as well, or they stand for nothing. Not seen: what a module other than
@@ -45,7 +45,8 @@ _DEEPEST = 4  # levels of configs inside configs
 # Reasons that may lie in the number of tokens, or in which tokens are the first.
 _OF_LENGTH = re.compile(
     r"laws\.asking\.(nothing_moves|changes_nothing|model_raised|copy_raised|raised|no_output_per_token|time_is_up)$|"
-    r"laws\.cache\.(few_tokens|later_tokens_move|length_moves|static_failed|data_picks_keys)$|\.all_special$"
+    r"laws\.cache\.(few_tokens|later_tokens_move|length_moves|static_failed|data_picks_keys)$|"
+    r"laws\.modes\.not_run$|\.all_special$"
 )
 
 
@@ -73,8 +74,8 @@ def first_tokens(subject: Subject) -> Subject | None:
         call = None if tensors is None else tensors.call
         if call is None or not _alike(judged.call, call, length, fewer):
             return None
-        sizes = {"query_len": call.query_len, "key_len": call.key_len, "mask": call.mask}
-        found.append(dataclasses.replace(judged, call=dataclasses.replace(judged.call, **sizes)))
+        shorter = dataclasses.replace(judged.call, query_len=call.query_len, key_len=call.key_len, mask=call.mask)
+        found.append(dataclasses.replace(judged, call=shorter))
     short.calls = tuple(found)
     return short
 

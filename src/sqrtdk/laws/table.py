@@ -36,6 +36,7 @@ from sqrtdk.laws.pace import Pace
 from sqrtdk.laws.steady import confirmed, outputs_move, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
 from sqrtdk.messages import Message, joined
+from sqrtdk.models.attentions import is_idle
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
@@ -141,7 +142,8 @@ def answers_of(
             if large:
                 subject.take(run.outputs)
             compares = not large and any(name not in READ_ONLY for name in names)
-            subject.first = first_tokens(subject) if loaded.made and compares else None
+            if compares and loaded.made and all(is_idle(entry.reason) for entry in run.not_measured):
+                subject.first = first_tokens(subject)
             if not (subject.first or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
             random = not large and not steady(subject.first or subject)
