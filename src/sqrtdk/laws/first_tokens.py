@@ -1,8 +1,8 @@
 """Inputs cut to their first tokens, of which laws are asked at a fraction of the cost.
 
-What a law compares does not depend on the number of tokens as long as the model does the same with fewer. Only "kept"
-is said of the first tokens: a law that looks broken, or that can't be asked for a reason that may lie in their number,
-is asked of the whole inputs. So the inputs are cut only if
+What a law compares does not depend on the number of tokens as long as the model does the same with fewer. No law is
+broken by the first tokens: one that looks broken, or that can't be asked for a reason that may lie in their number, is
+asked of the whole inputs. The inputs are cut only if
 
 - they were made for the model: what a user gives may show its fault at the end, and has documents and padding;
 - every tensor has a row for each token, so that no image or audio loses its place;
