@@ -73,6 +73,20 @@ def test_a_number_of_tokens_between_the_two_lengths(fields: dict[str, Any]) -> N
     assert {tokens for _, tokens in runs(model, "samples,causal")} == {WHOLE}
 
 
+def test_a_window_that_the_first_tokens_do_not_reach() -> None:
+    """It is in the code alone: a row sees 64 keys."""
+    model = made()
+
+    def windowed(_: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+        length = inputs["hidden_states"].shape[1]
+        seen = torch.ones(length, length, dtype=torch.bool).tril().triu(-63)
+        return args, {**inputs, "attention_mask": torch.where(seen, 0.0, -1e30)[None, None]}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(windowed, with_kwargs=True)
+    assert [tokens for _, tokens in runs(model, "samples,modes")].count(WHOLE) > 3
+
+
 def late_leak(model: nn.Module) -> None:
     """Positions from 64 on see those behind them, after the attentions: the first tokens do not show it."""
 
