@@ -150,9 +150,9 @@ def test_the_answers_are_those_of_the_whole_inputs(wrong: str, monkeypatch: pyte
 
 
 class Tokens(nn.Module):
-    """The mean of each token's neighbours; `beside` adds an output without a row for each sample."""
+    """Embeds ids; `beside` adds an output without a row for each sample, of one row or of none."""
 
-    def __init__(self, beside: bool = False) -> None:
+    def __init__(self, beside: str = "") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.beside, self.seen = nn.Embedding(30, 8), beside, []
@@ -160,13 +160,15 @@ class Tokens(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         self.seen.append(len(input_ids))
         y = self.embed(input_ids) * attention_mask[..., None]
-        return (y, y.mean()) if self.beside else (y,)
+        beside = {"one row": y.mean((0, 1))[None], "none": y.mean()}
+        return (y, beside[self.beside]) if self.beside else (y,)
 
 
 @pytest.mark.parametrize(
-    ("beside", "apart", "seen"), [(False, True, [3]), (False, False, [1] * 3), (True, True, [3, 1, 1, 1])]
+    ("beside", "apart", "seen"),
+    [("", True, [3]), ("", False, [1] * 3), ("one row", True, [3, 1, 1, 1]), ("none", True, [3, 1, 1, 1])],
 )
-def test_rows_of_one_run_give_what_separate_runs_give(beside: bool, apart: bool, seen: list[int]) -> None:
+def test_rows_of_one_run_give_what_separate_runs_give(beside: str, apart: bool, seen: list[int]) -> None:
     model = Tokens(beside).eval()
     ids, ones = torch.arange(6)[None], torch.ones(1, 6)
     subject = Subject(model, {"input_ids": ids, "attention_mask": ones}, (), rows_apart=apart)
