@@ -114,8 +114,8 @@ def earlier_stay(subject: Subject) -> bool:
     """
 
     def traced_outputs(changes: dict[str, Tensor]) -> Outputs:
-        subject.traced_cut = run_traced(subject, changes)
-        return subject.traced_cut.outputs
+        run = subject.traced_cut = run_traced(subject, changes)
+        return run.outputs
 
     content = tokens_of_decoder(subject)
     batch, length = content.tensor.shape[:2]

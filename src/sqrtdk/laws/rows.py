@@ -34,10 +34,11 @@ def _stacked(inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     stacked: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in inputs for name in one):
         values = [one.get(name) for one in inputs]
-        if all(isinstance(value, Tensor) and value.dim() > 1 for value in values):
-            if len({(value.shape, value.dtype) for value in values}) > 1:
+        tensors = [value for value in values if isinstance(value, Tensor) and value.dim() > 1]
+        if len(tensors) == len(values):
+            if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
                 return None
-            stacked[name] = torch.cat(values)
+            stacked[name] = torch.cat(tensors)
         elif any(isinstance(value, Tensor) or value != values[0] for value in values):
             return None
         else:
