@@ -35,7 +35,7 @@ from sqrtdk.laws.first_tokens import first_tokens, stand_for_all
 from sqrtdk.laws.pace import Pace
 from sqrtdk.laws.steady import confirmed, outputs_move, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
-from sqrtdk.messages import Message, joined
+from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.attentions import is_idle
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
@@ -63,6 +63,7 @@ WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # la
 DEFAULT = "all"  # laws that `check` asks
 SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
 READ_ONLY = ("finite", "configured")  # laws that compare no two runs
+_OF_COMPARISONS = ("rules.eager_vs_sdpa", "rules.responsiveness")  # reasons why other runs of the audit tell nothing
 CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
 
@@ -142,7 +143,7 @@ def answers_of(
             if large:
                 subject.take(run.outputs)
             compares = not large and any(name not in READ_ONLY for name in names)
-            if compares and loaded.made and all(is_idle(entry.reason) for entry in run.not_measured):
+            if compares and loaded.made and _all_read(run):
                 subject.first = first_tokens(subject)
             if not (subject.first or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
@@ -164,6 +165,12 @@ def answers_of(
             answers = [answer for answer in answers if answer.law == finite.LAW]
             answers += [law_not_asked(name, "", reason) for name in names if name != finite.LAW]
     return tuple(answers)
+
+
+def _all_read(run: ModelRun) -> bool:
+    """Return whether every attention that ran was read."""
+    reasons = (entry.reason for entry in run.not_measured)
+    return all(is_idle(reason) or (id_of(reason) or "").startswith(_OF_COMPARISONS) for reason in reasons)
 
 
 def _report(number: int, names: Sequence[str], subject: Subject) -> None:
