@@ -156,8 +156,8 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
         made = _moved(_without_full_masks(made, model))
         if wanted or not weights or not all(weights):  # inputs without values need a model without values
             module, masks = _to_meta(model), _masks(model)
-    config = field(model, "config")
-    return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes, masks)
+    config, ours = field(model, "config"), inputs is None and options.seq_len is None
+    return LoadedModel(module, made, type(model).__name__, "module", config, current(model), notes, masks, made=ours)
 
 
 def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:

@@ -77,7 +77,9 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
     length = int(content.tensor.shape[1])
     if next(lengths(named), None) is not None:
         raise NotAsked(Message("laws.cache.lengths"))
-    own = filled_caches(cache_arguments(named), named.returned(switches(named)))
+    own = filled_caches(cache_arguments(named), named.base_returned)
+    if not own:  # it returns a cache only where it is asked for one
+        own = filled_caches(cache_arguments(named), named.returned(switches(named)))
     # It returns no cache, and has no cache object among its inputs that it could fill.
     if not own and not any(not isinstance(value, Tensor | tuple) for value in _given_caches(named).values()):
         if not _given_caches(named):

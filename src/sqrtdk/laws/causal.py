@@ -31,7 +31,9 @@ from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_hol
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import DECODER, ENCODER, Content, content_of, contents, mask_inputs, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
+from sqrtdk.laws.rows import runs_of
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
+from sqrtdk.laws.traced import run_traced
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
@@ -97,15 +99,45 @@ def _run(subject: Subject, content: Content) -> _CutRun:
         run = _of_cut(subject, content, torch.where(torch.arange(batch) % 2 == 0, *cuts))
         if not run.leaked.any():
             return run
+    if subject.rows_apart:
+        after = runs_of(subject, [_cut_off(subject, content, cut) for cut in cuts])
+        both = [_of_cut(subject, content, *pair) for pair in zip(cuts, after, strict=True)]
+        return next((run for run in both if run.leaked.any()), both[1])
     run = _of_cut(subject, content, cuts[0])
     return run if run.leaked.any() else _of_cut(subject, content, cuts[1])
 
 
-def _of_cut(subject: Subject, content: Content, cut: Tensor) -> _CutRun:
+def earlier_stay(subject: Subject) -> bool:
+    """Return whether other tokens from the later cut on move no position before it.
+
+    If an attention rotates, the run is traced, and the law `configured` reads the rotations from it.
+    """
+
+    def traced_outputs(changes: dict[str, Tensor]) -> Outputs:
+        run = subject.traced_cut = run_traced(subject, changes)
+        return run.outputs
+
+    content = tokens_of_decoder(subject)
     batch, length = content.tensor.shape[:2]
-    later = torch.arange(length) >= cut[:, None]
-    changes = {content.name: other_content(subject, content, later)}
-    before, after = subject.base, subject.run(changes)
+    cut = _cuts(subject, content)[1]
+    changes = _cut_off(subject, content, cut)
+    rotated = any(call.rope for call in calls_inside(subject, None))
+    before, after = subject.base, traced_outputs(changes) if rotated else subject.run(changes)
+    first = int(cut.min())
+    pairs = (
+        (before[name].narrow(axis, 0, first), after[name].narrow(axis, 0, first), axis)
+        for name, axis in position_axes(before, batch, length).items()
+    )
+    hidden = _padding(subject, content)[:, :first]
+    return not any(bool((moved_positions(one, other, axis).cpu() & ~hidden).any()) for one, other, axis in pairs)
+
+
+def _of_cut(subject: Subject, content: Content, cut: Tensor, after: Outputs | None = None) -> _CutRun:
+    batch, length = content.tensor.shape[:2]
+    changes = _cut_off(subject, content, cut)
+    before = subject.base
+    if after is None:
+        after = subject.run(changes)
     found = [
         moved_positions(before[name], after[name], axis).cpu()
         for name, axis in position_axes(before, batch, length).items()
@@ -114,8 +146,14 @@ def _of_cut(subject: Subject, content: Content, cut: Tensor) -> _CutRun:
     if not found:
         raise NotAsked(Message("laws.asking.no_output_per_token"))
     rows = torch.stack(found).any(0)
-    protected = ~later & ~_padding(subject, content)
+    protected = (torch.arange(length) < cut[:, None]) & ~_padding(subject, content)
     return _CutRun(changes, protected, rows & protected, bool(rows.any()))
+
+
+def _cut_off(subject: Subject, content: Content, cut: Tensor) -> dict[str, Tensor]:
+    """Return the tokens with others from the cut of each sample on."""
+    later = torch.arange(content.tensor.shape[1]) >= cut[:, None]
+    return {content.name: other_content(subject, content, later)}
 
 
 def _cuts(subject: Subject, content: Content) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,9 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     turned: list[_Turning] = []
     with suppress(NotAsked) if answers else nullcontext():  # masks have answered without a run
         answers += of_gates(subject)
-        turned += [turning for call in traced(subject).calls.values() for turning in _turnings(call)]
+        if any(judged.call.rope or judged.call.unknown for judged in subject.calls):  # else there is nothing to fit
+            run = subject.traced_cut or traced(subject)  # a rotation shows with any tokens
+            turned += [turning for call in run.calls.values() for turning in _turnings(call)]
     for turning in turned:
         answers += _judged(subject, turning)
     if not answers:

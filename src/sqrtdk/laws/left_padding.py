@@ -23,6 +23,7 @@ from sqrtdk.laws.first_place import Protected, first_unlike, in_encoder, taken_b
 from sqrtdk.laws.inputs import Content
 from sqrtdk.laws.moved import any_moved, moved_entries, position_axis
 from sqrtdk.laws.padded import Padded, mask_name, pad_both_sides, self_attentions, takes_positions
+from sqrtdk.laws.rows import runs_of
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
@@ -43,14 +44,15 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.left_padding.not_causal"))
     if not all(bool(x.isfinite().all()) for x in named.base.values()):
         raise NotAsked(Message("laws.left_padding.not_finite"))
-    unlike = _unlike(both, both.right.base, both.left.base)
+    right, left = runs_of(named, [both.right.inputs, both.left.inputs])
+    unlike = _unlike(both, right, left)
     if not bool(unlike.any()):
         yield law_holds(LAW, name)
         return
     if not takes_positions(named, content) and _absolute(both, calls[0].site, content):
         raise NotAsked(Message("laws.left_padding.absolute_positions"))
     open_mask = {name: torch.ones_like(both.left.inputs[name])}
-    if not any_moved(both.left.base, both.left.run(open_mask)):
+    if not any_moved(left, both.left.run(open_mask)):
         raise NotAsked(Message("laws.asking.changes_nothing", name=name))
     site = first_unlike(
         (both.right, Protected(~both.hidden_right, rest="nothing")),

@@ -30,7 +30,7 @@ from sqrtdk.audit.rules.eager_vs_sdpa import call_difference
 from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.first_place import first_of_modes
 from sqrtdk.laws.moved import moved_entries
-from sqrtdk.laws.samples import batches, mixed
+from sqrtdk.laws.samples import batches, mixed, others_differ, same_alone
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.laws.training import draws, rates_off, seed_all, without_dropout
 from sqrtdk.messages import Message
@@ -58,13 +58,9 @@ def _of_one(subject: Subject) -> LawAnswer:
     found = batches(subject)
     if found.mixed:  # as the law `samples` has found
         raise NotAsked(Message("laws.modes.samples_mix"))
-    single, before, own = found.single.base, found.many.base, slice(found.stays, found.stays + 1)
-    if any(bool(moved_entries(one := before[name], one[own].expand_as(one)).any()) for name in found.names):
-        subject.moves = True  # samples of other content have other outputs
-    alone = {name: before[name].clone() for name in found.names}
-    for name, outputs in alone.items():
-        outputs[own] = single[name]
-    if any(bool(moved_entries(before[name], alone[name]).any()) for name in found.names):
+    if others_differ(found):
+        subject.moves = True
+    if not same_alone(found):
         if mixed(found):
             raise NotAsked(Message("laws.modes.samples_mix"))
         message, fix = Message("laws.modes.alone"), Message("laws.modes.fix_alone")

@@ -47,11 +47,15 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
     bar = roundings * max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps)
     if before.dtype in HALF_DTYPES:
         bar = IN_HALF * torch.finfo(before.dtype).eps
-    one, other = before.double(), after.double()
+    one, other = (x if x.dtype is torch.float64 else x.float() for x in (before, after))
     # Equal infinities differ by NaN, so they are compared by themselves.
     same = (one == other) | (one.isnan() & other.isnan())
-    gap = (one - other).abs().nan_to_num(nan=torch.inf)
-    return ~same & (gap > bar * LARGEST * sizes_beside(one, bar, same))
+    gap = (one - other).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    beside, varies = _largest_beside(one, bar, same)
+    moved = ~same & (gap > bar * LARGEST * beside)
+    if not bool(moved.any()) or one.dim() < 2:
+        return moved
+    return moved & (gap > bar * LARGEST * _median(beside, varies))
 
 
 def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
@@ -67,10 +71,16 @@ def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
         >>> sizes_beside(values, 1e-4, values < -1).tolist()
         [[1.0, 10000.0], [3.0, 10000.0], [1.0, 10000.0]]
     """
+    beside, varies = _largest_beside(values, bar, still)
+    return beside if values.dim() < 2 or not values.numel() else beside.clamp_min(_median(beside, varies))
+
+
+def _largest_beside(values: Tensor, bar: float, still: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the size of the largest number beside each, and which channels vary (C,)."""
     finite = values.isfinite()
-    size = torch.where(finite, values, 0.0).abs()
+    size = torch.where(finite, values, 0.0).abs_()
     if values.dim() < 2 or not values.numel():
-        return size.max() if values.numel() else size
+        return size.max() if values.numel() else size, finite
     table, known, plain = size.flatten(0, -2), finite.flatten(0, -2), values.flatten(0, -2)
     channel = table.amax(0)
     spread = torch.where(known, plain, -torch.inf).amax(0) - torch.where(known, plain, torch.inf).amin(0)
@@ -82,10 +92,12 @@ def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
     beside = row.expand_as(table) if len(table) == 1 else channel.expand_as(table)
     if len(table) > 1 and table.shape[1] > 1:
         beside = torch.minimum(row, channel)
-    beside = torch.where(varies, beside, channel)
-    among = beside[:, varies].flatten()
-    median = among.kthvalue(among.numel() // 2 + 1).values
-    return beside.clamp_min(median).reshape(values.shape)
+    return torch.where(varies, beside, channel).reshape(values.shape), varies
+
+
+def _median(beside: Tensor, varies: Tensor) -> Tensor:
+    among = beside.flatten(0, -2)[:, varies].flatten()
+    return among.kthvalue(among.numel() // 2 + 1).values
 
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

@@ -11,7 +11,7 @@ from sqrtdk.messages import Message
 
 # Runs of a model that each law takes at most where it is kept: a decoder with a mask, positions and a cache.
 RUNS_OF_LAW = {
-    "finite": 0, "samples": 2, "causal": 1, "padding": 5, "documents": 1, "left_padding": 3, "cache": 11, "shift": 3,
+    "finite": 0, "samples": 1, "causal": 1, "padding": 5, "documents": 1, "left_padding": 3, "cache": 11, "shift": 3,
     "place": 3, "heads": 1, "configured": 0, "parameters": 2, "modes": 1,
 }  # fmt: skip
 _WORTH_TELLING_S = 10.0

@@ -32,6 +32,7 @@ from sqrtdk.laws.inputs import (
     special_ids,
 )
 from sqrtdk.laws.moved import any_moved, is_logits, moved_entries, moved_positions, position_axis
+from sqrtdk.laws.rows import runs_of
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 
@@ -82,12 +83,12 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
         {mask.name: hides, content.name: other_content(subject, content, hidden, salt, specials=True)}
         for salt in (3, 4)
     ]
-    before = subject.run(changes[0])
-    shown = subject.run({**changes[0], mask.name: shows})
-    arrives = any_moved(before, shown)
+    reaches = _keys_are_tokens(subject, content)
+    runs = runs_of(subject, [changes[0], {**changes[0], mask.name: shows}, *changes[1 : 1 + reaches]])
+    arrives = any_moved(runs[0], runs[1])
     seen, of, positions = 0, 0, None
-    if _keys_are_tokens(subject, content):
-        seen, of, positions = _count_moved(before, subject.run(changes[1]), hidden, _hidden_elsewhere(subject, mask))
+    if reaches:
+        seen, of, positions = _count_moved(runs[0], runs[2], hidden, _hidden_elsewhere(subject, mask))
     if arrives and not seen:
         return law_holds(LAW, mask.name)
     if not seen:

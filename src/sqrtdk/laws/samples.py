@@ -1,10 +1,10 @@
 """Law `samples`: the other samples of a batch move no output of this sample.
 
-Changed: the content of all samples but one; the others also get that sample's masks. Compared: the outputs with one
-entry for each sample, at the sample that stayed. It catches a forgotten `batch_first` (attention over the batch), a
-mask tiled over heads in another order than samples, and a view that mixes samples.
-A run of one sample alone shows which axis is that of samples. A graph network, whose first axis is nodes, raises or has
-no such outputs. A similarity of every image with every text is not an output of one sample.
+Changed: the other samples are left out and, if that moves something, have other content and this sample's masks.
+Compared: the outputs with one entry for each sample, at the sample that stayed. It catches a forgotten `batch_first`
+(attention over the batch), a mask tiled over heads in another order than samples, and a view that mixes samples.
+The run of one sample alone also shows which axis is that of samples. A graph network, whose first axis is nodes, raises
+or has no such outputs. A similarity of every image with every text is not an output of one sample.
 Samples may see one another by an input that groups them, (B,) of whole numbers, as the series of Chronos-2 by
 `group_ids`. The law is kept if samples of other groups move nothing, and if in groups of one sample none moves another.
 Not asked: if something moves along a first axis that may be positions (`batch_first=False`), and neither a name, a mask
@@ -48,6 +48,7 @@ class Batches:
         stays: Number of the sample that `single` has.
         names: Names of the outputs with one entry for each sample.
         known: Whether the first axis is known to be that of samples, rather than guessed because nothing moves.
+        apart: Whether its outputs are the same in the batch as alone; None if no law has looked.
         mixed: Whether its outputs moved with the other samples; None if no law has looked.
         moves: Whether any output did.
     """
@@ -58,6 +59,7 @@ class Batches:
     stays: int
     names: list[str]
     known: bool
+    apart: bool | None = None
     mixed: bool | None = None
     moves: bool = False
 
@@ -65,6 +67,11 @@ class Batches:
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer."""
     found = batches(subject)
+    # A sample that has its outputs without the others as well has them whatever the others are.
+    if found.known and same_alone(found) and others_differ(found):
+        found.mixed, subject.moves = False, True
+        yield law_holds(LAW)
+        return
     changes = _others_changed(found.many, torch.arange(found.size) != found.stays, found.stays)
     count = _count_moved(found, changes)
     found.mixed = count > 0
@@ -79,6 +86,23 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         yield law_holds(LAW, "", Message("laws.samples.grouped", name=grouped))
     else:
         yield _broken(found.many, changes, found.stays, count)
+
+
+def same_alone(found: Batches) -> bool:
+    """Return whether the sample has the same outputs in the batch as alone."""
+    if found.apart is None:
+        before, own = found.many.base, slice(found.stays, found.stays + 1)
+        alone = {name: before[name].clone() for name in found.names}
+        for name, outputs in alone.items():
+            outputs[own] = found.single.base[name]
+        found.apart = not any(bool(moved_entries(before[name], alone[name]).any()) for name in found.names)
+    return found.apart
+
+
+def others_differ(found: Batches) -> bool:
+    """Return whether a sample of other content has other outputs."""
+    before, own = found.many.base, slice(found.stays, found.stays + 1)
+    return any(bool(moved_entries(one := before[name], one[own].expand_as(one)).any()) for name in found.names)
 
 
 def mixed(found: Batches) -> bool:

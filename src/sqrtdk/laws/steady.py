@@ -30,7 +30,9 @@ AGAIN_IF_LARGE = (1,)
 
 def steady(subject: Subject) -> bool:
     """Return whether a second run in evaluation mode, with another seed, gives the same outputs."""
-    return not any_moved(subject.base, subject.run({}, seed=subject.seed + 1))
+    if subject.steady is None:
+        subject.steady = not any_moved(subject.base, subject.run({}, seed=subject.seed + 1))
+    return subject.steady
 
 
 def confirmed(ask: Callable[[], list[LawAnswer]], subject: Subject, *, large: bool = False) -> list[LawAnswer] | None:

@@ -59,11 +59,15 @@ class Subject:
         seed: Seed of every run.
         findings: Findings of the rules on the ordinary run.
         packed: The argument that takes all inputs in one dictionary, or None.
+        first: The model with the first tokens of the inputs, where these may stand for all.
         traced: Result of a run under a trace, for the laws that share it.
+        traced_cut: The same with other tokens from a cut on; what shows for any tokens is read from it.
         batches: The runs of one sample alone and in a batch, for the laws that share them.
         pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
         itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
+        rows_apart: Whether changes of the inputs may be rows of one run: its samples do not see one another.
+        steady: Whether two runs of the unchanged inputs agree; None if that was not looked at.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
     """
 
@@ -75,28 +79,39 @@ class Subject:
     seed: int = 0
     findings: tuple[Finding, ...] = ()
     packed: str | None = None
+    first: Subject | None = field(default=None, repr=False)
     traced: Any = field(default=None, repr=False)
+    traced_cut: Any = field(default=None, repr=False)
     batches: Any = field(default=None, repr=False)
     pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False
     itself: Subject | None = field(default=None, repr=False)
+    rows_apart: bool = False
+    steady: bool | None = None
     moves: bool | None = None
     _base: Outputs | None = field(default=None, repr=False)
+    _base_returned: Any = field(default=None, repr=False)
 
     @property
     def base(self) -> Outputs:
         """The outputs for the unchanged inputs."""
         if self._base is None:
-            self._base = self.run({})
+            self._base_returned = self.returned({})
+            self._base = tensors_of(self._base_returned)
         return self._base
+
+    @property
+    def base_returned(self) -> Any:
+        """What forward returned for the unchanged inputs; None if the outputs are those of an earlier run."""
+        return self._base_returned if self.base else None
 
     def take(self, outputs: Outputs) -> None:
         """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
-        self._base, self.taken = outputs or None, bool(outputs)
+        self._base, self._base_returned, self.taken = outputs or None, None, bool(outputs)
 
     def take_plain(self, outputs: Outputs) -> None:
         """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
-        self._base, self.taken = outputs, False
+        self._base, self._base_returned, self.taken = outputs, None, False
         self.forget_runs()
 
     @property
@@ -183,7 +198,8 @@ class Subject:
             raise NotAsked(Message("laws.asking.unnamed_argument", name=unnamed[0]))
         named = self.over(self.inputs)
         # The outputs are the same, so they are not run again.
-        named.positional, named._base = (), self._base
+        named.rows_apart = self.rows_apart
+        named.positional, named._base, named._base_returned = (), self._base, self._base_returned
         return named
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from torch import nn
@@ -30,10 +31,12 @@ from sqrtdk.laws import (
     shift,
 )
 from sqrtdk.laws.answers import NO_VALUES, law_not_asked
+from sqrtdk.laws.first_tokens import first_tokens, stand_for_all
 from sqrtdk.laws.pace import Pace
 from sqrtdk.laws.steady import confirmed, outputs_move, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
-from sqrtdk.messages import Message, joined
+from sqrtdk.messages import Message, id_of, joined
+from sqrtdk.models.attentions import is_idle
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
@@ -60,6 +63,7 @@ WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # la
 DEFAULT = "all"  # laws that `check` asks
 SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
 READ_ONLY = ("finite", "configured")  # laws that compare no two runs
+_OF_COMPARISONS = ("rules.eager_vs_sdpa", "rules.responsiveness")  # reasons why other runs of the audit tell nothing
 CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
 
@@ -138,9 +142,12 @@ def answers_of(
             subject.findings, subject.pace = run.findings, Pace(seconds, run.seconds)
             if large:
                 subject.take(run.outputs)
-            if not subject.base:
+            compares = not large and any(name not in READ_ONLY for name in names)
+            if compares and loaded.made and _all_read(run):
+                subject.first = first_tokens(subject)
+            if not (subject.first or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
-            random = not large and not steady(subject)
+            random = not large and not steady(subject.first or subject)
         except NotAsked as error:
             itself = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=True)  # no copy
             return tuple(one for name in names for one in _unless_read(name, itself, error.reason))
@@ -158,6 +165,12 @@ def answers_of(
             answers = [answer for answer in answers if answer.law == finite.LAW]
             answers += [law_not_asked(name, "", reason) for name in names if name != finite.LAW]
     return tuple(answers)
+
+
+def _all_read(run: ModelRun) -> bool:
+    """Return whether every attention that ran was read."""
+    reasons = (entry.reason for entry in run.not_measured)
+    return all(is_idle(reason) or (id_of(reason) or "").startswith(_OF_COMPARISONS) for reason in reasons)
 
 
 def _report(number: int, names: Sequence[str], subject: Subject) -> None:
@@ -184,18 +197,44 @@ def _unless_read(name: str, subject: Subject, reason: str) -> list[LawAnswer]:
 
 
 def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
+    """Return a law's answers, of the first tokens if they stand for all; None if outputs differ from run to run."""
     if name in READ_ONLY:
         return _answers_of_law(name, subject)
     try:
-        answers = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
-        if answers and name in SEES_OUTPUTS and any(one.state == KEPT for one in answers) and not outputs_move(subject):
-            nothing = Message("laws.asking.nothing_moves")
-            answers = [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
+        if (first := subject.first) is not None:
+            answers = _where_outputs_move(name, _answers_of_law(name, first), first)
+            if name == samples.LAW:
+                first.rows_apart = any(answer.state == KEPT and not answer.reason for answer in answers)
+            if stand_for_all(answers) and (name != causal.LAW or _stay(answers, subject)):
+                return answers
+            if not steady(subject):
+                return None
+        told = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
+        if told:
+            told = _where_outputs_move(name, told, subject)
     except NotAsked:  # the unchanged inputs ran before
-        answers = None
-    if answers is None and subject.pace.is_up:  # a law that looked broken could not be asked again
+        told = None
+    if told is None and subject.pace.is_up:  # a law that looked broken could not be asked again
         return [law_not_asked(name, "", subject.time_is_up)]
-    return answers
+    return told
+
+
+def _stay(answers: list[LawAnswer], subject: Subject) -> bool:
+    """Return whether `causal`, if it is kept, is kept by the whole inputs too; if not, the first tokens go."""
+    if any(answer.state == KEPT for answer in answers):
+        with suppress(NotAsked):
+            if causal.earlier_stay(subject):
+                return True
+        subject.first = None
+    return subject.first is not None
+
+
+def _where_outputs_move(name: str, answers: list[LawAnswer], subject: Subject) -> list[LawAnswer]:
+    """Return the answers, without those that are kept because no output moves with the content of the inputs."""
+    if name not in SEES_OUTPUTS or all(one.state != KEPT for one in answers) or outputs_move(subject):
+        return answers
+    nothing = Message("laws.asking.nothing_moves")
+    return [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
 
 
 def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:

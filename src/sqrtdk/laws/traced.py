@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
-from sqrtdk.laws.subject import Subject
+from sqrtdk.laws.subject import Outputs, Subject
 from sqrtdk.models.returned import walk
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tape.stance import fast_path_off
@@ -46,6 +46,7 @@ class Traced:
     Attributes:
         calls: Tensors of each attention, by site and index.
         unread: Names of parameters that no operation read.
+        outputs: The outputs of the model.
         passages: First calls of the modules of attentions and of those around them, by path. Where the config declares
             a factor on v or a gate, those of the modules beside the attention as well, and of the children of the two
             modules around it. In the order in which they end.
@@ -53,6 +54,7 @@ class Traced:
 
     calls: Mapping[tuple[str, int], CallTensors]
     unread: frozenset[str] = frozenset()
+    outputs: Outputs = field(default_factory=dict)
     passages: dict[str, Passage] = field(default_factory=dict)
 
 
@@ -66,7 +68,7 @@ def traced(subject: Subject) -> Traced:
             for path in sorted(paths):
                 stack.enter_context(_noted(subject.module, path, passages))
             run = run_traced(subject)
-        subject.traced = Traced(run.calls, run.unread, passages)
+        subject.traced = Traced(run.calls, run.unread, run.outputs, passages)
     assert isinstance(subject.traced, Traced)
     return subject.traced
 
@@ -78,8 +80,8 @@ def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None) -> Tr
         NotAsked: The model raises.
     """
     with fast_path_off(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
-        subject.run(changes or {})
-    return Traced({(call.site, call.index): call for call in run.tensors}, run.unread)
+        outputs = subject.run(changes or {})
+    return Traced({(call.site, call.index): call for call in run.tensors}, run.unread, outputs)
 
 
 def upwards(site: str) -> list[str]:

@@ -108,6 +108,7 @@ def resolve_model(
         ready = inputs
     elif options.input_file is not None:
         ready = dict(read_inputs(options.input_file, module, config))
+    made = ready is None and options.seq_len is None and options.text is None
     if ready is None:
         with on_cpu_by_default():
             ready, extra = _make(module, config, options, home)
@@ -123,6 +124,7 @@ def resolve_model(
         notes=notes,
         # The hub's files are in a cache, and not in a directory of the user.
         home=None if kind == "hub" else home,
+        made=made,
     )
 
 

@@ -20,7 +20,7 @@ class LoadedModel:
     the attention implementation that the model says it runs, or None. `notes` are sentences about choices made for the
     user: random weights, a clamped length, a name in the config that was ignored. `masks` maps names of buffers to
     their values if they are masks and the module is a copy on meta. `home` is the user's own directory of the model, or
-    its config file.
+    its config file. `made` says that the inputs were made for the module, in the length of our own choice.
     """
 
     module: nn.Module
@@ -32,6 +32,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     home: Path | None = None
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,181 @@
+"""Made inputs are asked by their first tokens: at less cost, with the same answers, and not where these differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sqrtdk import check
+from sqrtdk.laws import ask, table
+from sqrtdk.laws.first_tokens import LENGTHS
+from sqrtdk.laws.rows import runs_of
+from sqrtdk.laws.subject import Subject
+from tests.hf.small import build, needs, small_config
+from tests.laws.planted_hf import plant
+
+WHOLE = 128  # tokens of made inputs
+MOST_FORWARDS = 6.0  # tokens that the laws run, in units of the whole inputs
+
+
+def made(name: str = "llama", **fields: Any) -> Any:
+    needs(name)
+    config = small_config(name)
+    for field, value in fields.items():
+        setattr(config, field, value)
+    return build(config, "eager", torch.float32)
+
+
+def runs(model: nn.Module, laws: str = "all", **options: Any) -> list[tuple[int, ...]]:
+    """The shapes of the ids of each run that the laws make."""
+    shapes: list[tuple[int, ...]] = []
+    counts = []
+    handle = model.register_forward_pre_hook(
+        lambda _, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    for names in ("none", laws):
+        check(model, laws=names, **options)
+        counts.append(len(shapes))
+    handle.remove()
+    return shapes[2 * counts[0] :]
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.full), "llama", "t5"])
+def test_what_the_laws_cost(name: str) -> None:
+    shapes = runs(made(name))
+    assert sum(rows * tokens for rows, tokens in shapes) <= MOST_FORWARDS * WHOLE
+    assert [tokens for _, tokens in shapes].count(WHOLE) == 2  # `finite`, and a cut
+    (fewer,) = {tokens for rows, tokens in shapes if rows > 1}
+    assert fewer in LENGTHS
+    assert {(2, fewer), (3, fewer)} <= set(shapes)  # two cuts; three samples, or a mask and its content
+
+
+def test_inputs_of_the_user_stay_whole() -> None:
+    model, ids = made(), torch.randint(3, 100, (1, WHOLE))
+    for options in ({"inputs": {"input_ids": ids}}, {"seq_len": WHOLE}):
+        assert {tokens for _, tokens in runs(model, "samples,causal", **options)} == {WHOLE}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 64}, {"expert_capacity": 200}, {"rope_parameters": {"original_max_position_embeddings": 64}},
+    ],
+)  # fmt: skip
+def test_a_number_of_tokens_between_the_two_lengths(fields: dict[str, Any]) -> None:
+    model = made()
+    model.config.max_length, model.config.num_local_experts, model.config.max_window_layers = 20, 64, 28
+    assert set(LENGTHS) & {tokens for _, tokens in runs(model, "samples,causal")}
+    for field, value in fields.items():
+        setattr(model.config, field, {**model.config.rope_parameters, **value} if isinstance(value, dict) else value)
+    assert {tokens for _, tokens in runs(model, "samples,causal")} == {WHOLE}
+
+
+def test_a_window_that_the_first_tokens_do_not_reach() -> None:
+    """It is in the code alone: a row sees 64 keys."""
+    model = made()
+
+    def windowed(_: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+        length = inputs["hidden_states"].shape[1]
+        seen = torch.ones(length, length, dtype=torch.bool).tril().triu(-63)
+        return args, {**inputs, "attention_mask": torch.where(seen, 0.0, -1e30)[None, None]}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(windowed, with_kwargs=True)
+    assert [tokens for _, tokens in runs(model, "samples,modes")].count(WHOLE) > 3
+
+
+def late_leak(model: nn.Module) -> None:
+    """Positions from 64 on see those behind them, after the attentions: the first tokens do not show it."""
+
+    def mixed(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return torch.cat((output[:, :64], output[:, 64:] + output[:, 64:].mean(1, keepdim=True)), 1)
+
+    model.model.norm.register_forward_hook(lambda *args: mixed(*args) if args[2].shape[1] > 64 else None)
+
+
+def late_mask(model: nn.Module) -> None:
+    """A row behind the first tokens sees a later key."""
+
+    def seeing(_: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+        mask = torch.full((WHOLE, WHOLE), -1e30).triu(1)
+        mask[64, 100] = 0
+        return args, {**inputs, "attention_mask": mask[None, None]}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(seeing, with_kwargs=True)
+
+
+def halved_alone(model: nn.Module) -> None:
+    model.model.norm.register_forward_hook(lambda _, args, output: output / output.shape[0])
+
+
+def counting(model: nn.Module) -> None:
+    """Each run adds to a number that the output follows."""
+    model.calls = 0
+
+    def counted(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        model.calls += 1
+        return output * 1.1**model.calls
+
+    model.model.norm.register_forward_hook(counted)
+
+
+PLANTED = {
+    "future": lambda model: plant(model, "future"),
+    "batch": lambda model: plant(model, "batch"),
+    "padding": lambda model: plant(model, "padding"),
+    "late leak": late_leak,
+    "late mask": late_mask,
+    "alone": halved_alone,
+    "counting": counting,
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("wrong", ["nothing", *PLANTED])
+def test_the_answers_are_those_of_the_whole_inputs(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = []
+    for whole in (False, True):
+        model = made()
+        if wrong != "nothing":
+            PLANTED[wrong](model)
+        if whole:
+            monkeypatch.setattr(table, "first_tokens", lambda subject: None)
+        reports.append(ask(model))
+    assert reports[0].answers == reports[1].answers
+    assert bool(reports[0].broken) == (wrong not in ("nothing", "counting"))
+
+
+class Tokens(nn.Module):
+    """Embeds ids; `beside` adds an output without a row for each sample, of one row or of none."""
+
+    def __init__(self, beside: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.beside, self.seen = nn.Embedding(30, 8), beside, []
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        self.seen.append(len(input_ids))
+        y = self.embed(input_ids) * attention_mask[..., None]
+        beside = {"one row": y.mean((0, 1))[None], "none": y.mean()}
+        return (y, beside[self.beside]) if self.beside else (y,)
+
+
+@pytest.mark.parametrize(
+    ("beside", "apart", "seen"),
+    [("", True, [3]), ("", False, [1] * 3), ("one row", True, [3, 1, 1, 1]), ("none", True, [3, 1, 1, 1])],
+)
+def test_rows_of_one_run_give_what_separate_runs_give(beside: str, apart: bool, seen: list[int]) -> None:
+    model = Tokens(beside).eval()
+    ids, ones = torch.arange(6)[None], torch.ones(1, 6)
+    subject = Subject(model, {"input_ids": ids, "attention_mask": ones}, (), rows_apart=apart)
+    changes = [{}, {"input_ids": ids + 1}, {"attention_mask": ones * (ids < 3)}]
+    wanted = [subject.run(one) for one in changes]
+    assert subject.base
+    model.seen.clear()
+    found = runs_of(subject, changes)
+    assert model.seen == seen
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(wanted, found, strict=True) for name in one)
