@@ -156,7 +156,11 @@ MUTANTS: dict[str, Planted] = {
     "merge: logits not shifted": plant(MERGED, Change("A * B + A * C * (1.0 + D)", "A * B")),
     "merge: blocks' means apart": plant(MERGED, Change("A + B * ((C - D) * 2.0) ** 2", "A")),
     # blocks
-    "tiled: last row forgotten": plant("impl/blocks.py:spans", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")),
+    "tiled: last row forgotten": plant(
+        "impl/blocks.py:row_spans", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")
+    ),
+        "impl/blocks.py:row_spans", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")
+    ),
     "tiled: statistics of the first block": plant("impl/blocks.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
     "tiled: every block is the first": plant(
         "impl/blocks.py:_by_blocks", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")

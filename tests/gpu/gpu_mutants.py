@@ -296,7 +296,7 @@ MUTANTS: dict[str, tuple[Planted, Tests]] = {
     ),
     "table's gradient of a diagonal's first tile": (plant(OF_BIAS, Change("tl.minimum(A - B, C - D)", "1")), TABLE),
     "table's gradient moved by the rows beyond": (
-        plant(f"{GPU}/backward_bias.py:by_distance", Change("-A % B", "0")),
+        plant(f"{GPU}/backward_bias.py:summed_by_distance", Change("-A % B", "0")),
         TABLE,
     ),
     "sink's gradient without that of the entropy": (

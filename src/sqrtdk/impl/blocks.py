@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Block = Callable[[Call, int, int], tuple["Output", AuxOutput]]  # of the rows start..stop of a call
 
 
-def spans(call: Call, height: int | None = None) -> list[tuple[int, int]]:
+def row_spans(call: Call, height: int | None = None) -> list[tuple[int, int]]:
     """Return first and last row of each block of `height` rows, the last not included; None: `block_rows`."""
     height = rows.block_rows(call) if height is None else height
     return [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
@@ -45,8 +45,8 @@ def by_blocks(call: Call, attend: Block, height: int | None = None) -> tuple[Out
 
 
 def _by_blocks(call: Call, attend: Block, height: int | None) -> tuple[Output, AuxOutput]:
-    dtype, places = call.value.dtype, spans(call, height)
-    call = widened(call)
+    dtype, places = call.value.dtype, row_spans(call, height)
+    call = widened_call(call)
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, places, dtype, attend)
     first = attend(call, *places[0])
@@ -58,7 +58,7 @@ def _by_blocks(call: Call, attend: Block, height: int | None) -> tuple[Output, A
     else:
         rest = [attend(call, start, stop) for start, stop in places[1:]]
     outputs, statistics = zip(first, *rest, strict=True)
-    return torch.cat(outputs, -2).to(dtype), joined(statistics)
+    return torch.cat(outputs, -2).to(dtype), join_statistics(statistics)
 
 
 def _unless_changed(call: Call, attend: Block) -> Block:
@@ -78,12 +78,12 @@ def _unless_changed(call: Call, attend: Block) -> Block:
     return block
 
 
-def widened(call: Call) -> Call:
+def widened_call(call: Call) -> Call:
     """Return the call in the dtype of its logits, so that the gradients of its blocks are summed in it."""
     return replace(call, **{name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")})
 
 
-def joined(statistics: Sequence[AuxOutput]) -> AuxOutput:
+def join_statistics(statistics: Sequence[AuxOutput]) -> AuxOutput:
     """Return the statistics of all rows from those of the blocks."""
     return AuxOutput(*(None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True)))
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.block_call import block_calls, masked_at_once
-from sqrtdk.impl.blocks import by_blocks, spans, widened
+from sqrtdk.impl.blocks import by_blocks, row_spans, widened_call
 from sqrtdk.impl.call import Call, has_values, transformed
 from sqrtdk.impl.kernel.build import ready
 from sqrtdk.impl.kernel.load import loaded
@@ -109,9 +109,9 @@ def row_statistics(call: Call) -> RowStats:
     """Return RowStats (..., Hq, L) of a call without an obstacle. The kernel is loaded; the value may have width 0."""
     if only_by_blocks(call) is None:
         return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
-    call = masked_at_once(widened(call))
+    call = masked_at_once(widened_call(call))
     bring, height = block_calls(call)
-    parts = [row_statistics(bring(call, start, stop)) for start, stop in spans(call, height)]
+    parts = [row_statistics(bring(call, start, stop)) for start, stop in row_spans(call, height)]
     return RowStats(*(torch.cat([getattr(part, name) for part in parts], -1) for name in ROW_STATS_FIELDS))
 
 

@@ -26,7 +26,7 @@ from sqrtdk.impl.mods import IndexByTensors, MaskMod, ScoreMod
 aten = torch.ops.aten
 SCORE, BATCH, HEAD, ROW, KEY, DISTANCE = "score", "b", "h", "i", "j", "i - j"
 ANYTHING = frozenset((SCORE, BATCH, HEAD, ROW, KEY))
-_COMPARISONS = tuple(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+_COMPARING = tuple(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _WITHOUT_A_VALUE = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
 # methods that read a value or change a gradient without an operation
 _OUT_OF_SIGHT = (Tensor.register_hook, Tensor.numpy, Tensor.tolist, Tensor.item)
@@ -150,7 +150,7 @@ class _Follow(EagerMode):
             return self._capped(func, args) or anything
         integers = all(not t.dtype.is_floating_point and t.dtype != torch.bool for t in operands)
         first, second = (self.form(value) for value in args[:2])
-        if func in _COMPARISONS and integers:  # i >= j is i - j >= 0
+        if func in _COMPARING and integers:  # i >= j is i - j >= 0
             return _Form(rest=first.plus(second, -1).places)
         if func in (aten.add.Tensor, aten.sub.Tensor):
             if not integers:

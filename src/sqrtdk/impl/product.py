@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from sqrtdk._shapes import Factor
 
-LARGEST_ERROR = 2.0**13  # of a logit, in units of u
+LARGEST_LOGIT_ERROR = 2.0**13  # of a logit, in units of u
 LARGEST_WIDENED = 2.0**29  # the same, of float32 that float64 brings to an error of 2^-24
-ALIGNED = 4  # numbers of float32 that torch's kernels load at once
+LOADED_AT_ONCE = 4  # numbers of float32 that torch's kernels load at once
 
 
 def as_product(call: Call) -> Call:
@@ -53,7 +53,7 @@ def as_product(call: Call) -> Call:
     query, key = score.product(call.query, call.key)
     error = _error(call.scale, query.detach(), key.detach(), call.heads)
     dtype, reason = call.dtype, None
-    if not error <= LARGEST_ERROR:
+    if not error <= LARGEST_LOGIT_ERROR:
         dtype, reason = torch.float64, _inexact(error, call.dtype)
         if call.dtype == dtype or not error <= LARGEST_WIDENED or call.query.device.type == "mps":
             return replace(call, exact=reason)
@@ -121,6 +121,6 @@ def _inexact(error: float, dtype: torch.dtype) -> str:
 def _of_one_width(call: Call) -> Call:
     """Return the call with zeros beside its features: torch's fast kernels take one width for q, k and v."""
     width = max(call.query.shape[-1], call.value.shape[-1])
-    width = -(-width // ALIGNED) * ALIGNED
+    width = -(-width // LOADED_AT_ONCE) * LOADED_AT_ONCE
     query, key, value = (functional.pad(t, (0, width - t.shape[-1])) for t in (call.query, call.key, call.value))
     return replace(call, query=query, key=key, value=value)

@@ -8,7 +8,7 @@ import torch
 
 from sqrtdk._modes import as_one
 from sqrtdk.impl import rows
-from sqrtdk.impl.blocks import by_blocks, joined, widened
+from sqrtdk.impl.blocks import by_blocks, join_statistics, widened_call
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.rows import attend_rows, dense, weighed_rows
 from sqrtdk.stats.request import AuxOutput
@@ -36,7 +36,7 @@ def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
 
 def _weighed_blocks(call: Call) -> tuple[Output, Logits, AuxOutput]:
     dtype, height = call.value.dtype, rows.block_rows(call)
-    call = widened(call)
+    call = widened_call(call)
     starts = range(0, max(1, call.length), height)
     blocks = [weighed_rows(call, start, min(call.length, start + height)) for start in starts]
     outputs, statistics, parts = zip(*blocks, strict=True)
@@ -44,5 +44,5 @@ def _weighed_blocks(call: Call) -> tuple[Output, Logits, AuxOutput]:
     return (
         torch.cat(outputs, -2).to(dtype),
         weights[0] if len(weights) == 1 else torch.cat(weights, -2),
-        joined(statistics),
+        join_statistics(statistics),
     )

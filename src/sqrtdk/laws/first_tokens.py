@@ -41,7 +41,7 @@ _COUNTS_TOKENS = re.compile(
     r".*(window|chunk|block|stride|segment|span|local|landmark|position|length|seq_len|compress)"
 )
 _CAPACITY = "capacity"  # of an expert: it counts the tokens of a whole batch
-_DEEPEST = 4  # levels of configs inside configs
+_DEEPEST_CONFIG = 4  # levels of configs inside configs
 # Reasons that may lie in the number of tokens, or in which tokens are the first.
 _OF_LENGTH = re.compile(
     r"laws\.asking\.(nothing_moves|changes_nothing|model_raised|copy_raised|raised|no_output_per_token|time_is_up)$|"
@@ -123,7 +123,7 @@ def _numbers(config: Any, depth: int = 0) -> Iterator[tuple[str, float]]:
     for name, value in fields.items():
         for entry in value if isinstance(value, list | tuple) else [value]:
             if isinstance(entry, Mapping) or hasattr(entry, "model_type"):
-                yield from _numbers(entry, depth + 1) if depth < _DEEPEST else ()
+                yield from _numbers(entry, depth + 1) if depth < _DEEPEST_CONFIG else ()
             elif isinstance(entry, int | float) and not isinstance(entry, bool):
                 yield str(name), float(entry)
 

@@ -1,7 +1,7 @@
 """Gradient of the bias: one program per tile of rows and keys, which sums over the batch and heads that share a bias.
 
 Of a table of distances, one program per diagonal of tiles: all of them add the same distances in the same places, so
-that one tile holds their sum. `by_distance` joins these tiles.
+that one tile holds their sum. `summed_by_distance` joins these tiles.
 """
 
 import triton
@@ -114,7 +114,7 @@ def backward_bias(
         tl.store(d_bias + (to + tile) * width + block, tl.sum(tl.sum(acc, 1), 0))
 
 
-def by_distance(tiles: Tensor, length: int, keys: int) -> Tensor:
+def summed_by_distance(tiles: Tensor, length: int, keys: int) -> Tensor:
     """Return the gradient (H, L + S - 1) of a table from the sums of its diagonals of square tiles, (H, D, M, M)."""
     heads, diagonals, block, _ = tiles.shape
     # row r of a tile moved on by M - 1 - r: what has the same distance stands in one column

@@ -12,7 +12,7 @@ from torch.library import custom_op, triton_op
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import Call
 from sqrtdk.impl.gpu.backward import constants
-from sqrtdk.impl.gpu.backward_bias import backward_bias, by_distance
+from sqrtdk.impl.gpu.backward_bias import backward_bias, summed_by_distance
 from sqrtdk.impl.gpu.backward_keys import backward_keys
 from sqrtdk.impl.gpu.backward_rows import backward_rows
 from sqrtdk.impl.gpu.configs import backward_config
@@ -229,7 +229,7 @@ def backward(
             **common,
         )
         if distances:
-            d_bias = by_distance(sums.squeeze(0), length, keys).view(bias.shape).to(bias.dtype)
+            d_bias = summed_by_distance(sums.squeeze(0), length, keys).view(bias.shape).to(bias.dtype)
         elif not direct:
             d_bias = sums.sum_to_size(bias.shape).to(bias.dtype)
     return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), d_scale, d_bias
