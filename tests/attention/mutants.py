@@ -159,8 +159,6 @@ MUTANTS: dict[str, Planted] = {
     "tiled: last row forgotten": plant(
         "impl/blocks.py:row_spans", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")
     ),
-        "impl/blocks.py:row_spans", Change("range(0, A, B)", "range(0, max(1, A - 1), B)")
-    ),
     "tiled: statistics of the first block": plant("impl/blocks.py:_written", Change("F(A, B, C)", "F(A, 0, C - B)")),
     "tiled: every block is the first": plant(
         "impl/blocks.py:_by_blocks", Change("checkpoint(F, A, B, C, **D)", "checkpoint(F, A, 0, C - B, **D)")
