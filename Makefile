@@ -105,7 +105,7 @@ docs: .venv/.dev
 
 # In this order: the notebooks hold the page, which holds the claims' verdicts.
 pages: .venv/.dev
-	@for script in readme_picture install_lines cost_page versions_page port_table lesson_figures claims_page errata_page sources_page lesson_notebook; do \
+	@for script in readme_picture install_lines cost_page cliffs_figure versions_page port_table lesson_figures claims_page errata_page sources_page lesson_notebook; do \
 	    $(BIN)/python scripts/$$script.py || exit 1; done
 
 bench: .venv/.dev kernel

@@ -13,8 +13,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import cliffs_figure
 from made import ROOT, settle_texts
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -229,6 +231,49 @@ def fused(language: str) -> str:
     return table(language, heads, rows) + "\n" + caption(language, "bench-fused", *when(record("bench-fused")))
 
 
+LEAST_LENGTH, STEP = 1024, 1.5  # rows of a cell that is counted; growth of a cliff
+
+
+def cliffs(language: str) -> str:
+    """Every kind of call next to torch's: the ratios, the cells above 1, the memory, and what grows by steps."""
+    chinese, found = language == "zh", record("cliffs")
+    cells = found["cliffs"]
+    longest = max(cell["length"] for cell in cells)
+    heads = [("kind of call", "调用种类")]
+    heads += [(f"{both[0]}: median, largest", f"{both[1]}：中位数，最大值") for both in cliffs_figure.PASSES.values()]
+    heads += [("cells above 1", "高于 1 的格子"), (f"MiB at {longest}", f"{longest} 时的 MiB")]
+    rows = []
+    for kind, name in cliffs_figure.KINDS.items():
+        long = [cell for cell in cells if cell["kind"] == kind and cell["length"] >= LEAST_LENGTH]
+        ratios = {way: [c["ratio"]["median"] for c in long if c["pass"] == way] for way in cliffs_figure.PASSES}
+        above = sum(cell["ratio"]["median"] > 1 for cell in long)
+        most = max(cell["added_mib"] for cell in long if cell["length"] == longest)
+        spans = [f"{median(values):.2f}, {max(values):.2f}" for values in ratios.values()]
+        rows.append((name if chinese else kind, *spans, f"{above} / {len(long)}", f"{most:.0f}"))
+    threads = (f"{found['environment']['threads']} threads", f"{found['environment']['threads']} 个线程")[chinese]
+    note = caption(language, "cliffs", *when(found), threads)
+    return f"{table(language, heads, rows)}\n\n{steps_text(cells, language)}\n{note}"
+
+
+def steps_text(cells: Iterable[Mapping[str, Any]], language: str) -> str:
+    """Which cells grow by a step from the length before."""
+    steps = [cell for cell in cells if cell["growth"] is not None and cell["growth"] > STEP]
+    if not steps:
+        return (f"No cell is such a step of over {STEP}.", f"没有一个格子有超过 {STEP} 的台阶。")[language == "zh"]
+    names = [
+        (cell["kind"], cell["pass"])
+        if language == "en"
+        else (cliffs_figure.KINDS[cell["kind"]], cliffs_figure.PASSES[cell["pass"]][1])
+        for cell in steps
+    ]
+    listed = [
+        f"{kind}, {way}, {cell['dtype']}, {cell['length']}: {cell['growth']:.1f}"
+        for (kind, way), cell in zip(names, steps, strict=True)
+    ]
+    head = (f"Steps of over {STEP}: ", f"超过 {STEP} 的台阶：")[language == "zh"]
+    return head + "; ".join(listed) + "."
+
+
 def watch(language: str) -> str:
     """A training step with a watch over one without."""
     found = record("watch")
@@ -307,6 +352,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "bench": bench,
     "targets": targets,
     "fused": fused,
+    "cliffs": cliffs,
     "watch": watch,
     "divergence": divergence,
     "lab": lab,

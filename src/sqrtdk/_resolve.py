@@ -15,7 +15,7 @@ from sqrtdk._named import as_bias, as_request, as_scale, as_score, as_window, is
 from sqrtdk._subclasses import causal_diagonal, check_class, is_causal_bias
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
-from sqrtdk.impl.extremes import holds_nonfinite, looked_at, needs_care
+from sqrtdk.impl.extremes import above_infinity, holds_nonfinite, looked_at, needs_care
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scales import ScaleRule, Sizes, sqrt_dk
 from sqrtdk.scores import FoldedScore, PairScore
@@ -155,6 +155,8 @@ def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str,
         arguments.check_mask(attn_mask, full, call.value)
         if attn_mask.dtype == torch.bool:
             visible = attn_mask
+        elif above_infinity(attn_mask):
+            added = attn_mask
         else:
             visible = attn_mask != -math.inf
             added = attn_mask.masked_fill(~visible, 0.0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.impl.call import has_values
 
@@ -49,6 +50,14 @@ def gives_infinity(query: Query, key: Key, value: Value, scale: float | Factor |
         query, key = (tensor.detach().nan_to_num(0.0, math.inf, -math.inf) for tensor in (query, key))
         return may_overflow(query, key, value.dtype, scale)
     return True
+
+
+def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
+    """Return whether all numbers are above -inf; False where they are not looked at, or there are none."""
+    if not looked_at(tensor) or not tensor.numel():
+        return False
+    with _disable_current_modes():  # no tape shall record the question
+        return bool(tensor.detach().amin() > -math.inf)
 
 
 def looked_at(*tensors: Float[Tensor, "..."]) -> bool:

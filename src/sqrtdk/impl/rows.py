@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk._modes import as_one
-from sqrtdk.impl.call import Call, cut_rows, has_values, repeat_heads
+from sqrtdk.impl.call import Call, cut_rows, repeat_heads
+from sqrtdk.impl.extremes import above_infinity
 from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
 
@@ -117,7 +117,7 @@ def row_logits(
     if call.score_mod is not None:
         before, z = z, call.modified(z, start, stop)
         # torch.where(q_idx >= kv_idx, score, -inf) hides keys; a product that overflowed to -inf before does not
-        if not _above_infinity(z):
+        if not above_infinity(z):
             shown = (z.detach() != -math.inf) | (before.detach() == -math.inf)
             seen = shown if seen is None else seen & shown
     if term is not None and call.term is not None and not call.term.content:
@@ -127,14 +127,6 @@ def row_logits(
     if seen is not None:
         z = z.masked_fill(~seen, -math.inf)
     return z, seen
-
-
-def _above_infinity(z: Logits) -> bool:
-    """Return whether all logits are known to be above -inf."""
-    if not has_values(z) or not z.numel():
-        return False
-    with _disable_current_modes():  # no tape shall record the question
-        return bool(z.detach().amin() > -math.inf)
 
 
 def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> tuple[Logits, Visible | None]:
