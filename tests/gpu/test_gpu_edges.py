@@ -313,5 +313,5 @@ def test_hidden_positions_are_not_read() -> None:
     q, k, v = (torch.randn(1, 2, n, 8, device=DEVICE) for n in (1, 6000, 6000))
     v[:, :, :5000] = math.nan
     forward = torch.ops.sqrtdk_gpu.forward
-    found = forward(q, k, v, 0.3, None, 0.0, None, False, None, None, 5999, 99 - 5999, None, 0)[0]
+    found = forward(q, k, v, 0.3, None, 0.0, None, None, None, None, 5999, 99 - 5999, None, 0)[0]
     assert found.isfinite().all()

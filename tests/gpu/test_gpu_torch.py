@@ -41,17 +41,17 @@ def rand(*sizes: int) -> Tensor:
 
 
 GIVEN: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "statistics": lambda: (0.25, None, 0.0, None, False, None, None, 0, None, None, EVERYTHING),
+    "statistics": lambda: (0.25, None, 0.0, None, None, None, None, 0, None, None, EVERYTHING),
     "a table": lambda: (
-        *(0.25, None, 0.0, rand(1, 4, 1, LENGTH + KEYS - 1).requires_grad_(), True, None, None, 0, None, None, 0),
+        *(0.25, None, 0.0, None, rand(1, 4, 1, LENGTH + KEYS - 1).requires_grad_(), None, None, 0, None, None, 0),
     ),
-    "no statistics": lambda: (0.25, None, 0.0, None, False, None, None, None, 9, None, 0),
+    "no statistics": lambda: (0.25, None, 0.0, None, None, None, None, None, 9, None, 0),
     "everything": lambda: (
         0.25,
         rand(1, 4, LENGTH, 1).requires_grad_(),
         5.0,
         rand(1, 1, LENGTH, KEYS).requires_grad_(),
-        False,
+        None,
         rand(1, 4, 1, KEYS) < 0.7,
         rand(1, 4, 1, 1).requires_grad_(),
         3,
@@ -83,7 +83,7 @@ def test_torch_s_own_check_of_operators_passes(name: str, dtype: torch.dtype) ->
 def test_places_pass_the_check_too() -> None:
     given = tuple(leaf.detach() for leaf in leaves().values())
     places = torch.arange(LENGTH, device=DEVICE) + 2
-    numbers = (0.25, None, 0.0, None, False, None, None, 1, 5, places, 1 << len(AuxOutput._fields))
+    numbers = (0.25, None, 0.0, None, None, None, None, 1, 5, places, 1 << len(AuxOutput._fields))
     done = torch.library.opcheck(torch.ops.sqrtdk_gpu.forward.default, (*given, *numbers))
     assert set(done.values()) == {"SUCCESS"}
 
@@ -213,7 +213,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_operators_themselves_take_tensors_of_no_data(dtype: torch.dtype) -> None:
     q, k, v = (leaf.detach().to("meta") for leaf in leaves(dtype).values())
-    numbers = (0.25, None, 0.0, None, False, None, None, 0, None, None)
+    numbers = (0.25, None, 0.0, None, None, None, None, 0, None, None)
     for statistics in (0, EVERYTHING, 1 << len(AuxOutput._fields)):
         found = operators.forward(q, k, v, *numbers, statistics)
         assert [t.dtype for t in found] == [dtype, *[torch.float32] * 4]

@@ -142,7 +142,7 @@ def test_a_broken_row_reaches_all_that_it_sees_and_no_other_row() -> None:
     given = operands(length=4, keys=5)
     given["query"][0, 1, 2] = torch.nan
     leaves = [t.to(DEVICE).requires_grad_() for t in given.values()]
-    output = forward(*leaves, 0.25, None, 0.0, None, False, None, None, None, None, None, 0)[0]
+    output = forward(*leaves, 0.25, None, 0.0, None, None, None, None, None, None, None, 0)[0]
     found = [g.isnan() for g in torch.autograd.grad(output.sum(), leaves)]
     assert found[0].any(-1).nonzero().tolist() == [[0, 1, 2]]
     assert found[1].all()
@@ -163,7 +163,7 @@ def test_sampled_rows_have_no_gradient() -> None:
 
     q, k, v = (t.to(DEVICE).requires_grad_() for t in operands(length=3).values())
     places = torch.tensor([0, 5, 9], device=DEVICE)
-    output = forward(q, k, v, 0.25, None, 0.0, None, False, None, None, 0, None, places, 0)[0]
+    output = forward(q, k, v, 0.25, None, 0.0, None, None, None, None, 0, None, places, 0)[0]
     with pytest.raises(UnsupportedError, match="sampled rows"):
         output.sum().backward()
 

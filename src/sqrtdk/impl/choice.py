@@ -15,6 +15,7 @@ from sqrtdk.errors import InvalidValueError, UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, has_values
 from sqrtdk.impl.cpu import CPU_DTYPES, cpu
 from sqrtdk.impl.cpu import obstacle as against_cpu
+from sqrtdk.impl.extremes import wants_gradients
 from sqrtdk.impl.fused import LARGEST_MASK, fused, held_by_torch, loses_mass, mask_elements
 from sqrtdk.impl.fused import obstacle as against_fused
 from sqrtdk.impl.gpu import GPUS
@@ -103,11 +104,23 @@ def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Ca
     read = simplified(call) if isinstance(impl, str) and impl in ("auto", "cpu") and not weights else call
     product = as_product(read)
     choice = choose(product, impl, weights=weights)
+    if product is not call and choice.impl == "fused" and impl == "auto":
+        choice = _with_second_derivatives(product, choice)
     if read is call:
         return call, product, choice
     names = {"score_mod": read.score_mod is not call.score_mod, "mask_mod": len(read.mask_mods) < len(call.mask_mods)}
     changed = " and ".join(name for name, replaced in names.items() if replaced)
     return read, product, Choice(choice.impl, f"{choice.reason}; {changed} read as bias, softcap or band")
+
+
+def _with_second_derivatives(call: Call, choice: Choice) -> Choice:
+    """Return an implementation with second derivatives: torch's kernels lack them, the call as it was given did not."""
+    if not wants_gradients(call.query, call.key, call.value):
+        return choice
+    if against_cpu(call) is None and loaded() and _plain(call.query, call.key, call.value):
+        return Choice("cpu", "the compiled kernel runs it, with second derivatives")
+    impl = "dense" if block_rows(call) >= call.length else "tiled"
+    return Choice(impl, "torch's kernels have no second derivatives")
 
 
 def _against_torch(call: Call) -> str | None:

@@ -228,12 +228,15 @@ def added_by(function: ScoreMod, dtype: torch.dtype) -> Added | None:
     """
     learns = torch.is_grad_enabled()
     score = torch.zeros((), dtype=dtype, device="cpu", requires_grad=learns)
+    since = torch._C._autograd._get_sequence_nr()
     found, form = _followed(function, score)
     if found is None or not form.adds or SCORE in form.places or found.dtype != dtype:
         return None
     # the gradient of a function of its own, as autograd.Function is, need not be that of its operations
-    if learns and not (found is score or _known_path(found.grad_fn, score)):
+    if learns and found is not score and not (found.requires_grad and _known_path(found.grad_fn, score, since)):
         return None
+    if form.table is not None and learns and form.table.requires_grad and not _straight_to(form.table, found.grad_fn):
+        return Added(form.places, form.cap)  # detached, or with a gradient of its own
     return Added(form.places, form.cap, form.table, form.axes)
 
 
@@ -264,15 +267,31 @@ def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | No
     return found, mode.form(found)
 
 
-def _known_path(node: Any, leaf: Tensor) -> bool:
-    """Return whether a result's gradient reaches the leaf, and on each way by operations that are followed."""
-    if node is None or node.name().split("Backward")[0] not in _FOLLOWED:
-        return False
-    steps = [step for step, _ in node.next_functions if step is not None and _leads(step, leaf)]
-    return bool(steps) and all(getattr(step, "variable", None) is leaf or _known_path(step, leaf) for step in steps)
+def _known_path(root: Any, leaf: Tensor, since: int) -> bool:
+    """Return whether a result's gradient reaches the leaf, and on each way by operations that are followed.
+
+    Nodes from before the number `since` are of captured tensors, whose graphs may be large and do not lead to the leaf.
+    """
+    leads: dict[Any, bool] = {}
+    waiting = [(root, False)]
+    while waiting:
+        node, after = waiting.pop()
+        steps = [step for step, _ in node.next_functions if step is not None]
+        if after:
+            leads[node] = any(leads[step] for step in steps)
+        elif node not in leads:
+            leads[node] = getattr(node, "variable", None) is leaf
+            if not leads[node] and node._sequence_nr() >= since:
+                waiting += [(node, True), *((step, False) for step in steps)]
+    ways = [node for node, there in leads.items() if there and getattr(node, "variable", None) is not leaf]
+    return leads[root] and all(node.name().split("Backward")[0] in _FOLLOWED for node in ways)
 
 
-def _leads(node: Any, leaf: Tensor) -> bool:
-    return getattr(node, "variable", None) is leaf or any(
-        _leads(step, leaf) for step, _ in node.next_functions if step is not None
+def _straight_to(table: Tensor, root: Any) -> bool:
+    """Return whether one of the terms that are added up is the table, read by its indices and changed by nothing."""
+    reads = [step for step, _ in root.next_functions if step is not None and step.name() == "IndexBackward0"]
+    sources = [read.next_functions[0][0] for read in reads]
+    return any(
+        source is not None and (source is table.grad_fn or getattr(source, "variable", None) is table)
+        for source in sources
     )

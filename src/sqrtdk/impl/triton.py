@@ -105,7 +105,6 @@ def _run(
 
     # a table beside a whole bias is one more bias, for which the kernel has no place
     call, table = with_table(call) if call.bias is None else (with_bias(call), None)
-    bias = call.bias if table is None else table
     lead = call.lead
     scale, sinks = call.scale, None
     if call.sinks is not None:
@@ -116,8 +115,8 @@ def _run(
         1.0 if isinstance(scale, Tensor) else scale,
         broadcastable(scale.float(), lead) if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
-        None if bias is None else broadcastable(bias, lead),
-        table is not None,
+        None if call.bias is None else broadcastable(call.bias, lead),
+        None if table is None else broadcastable(table, lead),
         None if call.visible is None else broadcastable(call.visible, lead),
         sinks,
         above,

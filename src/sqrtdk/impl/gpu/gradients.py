@@ -272,8 +272,9 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     query, key, value, factor, scale, softcap, bias, distances, visible, sinks, above, below, places, _ = inputs
     out, _, entropy, planes, levels = output
     ctx.mark_non_differentiable(planes, levels)
-    ctx.save_for_backward(query, key, value, out, levels, entropy, scale, bias, visible, sinks)
-    ctx.numbers = factor, softcap, distances, above, below
+    added = bias if distances is None else distances
+    ctx.save_for_backward(query, key, value, out, levels, entropy, scale, added, visible, sinks)
+    ctx.numbers = factor, softcap, distances is not None, above, below
     ctx.sampled = places is not None
     ctx.set_materialize_grads(False)
 
@@ -304,14 +305,15 @@ def gradients(
             window=(below, None),
             sinks=sinks,
         )
-        leaves = (query, key, value, None, scale, None, bias, None, None, sinks, None, None, None, None)
+        biases = (None, bias) if distances else (bias, None)
+        leaves = (query, key, value, None, scale, None, *biases, None, sinks, None, None, None, None)
         wanted = [leaf if needed else None for leaf, needed in zip(leaves, ctx.needs_input_grad, strict=True)]
         return gradients_of_formula(call, wanted, (d_out, d_lse, d_entropy))
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_lse = None if d_lse is None else d_lse.contiguous()
     d_entropy = None if d_entropy is None else d_entropy.contiguous()
     c = torch.ops.sqrtdk_gpu.constant(d_out, out, d_lse, d_entropy, None if d_entropy is None else entropy)
-    needs_scale, needs_bias, needs_sinks = (ctx.needs_input_grad[at] for at in (4, 6, 9))
+    needs_scale, needs_bias, needs_sinks = (ctx.needs_input_grad[at] for at in (4, 7 if distances else 6, 9))
     dq, dk, dv, d_scale, d_bias = torch.ops.sqrtdk_gpu.backward(
         *(
             d_out,
@@ -334,7 +336,7 @@ def gradients(
     )
     return (
         *(dq, dk, dv, None, d_scale.sum_to_size(scale.shape) if needs_scale else None, None),
-        *(d_bias if needs_bias else None, None, None),
+        *(d_bias if needs_bias and not distances else None, d_bias if needs_bias and distances else None, None),
         *(_of_sinks(sinks, levels, c, d_entropy) if needs_sinks else None, None, None, None, None),
     )
 

@@ -21,7 +21,7 @@ def forward(
     scale: Tensor | None,
     softcap: float,
     bias: Tensor | None,
-    distances: bool,
+    distances: Tensor | None,
     visible: Tensor | None,
     sinks: Tensor | None,
     above: int | None,
@@ -38,8 +38,8 @@ def forward(
         factor: the scale if `scale` is None.
         scale: float32, four dimensions, broadcastable to (B, Hq, L, 1).
         softcap: 0 for none.
-        bias: floating, four dimensions, broadcastable to (B, Hq, L, S); or a table, see `distances`.
-        distances: whether `bias` is a table (1, #Hq, 1, L + S - 1) of the distances j - i, from 1 - L on.
+        bias: floating, four dimensions, broadcastable to (B, Hq, L, S).
+        distances: in its place a table (1, #Hq, 1, L + S - 1) of the distances j - i, from 1 - L on.
         visible: bool, likewise.
         sinks: float32, four dimensions, broadcastable to (B, Hq, L, 1).
         above: row i sees keys j <= i + above; None: no bound.
@@ -52,9 +52,9 @@ def forward(
         the other requested fields in their order, or those of RowStats; and levels (2, B, Hq, L): maxima and log
         masses, whose sum is lse.
     """
-    return run(
-        query, key, value, factor, scale, softcap, bias, distances, visible, sinks, above, below, places, statistics
-    )
+    added = bias if distances is None else distances
+    others = (visible, sinks, above, below, places, statistics)
+    return run(query, key, value, factor, scale, softcap, added, distances is not None, *others)
 
 
 @forward.register_fake
