@@ -154,3 +154,40 @@ def test_a_tensor_is_a_bias_only_by_its_own_indices_in_order() -> None:
         found = added_by(other, torch.float32)
         assert found is not None
         assert found.table is None
+
+
+def test_a_captured_table_keeps_the_gradient_that_the_function_gives_it() -> None:
+    learned = TABLE.clone().requires_grad_()
+
+    def in_part(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        with torch.no_grad():
+            added = learned[h, i, j]
+        return s + added
+
+    found = added_by(lambda s, b, h, i, j: s + learned[h, i, j], torch.float32)
+    assert found is not None
+    assert found.table is learned
+    for other in (
+        in_part,
+        lambda s, b, h, i, j: s + learned[h, i, j].detach(),
+        lambda s, b, h, i, j: s + _Halved.apply(learned[h, i, j]),
+    ):
+        found = added_by(other, torch.float32)
+        assert found is not None
+        assert found.table is None
+
+
+def test_the_graphs_of_captured_tensors_are_not_walked_and_ways_that_meet_are_walked_once() -> None:
+    deep = SLOPES.clone().requires_grad_()
+    for _ in range(1500):
+        deep = deep + torch.tanh(deep) * 0.001
+
+    def many(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        for ahead in range(64):
+            s = torch.where(i > j + ahead, s + 1.0, s - 1.0)
+        return s
+
+    for function, places in ((lambda s, b, h, i, j: s + deep[h] * (i - j), {"h", "i - j"}), (many, {"i - j"})):
+        found = added_by(function, torch.float32)
+        assert found is not None
+        assert set(found.places) == places

@@ -285,3 +285,16 @@ def test_a_trace_reads_the_formula_and_changes_no_bit(formula: str) -> None:
     assert torch.equal(plain, traced)
     assert [call.formula for call in run.calls] == [formula]
     assert run.not_measured == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{"score": "distance"}, {"mask_mod": lambda b, h, i, j: i >= j}], ids=["d", "m"])
+def test_auto_keeps_second_derivatives(options: dict[str, Any], dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(B, H, L, E, dtype=dtype).requires_grad_() for _ in range(3))
+    seconds = []
+    for impl in ("auto", "dense"):
+        output = sqrtdk.attention(q, k, v, impl=impl, **options)
+        (first,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), (q, k, v)))
+    for mine, theirs in zip(*seconds, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))

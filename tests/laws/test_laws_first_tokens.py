@@ -17,7 +17,7 @@ from tests.hf.small import build, needs, small_config
 from tests.laws.planted_hf import plant
 
 WHOLE = 128  # tokens of made inputs
-MOST_FORWARDS = 6.0  # tokens that the laws run, in units of the whole inputs
+MOST_FORWARDS = 6.5  # tokens that the laws run, in units of the whole inputs
 
 
 def made(name: str = "llama", **fields: Any) -> Any:
@@ -123,6 +123,25 @@ def counting(model: nn.Module) -> None:
     model.model.norm.register_forward_hook(counted)
 
 
+def late_dropout(model: nn.Module) -> None:
+    """Draws anew in each run, for more than the first tokens."""
+
+    def dropped(_: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        return nn.functional.dropout(output, 0.1, training=True) if output.shape[1] > 64 else None
+
+    model.model.norm.register_forward_hook(dropped)
+
+
+def late_step(model: nn.Module) -> None:
+    """A step of one token behind more than the first is turned as if it stood at 64."""
+
+    def turned(_: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+        (x, positions) = (*args, *inputs.values())
+        return (x, positions.clamp(max=64) if x.shape[1] == 1 else positions), {}
+
+    model.model.rotary_emb.register_forward_pre_hook(turned, with_kwargs=True)
+
+
 PLANTED = {
     "future": lambda model: plant(model, "future"),
     "batch": lambda model: plant(model, "batch"),
@@ -131,6 +150,8 @@ PLANTED = {
     "late mask": late_mask,
     "alone": halved_alone,
     "counting": counting,
+    "late dropout": late_dropout,
+    "late step": late_step,
 }
 
 
@@ -146,7 +167,7 @@ def test_the_answers_are_those_of_the_whole_inputs(wrong: str, monkeypatch: pyte
             monkeypatch.setattr(table, "first_tokens", lambda subject: None)
         reports.append(ask(model))
     assert reports[0].answers == reports[1].answers
-    assert bool(reports[0].broken) == (wrong not in ("nothing", "counting"))
+    assert bool(reports[0].broken) == (wrong not in ("nothing", "counting", "late dropout"))
 
 
 class Tokens(nn.Module):

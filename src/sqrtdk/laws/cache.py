@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.configs import field
-from sqrtdk.audit.records import BROKEN, LawAnswer
+from sqrtdk.audit.records import BROKEN, KEPT, LawAnswer
 from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.decoding import (
@@ -93,6 +93,18 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
             yield _answer_for_kind(named, content, kind, own)
         except NotAsked as error:
             yield law_not_asked(LAW, _about(kind), error.reason)
+
+
+def steps_stay(subject: Subject) -> bool:
+    """Return whether steps behind a cache of these inputs give what one pass gives, without any other form tried.
+
+    Not asked of a decoder behind an encoder, which each step would run again.
+    """
+    named = subject.by_name()
+    content = tokens_of_decoder(named)
+    if content.name.startswith("decoder"):
+        return True
+    return _compared(named, content, _given_caches(named), _DYNAMIC).state == KEPT
 
 
 def _about(kind: str) -> Message:

@@ -108,21 +108,21 @@ def _run(subject: Subject, content: Content) -> _CutRun:
 
 
 def earlier_stay(subject: Subject) -> bool:
-    """Return whether other tokens from the later cut on move no position before it.
+    """Return whether other tokens from the later cut on, and another seed, move no position before it.
 
     If an attention rotates, the run is traced, and the law `configured` reads the rotations from it.
     """
 
     def traced_outputs(changes: dict[str, Tensor]) -> Outputs:
-        run = subject.traced_cut = run_traced(subject, changes)
+        run = subject.traced_cut = run_traced(subject, changes, seed=seed)
         return run.outputs
 
     content = tokens_of_decoder(subject)
     batch, length = content.tensor.shape[:2]
     cut = _cuts(subject, content)[1]
-    changes = _cut_off(subject, content, cut)
+    changes, seed = _cut_off(subject, content, cut), subject.seed + 1
     rotated = any(call.rope for call in calls_inside(subject, None))
-    before, after = subject.base, traced_outputs(changes) if rotated else subject.run(changes)
+    before, after = subject.base, traced_outputs(changes) if rotated else subject.run(changes, seed=seed)
     first = int(cut.min())
     pairs = (
         (before[name].narrow(axis, 0, first), after[name].narrow(axis, 0, first), axis)

@@ -12,8 +12,9 @@ asked of the whole inputs. The inputs are cut only if
   before it, or those in a window that is reached by the first tokens as well.
 
 The traced run that shows the last is the one that other laws share. If `causal` is kept by the first tokens, one cut of
-the whole inputs has to move no earlier position as well, or they stand for nothing. Not seen: what a module other than
-an attention does from some position on, unless later tokens move earlier ones by it.
+the whole inputs, with another seed, has to move no earlier position as well; if `cache` is, steps behind a cache of all
+tokens but the last have to give what one pass gives. Otherwise the first tokens stand for nothing. Not seen: a number
+in the code from which on padding, samples, positions or training are treated in another way.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ DEFAULT = "all"  # laws that `check` asks
 SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
 READ_ONLY = ("finite", "configured")  # laws that compare no two runs
 _OF_COMPARISONS = ("rules.eager_vs_sdpa", "rules.responsiveness")  # reasons why other runs of the audit tell nothing
+# Asked of the whole inputs once, where their first tokens keep a law.
+ON_ALL_TOKENS: dict[str, Callable[[Subject], bool]] = {"causal": causal.earlier_stay, "cache": cache.steps_stay}
 CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
 
@@ -205,7 +207,7 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
             answers = _where_outputs_move(name, _answers_of_law(name, first), first)
             if name == samples.LAW:
                 first.rows_apart = any(answer.state == KEPT and not answer.reason for answer in answers)
-            if stand_for_all(answers) and (name != causal.LAW or _stay(answers, subject)):
+            if stand_for_all(answers) and _stay(name, answers, subject):
                 return answers
             if not steady(subject):
                 return None
@@ -219,11 +221,11 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
     return told
 
 
-def _stay(answers: list[LawAnswer], subject: Subject) -> bool:
-    """Return whether `causal`, if it is kept, is kept by the whole inputs too; if not, the first tokens go."""
-    if any(answer.state == KEPT for answer in answers):
+def _stay(name: str, answers: list[LawAnswer], subject: Subject) -> bool:
+    """Return whether one question on the whole inputs agrees with what the first tokens keep; if not, these go."""
+    if name in ON_ALL_TOKENS and any(answer.state == KEPT for answer in answers):
         with suppress(NotAsked):
-            if causal.earlier_stay(subject):
+            if ON_ALL_TOKENS[name](subject):
                 return True
         subject.first = None
     return subject.first is not None

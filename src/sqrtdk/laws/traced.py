@@ -73,14 +73,14 @@ def traced(subject: Subject) -> Traced:
     return subject.traced
 
 
-def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None) -> Traced:
+def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None, *, seed: int | None = None) -> Traced:
     """Run the model and keep the tensors of each attention.
 
     Raises:
         NotAsked: The model raises.
     """
     with fast_path_off(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
-        outputs = subject.run(changes or {})
+        outputs = subject.run(changes or {}, seed=seed)
     return Traced({(call.site, call.index): call for call in run.tensors}, run.unread, outputs)
 
 
