@@ -11,6 +11,7 @@ from torch import Tensor
 
 import sqrtdk
 from sqrtdk import nn, positions
+from sqrtdk._resolve import resolve_arguments
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from tests.attention.calls import close, close_gradients, every
 from tests.attention.oracle import attend
@@ -172,3 +173,17 @@ def test_while_compiling_too(dynamic: bool) -> None:
     output, expected = compiled(query, key), sqrtdk.attention(query, key, key, **options)
     assert output.stride() == expected.stride() == query.stride()
     close(output, expected)
+
+
+@pytest.mark.parametrize("window", [None, (3, None), (0, 2), (None, 4), (2, 0)], ids=str)
+@pytest.mark.parametrize("lower_right", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_keys_of_a_band_are_counted_as_its_mask_shows_them(
+    is_causal: bool, lower_right: bool, window: tuple[int | None, int | None] | None
+) -> None:
+    for rows, keys in ((1, 9), (5, 12), (9, 4)):
+        q, k = torch.randn(1, 2, rows, 4), torch.randn(1, 2, keys, 4)
+        call = resolve_arguments(q, k, k, is_causal=is_causal, causal_lower_right=lower_right, window=window)
+        mask = call.seen(0, rows)
+        counted = torch.full((1, 1), float(keys)) if mask is None else mask.sum(-1, keepdim=True).float()
+        assert torch.equal(call.visible_keys(), counted)

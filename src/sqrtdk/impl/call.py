@@ -177,10 +177,26 @@ class Call:
 
     def visible_keys(self) -> Factor:
         """Return the number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""
+        if self.visible is None and not self.mask_mods:
+            return self._keys_in_band().to(self.dtype)
         seen = self.seen(0, self.length)
-        if seen is None:
-            return torch.full((1, 1), float(self.keys), dtype=self.dtype, device=self.query.device)
+        assert seen is not None
         return seen.expand(*seen.shape[:-1], self.keys).sum(-1, keepdim=True).to(self.dtype)
+
+    def _keys_in_band(self) -> Int[Tensor, "#L 1"]:
+        """Return the number of keys that diagonal and window leave to each row, without a mask of L x S."""
+        if self.diagonal is None and self.window == UNBOUNDED:
+            return torch.full((1, 1), self.keys, device=self.query.device)
+        left, right = self.window
+        rows = self.positions(0, self.length).unsqueeze(-1)
+        first, last = torch.zeros_like(rows), torch.full_like(rows, self.keys - 1)
+        if self.diagonal is not None:
+            last = torch.minimum(last, rows + self.diagonal)
+        if right is not None:
+            last = torch.minimum(last, rows + (self.shift + right))
+        if left is not None:
+            first = torch.maximum(first, rows + (self.shift - left))
+        return (last - first + 1).clamp(min=0)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
