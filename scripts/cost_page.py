@@ -250,7 +250,7 @@ def cliffs(language: str) -> str:
         most = max(cell["added_mib"] for cell in long if cell["length"] == longest)
         spans = [f"{median(values):.2f}, {max(values):.2f}" for values in ratios.values()]
         rows.append((name if chinese else kind, *spans, f"{above} / {len(long)}", f"{most:.0f}"))
-    threads = (f"{found['environment']['threads']} threads", f"{found['environment']['threads']} 个线程")[chinese]
+    threads = ("1 thread, CPU seconds", "1 个线程，CPU 秒数")[chinese]
     note = caption(language, "cliffs", *when(found), threads)
     return f"{table(language, heads, rows)}\n\n{steps_text(cells, language)}\n{note}"
 
