@@ -90,7 +90,7 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
         return found.output, aux_output(call.aux, found.rows)
     query, scale = call.query, call.scale
     key, value, shared = _shared(call)
-    mask = torch.atleast_2d(_mask(call)) if _needs_mask(call) else None
+    mask = torch.atleast_2d(_mask(call)) if _needs_mask(call) else None  # type: ignore[no-untyped-call]
     is_causal = call.diagonal is not None and mask is None
     # a negative scale would turn the -inf of hidden keys into +inf
     if isinstance(scale, Tensor) or (is_causal and scale <= 0.0):
