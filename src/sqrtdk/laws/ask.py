@@ -74,7 +74,7 @@ def ask(
     f(x)_i. For `causal`, x' has other tokens from the middle on, and i are the positions before the middle. eps is that
     of the outputs' dtype, but at least float32's.
 
-    The model runs 10 to 30 times in evaluation mode. If its inputs are made here, most runs take their first 16 tokens:
+    The model runs 8 to 30 times in evaluation mode. If its inputs are made here, most runs take their first 16 tokens:
     a law is kept by these if the model does the same with fewer tokens. The model is left as it was: weights, buffers,
     attributes, gradients, random state and inputs. What can't be put back is named in `notes`.
 
