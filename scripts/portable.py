@@ -134,10 +134,10 @@ def run(setting: dict[str, str], threads: int) -> bool:
     command += [f"--deselect={test}" for test in DESELECTED]
     start = time.monotonic()
     log = LOGS / f"{title(setting, threads).replace(', ', '-').replace(' ', '-')}.txt"
+    variables = environment(threads, **setting)
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(log.with_suffix(".inductor"))  # its code is that of the instructions
     with log.open("w", encoding="utf-8") as output:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment(threads, **setting), stdout=output, stderr=subprocess.STDOUT
-        )
+        done = subprocess.run(command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT)
     text = log.read_text(encoding="utf-8", errors="replace")
     last = text.rstrip().rsplit("\n", 1)[-1]
     passed, failed, errors, skipped = (
