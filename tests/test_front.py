@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 
+import cliffs_figure
 import cost_page
 import install_lines
 import readme_picture
@@ -198,3 +199,9 @@ def test_the_record_of_the_picture_is_what_a_run_gives(model: str) -> None:
 def test_the_page_of_figures_is_what_the_records_say(language: str) -> None:
     """Write it again after a record changed: python scripts/cost_page.py."""
     assert cost_page.written(language) == cost_page.page(language).read_text(encoding="utf-8")
+
+
+def test_the_picture_of_every_kind_of_call_shows_the_record() -> None:
+    """Draw it again after the record changed: python scripts/cliffs_figure.py."""
+    stale = [path for path, shown in cliffs_figure.figures().items() if not cliffs_figure.is_current(path, shown)]
+    assert stale == []

@@ -298,3 +298,10 @@ def test_auto_keeps_second_derivatives(options: dict[str, Any], dtype: torch.dty
         seconds.append(torch.autograd.grad(first.square().sum(), (q, k, v)))
     for mine, theirs in zip(*seconds, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("impl", ["auto", "fused", "cpu", "tiled"])
+def test_a_bias_of_one_number_moves_no_weight(impl: str) -> None:
+    q, k, v = (torch.randn(B, H, L, E) for _ in range(3))
+    moved = sqrtdk.attention(q, k, v, bias=torch.tensor(0.5), impl=impl)
+    torch.testing.assert_close(moved, sqrtdk.attention(q, k, v, impl="dense"))
