@@ -120,7 +120,8 @@ def _with_second_derivatives(call: Call, choice: Choice) -> Choice:
     if against_cpu(call) is None and loaded() and _plain(call.query, call.key, call.value):
         return Choice("cpu", "the compiled kernel runs it, with second derivatives")
     impl = "dense" if block_rows(call) >= call.length else "tiled"
-    return Choice(impl, f"torch's kernels have no second derivatives; not the compiled kernel: {against_compiled(call)}")
+    reason = f"not the compiled kernel: {against_compiled(call)}"
+    return Choice(impl, f"torch's kernels have no second derivatives; {reason}")
 
 
 def _against_torch(call: Call) -> str | None:
