@@ -52,7 +52,7 @@ KINDS = {
     "learned scale": "学习的缩放",
     "log n scale": "log n 缩放",
     "score_mod": "score_mod",
-    "score function": "打分函数",
+    "score function": "评分函数",
 }
 TIMES = ("time over torch's, below 1 sqrtdk is faster", "与 torch 的时间之比，低于 1 表示 sqrtdk 更快")
 LENGTH = ("rows and keys", "行数与键数")
