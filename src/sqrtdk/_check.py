@@ -20,7 +20,7 @@ from sqrtdk.audit.sources import root
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import law_not_asked
-from sqrtdk.laws.table import FINDINGS, answers_of, are_named, check_seconds, is_large, names_of
+from sqrtdk.laws.table import FINDINGS, answers_of, are_named, check_seconds, names_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve_model
@@ -177,7 +177,7 @@ def _checked(
             missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
-                keep = not runs and bool(names) and is_large(build.loaded.module)
+                keep = not runs and bool(names)
                 how = "never" if runs else compare
                 run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
                 if not runs:

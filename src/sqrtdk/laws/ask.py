@@ -16,7 +16,7 @@ from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, Mo
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import declared_masks, finite
 from sqrtdk.laws.answers import state_of
-from sqrtdk.laws.table import answers_of, are_named, check_seconds, is_large, names_of
+from sqrtdk.laws.table import answers_of, are_named, check_seconds, names_of
 from sqrtdk.models.limits import check_seed
 from sqrtdk.models.load import resolve_model
 from sqrtdk.models.names import graph_kind
@@ -134,9 +134,8 @@ def ask(
             f"model is a {type(model).__name__}", hint=hint_for(model, "Give a torch.nn.Module or a name.")
         )
     with unchanged(model, inputs) as before, by_default_of(loaded.module), progress_shown("laws"):
-        # A large model is not run again: the laws take the outputs of the audit's own run.
-        keep = bool(names) and is_large(loaded.module)
-        run = run_model(loaded, "own", seed=seed, compare="never", keep=keep)
+        # What the audit's run returned is not run again where a law can take it.
+        run = run_model(loaded, "own", seed=seed, compare="never", keep=bool(names))
         answers = answers_of(loaded, run, names, seed, named=are_named(laws), seconds=seconds)
     return LawReport(run.model, tuple(_with_finding(answer, run) for answer in answers), before.stayed)
 

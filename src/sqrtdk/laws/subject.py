@@ -114,6 +114,11 @@ class Subject:
         self._base, self._base_returned, self.taken = outputs, None, False
         self.forget_runs()
 
+    def leave_taken(self) -> None:
+        """Run the unchanged inputs plainly if the outputs are those of an earlier run."""
+        if self.taken:
+            self._base, self.taken = None, False
+
     @property
     def time_is_up(self) -> Message:
         """Why a law is not asked once `pace` allows no further run."""

@@ -147,6 +147,8 @@ def answers_of(
             compares = not large and any(name not in READ_ONLY for name in names)
             if compares and loaded.made and _all_read(run):
                 subject.first = first_tokens(subject)
+            if subject.first is not None:  # what stays on all tokens is compared with the audit's run
+                (subject.itself or subject).take(run.outputs)
             if not (subject.first or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
             random = not large and not steady(subject.first or subject)
@@ -209,6 +211,7 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
                 first.rows_apart = any(answer.state == KEPT and not answer.reason for answer in answers)
             if stand_for_all(answers) and _stay(name, answers, subject):
                 return answers
+            subject.leave_taken()
             if not steady(subject):
                 return None
         told = confirmed(partial(_answers_of_law, name, subject), subject, large=large)

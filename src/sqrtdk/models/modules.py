@@ -45,8 +45,10 @@ def is_finite(tensor: Tensor) -> bool:
         values = values._values()
     elif values.layout is not torch.strided:
         values = values.values()
-    # isfinite is not implemented for float8.
-    return bool(torch.isfinite(values.float() if values.dtype.itemsize == 1 else values).all())
+    values = values.float() if values.dtype.itemsize == 1 else values  # isfinite is not implemented for float8
+    # One reading: a sum is finite only if all its terms are, though it may overflow where they are.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())
 
 
 def config_of(module: nn.Module) -> Any:
