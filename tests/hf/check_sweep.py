@@ -3,7 +3,8 @@
 Each type is built small with random weights and checked in a process of its own, one after the other; of the laws only
 `configured` and `parameters` are asked. A line of the record has the verdict of every call and every finding,
 so that two records show what a change of the audit moved:
-`python -m tests.hf.check_sweep --compare OLD.jsonl NEW.jsonl`.
+`python -m tests.hf.check_sweep --compare OLD.jsonl NEW.jsonl`. With `--laws all` the inputs are those that `check`
+makes, and a line has every answer of the laws: an hour.
 """
 
 from __future__ import annotations
@@ -26,38 +27,39 @@ from tests.hf.small import NotBuiltError, build, inputs_of, small_config
 TIMEOUT = 120
 
 
-def checked(model_type: str) -> dict[str, Any]:
+def checked(model_type: str, laws: str = "") -> dict[str, Any]:
     """The verdicts and the findings of one type, or why there are none."""
     try:
         model = build(small_config(model_type), "eager", torch.float32)
         inputs = inputs_of(model)
     except NotBuiltError as error:
         return {"state": "not built", "reason": str(error)}
-    report = sqrtdk.check(model, inputs=inputs, laws="configured,parameters")
+    report = sqrtdk.check(model, laws=laws) if laws else sqrtdk.check(model, inputs, laws="configured,parameters")
     calls = [
         [f"{judged.call.site}#{judged.call.index}", judged.verdict, judged.mistake, str(judged.declared_by)]
         for judged in report.calls
     ]
     findings = [[found.severity, found.rule, found.site, str(found.message)] for found in report.findings]
-    return {"state": "checked", "calls": calls, "findings": sorted(findings)}
+    answers = [[answer.law, str(answer.about), answer.state, str(answer.reason)] for answer in report.laws]
+    return {"state": "checked", "calls": calls, "findings": sorted(findings), "answers": answers if laws else []}
 
 
-def _child(model_type: str, end: Any) -> None:
+def _child(model_type: str, laws: str, end: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        record = checked(model_type)
+        record = checked(model_type, laws)
     except BaseException as error:
         record = {"state": "raised", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     end.send(record)
     end.close()
 
 
-def apart(model_type: str, seconds: float = TIMEOUT) -> dict[str, Any]:
+def apart(model_type: str, laws: str = "", seconds: float = TIMEOUT) -> dict[str, Any]:
     """`checked` in a process of its own, which may take some seconds and may die."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(False)
-    process = context.Process(target=_child, args=(model_type, there))
+    process = context.Process(target=_child, args=(model_type, laws, there))
     begun = time.monotonic()
     process.start()
     there.close()
@@ -81,7 +83,7 @@ def differences(old: str, new: str) -> list[str]:
         before, after = (side.get(model_type, {"state": "no record"}) for side in sides)
         if before["state"] != after["state"]:
             lines.append(f"{model_type}: {before['state']} -> {after['state']} {after.get('reason', '')}")
-        for part in ("calls", "findings"):
+        for part in ("calls", "findings", "answers"):
             was, now = ({json.dumps(entry) for entry in record.get(part, [])} for record in (before, after))
             lines += [f"{model_type}: - {entry}" for entry in sorted(was - now)]
             lines += [f"{model_type}: + {entry}" for entry in sorted(now - was)]
@@ -94,6 +96,7 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true", help="compare two records")
     parser.add_argument("record", help="file to write, a line for each type; with --compare the older record")
     parser.add_argument("types", nargs="*", help="model types, all by default; with --compare the newer record")
+    parser.add_argument("--laws", default="", help="laws to ask, on inputs that check makes")
     options = parser.parse_args()
     if options.compare:
         lines = differences(options.record, options.types[0])
@@ -103,7 +106,7 @@ def main() -> int:
     checked("bert")  # the imports that all types need happen once, before the forks
     with open(options.record, "w", encoding="utf-8") as file:
         for model_type in options.types or list(CONFIG_MAPPING.keys()):
-            record = apart(model_type)
+            record = apart(model_type, options.laws)
             worst = {found[0] for found in record.get("findings", [])}
             print(f"{model_type:32} {record['state']:10} {record['seconds']:6} {' '.join(sorted(worst))}", flush=True)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
