@@ -1,6 +1,10 @@
-"""Modules that hold no tests and import what may be missing are not asked for docstrings' examples then."""
+"""Which tests run. Modules without tests that import what may be missing are not asked for examples then."""
 
 from importlib.util import find_spec
+
+from tests.tiers import pytest_addoption as pytest_addoption
+from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
+from tests.tiers import pytest_configure as pytest_configure
 
 IMPORTS = {
     "triton": ("src/sqrtdk/impl/gpu/*.py",),

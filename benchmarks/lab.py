@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from datetime import date
 
-from sqrtdk.lab.record import Record
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.runner import records
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.runner import records
 
 SEEDS = range(5)
 SIZES = {True: "quick", False: "full"}

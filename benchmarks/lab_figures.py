@@ -14,9 +14,9 @@ import json
 import sys
 
 from sqrtdk import _json
-from sqrtdk.lab.record import Record
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.runner import records
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.runner import records
 
 
 def row(record: Record) -> dict[str, object]:

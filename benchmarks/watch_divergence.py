@@ -49,10 +49,10 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk._environment import cpu_name
-from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.training.settings import BYTES, batch, stdlib_text
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.watch import LOUD
+from sqrtdk_lab.intervals import mean, proportion
+from sqrtdk_lab.training.settings import BYTES, batch, stdlib_text
 
 WIDTH, HEADS, LAYERS, LENGTH, ROWS = 64, 4, 3, 64, 8
 MARGIN = 1.0  # nats above the least loss: several times the spread of one batch's loss

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from made import ROOT, settle_texts
-from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, Claim
-from sqrtdk.lab.figures import CONFIDENCE, Figures
-from sqrtdk.lab.judge import ClaimVerdict, PartAnswer, judge_claim
-from sqrtdk.lab.record import figure_of
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Text
 from sqrtdk.messages import word as ours
-from sqrtdk.report.lab_page import ANSWERS, PART_STATES
+from sqrtdk_lab.claim import EXPLANATION_IDS, GROUPS, Claim
+from sqrtdk_lab.figures import CONFIDENCE, Figures
+from sqrtdk_lab.judge import ClaimVerdict, PartAnswer, judge_claim
+from sqrtdk_lab.record import figure_of
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.report.page import ANSWERS, PART_STATES
 
 RESULTS = ROOT / "benchmarks" / "results"
 VERDICTS, FIGURES = RESULTS / "lab.json", RESULTS / "lab-figures.json"

@@ -24,12 +24,12 @@ from claims_page import LANGUAGES, WORDS, figures, link, said, wrapped
 from made import ROOT, settle_texts
 from source_examples import EXAMPLES, SEEDS, SHARES, SourceExample, ranges, run_once
 from sqrtdk import theory
-from sqrtdk.lab.claim import EXPLANATION_IDS
-from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.record import figure_of
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Text
 from sqrtdk.messages import word as ours
+from sqrtdk_lab.claim import EXPLANATION_IDS
+from sqrtdk_lab.figures import Figures
+from sqrtdk_lab.record import figure_of
+from sqrtdk_lab.register import CLAIMS
 
 SENTENCES = ROOT / "docs" / "errata.toml"
 FIVE = torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0], dtype=torch.float64).softmax(-1)  # softmax-example

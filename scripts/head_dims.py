@@ -1,4 +1,4 @@
-"""Make src/sqrtdk/lab/head_dims.json: head dimension, width and size of the model families of transformers.
+"""Make lab/src/sqrtdk_lab/head_dims.json: head dimension, width and size of the model families of transformers.
 
 The head dimension is the one that the calls of each family have in benchmarks/results/families.json, the largest where
 they differ; width and number of parameters are those of the default config in full depth, built on the meta device.

@@ -28,11 +28,11 @@ from matplotlib.figure import Figure as Canvas
 from lesson_panels import draw_panels, draw_reports
 from lesson_words import BARE, CHINESE, COLOURS, SCALED
 from made import ROOT, settle
-from sqrtdk.lab.figures import Axis, Figure, Figures, HeatMap, Plot, Series, curve_series, map_over, series_over
-from sqrtdk.lab.record import Record, read_record
 from sqrtdk.messages import Text
-from sqrtdk.report import axes, plots
 from sqrtdk.theory import critical_sigma, expected_peak
+from sqrtdk_lab.figures import Axis, Figure, Figures, HeatMap, Plot, Series, curve_series, map_over, series_over
+from sqrtdk_lab.record import Record, read_record
+from sqrtdk_lab.report import axes, plots
 
 MODELS = ROOT / "docs" / "large-models.toml"
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"

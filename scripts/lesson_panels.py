@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas
 
-from sqrtdk.lab.figures import HeatMap, Plot
-from sqrtdk.report import axes
+from sqrtdk_lab.figures import HeatMap, Plot
+from sqrtdk_lab.report import axes
 
 SIZE_INCHES = (8.0, 3.7)
 

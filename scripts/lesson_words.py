@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqrtdk.report import axes
+from sqrtdk_lab.report import axes
 
 BARE, SCALED = "no scale", "with the scale"
 

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from sqrtdk.lab.training.settings import batch, learning_rate, stdlib_text
 from sqrtdk.models.demo import VARIANTS, DemoModel, weights_name
+from sqrtdk_lab.training.settings import batch, learning_rate, stdlib_text
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "sqrtdk" / "models" / "weights"
 

@@ -18,9 +18,6 @@ import torch
 from filelock import FileLock
 
 from tests.support.once import made_once
-from tests.tiers import pytest_addoption as pytest_addoption
-from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
-from tests.tiers import pytest_configure as pytest_configure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

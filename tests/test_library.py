@@ -17,11 +17,10 @@ import pytest
 import torch
 
 import sqrtdk
-from sqrtdk import AuxRequest, lab
+from sqrtdk import AuxRequest
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport, JudgedCall
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
-from sqrtdk.lab.record import Record
 from sqrtdk.report.files import WRITERS
 from sqrtdk.report.watch_summary import Summary
 from sqrtdk.tracing.records import AttentionCall
@@ -32,7 +31,6 @@ from typing import assert_type
 from torch import Tensor, zeros
 import sqrtdk
 from sqrtdk.impl.choice import Choice
-from sqrtdk.lab.runner import Done
 from sqrtdk.stats import AuxOutput, RowStats
 
 q = zeros(1, 1, 4, 4)
@@ -50,8 +48,6 @@ assert_type(report, sqrtdk.CheckReport)
 assert_type(report.calls[0].site, str)
 assert_type(report.calls[0].scale.ratio, float | None)
 assert_type(sqrtdk.diff("demo", "demo"), sqrtdk.DiffReport)
-assert_type(sqrtdk.lab.run("grad-norm", quick=True), Done)
-assert_type(next(sqrtdk.lab.run(["grad-norm"])), Done)
 """
 
 
@@ -112,26 +108,13 @@ def test_errors_of_explain_speak_of_explain(qkv: tuple[torch.Tensor, ...]) -> No
         sqrtdk.explain(1, *qkv[1:])
 
 
-@pytest.mark.parametrize("module", [sqrtdk, sqrtdk.lab, sqrtdk.report])
+@pytest.mark.parametrize("module", [sqrtdk, sqrtdk.extending, sqrtdk.report])
 def test_dir_lists_what_is_public(module: Any) -> None:
     names = [name for name in dir(module) if name != "__version__"]
     assert names
     assert [name for name in names if name.startswith("_") or name in ("annotations", "Any", "TYPE_CHECKING")] == []
     assert set(getattr(module, "__all__", ())) <= set(names)
     assert all(hasattr(module, name) for name in names)
-
-
-def test_one_id_of_the_lab_runs() -> None:
-    done = lab.run("params-single", quick=True)
-    assert isinstance(done.record, Record)
-    assert repr(done).startswith("Done(Record('params-single', fails; quick, seed 0; ")
-    (same,) = lab.run(["params-single"], quick=True)
-    assert same.record.outcome.verdict == done.record.outcome.verdict
-    with pytest.raises(InvalidValueError, match="there is no claim 'grad-nrm'") as error:
-        lab.run("grad-nrm")
-    assert "grad-norm" in (error.value.hint or "")
-    with pytest.raises(InvalidValueError, match="one id is one claim; got 'all'"):
-        lab.run("all")
 
 
 # -- Python and JSON ---------------------------------------------------------------------------------------------------
@@ -199,15 +182,6 @@ def test_the_others_are_saved(tmp_path: Path) -> None:
     difference.save(str(tmp_path / "diff.html"))
     assert (tmp_path / "diff.json").read_text() == difference.to_json()
     assert json.loads(difference.to_json())["same"] is False
-    done = lab.run("params-single", quick=True)
-    done.save(tmp_path / "params-single.json")
-    (again,) = lab.records(tmp_path)
-    assert again.to_json() == done.record.to_json() == done.to_json()
-    done.record.save(tmp_path / "record.html")
-    done.save(tmp_path / "done.html")
-    page = (tmp_path / "done.html").read_text(encoding="utf-8")
-    assert page == (tmp_path / "record.html").read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>")
 
 
 def test_what_a_watch_and_a_cache_told_is_saved(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.lab.sweep import Grid, _store, sweep
+from sqrtdk_lab.sweep import Grid, _store, sweep
 
 SMALL = Grid(d_k=[16, 4], keys=[8], scale=["none", "sqrt_dk"], distribution=["normal", "uniform"], seeds=[1, 0], rows=8)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sqrtdk import _environment
-from sqrtdk.lab import cells as module
-from sqrtdk.lab.cells import Cells, cell_key
-from tests.lab.cells_to_compute import fail_at_three, square
+from sqrtdk_lab import cells as module
+from sqrtdk_lab.cells import Cells, cell_key
+from tests.engines.cells_to_compute import fail_at_three, square
 
 
 def _runs(folder: Path) -> dict[int, int]:

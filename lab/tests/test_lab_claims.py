@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, Claim
-from sqrtdk.lab.record import Record
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
 from sqrtdk.messages._catalogue import catalogue_text
+from sqrtdk_lab.cells import Cells
+from sqrtdk_lab.claim import EXPLANATION_IDS, GROUPS, Claim
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.runner import run_claim
 
 # What the experiments answer, quick and full, for every seed that was tried.
 VERDICTS = {

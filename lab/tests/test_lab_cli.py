@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk.lab.claim import EXPLANATION_IDS
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import word as word_of
+from sqrtdk_lab.claim import EXPLANATION_IDS
+from sqrtdk_lab.register import CLAIMS
 from tests.cli.test_cli_chinese import english
 from tests.report.terminal_text import check_fits
 from tests.support.program import called

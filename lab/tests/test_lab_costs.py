@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sqrtdk.lab._costs import WARM_UP, one_thread, peak_bytes, time_ratio, typical
+from sqrtdk_lab._costs import WARM_UP, one_thread, peak_bytes, time_ratio, typical
 
 KIB = 1024
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab.figures import CONFIDENCE, Figure, Figures, format_figure
-from sqrtdk.lab.intervals import (
+from sqrtdk_lab.figures import CONFIDENCE, Figure, Figures, format_figure
+from sqrtdk_lab.intervals import (
     bootstrap,
     exact,
     geometric_mean,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from sqrtdk.lab.claim import ClaimPart, Expect
-from sqrtdk.lab.figures import Figure, Figures
-from sqrtdk.lab.judge import deciding_checks, judge_claim
 from sqrtdk.messages import Text
+from sqrtdk_lab.claim import ClaimPart, Expect
+from sqrtdk_lab.figures import Figure, Figures
+from sqrtdk_lab.judge import deciding_checks, judge_claim
 
 TEXT = Text("part", "部分")
 INTERVAL = Figure("x", 5.0, 4.0, 6.0, "t", 9)

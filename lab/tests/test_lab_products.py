@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from sqrtdk.lab import _rows
-from sqrtdk.lab._rows import COMPONENTS, dot_products, product_matrices, root_mean_square, standard_pairs
-from sqrtdk.lab.claim import ExperimentRun
+from sqrtdk_lab import _rows
+from sqrtdk_lab._rows import COMPONENTS, dot_products, product_matrices, root_mean_square, standard_pairs
+from sqrtdk_lab.claim import ExperimentRun
 
 N = 50_000
 

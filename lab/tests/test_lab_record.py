@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.claims.var_linear import CLAIM
-from sqrtdk.lab.figures import Plot, Series
-from sqrtdk.lab.judge import ClaimVerdict
-from sqrtdk.lab.record import SCHEMA_VERSION, Record, read_record, to_json
-from sqrtdk.lab.runner import run_claim
 from sqrtdk.messages import Text
+from sqrtdk_lab.claims.var_linear import CLAIM
+from sqrtdk_lab.figures import Plot, Series
+from sqrtdk_lab.judge import ClaimVerdict
+from sqrtdk_lab.record import SCHEMA_VERSION, Record, read_record, to_json
+from sqrtdk_lab.runner import run_claim
 
 
 @pytest.fixture(scope="module")

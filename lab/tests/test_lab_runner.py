@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab import runner
-from sqrtdk.lab.claim import ExperimentResult, ExperimentRun
-from sqrtdk.lab.record import Record, read_record
-from sqrtdk.lab.register import CLAIMS, find_claims
-from sqrtdk.lab.runner import claims_without_record, records, run
 from sqrtdk.store.lock import locked
-from tests.lab.cells_to_compute import square
+from sqrtdk_lab import runner
+from sqrtdk_lab.claim import ExperimentResult, ExperimentRun
+from sqrtdk_lab.record import Record, read_record
+from sqrtdk_lab.register import CLAIMS, find_claims
+from sqrtdk_lab.runner import claims_without_record, records, run
+from tests.engines.cells_to_compute import square
 
 IDS = ["params-single", "jacobian-vanishes"]
 
@@ -258,7 +258,7 @@ def test_a_directory_without_records(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_whole_records_that_the_next_one_reuses(tmp_path: Path) -> None:
     """SIGKILL after the second record; every file is whole, and the rest is made by the next run."""
     ids = ["onehot-64", "softmax-example", "var-linear", "derivative-floor", "v-scaling"]
-    code = f"from sqrtdk.lab.runner import run\nfor _ in run({ids!r}, output={str(tmp_path)!r}, engine='local'): pass"
+    code = f"from sqrtdk_lab.runner import run\nfor _ in run({ids!r}, output={str(tmp_path)!r}, engine='local'): pass"
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("*.json"))) < 2 and time.monotonic() < deadline:

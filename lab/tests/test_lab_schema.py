@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from sqrtdk.lab.figures import Method, Style
-from sqrtdk.lab.judge import Answer
-from sqrtdk.lab.record import to_json
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.runner import run_claim
+from sqrtdk_lab.figures import Method, Style
+from sqrtdk_lab.judge import Answer
+from sqrtdk_lab.record import to_json
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.runner import run_claim
 from tests.support.optional import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "lab.schema.json").read_text())

@@ -12,11 +12,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from lab.tests.small_sweep import SMALL, edit, interrupted, names
+from sqrtdk._progress import pass_progress_to
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, LabError, MissingExtraError, OutputError
-from sqrtdk.lab.sweep import Grid, _store, _sweep, measure, summary, sweep
-from sqrtdk.lab.sweep._store import SWEEP_COLUMNS
-from tests.lab.processes import python, until
-from tests.lab.small_sweep import SMALL, edit, interrupted, names
+from sqrtdk_lab.sweep import Grid, _store, _sweep, measure, summary, sweep
+from sqrtdk_lab.sweep._store import SWEEP_COLUMNS
+from tests.engines.processes import python, until
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +274,10 @@ def test_one_text_a_rule() -> None:
     scales = ["fixed=0.10", "fixed=1e-1", "layer_index=1", "disentangled=3.0", "log_n", "log_n=0.5"]
     grid = Grid(d_k=[4], keys=[4], scale=scales)
     assert grid.scale == ("disentangled=3", "fixed=0.1", "layer_index=1", "log_n", "log_n=0.5")
+
+
+def test_counts_go_to_the_function_that_was_given(tmp_path: Path) -> None:
+    counts: list[tuple[int, int]] = []
+    with pass_progress_to(lambda *words: pytest.fail(str(words))):
+        sweep(Grid(d_k=[16, 32], keys=[8], rows=16), tmp_path, progress=lambda *count: counts.append(count))
+    assert counts == [(0, 2), (1, 2), (2, 2)]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from sqrtdk.lab.sweep import DISTRIBUTIONS, SWEEP_FIGURES, _cell, measure
 from sqrtdk.theory import expected_effective_keys, expected_entropy_nats, expected_jacobian_norm, expected_peak
+from sqrtdk_lab.sweep import DISTRIBUTIONS, SWEEP_FIGURES, _cell, measure
 
 BASE = {"d_k": 64, "keys": 64, "scale": "sqrt_dk", "distribution": "normal", "seed": 0, "rows": 256}
 
@@ -132,7 +132,7 @@ def test_every_part_of_a_cell_changes_its_draws_and_nothing_else_does() -> None:
 
 @pytest.mark.full
 def test_the_same_numbers_in_another_process() -> None:
-    code = f"from sqrtdk.lab.sweep import measure; print(measure({BASE!r}))"
+    code = f"from sqrtdk_lab.sweep import measure; print(measure({BASE!r}))"
     environment = os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == repr(measure(BASE))

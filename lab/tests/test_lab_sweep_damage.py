@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lab.tests.small_sweep import SMALL, edit, interrupted, names
 from sqrtdk.errors import OutputError
-from sqrtdk.lab.sweep import _store, summary, sweep
-from sqrtdk.report.sweep import to_text
-from tests.lab.small_sweep import SMALL, edit, interrupted, names
+from sqrtdk_lab.report.sweep import to_text
+from sqrtdk_lab.sweep import _store, summary, sweep
 
 
 @pytest.fixture(scope="module")

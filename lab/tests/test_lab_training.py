@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 import sqrtdk
 from sqrtdk.errors import InvalidValueError, LabError
-from sqrtdk.lab.training.models import Attention, Decoder, EncoderDecoder, StoredProducts, start, weights_of
-from sqrtdk.lab.training.settings import (
+from sqrtdk.positions import rope
+from sqrtdk_lab.training.models import Attention, Decoder, EncoderDecoder, StoredProducts, start, weights_of
+from sqrtdk_lab.training.settings import (
     LETTERS,
     START,
     TrainingSettings,
@@ -25,8 +26,7 @@ from sqrtdk.lab.training.settings import (
     stdlib_text,
     strings,
 )
-from sqrtdk.lab.training.train import logit_figures, noise_costs, query_gradients, train
-from sqrtdk.positions import rope
+from sqrtdk_lab.training.train import logit_figures, noise_costs, query_gradients, train
 from tests.tolerances import allowed
 
 TINY = TrainingSettings(
@@ -299,7 +299,7 @@ def test_noise_costs_are_those_of_the_noise(settings, monkeypatch):
     assert set(costs) == {"inputs", "weights"}
     assert all(abs(cost) > 1e-4 for cost in costs.values())
     for name in ("NOISE_ON_INPUTS", "NOISE_ON_WEIGHTS"):
-        monkeypatch.setattr(f"sqrtdk.lab.training.train.{name}", 0.0)
+        monkeypatch.setattr(f"sqrtdk_lab.training.train.{name}", 0.0)
     assert set(train(settings.cell())["noise_costs"].values()) == {0.0}
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from sqrtdk.lab._arms import Arm, best_for_others, beyond, curve_plots, loss_gap, train_arms
-from sqrtdk.lab.claim import ClaimPart, Expect, ExperimentRun
-from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.judge import judge_claim
-from sqrtdk.lab.training.models import Decoder, start, weights_of
-from sqrtdk.lab.training.settings import TrainingSettings
-from sqrtdk.lab.training.train import attention_divergence, head_figures, subspace_overlap, train
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import Arm, best_for_others, beyond, curve_plots, loss_gap, train_arms
+from sqrtdk_lab.claim import ClaimPart, Expect, ExperimentRun
+from sqrtdk_lab.figures import Figures
+from sqrtdk_lab.judge import judge_claim
+from sqrtdk_lab.training.models import Decoder, start, weights_of
+from sqrtdk_lab.training.settings import TrainingSettings
+from sqrtdk_lab.training.train import attention_divergence, head_figures, subspace_overlap, train
 
 DESIGN = {
     "seeds": 3,

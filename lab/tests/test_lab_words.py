@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.words import REQUIRED_TEXTS, ClaimWords, parse_words, words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.words import REQUIRED_TEXTS, ClaimWords, parse_words, words_of
 
-FOLDER = Path(str(files("sqrtdk.lab.claims")))
+FOLDER = Path(str(files("sqrtdk_lab.claims")))
 NAMES = [name.replace("-", "_") for name in CLAIMS]
 WHOLE = "".join(f'{key} = {{en = "It is {{peak}}.", zh = "它是 {{peak}}。"}}\n' for key in REQUIRED_TEXTS)
 PLACEHOLDER = re.compile(r"{(\w+)}")
@@ -53,7 +53,7 @@ def test_every_claim_has_its_words_and_all_words_have_a_claim() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_words_of_an_experiment_are_in_both_languages_and_all_asked_for(name: str) -> None:
     """Prose stands in the words alone."""
-    texts, asked = words_of(f"sqrtdk.lab.claims.{name}").texts, _asked(name)
+    texts, asked = words_of(f"sqrtdk_lab.claims.{name}").texts, _asked(name)
     assert [pattern for pattern, _ in asked if not any(re.fullmatch(pattern, key) for key in texts)] == []
     for key, text in texts.items():
         placeholders = _placeholders(text.en)
@@ -105,7 +105,7 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
 
 def test_words_without_a_file_are_an_error() -> None:
     with pytest.raises(InvalidValueError, match=r"no_such_claim\.toml are not whole: it cannot be read"):
-        words_of("sqrtdk.lab.claims.no_such_claim")
+        words_of("sqrtdk_lab.claims.no_such_claim")
 
 
 def test_a_text_takes_the_values_that_it_asks_for() -> None:

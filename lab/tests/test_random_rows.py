@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from sqrtdk.lab import _rows
-from sqrtdk.lab._rows import attention_weights, demo_weights, factor, own_keys, products, windows
 from sqrtdk.models.demo import load_demo
+from sqrtdk_lab import _rows
+from sqrtdk_lab._rows import attention_weights, demo_weights, factor, own_keys, products, windows
 from tests.tolerances import complaint
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sqrtdk.lab._teacher import LEARNED, TEACHER_STD, Fit, Start, fit
+from sqrtdk_lab._teacher import LEARNED, TEACHER_STD, Fit, Start, fit
 
 SIZES: dict[str, Any] = {"d_k": 8, "learners": 3, "rows": 32, "keys": 8}
 

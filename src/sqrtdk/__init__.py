@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqrtdk import errors as errors
-    from sqrtdk import lab as lab
+    from sqrtdk import extending as extending
     from sqrtdk import laws as laws
     from sqrtdk import monitor as monitor
     from sqrtdk import nn as nn
@@ -63,7 +63,7 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "integrations", "kv", "lab", "laws", "monitor", "nn", "positions", "recording", "repair", "report",
+    "errors", "extending", "integrations", "kv", "laws", "monitor", "nn", "positions", "recording", "repair", "report",
     "scales", "scores", "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import os
 import platform
@@ -96,41 +97,46 @@ def _gpu(at: int) -> str:
 
 
 _NUMERIC_LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
-_DRAWING = ("cli/", "report/")  # packages that change no number
+_DRAWING = ("cli/", "cli.py", "report/")  # what changes no number
 
 
 @cache
-def code_hash(*without: str) -> str:
-    """Return a hash of the package's files, data included, but without the packages that only print and draw.
+def code_hash(*without: str, packages: tuple[str, ...] = ("sqrtdk",)) -> str:
+    """Return a hash of the files of packages, data included, but without those that only print and draw.
 
     Args:
         without: starts of the paths of further files that change no number of the caller, such as "messages/".
+        packages: their names.
 
     Example:
         >>> len(code_hash()), code_hash() == code_hash()
         (16, True)
     """
-    root = Path(__file__).parent
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     digest = hashlib.sha256()
-    for name in names:
-        if not name.startswith((*_DRAWING, *without)) and not name.endswith(".pyc"):
-            digest.update(f"{name}\0{hashlib.sha256((root / name).read_bytes()).hexdigest()}\n".encode())
+    for package in packages:
+        root = Path(str(importlib.resources.files(package)))
+        for name in sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()):
+            if not name.startswith((*_DRAWING, *without)) and not name.endswith(".pyc"):
+                digest.update(f"{name}\0{hashlib.sha256((root / name).read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
 
 
 @cache
-def numbers_from() -> Mapping[str, str]:
+def numbers_from(*packages: str) -> Mapping[str, str]:
     """Return code and versions: two runs with equal ones, on one machine, give equal numbers.
 
     Python's version is included because models are trained on its standard library, and the compiled attention kernel
     because it rounds in another order than torch's.
+
+    Args:
+        packages: names of packages beside this one whose code gives the numbers too.
     """
     from sqrtdk.impl.kernel.load import library
 
     path = library()
     kernel = "none" if path is None else path.name
-    found = {"code": code_hash(), "python": platform.python_version(), "kernel": kernel}
+    code = code_hash(packages=("sqrtdk", *packages))
+    found = {"code": code, "python": platform.python_version(), "kernel": kernel}
     for name in _NUMERIC_LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

@@ -77,6 +77,7 @@ _HOMES: Mapping[str, str] = {
     "audit": "sqrtdk.check",
     "compare": "sqrtdk.diff",
     "Watch": "sqrtdk.watch",
+    "lab": "the package sqrtdk_lab (pip install 'sqrtdk[lab]')",
 }
 _NEAR_STATISTICS: Mapping[str, str] = {
     "entropy": "did you mean 'entropy_nats'?",

@@ -132,7 +132,7 @@ def record_from_json(
 
     Example:
         >>> from sqrtdk.errors import InvalidValueError
-        >>> from sqrtdk.lab.figures import Series
+        >>> from sqrtdk_lab.figures import Series
         >>> record_from_json(Series, {"label": "a", "x": [1], "y": [None]}, "it", InvalidValueError, "")
         Series(label='a', x=(1.0,), y=(nan,), low=(), high=(), style='line')
         >>> record_from_json(Series, {"label": 3, "x": [], "y": []}, "the series", InvalidValueError, "")

@@ -65,7 +65,7 @@ def test_an_unknown_argument_is_told_with_its_cure(call: Callable[[], Any], rule
         (lambda: sqrtdk.MultiheadAttention, "it is sqrtdk.nn.MultiHeadAttention"),
         (lambda: sqrtdk.nn.MultiheadAttention, "it is sqrtdk.nn.MultiHeadAttention"),
         (lambda: sqrtdk.testing.assert_atention, "did you mean 'assert_attention'?"),
-        (lambda: sqrtdk.lab.CLAIM, "did you mean 'CLAIMS'?"),
+        (lambda: sqrtdk.lab, "it is the package sqrtdk_lab"),
         (lambda: sqrtdk.measure(Q, K).std, "it is the root of 'variance'"),
         (lambda: sqrtdk.attention(Q, K, V, return_aux=True)[1].logits, "return_weights=True"),
     ],

@@ -16,7 +16,7 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.watch_html import to_html
 from sqrtdk.report.watch_summary import summarise
 from tests.cli.errors import check_error
-from tests.lab.processes import python, until
+from tests.engines.processes import python, until
 from tests.monitor.saved_runs import DAMAGES, rows, save
 from tests.support.optional import jsonschema
 from tests.support.program import called

@@ -17,6 +17,7 @@ import sqrtdk
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.models.inputs import move_inputs
 from sqrtdk.models.load import resolve_model
+from tests.support.lab_here import needs_lab
 
 
 class Block(nn.Module):
@@ -101,8 +102,11 @@ def test_a_model_by_name_has_its_weights_whatever_the_default_device(name: str, 
     assert sqrtdk.kv.kv_forecast(name, kv_dtype="int8", seq_len=16).calls
 
 
+@needs_lab
 def test_a_claim_is_measured_whatever_the_default_device(meta_by_default: None) -> None:
-    assert sqrtdk.lab.run("onehot-64", quick=True).record.outcome.verdict.answer == "holds"
+    import sqrtdk_lab
+
+    assert sqrtdk_lab.run("onehot-64", quick=True).record.outcome.verdict.answer == "holds"
 
 
 def test_a_checkpoint_is_built_with_its_weights_whatever_the_default_device(

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sqrtdk.monitor.checkpoints import measure_checkpoints
-from tests.lab.processes import until
+from tests.engines.processes import until
 from tests.monitor.saved_runs import DAMAGES, OPTIONS, rows, save
 
 pytestmark = pytest.mark.slow

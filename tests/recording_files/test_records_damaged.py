@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,13 +17,6 @@ from hypothesis import strategies as st
 from sqrtdk.audit import baseline
 from sqrtdk.audit.baseline import ledger_of
 from sqrtdk.errors import BaselineError, InvalidValueError, RunFolderError, SqrtdkError, TraceFileError
-from sqrtdk.lab import record as lab_record
-from sqrtdk.lab.figures import Axis, Figure, Method, Plot, Series
-from sqrtdk.lab.judge import Check, ClaimVerdict, PartAnswer
-from sqrtdk.lab.record import Outcome, Record
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.runner import run_claim
-from sqrtdk.messages import Text
 from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.recording import read_trace_file
@@ -33,6 +26,7 @@ from tests.monitor.run_records import MODEL, SETTINGS, head, told, whole, writer
 from tests.recording_files.forged import forge
 from tests.recording_files.sample_calls import unlike
 from tests.report.sample_report import sick
+from tests.support.lab_here import LAB
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 ANYTHING = (None, True, 3, -0.5, "x", [], [1], {}, {"a": 1}, 10**400, "\ud800", [[[]]])
@@ -63,9 +57,17 @@ def _manifest() -> dict[str, Any]:
     return {"schema_version": 1, "model": MODEL, "attempts": [attempt, {**attempt, "number": 2, "first_step": 9}]}
 
 
-@cache
-def _claim() -> str:
-    return lab_record.to_json(run_claim(CLAIMS["softmax-example"], quick=True, command="a command"))
+def _of_claims() -> dict[str, Kind]:
+    """The record of a claim, where the lab is installed."""
+    if not LAB:
+        return {}
+    from sqrtdk_lab import record
+    from sqrtdk_lab.register import CLAIMS
+    from sqrtdk_lab.runner import run_claim
+
+    written = cache(lambda: record.to_json(run_claim(CLAIMS["softmax-example"], quick=True, command="a command")))
+    free = ("parameters", "sound", "decided", "at")
+    return {"claim": Kind(InvalidValueError, record.read_record, lambda: json.loads(written()), free=free)}
 
 
 KINDS = {
@@ -74,12 +76,7 @@ KINDS = {
         RunFolderError, lambda path: read_manifest(path.parent), _manifest, name="run.json", free=("model", "settings")
     ),
     "baseline": Kind(BaselineError, baseline.read_baseline, lambda: json.loads(to_file(ledger_of(sick())))),
-    "claim": Kind(
-        InvalidValueError,
-        lab_record.read_record,
-        lambda: json.loads(_claim()),
-        free=("parameters", "sound", "decided", "at"),
-    ),
+    **_of_claims(),
 }
 
 
@@ -172,61 +169,3 @@ def test_rows_of_a_run_come_back(tmp_path_factory: pytest.TempPathFactory, chang
     for row, found in zip(rows, read_run(folder).heads.to_pylist(), strict=True):
         for column, value in found.items():
             assert unlike(row.get(column), value) == [], column
-
-
-WORDS = st.text(max_size=5)
-NUMBERS = st.floats()
-TEXTS = st.builds(Text, WORDS, WORDS)
-FIGURES = st.builds(
-    Figure,
-    WORDS,
-    *[NUMBERS] * 3,
-    st.sampled_from(get_args(Method)),
-    st.integers(1, 10**12),
-    st.dictionaries(WORDS, WORDS | st.integers() | st.floats(allow_nan=False, allow_infinity=False), max_size=2),
-)
-MET = st.sampled_from((True, False, None))
-CHECKS = st.builds(Check, FIGURES, NUMBERS, NUMBERS, MET)
-
-
-def tuples(of: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(of, min_size=least, max_size=2).map(tuple)
-
-
-@st.composite
-def series(draw: st.DrawFn) -> Series:
-    style, size = draw(st.sampled_from(("line", "bars"))), draw(st.integers(0, 3))
-    x, y = (
-        (*draw(st.lists(of, min_size=size, max_size=size)),) for of in (WORDS if style == "bars" else NUMBERS, NUMBERS)
-    )
-    return Series(draw(WORDS), x, y, *((y, y) if draw(st.booleans()) else ((), ())), style)
-
-
-PARTS = st.builds(PartAnswer, TEXTS, tuples(CHECKS, 1), MET)
-VERDICTS = st.builds(ClaimVerdict, st.sampled_from(("holds", "depends", "undecided")), tuples(PARTS, 1))
-OUTCOMES = st.builds(Outcome, st.just({}), tuples(FIGURES), VERDICTS)
-AXES = [st.sampled_from(get_args(Axis))] * 2
-PLOTS = st.builds(Plot, WORDS, TEXTS, WORDS, WORDS, tuples(series()), *AXES, tuples(st.tuples(WORDS, NUMBERS)))
-RECORDS = st.builds(
-    Record,
-    **dict.fromkeys(("id", "group", "formula", "command", "started"), WORDS),
-    **dict.fromkeys(("statement", "method", "control_method", "why"), TEXTS),
-    sources=tuples(WORDS),
-    quick=st.booleans(),
-    seed=st.integers(0, 10**18),
-    outcome=OUTCOMES,
-    control=OUTCOMES,
-    condition=st.none() | TEXTS,
-    plots=tuples(PLOTS),
-    environment=st.dictionaries(WORDS, WORDS, max_size=2),
-    duration_s=NUMBERS,
-    level=st.floats(0, 1, exclude_min=True, exclude_max=True),
-)
-
-
-@FEW
-@given(RECORDS)
-def test_a_record_of_a_claim_comes_back(tmp_path: Path, record: Record) -> None:
-    path = tmp_path / "record.json"
-    path.write_text(lab_record.to_json(record), encoding="utf-8")
-    assert unlike(record, lab_record.read_record(path)) == []

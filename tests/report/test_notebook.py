@@ -12,11 +12,10 @@ import torch
 
 import sqrtdk
 from sqrtdk import AuxRequest
-from sqrtdk.lab.runner import Done
 from sqrtdk.report.notebook import MOST_NOTEBOOK_ROWS
 from sqrtdk.report.plain import plain
 from sqrtdk.stats import AuxOutput
-from tests.report import sample_diff, sample_lab, sample_report
+from tests.report import sample_diff, sample_report
 from tests.report.sample_report import EVIL
 
 NOTEBOOK = """
@@ -36,17 +35,13 @@ q = torch.randn(1, 2, 8, 4)
 output, aux = sqrtdk.attention(q, q, q, return_aux=sqrtdk.AuxRequest(entropy_nats=True, peak=True))
 aux
 ---
-sqrtdk.lab.run("params-single", quick=True)
----
-_.record
----
 _progress.AFTER_S = _progress.EVERY_S = 0.0
 sent = []
 get_ipython().display_pub.register_hook(lambda message: sent.append(message["content"]["data"]) or message)
 report = sqrtdk.check("demo", seq_len=16)
 [any("check: applying the rules" in data.get("text/html", "") for data in sent), sent[-1]["text/html"]]
 """
-SHOWN = ("CheckReport(", "JudgedCall(", "AttentionCall(", "DiffReport(", "AuxOutput(", "Done(", "Record(")
+SHOWN = ("CheckReport(", "JudgedCall(", "AttentionCall(", "DiffReport(", "AuxOutput(")
 
 
 class Elements(HTMLParser):
@@ -82,29 +77,32 @@ def aux() -> AuxOutput:
 
 
 def records() -> list[Any]:
-    claims = [*sample_lab.records(), sample_lab.hostile(), sample_lab.unsound(sample_lab.records()[0])]
     checks = [make() for make in (sample_report.sick, sample_report.static, sample_report.hostile)]
     differences = [make() for make in (sample_diff.two_causes, sample_diff.unpaired, sample_diff.hostile)]
     calls = [judged for report in checks for judged in report.calls]
-    done = Done(claims[0], False, None)
-    return [*checks, *calls, *(judged.call for judged in calls), *differences, *claims, done, aux(), AuxOutput()]
+    return [*checks, *calls, *(judged.call for judged in calls), *differences, aux(), AuxOutput()]
+
+
+def check_table(record: Any) -> None:
+    """What every table is, those of claims included."""
+    shown = Elements(record._repr_html_())
+    assert shown.open == []
+    assert "table" in shown.names
+    assert shown.names <= {
+        "b", "code", "div", "li", "p", "small", "span", "style", "sub", "sup", "table", "tbody", "td", "th",
+        "thead", "tr", "ul", "wbr",
+    }  # fmt: skip
+    assert shown.attributes <= {"class", "scope", "colspan", "title", "aria-hidden"}
+    assert not re.search(r"url\(|@import|https?:", record._repr_html_())
 
 
 def test_each_record_is_a_table_that_is_all_there() -> None:
     for record in records():
-        shown = Elements(record._repr_html_())
-        assert shown.open == []
-        assert "table" in shown.names
-        assert shown.names <= {
-            "b", "code", "div", "li", "p", "small", "span", "style", "sub", "sup", "table", "tbody", "td", "th",
-            "thead", "tr", "ul", "wbr",
-        }  # fmt: skip
-        assert shown.attributes <= {"class", "scope", "colspan", "title", "aria-hidden"}
-        assert not re.search(r"url\(|@import|https?:", record._repr_html_())
+        check_table(record)
 
 
 def test_names_of_a_stranger_are_text() -> None:
-    for record in (sample_report.hostile(), sample_diff.hostile(), sample_lab.hostile()):
+    for record in (sample_report.hostile(), sample_diff.hostile()):
         html = record._repr_html_()
         assert "<script" not in html
         assert not set(html) & {"\x1b", "\u202e", "\u2028"}

@@ -25,7 +25,6 @@ SAME = ("dropout", "logit", "log n = {value}", "nat")  # in both languages
 OWN = {  # names, signs and nothing to translate
     "report.html report_parts.html kv_cache.html laws.html": {"sqrtdk", "check", "English", "中文", "softmax", "R²"},
     "diff.html": {"sqrtdk", "diff", "English", "中文"},
-    "lab.html": {"sqrtdk", "lab", "English", "中文"},
 }
 
 
@@ -35,7 +34,7 @@ def test_every_fixed_word_of_a_comparison_has_a_use() -> None:
     assert [key for key in unfilled("diff.page") if f'"{key}"' not in source] == []
 
 
-@pytest.mark.parametrize("name", ["words", "pages", "lab", "diff", "stages"])
+@pytest.mark.parametrize("name", ["words", "pages", "diff", "stages"])
 def test_chinese_is_chinese(name: str) -> None:
     for key, text in topic(name).items():
         if re.search("[A-Za-z]{2}", re.sub(r"{\w+}", "", text.en)):

@@ -13,7 +13,6 @@ import torch
 import sqrtdk
 from sqrtdk import _environment
 from sqrtdk.impl.kernel import libraries
-from sqrtdk.lab.runner import lab_environment
 from sqrtdk.messages import Message, said
 from sqrtdk.report.environment import shown_environment, to_text
 
@@ -82,12 +81,11 @@ def test_the_name_of_a_library_stays_whole() -> None:
 
 def test_a_page_names_the_entries_of_every_run_in_words() -> None:
     audited = sqrtdk.check("demo", seq_len=8).environment | {"notes": [Message("rules.gguf.not_seen"), "h.0"]}
-    for environment in (_environment.environment(), audited, lab_environment()):
+    for environment in (_environment.environment(), audited):
         in_chinese = {said(name, "zh"): said(value, "zh") for name, value in shown_environment(environment)}
         assert not {"platform", "device", "system", "kernel", "threads", "notes"} & set(in_chinese)
         assert not {"True", "False", "None", "none", "[]"} & {
             word for text in in_chinese.values() for word in text.split()
         }
-    assert in_chinese["系统"] == lab_environment()["system"]
     assert dict(shown_environment(audited))["notes"].said("zh").endswith("；h.0")
     assert [*shown_environment({"attn": "", "notes": [], "cpu": None})] == []

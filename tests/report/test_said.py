@@ -14,13 +14,11 @@ from sqrtdk.audit.declared import BASE_FIELDS, BASE_SWITCHES
 from sqrtdk.audit.families import FAMILIES, by_family
 from sqrtdk.audit.multipliers import by_config
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import Message, joined, said
 from sqrtdk.messages._catalogue import topic, unfilled
 from sqrtdk.report import baseline
 from sqrtdk.report.diff import to_text as diff_text
 from sqrtdk.report.diff_fold import cause_name
-from sqrtdk.report.lab import claim_text
 from sqrtdk.report.markdown import to_markdown
 from sqrtdk.report.terminal import summary_line, to_text
 
@@ -111,18 +109,6 @@ def test_a_check_is_all_in_chinese_with_chinese_punctuation(model: str) -> None:
         assert ("a.py:3、b.py:14" in text) is bool(placed)
         assert f"退出码{report.exit_code}（fail-on：fail）。" in "".join(text.split())
     assert summary_line(report, "zh").endswith(to_text(report, width=400, language="zh").splitlines()[-1])
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_a_claim_in_chinese_has_chinese_punctuation(name: str) -> None:
-    claim = CLAIMS[name]
-    # an interval, or a distribution
-    text = re.sub(r"[\[(](\S+), (\S+)[\])]", r"\1 \2", claim_text(claim, "zh", width=2000))
-    for place in {str(place) for part in claim.parts for expect in part.expects for place in expect.at.values()}:
-        text = text.replace(place, place.replace(",", ""))
-    lines = [line for number, line in enumerate(text.splitlines()) if not number or line.startswith("判据")]
-    assert len(lines) == 1 + len([part for part in claim.parts if part.reason is None])
-    assert [line for line in lines if SEPARATED.search(line) or " at " in line] == []
 
 
 def test_a_baseline_in_chinese_says_the_same() -> None:

@@ -4,7 +4,7 @@
 that a run left.
 
 Example:
-    >>> from sqrtdk import lab
+    >>> import sqrtdk_lab as lab
     >>> lab.run("v-scaling", quick=True).record.outcome.verdict.answer
     'holds'
 """
@@ -12,21 +12,26 @@ Example:
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from sqrtdk.lab.register import CLAIMS as CLAIMS
-    from sqrtdk.lab.runner import records as records
-    from sqrtdk.lab.runner import run as run
+from sqrtdk.extending import no_attribute
+from sqrtdk.messages import add_words
 
+if TYPE_CHECKING:
+    from sqrtdk_lab.register import CLAIMS as CLAIMS
+    from sqrtdk_lab.runner import records as records
+    from sqrtdk_lab.runner import run as run
+
+add_words(files(__name__).joinpath("catalogue"))
 _HOME = {"CLAIMS": "register", "records": "runner", "run": "runner"}
 __all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        import_module("sqrtdk._guesses").no_attribute(__name__, name, _HOME)
-    return getattr(import_module(f"sqrtdk.lab.{_HOME[name]}"), name)
+        no_attribute(__name__, name, _HOME)
+    return getattr(import_module(f"sqrtdk_lab.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
 
-from sqrtdk.lab.claim import Cell, ExperimentRun
-from sqrtdk.lab.figures import Axis, Figure, Place, Plot, Series, Style, curve_series
-from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.training.settings import TrainingSettings
-from sqrtdk.lab.training.train import CHANCE_LOSS, train
 from sqrtdk.messages import Text
+from sqrtdk_lab.claim import Cell, ExperimentRun
+from sqrtdk_lab.figures import Axis, Figure, Place, Plot, Series, Style, curve_series
+from sqrtdk_lab.intervals import mean
+from sqrtdk_lab.training.settings import TrainingSettings
+from sqrtdk_lab.training.train import CHANCE_LOSS, train
 
 SEEDS_APART = 1000  # first seeds of two runs of the lab differ by this, so that no seed is shared
 TASKS = {"text": "decoder", "strings": "encoder_decoder"}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from sqrtdk._modes import EagerMode
-from sqrtdk.lab.figures import Figure, Place
-from sqrtdk.lab.intervals import mean
+from sqrtdk.extending import EagerMode
+from sqrtdk_lab.figures import Figure, Place
+from sqrtdk_lab.intervals import mean
 
 Call = Callable[[], Any]
 WARM_UP = 2  # timings that are discarded

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk import AuxRequest, attention
-from sqrtdk.lab.claim import Cell, stable_seed
+from sqrtdk_lab.claim import Cell, stable_seed
 
 WIDTH = 64  # d_model, and the width of the values
 QUERIES = 64  # rows at most; the keys are all tokens

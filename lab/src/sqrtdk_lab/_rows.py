@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab.claim import ExperimentRun
-from sqrtdk.lab.figures import Figure, Place
-from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.training.settings import batch, stdlib_text
 from sqrtdk.models.demo import HEADS, DemoModel
 from sqrtdk.positions import rope
 from sqrtdk.scales import SCALES, sizes
 from sqrtdk.scores import PairScore
+from sqrtdk_lab.claim import ExperimentRun
+from sqrtdk_lab.figures import Figure, Place
+from sqrtdk_lab.intervals import mean
+from sqrtdk_lab.training.settings import batch, stdlib_text
 
 COMPONENTS_AT_ONCE = 2**22  # components drawn at once
 

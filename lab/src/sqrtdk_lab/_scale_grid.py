@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk.lab._arms import Arm, train_arms
-from sqrtdk.lab.claim import ExperimentRun
-from sqrtdk.lab.figures import Figure, HeatMap, Plot, series_over
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import Arm, train_arms
+from sqrtdk_lab.claim import ExperimentRun
+from sqrtdk_lab.figures import Figure, HeatMap, Plot, series_over
 
 # Two losses this close are one result: the register's bar for a training that is slower.
 LOSS_TOLERANCE = 0.02  # nats a symbol

@@ -9,14 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from sqrtdk import _json
-from sqrtdk._environment import code_hash, numbers_from
 from sqrtdk.engines import Engine, open_engine
-from sqrtdk.lab.claim import Cell
+from sqrtdk.extending import code_hash, exact_data, numbers_back, numbers_from
 from sqrtdk.store import disk
 from sqrtdk.store.results import Results
+from sqrtdk_lab.claim import Cell
 
-_JUDGING = ("lab/claims/", "messages/")  # bars and sentences: to change one trains no model again
+_JUDGING = ("claims/", "catalogue/", "messages/")  # bars and sentences: to change one trains no model again
 Compute = Callable[[Cell], dict[str, Any]]
 
 
@@ -86,18 +85,18 @@ class Cells:
             there = self._results.get(key, key)
             if there is None:
                 return False
-            self._known[key] = _json.numbers_back(there)
+            self._known[key] = numbers_back(there)
         return key in self._known
 
     def _keep(self, key: str, cell: Cell, result: dict[str, Any]) -> None:
-        self._known[key] = _json.numbers_back(_json.exact_data(result))  # exactly what a later run would read
+        self._known[key] = numbers_back(exact_data(result))  # exactly what a later run would read
         if self._results is not None:
             self._results.put(key, key, result, computed_from=cell)
 
 
 def cell_key(function: Compute, cell: Cell) -> str:
     """Return the name of a cell's result: equal for equal cells of the same function, code and versions."""
-    made_by = {**numbers_from(), "code": code_hash(*_JUDGING)}
+    made_by = {**numbers_from("sqrtdk_lab"), "code": code_hash(*_JUDGING, packages=("sqrtdk", "sqrtdk_lab"))}
     content = [function.__module__, function.__qualname__, _source(function.__module__), made_by, cell]
     return disk.hash_of(content)
 

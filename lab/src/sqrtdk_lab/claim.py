@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from sqrtdk.engines import Cell as Cell
-from sqrtdk.lab.figures import Figure, Figures, Place, Plot
 from sqrtdk.messages import Message, Text
+from sqrtdk_lab.figures import Figure, Figures, Place, Plot
 
 Map = Callable[[Callable[[Cell], dict[str, Any]], Sequence[Cell]], list[dict[str, Any]]]
 

@@ -1,4 +1,4 @@
-"""`sqrtdk lab` lists, runs and reports claims about sqrt(d_k) as experiments, and runs sweeps."""
+"""`sqrtdk lab` lists, runs and reports claims about sqrt(d_k) as experiments; `sqrtdk app` serves the explorer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.verbs import group_of, register
 from sqrtdk.messages import Message, joined
+
+if TYPE_CHECKING:
+    from sqrtdk.extending import Choice
 
 
 def list_claims(
@@ -25,12 +27,12 @@ def list_claims(
     """Print the register of claims."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
-        from sqrtdk.report import lab
+        from sqrtdk_lab.report import terminal
 
         print_text(
-            lab.register_json()
+            terminal.register_json()
             if json_
-            else lab.register_text(options.language_of_choice(lang), width=width(), color=colors())
+            else terminal.register_text(options.language_of_choice(lang), width=width(), color=colors())
         )
 
 
@@ -44,16 +46,16 @@ def show_claim(
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width
         from sqrtdk.errors import InvalidValueError
-        from sqrtdk.lab.register import SEE_ALL, find_claims
-        from sqrtdk.report import lab
+        from sqrtdk_lab.register import SEE_ALL, find_claims
+        from sqrtdk_lab.report import terminal
 
         if claim == "all":
             raise InvalidValueError(Message("errors.lab.one_claim"), hint=Message(SEE_ALL))
         (chosen,) = find_claims([claim])
         text = (
-            lab.claim_json(chosen)
+            terminal.claim_json(chosen)
             if json_
-            else lab.claim_text(chosen, options.language_of_choice(lang), width=width(), color=colors())
+            else terminal.claim_text(chosen, options.language_of_choice(lang), width=width(), color=colors())
         )
         print_text(text)
 
@@ -81,19 +83,19 @@ def run(
     """Run the experiments of claims, print what came out, and make the page of the directory's records."""
     with reported(show_traceback):
         from sqrtdk.cli.output import colors, print_text, width, working
-        from sqrtdk.lab.register import find_claims
-        from sqrtdk.report import lab
+        from sqrtdk_lab.register import find_claims
+        from sqrtdk_lab.report import terminal
 
         find_claims(claims)  # an unknown id is refused before anything runs
         folder = output or Path("sqrtdk-lab") / f"{'quick' if quick else 'full'}-seed{seed}"
         with working(Message("progress.starting")) as progress:
-            from sqrtdk import _extras, _files
-            from sqrtdk.lab.runner import run as run_claims
-            from sqrtdk.report.plots import write_plots
+            from sqrtdk.extending import load_extra, write_text
+            from sqrtdk_lab.report.plots import write_plots
+            from sqrtdk_lab.runner import run as run_claims
 
             # What draws the plots and the page fails now if it is missing, not after an hour of experiments.
             for module in ("matplotlib.figure", "latex2mathml.converter"):
-                _extras.load_extra(module)
+                load_extra(module)
             running = run_claims(
                 claims,
                 quick=quick,
@@ -111,12 +113,12 @@ def run(
             report = folder / REPORT
             progress(Message("progress.writing", path=str(report)))
             ran = [done.record.id for done in finished]
-            _files.write_text(report, _page(folder, lang, drawn_in=folder, ran=ran)[0], force=True)
+            write_text(report, _page(folder, lang, drawn_in=folder, ran=ran)[0], force=True)
         if json_:
-            print_text(lab.verdicts_json(finished, report))
+            print_text(terminal.verdicts_json(finished, report))
         else:
             language = options.language_of_choice(lang)
-            print_text(lab.verdicts_text(finished, folder, report, language, width=width(), color=colors()))
+            print_text(terminal.verdicts_text(finished, folder, report, language, width=width(), color=colors()))
         answered = (
             done.record.sound and done.record.decided and done.record.outcome.verdict.answer != "undecided"
             for done in finished
@@ -127,8 +129,8 @@ def run(
 
 def _page(folder: Path, lang: Choice, drawn_in: Path | None = None, ran: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return the page of a directory's records, and the claims that have none; see `to_html` for the options."""
-    from sqrtdk.lab.runner import claims_without_record, records
-    from sqrtdk.report.lab_page import to_html
+    from sqrtdk_lab.report.page import to_html
+    from sqrtdk_lab.runner import claims_without_record, records
 
     recorded = records(folder)
     missing = claims_without_record(recorded)
@@ -146,17 +148,17 @@ def report_records(
 ) -> None:
     """Make one page of the records."""
     with reported(show_traceback):
-        from sqrtdk import _files
         from sqrtdk.cli.output import say_written, tell_reader, working
-        from sqrtdk.lab.register import CLAIMS
+        from sqrtdk.extending import check_writable, write_text
+        from sqrtdk_lab.register import CLAIMS
 
         target = output or folder / REPORT
         replace = force or output is None  # `lab run` wrote the page of the directory, and would write it again
         with working(Message("progress.reading", run=str(folder))):
             if output is not None:  # before the work; a directory without records is told by the records
-                _files.check_writable(target, replace)
+                check_writable(target, replace)
             page, missing = _page(folder, lang)
-        _files.write_text(target, page, replace)
+        write_text(target, page, replace)
         if missing:
             names = joined(missing, "comma")
             tell_reader(Message("progress.not_run", count=len(missing), all=len(CLAIMS), claims=names))
@@ -189,10 +191,10 @@ def run_sweep(
         from sqrtdk.report.plain import plain
 
         with counting(Message("progress.cells")) as progress:
-            from sqrtdk import _json
-            from sqrtdk.lab.sweep import Grid, summary, whole_numbers, words
-            from sqrtdk.lab.sweep import sweep as run
-            from sqrtdk.report.sweep import to_text
+            from sqrtdk.extending import json_document
+            from sqrtdk_lab.report.sweep import to_text
+            from sqrtdk_lab.sweep import Grid, summary, whole_numbers, words
+            from sqrtdk_lab.sweep import sweep as run
 
             grid = Grid(
                 d_k=whole_numbers(d_k, "d_k"),
@@ -210,15 +212,48 @@ def run_sweep(
                 raise
             document = summary(swept)
         print_text(
-            _json.json_document(document)
+            json_document(document)
             if json_
             else to_text(document, width=width(), color=colors(), language=options.language_of_choice(lang))
         )
 
 
-lab = group_of("lab")
-register(lab, list_claims, "list")
-register(lab, show_claim, "show")
-register(lab, run)
-register(lab, report_records, "report")
-register(lab, run_sweep, "sweep")
+def app(
+    port: Annotated[int, typer.Option(metavar="N", help="cli.app.port")] = 7860,
+    show: Annotated[bool, typer.Option("--open", help="cli.app.open")] = False,
+    lang: options.Lang = "auto",
+    show_traceback: options.ShowTraceback = False,
+) -> None:
+    """Serve the explorer until Ctrl-C."""
+    with reported(show_traceback):
+        from sqrtdk.cli.output import tell_reader
+        from sqrtdk_lab.app.serve import serve
+
+        def ready(address: str) -> None:
+            tell_reader(Message("progress.explorer", address=address))
+            if show:
+                import webbrowser
+
+                webbrowser.open(address)
+
+        serve(port, ready)
+
+
+EXAMPLES: dict[str, dict[str, str]] = {
+    "sqrtdk": {},
+    "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "cli.examples.port"},
+    "lab": {"sqrtdk lab list": "", "sqrtdk lab show grad-norm": "", "sqrtdk lab run grad-norm --quick": ""},
+    "lab list": {"sqrtdk lab list": ""},
+    "lab show": {"sqrtdk lab show grad-norm": ""},
+    "lab run": {"sqrtdk lab run grad-norm --quick": "", "sqrtdk lab run all --output my-lab": ""},
+    "lab report": {"sqrtdk lab report my-lab": ""},
+    "lab sweep": {"sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none": ""},
+}
+lab = group_of("lab", EXAMPLES)
+for name, verb in (
+    ("list", list_claims), ("show", show_claim), ("run", run), ("report", report_records), ("sweep", run_sweep),
+):  # fmt: skip
+    register(lab, verb, name, EXAMPLES)
+program = group_of("sqrtdk", EXAMPLES)  # what the entry points name
+program.add_typer(lab)
+register(program, app, examples=EXAMPLES)

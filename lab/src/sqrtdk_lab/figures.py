@@ -1,6 +1,6 @@
 """Figures, the results of an experiment, each with the interval that a verdict rests on; and plots of them.
 
-A plot holds only numbers and words. `sqrtdk.report.plots` draws it.
+A plot holds only numbers and words. `sqrtdk_lab.report.plots` draws it.
 """
 
 from __future__ import annotations

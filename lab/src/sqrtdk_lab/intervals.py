@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab.figures import CONFIDENCE, Figure, Place
+from sqrtdk_lab.figures import CONFIDENCE, Figure, Place
 
 RESAMPLES = 2000
 Samples = Tensor | np.ndarray | Sequence[float]

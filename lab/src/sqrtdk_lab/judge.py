@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqrtdk.lab.claim import ClaimPart, Expect, Question
-from sqrtdk.lab.figures import Figure, Figures
 from sqrtdk.messages import Text
+from sqrtdk_lab.claim import ClaimPart, Expect, Question
+from sqrtdk_lab.figures import Figure, Figures
 
 Answer = Literal["holds", "fails", "partly", "depends", "undecided"]
 PartState = Literal["met", "missed", "undecided", "not_measurable"]

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sqrtdk import _json
-from sqrtdk._records import parse_json, quote, record_from_json
-from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, kind_and_text
-from sqrtdk.lab.figures import CONFIDENCE, Figure, Plot
-from sqrtdk.lab.judge import ClaimVerdict
+from sqrtdk.extending import json_document, parse_json, quote, record_from_json
 from sqrtdk.messages import Text
+from sqrtdk_lab._drawn import Drawn
+from sqrtdk_lab.figures import CONFIDENCE, Figure, Plot
+from sqrtdk_lab.judge import ClaimVerdict
 
 SCHEMA_VERSION = 2
 MOST_PLACE = 1e100  # of a map; the arithmetic of drawing overflows beyond
@@ -39,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Record(Saved, Shown):
+class Record(Drawn):
     """One claim, measured.
 
     Attributes:
@@ -112,7 +111,7 @@ class Record(Saved, Shown):
 def to_json(record: Record) -> str:
     """Return the record as one JSON document."""
     derived = {"schema_version": SCHEMA_VERSION, "sound": record.sound, "decided": record.decided}
-    return _json.json_document(derived | dataclasses.asdict(record, dict_factory=_written))
+    return json_document(derived | dataclasses.asdict(record, dict_factory=_written))
 
 
 def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:

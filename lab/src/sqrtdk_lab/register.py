@@ -1,6 +1,6 @@
 """The register of claims: what popular explanations of sqrt(d_k) say, each with its experiment.
 
-S0 to S4 are five widely read explanations of the scale, named in `sqrtdk.lab.claim`; their statements are given here in
+S0 to S4 are five widely read explanations of the scale, named in `sqrtdk_lab.claim`; their statements are given here in
 our own words.
 """
 
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.claim import Claim
-from sqrtdk.lab.claims import (
+from sqrtdk.messages import Message, joined
+from sqrtdk_lab.claim import Claim
+from sqrtdk_lab.claims import (
     additive_bounded,
     amp_scaling,
     any_dk,
@@ -73,7 +74,6 @@ from sqrtdk.lab.claims import (
     var_linear,
     var_sigma,
 )
-from sqrtdk.messages import Message, joined
 
 SEE_ALL = "errors.hint.all_claims"  # id of a sentence
 

@@ -18,20 +18,19 @@ from typing import TypedDict, Unpack, overload
 
 import torch
 
-from sqrtdk import _extras, _files, _json, _progress
-from sqrtdk._environment import cpu_name, numbers_from
-from sqrtdk._shown import Saved, Shown
 from sqrtdk.errors import InvalidValueError, OutputError
-from sqrtdk.lab.cells import Cells
-from sqrtdk.lab.claim import Claim, ExperimentRun, Map, compute_in_process
-from sqrtdk.lab.figures import Figures, Plot
-from sqrtdk.lab.judge import judge_claim
-from sqrtdk.lab.record import Outcome, Record, read_record, to_json
-from sqrtdk.lab.register import CLAIMS, find_claims
+from sqrtdk.extending import Tell, check_writable, cpu_name, load_extra, numbers_from, plain_data, progress_bar
 from sqrtdk.messages import Message
 from sqrtdk.models.run import on_cpu_by_default
 from sqrtdk.store import disk
 from sqrtdk.store.lock import locked
+from sqrtdk_lab._drawn import Drawn
+from sqrtdk_lab.cells import Cells
+from sqrtdk_lab.claim import Claim, ExperimentRun, Map, compute_in_process
+from sqrtdk_lab.figures import Figures, Plot
+from sqrtdk_lab.judge import judge_claim
+from sqrtdk_lab.record import Outcome, Record, read_record, to_json
+from sqrtdk_lab.register import CLAIMS, find_claims
 
 
 def run_claim(
@@ -40,7 +39,7 @@ def run_claim(
     """Measure a claim and its control, and judge both.
 
     Args:
-        claim: from `sqrtdk.lab.register.CLAIMS`.
+        claim: from `sqrtdk_lab.register.CLAIMS`.
         quick: use the parameters of the quick run.
         seed: of all randomness.
         compute: computes cells; see `Run.map`.
@@ -84,7 +83,7 @@ def _outcome(claim: Claim, quick: bool, flipped: bool, seed: int, compute: Map) 
 def lab_environment() -> dict[str, str]:
     """Return code, versions and machine, as text."""
     return {
-        **numbers_from(),
+        **numbers_from("sqrtdk_lab"),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cpus": str(os.cpu_count()),
@@ -99,7 +98,7 @@ Draw = Callable[[Record, Path, bool], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Saved, Shown):
+class Done(Drawn):
     """A finished claim; `save` and `to_json` write its record.
 
     Attributes:
@@ -111,6 +110,9 @@ class Done(Saved, Shown):
     record: Record
     reused: bool
     path: Path | None
+
+    def _record(self) -> Record:
+        return self.record
 
     def __repr__(self) -> str:
         where = "not written" if self.path is None else repr(str(self.path))
@@ -169,7 +171,7 @@ def run(
         command: stored in the records.
         progress: called with the current work; None: show a bar.
         draw: called with (record, output, whether it is reused) before the record is written, so that a record never
-            lacks its plots. `sqrtdk.report.plots.write_plots` is one.
+            lacks its plots. `sqrtdk_lab.report.plots.write_plots` is one.
 
     Returns:
         The finished claim; for a list of ids an iterator, which runs a claim when the next is requested.
@@ -195,7 +197,7 @@ def run(
     cells = Cells(engine, workers, ray_address, folder=folder and folder / CELLS_FOLDER, anew=force)
     # A missing package is an error now, not after the experiments that do not need it.
     for module in _NEEDED_PACKAGES:
-        _extras.load_extra(module)
+        load_extra(module)
     measure = partial(run_claim, quick=quick, seed=seed, compute=cells, command=command)
     find_known = (lambda path, claim: None) if force else partial(_known, quick=quick, seed=seed)
     running = _run(claims, measure, cells, folder, find_known, draw, progress)
@@ -215,13 +217,13 @@ def _run(
     progress: Callable[[str], None] | None,
 ) -> Iterator[Done]:
     with contextlib.ExitStack() as stack:
-        say = _told(progress) if progress is not None else stack.enter_context(_progress.progress_bar("claims"))
+        say = _told(progress) if progress is not None else stack.enter_context(progress_bar("claims"))
         paths = {} if folder is None else {claim.id: folder / f"{claim.id}.json" for claim in claims}
         if folder is not None:
             stack.enter_context(_held(folder))
             for path in paths.values():
                 # Before the first claim runs: a record that can't be written costs hours of measuring.
-                _files.check_writable(path, force=True)
+                check_writable(path, force=True)
         known = {claim.id: find_known(paths[claim.id], claim) for claim in claims if paths}
         stack.enter_context(cells)
         for index, claim in enumerate(claims, 1):
@@ -251,7 +253,7 @@ def _keep(record: Record, path: Path, reused: bool, draw: Draw | None) -> None:
         disk.put(path, to_json(record).encode())
 
 
-def _told(progress: Callable[[str], None]) -> _progress.Tell:
+def _told(progress: Callable[[str], None]) -> Tell:
     return lambda label, done, total: progress(
         Message("progress.cells_done", claim=label, done=done, total=total) if total else label
     )
@@ -271,7 +273,7 @@ def _known(path: Path, claim: Claim, quick: bool, seed: int) -> Record | None:
     if not path.exists():
         return None
     record = _read(path)
-    here = numbers_from()
+    here = numbers_from("sqrtdk_lab")
     settings: dict[str, tuple[object, object]] = {
         "quick": (record.quick, quick),
         "seed": (record.seed, seed),
@@ -301,7 +303,7 @@ def _read(path: Path) -> Record:
 
 def _plain(parameters: object) -> object:
     """Return the parameters as a record stores them."""
-    return _json.plain_data(parameters)
+    return plain_data(parameters)
 
 
 def records(folder: Path | str) -> list[Record]:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Text
-from sqrtdk.messages._catalogue import entries, faults, placeholders, quoted
+from sqrtdk.messages import Text, entries, faults, placeholders, quoted
 
 REQUIRED_TEXTS = ("statement", "method", "control", "why")  # texts that every claim must have
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sqrtdk.app.figures import EXPLORER_FIGURES
-from sqrtdk.app.settings import CONTROLS
 from sqrtdk.messages import word
+from sqrtdk_lab.app.figures import EXPLORER_FIGURES
+from sqrtdk_lab.app.settings import CONTROLS
 from tests.report.contrast import LEAST, contrasts
 from tests.support.playwright_here import Locator, Page, expect
 

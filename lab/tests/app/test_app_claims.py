@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from lab.tests.report.sample_lab import hostile, records
 from sqrtdk._language import Language
-from sqrtdk.app import claims
-from sqrtdk.app.page import LANGUAGE_CHOICES
-from sqrtdk.app.settings import RefusedValueError
-from sqrtdk.lab.claim import spelled
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import in_language, said, word
 from sqrtdk.report.plain import plain
+from sqrtdk_lab.app import claims
+from sqrtdk_lab.app.page import LANGUAGE_CHOICES
+from sqrtdk_lab.app.settings import RefusedValueError
+from sqrtdk_lab.claim import spelled
+from sqrtdk_lab.register import CLAIMS
 from tests.report.html_page import HtmlPage
-from tests.report.sample_lab import hostile, records
 from tests.report.sample_report import EVIL
 
 
@@ -37,7 +37,7 @@ def test_a_record_is_drawn_and_what_it_says_is_text(language: Language) -> None:
 @pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_a_verdict_that_depends_says_on_what(language: Language) -> None:
     """Of every claim whose full run has that verdict."""
-    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "lab.json").read_text())
+    measured = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "lab.json").read_text())
     depending = [one["id"] for one in measured["claims"] if one["full"]["verdict"] == "depends"]
     assert depending
     one = next(one for one in records() if one.outcome.verdict.answer == "depends")

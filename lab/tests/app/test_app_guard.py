@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk.app.guard import LARGEST_BODY
-from tests.app.served import Served
+from lab.tests.app.served import Served
+from sqrtdk_lab.app.guard import LARGEST_BODY
 from tests.support.program import called
 
 
@@ -222,6 +222,8 @@ def test_without_the_extra_there_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["import sqrtdk", "import sys; sys.argv = ['sqrtdk', '--help']; import sqrtdk.cli"])
 def test_nothing_of_it_is_imported_before(code: str) -> None:
-    told = "import sys; print([name for name in sys.modules if name.startswith(('gradio', 'fastapi', 'sqrtdk.app'))])"
+    told = (
+        "import sys; print([name for name in sys.modules if name.startswith(('gradio', 'fastapi', 'sqrtdk_lab.app'))])"
+    )
     done = subprocess.run([sys.executable, "-c", f"{code}; {told}"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

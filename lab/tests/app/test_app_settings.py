@@ -11,9 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqrtdk.app import sample
-from sqrtdk.app.figures import EXPLORER_FIGURES
-from sqrtdk.app.settings import (
+from sqrtdk.messages import Message
+from sqrtdk.scales import SCALES
+from sqrtdk.theory import expected_entropy_nats
+from sqrtdk_lab.app import sample
+from sqrtdk_lab.app.figures import EXPLORER_FIGURES
+from sqrtdk_lab.app.settings import (
     CONTROL_BY_RULE,
     CONTROLS,
     LONGEST_VALUE,
@@ -22,9 +25,6 @@ from sqrtdk.app.settings import (
     parse_settings,
     texts,
 )
-from sqrtdk.messages import Message
-from sqrtdk.scales import SCALES
-from sqrtdk.theory import expected_entropy_nats
 
 OFFERED = {name: st.sampled_from(control.offered) for name, control in CONTROLS.items() if name != "parameter"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sqrtdk._language import Language
-from sqrtdk.app import figures, sample, tables
-from sqrtdk.app.page import LANGUAGE_CHOICES
-from sqrtdk.app.settings import parse_settings
 from sqrtdk.messages import word
 from sqrtdk.report.figures import format_number
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm, expected_peak
+from sqrtdk_lab.app import figures, sample, tables
+from sqrtdk_lab.app.page import LANGUAGE_CHOICES
+from sqrtdk_lab.app.settings import parse_settings
 from tests.report.html_page import HtmlPage
 
 

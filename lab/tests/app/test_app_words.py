@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from sqrtdk.app.figures import EXPLORER_FIGURES
-from sqrtdk.app.serve import language_of
-from sqrtdk.app.settings import CONTROL_BY_RULE, CONTROLS
 from sqrtdk.messages._catalogue import topic
+from sqrtdk_lab.app.figures import EXPLORER_FIGURES
+from sqrtdk_lab.app.serve import language_of
+from sqrtdk_lab.app.settings import CONTROL_BY_RULE, CONTROLS
 
 TEXTS = topic("app")
 HAN = r"[\u4e00-\u9fff]"

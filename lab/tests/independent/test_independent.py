@@ -112,9 +112,9 @@ def test_scripts_import_nothing_of_the_package() -> None:
     "source",
     [
         "import sqrtdk",
-        "import numpy, sqrtdk.lab as lab",
+        "import numpy, sqrtdk_lab as lab",
         "from sqrtdk import scales",
-        "def f():\n    from sqrtdk.lab.claims.normal import CLAIM",
+        "def f():\n    from sqrtdk_lab.claims.normal import CLAIM",
         "from . import normal",
         "from importlib import import_module",
         "import subprocess",

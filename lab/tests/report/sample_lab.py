@@ -6,7 +6,8 @@ import dataclasses
 import math
 from functools import cache
 
-from sqrtdk.lab.claims import (
+from sqrtdk.messages import Text
+from sqrtdk_lab.claims import (
     cosine_analogy,
     jacobian_vanishes,
     minmax_by_dim,
@@ -15,11 +16,10 @@ from sqrtdk.lab.claims import (
     softmax_example,
     var_linear,
 )
-from sqrtdk.lab.figures import Figure, Plot, Series, Style
-from sqrtdk.lab.judge import Check, ClaimVerdict, PartAnswer
-from sqrtdk.lab.record import Outcome, Record
-from sqrtdk.lab.runner import run_claim
-from sqrtdk.messages import Text
+from sqrtdk_lab.figures import Figure, Plot, Series, Style
+from sqrtdk_lab.judge import Check, ClaimVerdict, PartAnswer
+from sqrtdk_lab.record import Outcome, Record
+from sqrtdk_lab.runner import run_claim
 from tests.report.sample_report import EVIL
 
 STYLES: tuple[Style, ...] = ("line", "curve", "dashed", "points", "bars")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.report.latex import to_text
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.report.latex import to_text
 
 SHOWN = {
     "grad-norm": "dL/dq = s K^T J V dL/do,  J = diag(p) - p p^T,  s = 1, 1/sqrt(d_k)",

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from lab.tests.report.sample_lab import hostile, records, undecided, unsound
 from sqrtdk.errors import MissingExtraError
-from sqrtdk.lab.claim import EXPLANATION_IDS
-from sqrtdk.lab.figures import Figure
-from sqrtdk.lab.judge import Check
-from sqrtdk.lab.record import Record
 from sqrtdk.messages import Message, Text, word
-from sqrtdk.report import markup
-from sqrtdk.report.lab_page import bar_as_formula, both_with_indices, format_measured, strip, to_html
 from sqrtdk.report.plain import plain
-from sqrtdk.report.plots import plot_files, write_plots
+from sqrtdk_lab.claim import EXPLANATION_IDS
+from sqrtdk_lab.figures import Figure
+from sqrtdk_lab.judge import Check
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.report import markup
+from sqrtdk_lab.report.page import bar_as_formula, both_with_indices, format_measured, strip, to_html
+from sqrtdk_lab.report.plots import plot_files, write_plots
 from tests.report.html_page import HtmlPage
-from tests.report.sample_lab import hostile, records, undecided, unsound
 from tests.report.sample_report import EVIL
 
 WITHOUT_INTERVAL = {"exact": "exact精确", "observed": "extreme of the draws抽样中的极值"}

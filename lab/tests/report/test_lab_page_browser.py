@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sqrtdk.lab.record import Record
-from sqrtdk.report.lab_page import to_html
+from lab.tests.report.sample_lab import hostile, records, undecided, unsound
 from sqrtdk.report.plain import plain
-from tests.report.sample_lab import hostile, records, undecided, unsound
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.report.page import to_html
 from tests.report.sample_report import EVIL
 from tests.support.playwright_here import Browser, Page
 

@@ -11,11 +11,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lab.tests.report.sample_lab import STYLES, plot, records, series
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
-from sqrtdk.lab.figures import HeatMap, Series, Style, curve_series
-from sqrtdk.report.axes import SERIES_COLOURS, SIZE_INCHES, draw, matplotlib_label
-from sqrtdk.report.plots import to_png, to_svg, write_plots
-from tests.report.sample_lab import STYLES, plot, records, series
+from sqrtdk_lab.figures import HeatMap, Series, Style, curve_series
+from sqrtdk_lab.report.axes import SERIES_COLOURS, SIZE_INCHES, draw, matplotlib_label
+from sqrtdk_lab.report.plots import to_png, to_svg, write_plots
 
 # Machado, Oliveira and Fernandes (2009), severity 1: protanopia, deuteranopia, tritanopia
 SIGHTS = np.array(

@@ -15,8 +15,7 @@ from sqrtdk.cli.check import check
 from sqrtdk.cli.diff import diff
 from sqrtdk.cli.errors import PlainMessages, fail
 from sqrtdk.cli.kv import kv
-from sqrtdk.cli.lab import lab
-from sqrtdk.cli.machine import app, build, env
+from sqrtdk.cli.machine import build, env
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, speak, unwritable
 from sqrtdk.cli.params import params
 from sqrtdk.cli.record import record
@@ -43,10 +42,9 @@ def _program(
 
 
 _app = group_of("sqrtdk", short_help=None, help="cli.program", callback=_program, pretty_exceptions_enable=False)
-for _verb in (check, diff, kv, record, params, build, env, app):
+for _verb in (check, diff, kv, record, params, build, env):
     register(_app, _verb)
-for _group in (lab, watch):
-    _app.add_typer(_group)
+_app.add_typer(watch)
 
 
 def main() -> None:

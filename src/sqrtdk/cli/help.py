@@ -40,11 +40,11 @@ class _Helpful(_Command):
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """Return the line in the list of verbs."""
-        return _text(self.short_help or "")
+        return text(self.short_help or "")
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write the usage line."""
-        pieces = [_text(re.sub(r"[{}]", "", piece)) for piece in self.collect_usage_pieces(ctx)]
+        pieces = [text(re.sub(r"[{}]", "", piece)) for piece in self.collect_usage_pieces(ctx)]
         arguments = " ".join(pieces).replace("......", "...")
         formatter.write_usage(ctx.command_path, arguments, prefix=word("cli.words.usage", spoken()))
 
@@ -52,7 +52,7 @@ class _Helpful(_Command):
         """Write what the command does."""
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(_filled(_text(self.help or "").strip(), formatter.width - formatter.current_indent))
+            formatter.write_text(_filled(text(self.help or "").strip(), formatter.width - formatter.current_indent))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of arguments and options, with defaults; of a group, the verbs too."""
@@ -65,7 +65,7 @@ class _Helpful(_Command):
         lines = ["\b", word("cli.words.examples", spoken())]
         for line in (self.epilog or "").split("\n"):
             command, mark, remark = line.partition("# ")
-            lines.append(f"  {command}{mark}{_text(remark)}")
+            lines.append(f"  {command}{mark}{text(remark)}")
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text("\n".join(lines))
@@ -74,7 +74,7 @@ class _Helpful(_Command):
         """Return the completions of a word; some shells show the help of each."""
         completions = super().shell_complete(ctx, incomplete)
         for one in completions:
-            one.help = one.help and _text(one.help)
+            one.help = one.help and text(one.help)
         return completions
 
 
@@ -123,8 +123,11 @@ class HelpfulGroup(_Helpful, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of options and verbs."""
         super().format_options(ctx, formatter)
-        verbs = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
-        _section(formatter, "cli.words.commands", verbs)
+        _section(formatter, "cli.words.commands", self.lines())
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the names of the verbs with what each does."""
+        return [(name, command.get_short_help_str()) for name, command in self.commands.items()]
 
 
 def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
@@ -132,11 +135,11 @@ def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
     name, told = parameter.get_help_record(ctx)
     # typer appends "  [default: (cli.defaults.own); x>=1; required]"; a default in words is in brackets
     id, _, notes = told.rpartition("  [")
-    text = _text(_TYPERS_OWN.get(parameter.name, id or notes))
+    shown = text(_TYPERS_OWN.get(parameter.name, id or notes))
     written = [_note(note) for note in notes.removesuffix("]").split("; ")] if id else []
     if written:
-        text += f"  [{said(joined(written), spoken())}]"
-    return name.partition(" ")[0] if parameter.param_type_name == "argument" else name, text
+        shown += f"  [{said(joined(written), spoken())}]"
+    return name.partition(" ")[0] if parameter.param_type_name == "argument" else name, shown
 
 
 def _note(note: str) -> str:
@@ -145,11 +148,11 @@ def _note(note: str) -> str:
     if note.startswith(_DEFAULT_IS):
         value = note.removeprefix(_DEFAULT_IS)
         value = value[1:-1] if value.startswith("(") else value
-        return word("cli.words.default", spoken(), value=_text(value))
+        return word("cli.words.default", spoken(), value=text(value))
     return note  # the limits of a number: x>=1
 
 
-def _text(words: str) -> str:
+def text(words: str) -> str:
     """Return the text of an id; other words, such as a command or a number, stay as they are."""
     return Message(words).said(spoken()) if words.startswith("cli.") else words
 

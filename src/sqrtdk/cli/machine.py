@@ -1,4 +1,4 @@
-"""Verbs on this machine: `sqrtdk env` describes it, `build` compiles the kernel, `app` serves the explorer."""
+"""Verbs on this machine: `sqrtdk env` describes it, `build` compiles the kernel."""
 
 from __future__ import annotations
 
@@ -56,24 +56,3 @@ def build(
             tell_reader(Message("progress.done_without", error=error.message, hint=error.hint))
         else:
             print_path(str(path))
-
-
-def app(
-    port: Annotated[int, typer.Option(metavar="N", help="cli.app.port")] = 7860,
-    show: Annotated[bool, typer.Option("--open", help="cli.app.open")] = False,
-    lang: options.Lang = "auto",
-    show_traceback: options.ShowTraceback = False,
-) -> None:
-    """Serve the explorer until Ctrl-C."""
-    with reported(show_traceback):
-        from sqrtdk.app.serve import serve
-        from sqrtdk.cli.output import tell_reader
-
-        def ready(address: str) -> None:
-            tell_reader(Message("progress.explorer", address=address))
-            if show:
-                import webbrowser
-
-                webbrowser.open(address)
-
-        serve(port, ready)

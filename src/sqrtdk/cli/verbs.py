@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
+from typer.main import get_command
 
 from sqrtdk.cli import options
-from sqrtdk.cli.help import HelpfulCommand, HelpfulGroup
+from sqrtdk.cli.help import HelpfulCommand, HelpfulGroup, text
+from sqrtdk.errors import MissingExtraError
+from sqrtdk.messages import Message
 
 # Commands that run as they are -> id of a remark beside it.
 EXAMPLES: dict[str, dict[str, str]] = {
@@ -40,13 +43,6 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "params": {"sqrtdk params": "cli.examples.presets", "sqrtdk params gpt2-xl": ""},
     "build": {"sqrtdk build": "", "sqrtdk build --if-possible": "cli.examples.script"},
     "env": {"sqrtdk env": "", "sqrtdk env --json": ""},
-    "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "cli.examples.port"},
-    "lab": {"sqrtdk lab list": "", "sqrtdk lab show grad-norm": "", "sqrtdk lab run grad-norm --quick": ""},
-    "lab list": {"sqrtdk lab list": ""},
-    "lab show": {"sqrtdk lab show grad-norm": ""},
-    "lab run": {"sqrtdk lab run grad-norm --quick": "", "sqrtdk lab run all --output my-lab": ""},
-    "lab report": {"sqrtdk lab report my-lab": ""},
-    "lab sweep": {"sqrtdk lab sweep --output my-sweep --d-k 16,64 --scale sqrt_dk,none": ""},
     "watch": {"sqrtdk watch show runs/a --follow": "cli.examples.training", "sqrtdk watch compare runs/a runs/b": ""},
     "watch show": {
         "sqrtdk watch show runs/a": "",
@@ -57,15 +53,53 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "watch compare": {"sqrtdk watch compare runs/a runs/b --html both.html": ""},
     "watch checkpoints": {"sqrtdk watch checkpoints 'runs/a/checkpoint-*' --output records": ""},
 }
+ADDED = {"app": "app", "lab": "lab"}  # verb of another distribution -> extra that installs it
 _REMARK_AT = 35  # column
 _CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": options.whole_word}
 
 
-def group_of(name: str, **settings: Any) -> typer.Typer:
+class Program(HelpfulGroup):
+    """The program: its own verbs, and those that other distributions add.
+
+    Such a distribution has an entry point of the group `sqrtdk.verbs` for each verb, which names a `typer.Typer` with a
+    command of this name. It is imported when its verb is typed; the list of verbs shows `ADDED`, without a look at what
+    is installed, which would take a third of the time of `--help`.
+    """
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return a verb, or None if neither the program nor an installed distribution has it."""
+        own = super().get_command(ctx, name)
+        if own is not None:
+            return own
+        from importlib.metadata import entry_points
+
+        found = [*entry_points(group="sqrtdk.verbs", name=name)]
+        added: Any = get_command(found[0].load()) if found else None
+        return added and added.commands[name]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs."""
+        return [*super().list_commands(ctx), *ADDED]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb; if its distribution is not installed, say how to install it."""
+        if args[0] in ADDED and self.get_command(ctx, args[0]) is None:
+            raise MissingExtraError(
+                Message("errors.extras.verb", verb=args[0]), hint=Message("errors.hint.install", extra=ADDED[args[0]])
+            )
+        return super().resolve_command(ctx, args)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the names of the verbs with what each does."""
+        return [*super().lines(), *((name, text(f"cli.verbs.{name}.line")) for name in ADDED)]
+
+
+def group_of(name: str, examples: Mapping[str, Mapping[str, str]] = EXAMPLES, **settings: Any) -> typer.Typer:
     """Return a group to which verbs can be registered, or the program.
 
     Args:
-        name: key of `EXAMPLES`.
+        name: key of `examples`.
+        examples: commands that run as they are, and the id of a remark beside each.
         settings: of `typer.Typer`, where they differ from a group's.
     """
     of_a_group: dict[str, Any] = {
@@ -75,8 +109,8 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
     }
     return typer.Typer(
         name=name,
-        cls=HelpfulGroup,
-        epilog=_examples(name),
+        cls=Program if name == "sqrtdk" else HelpfulGroup,
+        epilog=_listed(examples[name]),
         no_args_is_help=True,
         options_metavar="cli.words.options_metavar",
         subcommand_metavar="cli.words.command_metavar",
@@ -86,7 +120,10 @@ def group_of(name: str, **settings: Any) -> typer.Typer:
     )
 
 
-def register(group: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
+def register(
+    group: typer.Typer, function: Callable[..., None], name: str | None = None,
+    examples: Mapping[str, Mapping[str, str]] = EXAMPLES,
+) -> None:  # fmt: skip
     """Register a function as a verb of the program (`group.info.name` is "sqrtdk") or of a group."""
     name = name or function.__name__
     path = name if group.info.name == "sqrtdk" else f"{group.info.name} {name}"
@@ -96,7 +133,7 @@ def register(group: typer.Typer, function: Callable[..., None], name: str | None
         cls=HelpfulCommand,
         short_help=f"{texts}.line",
         help=f"{texts}.about",
-        epilog=_examples(path),
+        epilog=_listed(examples[path]),
         options_metavar="cli.words.options_metavar",
     )
     command(options.expanded(function))
@@ -105,9 +142,9 @@ def register(group: typer.Typer, function: Callable[..., None], name: str | None
 def pass_language_on(context: typer.Context, lang: options.Lang = "auto") -> None:
     """Make the `--lang` of a group or the program the default of its verbs."""
     group: Any = context.command
-    context.default_map = {name: {"lang": lang} for name in group.commands}
+    context.default_map = {name: {"lang": lang} for name in group.list_commands(context)}
 
 
-def _examples(path: str) -> str:
-    lines = (f"{line:<{_REMARK_AT}}# {remark}" if remark else line for line, remark in EXAMPLES[path].items())
+def _listed(examples: Mapping[str, str]) -> str:
+    lines = (f"{line:<{_REMARK_AT}}# {remark}" if remark else line for line, remark in examples.items())
     return "\n".join(lines)

@@ -19,13 +19,16 @@ import string
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 LANGUAGES = ("en", "zh")
 SINGULAR = "one"
 COUNT_VALUE = "count"  # the value that decides between `one` and `en`
 _CHINESE = re.compile("[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")  # characters and punctuation of full width
-TOPICS = importlib.resources.files("sqrtdk.messages").joinpath("words")
+_FOLDERS: list[Traversable] = [importlib.resources.files("sqrtdk.messages").joinpath("words")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +89,27 @@ def in_language(text: Text, language: str, /, **values: object) -> str:
     return (text.filled(**values) if values else text).of(language)
 
 
+def add_words(folder: Traversable) -> None:
+    """Add the topics in a folder of another distribution; a topic may have files in several folders."""
+    if folder not in _FOLDERS:
+        _FOLDERS.append(folder)
+        topic.cache_clear()
+        topics.cache_clear()
+
+
 @functools.cache
 def topic(name: str) -> Mapping[str, Text]:
     """Return the texts of a topic by their keys: the tables' names, joined by dots."""
-    tables = tomllib.loads(TOPICS.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    return {key: Text(**entry) for key, entry in entries(tables)}
+    files = (path for folder in _FOLDERS if (path := folder.joinpath(f"{name}.toml")).is_file())
+    tables = (tomllib.loads(path.read_text(encoding="utf-8")) for path in files)
+    return {key: Text(**entry) for table in tables for key, entry in entries(table)}
 
 
 @functools.cache
 def topics() -> tuple[str, ...]:
     """Return the names of all topics."""
-    return tuple(sorted(path.name.removesuffix(".toml") for path in TOPICS.iterdir() if path.name.endswith(".toml")))
+    files = (path.name for folder in _FOLDERS for path in folder.iterdir())
+    return tuple(sorted({name.removesuffix(".toml") for name in files if name.endswith(".toml")}))
 
 
 def catalogue_text(id: str) -> Text:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,45 +12,36 @@ from sqrtdk.messages import Message, joined
 Draw = Callable[[Any], str]
 
 
-def _drawn(name: str) -> Draw:
+def drawn(name: str, package: str = "sqrtdk") -> Draw:
     """Return a writer that imports its module on the first call, because the modules of the pages load slowly."""
     module, _, function = name.rpartition(".")
-    return lambda record: str(getattr(import_module(f"sqrtdk.{module}"), function)(record))
-
-
-def _of_record(ending: str, done: Any) -> str:
-    """Return the document of the record of a claim that was run."""
-    return report_document(done.record, ending)
+    return lambda record: str(getattr(import_module(f"{package}.{module}"), function)(record))
 
 
 WRITERS: Mapping[str, Mapping[str, Draw]] = {
     "CheckReport": {
-        ".json": _drawn("report.json.to_json"),
-        ".html": _drawn("report.html.to_html"),
-        ".sarif": _drawn("report.sarif.to_sarif"),
-        ".xml": _drawn("report.junit.to_junit"),
-        ".md": _drawn("report.markdown.to_markdown"),
+        ".json": drawn("report.json.to_json"),
+        ".html": drawn("report.html.to_html"),
+        ".sarif": drawn("report.sarif.to_sarif"),
+        ".xml": drawn("report.junit.to_junit"),
+        ".md": drawn("report.markdown.to_markdown"),
     },
-    "DiffReport": {".json": _drawn("report.diff_json.to_json"), ".html": _drawn("report.diff_html.to_html")},
+    "DiffReport": {".json": drawn("report.diff_json.to_json"), ".html": drawn("report.diff_html.to_html")},
     "Summary": {
-        ".json": _drawn("report.watch_json.to_json"),
-        ".html": lambda run: _drawn("report.watch_html.to_html")([run]),
+        ".json": drawn("report.watch_json.to_json"),
+        ".html": lambda run: drawn("report.watch_html.to_html")([run]),
     },
-    "CacheForecast": {".json": _drawn("report.json.forecast_to_json")},
-    "Record": {
-        ".json": _drawn("lab.record.to_json"),
-        ".html": lambda record: _drawn("report.lab_page.to_html")([record]),
-    },
-    "Done": {ending: partial(_of_record, ending) for ending in (".json", ".html")},
+    "CacheForecast": {".json": drawn("report.json.forecast_to_json")},
 }
 
 
-def report_document(record: object, ending: str) -> str:
+def report_document(record: object, ending: str, writers: Mapping[str, Mapping[str, Draw]] = WRITERS) -> str:
     r"""Return a record as the document for files with a given name ending.
 
     Args:
-        record: a report, a watch's summary, a cache forecast, a claim that was run, or its record.
+        record: a report, a watch's summary or a cache forecast.
         ending: ending of the file's name, with the dot: ".json".
+        writers: kind of record -> ending -> writer.
 
     Raises:
         InvalidValueError: records of this kind have no such document.
@@ -62,10 +52,10 @@ def report_document(record: object, ending: str) -> str:
         '{\n  "schema_version":'
     """
     kind = type(record).__name__
-    writers = WRITERS[kind]
-    if ending not in writers:
+    endings = writers[kind]
+    if ending not in endings:
         raise InvalidValueError(
-            Message("errors.output.ending", kind=kind, names=joined([*writers], "comma"), ending=repr(ending)),
-            hint=Message("errors.hint.ending", ending=next(iter(writers))),
+            Message("errors.output.ending", kind=kind, names=joined([*endings], "comma"), ending=repr(ending)),
+            hint=Message("errors.hint.ending", ending=next(iter(endings))),
         )
-    return writers[ending](record)
+    return endings[ending](record)

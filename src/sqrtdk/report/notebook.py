@@ -41,7 +41,7 @@ class NotebookRow:
 
 
 def to_html(record: object) -> str:
-    """Return a check, a call, a comparison, statistics of rows or a claim as HTML for a notebook.
+    """Return a check, a call, a comparison or statistics of rows as HTML for a notebook.
 
     Example:
         >>> from sqrtdk.audit.records import CheckReport, ModelInfo
@@ -52,9 +52,9 @@ def to_html(record: object) -> str:
     return DRAW[type(record).__name__](record)
 
 
-def table_fragment(name: str, context: Mapping[str, Any]) -> str:
+def table_fragment(name: str, context: Mapping[str, Any], home: str = page.HOME) -> str:
     """Render the template of a notebook's table."""
-    return page.fragment(name, {"most": MOST_NOTEBOOK_ROWS, "number": figures.format_number, **context})
+    return page.fragment(name, {"most": MOST_NOTEBOOK_ROWS, "number": figures.format_number, **context}, home)
 
 
 def environment_language() -> Language:
@@ -91,7 +91,5 @@ DRAW: Mapping[str, Callable[[Any], str]] = {
     "JudgedCall": _drawn("html.judged_table"),
     "AttentionCall": _drawn("html.call_table"),
     "DiffReport": _drawn("diff_html.to_table"),
-    "Record": _drawn("lab_page.to_table"),
-    "Done": _drawn("lab_page.done_table"),
     "AuxOutput": _rows,
 }

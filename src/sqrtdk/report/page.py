@@ -25,6 +25,7 @@ from sqrtdk.messages import Message, Text
 from sqrtdk.messages import text_of_value as text_of
 from sqrtdk.report.plain import plain
 
+HOME = "sqrtdk.report"
 # "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -36,6 +37,7 @@ def render(
     before: Sequence[str] = (),
     opens: Choice = "auto",
     asks: bool = False,
+    home: str = HOME,
 ) -> str:
     """Render a page's template with the shared style and scripts (`base.css`, `print.js`, `cut.js`) and the page's own.
 
@@ -47,10 +49,11 @@ def render(
         opens: the language that a bilingual page opens in; "auto" follows the reader's browser. The template's
             `html` element receives it as `opening`.
         asks: whether the page's script may ask the server that the page came from.
+        home: package whose folder `templates` has the page's own files.
     """
     names = ["languages", name] if languages else [name]
-    style = "".join(_asset(f"{one}.css") for one in ("base", *names))
-    script = "".join(_asset(f"{one}.js") for one in ("print", "cut", *names[:-1], *before, name))
+    style = "".join(_asset(f"{one}.css", home) for one in ("base", *names))
+    script = "".join(_asset(f"{one}.js", home) for one in ("print", "cut", *names[:-1], *before, name))
     if opens not in (choices := get_args(Choice)):
         raise InvalidValueError(f"language must be one of {', '.join(choices)}, not {opens!r}")
     assets = {
@@ -65,13 +68,13 @@ def render(
         "languages": both(Message("pages.languages")),
         "more_below": both(Message("pages.more_below", count="{count}")),
     }
-    return _environment().get_template(f"{name}.html").render({**context, **assets})
+    return _environment(home).get_template(f"{name}.html").render({**context, **assets})
 
 
-def fragment(name: str, context: Mapping[str, Any]) -> str:
+def fragment(name: str, context: Mapping[str, Any], home: str = HOME) -> str:
     """Render a template as the output of a notebook's cell, with its style and without a script."""
-    style = Markup(_asset("notebook/notebook.css"))
-    return _environment().get_template(f"notebook/{name}.html").render({**context, "style": style})
+    style = Markup(_asset("notebook/notebook.css", home))
+    return _environment(home).get_template(f"notebook/{name}.html").render({**context, "style": style})
 
 
 def both(text: Text | str) -> Markup:
@@ -108,9 +111,9 @@ def script_json(value: Any) -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(home: str) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sqrtdk.report", "templates"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(one, "templates") for one in dict.fromkeys((home, HOME))]),
         autoescape=True,
         finalize=_visible,
         undefined=jinja2.StrictUndefined,  # a misspelt name raises instead of printing nothing
@@ -127,8 +130,9 @@ def _visible(value: Any) -> Any:
     return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _asset(name: str) -> str:
-    return importlib.resources.files("sqrtdk.report").joinpath("templates", name).read_text(encoding="utf-8")
+def _asset(name: str, home: str) -> str:
+    own, shared = (importlib.resources.files(one).joinpath("templates", name) for one in (home, HOME))
+    return (own if own.is_file() else shared).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from sqrtdk._language import Language
-from sqrtdk.app.figures import drawing
-from sqrtdk.app.settings import RefusedValueError
-from sqrtdk.app.tables import Cell, escaped, html_table, lead, notice, result_headline
-from sqrtdk.lab import CLAIMS
-from sqrtdk.lab.claim import Claim, spelled
-from sqrtdk.lab.record import Record
-from sqrtdk.lab.runner import run_claim
+from sqrtdk.extending import Language
 from sqrtdk.messages import Message, in_language, said, word
-from sqrtdk.report import markup
-from sqrtdk.report.lab_page import format_measured
+from sqrtdk_lab import CLAIMS
+from sqrtdk_lab.app.figures import drawing
+from sqrtdk_lab.app.settings import RefusedValueError
+from sqrtdk_lab.app.tables import Cell, escaped, html_table, lead, notice, result_headline
+from sqrtdk_lab.claim import Claim, spelled
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.report import markup
+from sqrtdk_lab.report.page import format_measured
+from sqrtdk_lab.runner import run_claim
 
 _STATEMENT = 76  # longest statement in the list, in Latin characters
 ANSWER_TONES = {"holds": "good", "fails": "bad"}

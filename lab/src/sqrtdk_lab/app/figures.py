@@ -11,16 +11,16 @@ from typing import Literal, cast
 
 from markupsafe import Markup
 
-from sqrtdk._language import Language
-from sqrtdk.app import sample
-from sqrtdk.app.settings import CONTROLS, ExplorerSettings
-from sqrtdk.lab.figures import Axis, Plot, Series, Style, curve_series
+from sqrtdk.extending import Language
 from sqrtdk.messages import Text, word
-from sqrtdk.report import markup
-from sqrtdk.report.axes import shows_nothing
-from sqrtdk.report.plots import to_svg
 from sqrtdk.stats import RowSummary
 from sqrtdk.theory import largest_finite, spacing
+from sqrtdk_lab.app import sample
+from sqrtdk_lab.app.settings import CONTROLS, ExplorerSettings
+from sqrtdk_lab.figures import Axis, Plot, Series, Style, curve_series
+from sqrtdk_lab.report import markup
+from sqrtdk_lab.report.axes import shows_nothing
+from sqrtdk_lab.report.plots import to_svg
 
 Mark = Literal["line", "dots", "dashes"]
 _NO_CAPTION = Text("", "")

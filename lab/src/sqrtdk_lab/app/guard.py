@@ -11,8 +11,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
-from sqrtdk._records import parse_json
 from sqrtdk.errors import InvalidValueError, kind_and_text
+from sqrtdk.extending import parse_json
 
 _LOG = logging.getLogger(__name__)
 

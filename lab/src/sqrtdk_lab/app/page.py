@@ -9,10 +9,12 @@ from typing import Any, get_args
 
 from markupsafe import Markup
 
-from sqrtdk import _extras
-from sqrtdk._language import Language
-from sqrtdk.app import claims, figures, tables
-from sqrtdk.app.settings import (
+from sqrtdk.errors import SqrtdkError, text_of
+from sqrtdk.extending import Language, load_extra
+from sqrtdk.messages import named, said, word
+from sqrtdk_lab import CLAIMS
+from sqrtdk_lab.app import claims, figures, tables
+from sqrtdk_lab.app.settings import (
     CONTROL_BY_RULE,
     CONTROLS,
     ExplorerSettings,
@@ -21,9 +23,6 @@ from sqrtdk.app.settings import (
     parse_settings,
     texts,
 )
-from sqrtdk.errors import SqrtdkError, text_of
-from sqrtdk.lab import CLAIMS
-from sqrtdk.messages import named, said, word
 
 LANGUAGE_CHOICES: tuple[Language, ...] = get_args(Language)
 TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
@@ -58,11 +57,11 @@ addEventListener("keydown", (event) => {
 
 def page_look(language: Language) -> dict[str, Any]:
     """Return theme, style and head of the page: system fonts, and the page's language announced to the browser."""
-    themes = _extras.load_extra("gradio.themes", "app")
-    font = _extras.load_extra("gradio.themes.utils.fonts", "app").Font
+    themes = load_extra("gradio.themes", "app")
+    font = load_extra("gradio.themes.utils.fonts", "app").Font
     sans = [font(name) for name in ("system-ui", "Noto Sans", "PingFang SC", "Microsoft YaHei", "sans-serif")]
     mono = [font(name) for name in ("ui-monospace", "Menlo", "DejaVu Sans Mono", "monospace")]
-    css = importlib.resources.files("sqrtdk.app").joinpath("style.css").read_text(encoding="utf-8")
+    css = importlib.resources.files("sqrtdk_lab.app").joinpath("style.css").read_text(encoding="utf-8")
     tag = json.dumps(TAGS[language])
     chosen = ", ".join(f"#control-{name}" for name in CONTROLS if name not in _TYPED)
     head = (
@@ -77,7 +76,7 @@ def page_look(language: Language) -> dict[str, Any]:
 
 def build_page(language: Language) -> Any:
     """Return the page in one language as Gradio Blocks."""
-    gradio = _extras.load_extra("gradio", "app")
+    gradio = load_extra("gradio", "app")
     with gradio.Blocks(title=word("app.page.title", language), analytics_enabled=False) as blocks:
         _header(gradio, language)
         with gradio.Tabs():

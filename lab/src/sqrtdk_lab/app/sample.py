@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from sqrtdk import AuxRequest, attention, measure
-from sqrtdk.app.settings import ExplorerSettings
-from sqrtdk.lab._rows import COMPONENTS
 from sqrtdk.scales import sqrt_dk
 from sqrtdk.stats import HeadStats, RowSummary, head_stats, head_stats_from_qk, row_summary
 from sqrtdk.theory import (
@@ -24,6 +22,8 @@ from sqrtdk.theory import (
     range_forecast,
 )
 from sqrtdk.theory.ranges import RANGE_DTYPES
+from sqrtdk_lab._rows import COMPONENTS
+from sqrtdk_lab.app.settings import ExplorerSettings
 
 SETS, QUERIES = 4, 32  # sets of keys, and queries for each set
 SAMPLE_VALUE_DIM = 64  # the same at every d_k, so that gradients through the values do not grow with d_k

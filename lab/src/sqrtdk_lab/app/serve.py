@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sqrtdk import _extras, _files
-from sqrtdk._language import Language
-from sqrtdk.app.guard import App, Guard
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.extending import Language, load_extra, os_reason
 from sqrtdk.messages import Message
+from sqrtdk_lab.app.guard import App, Guard
 
 LOOPBACK = "127.0.0.1"
 _APP_EXTRA = "app"
@@ -46,8 +45,8 @@ def serve(port: int, ready: Callable[[str], None]) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="sqrtdk-app-", ignore_cleanup_errors=True) as folder:
         os.environ.update(_QUIET | {"GRADIO_TEMP_DIR": folder})
-        uvicorn = _extras.load_extra("uvicorn", _APP_EXTRA)
-        _extras.load_extra("gradio", _APP_EXTRA)
+        uvicorn = load_extra("uvicorn", _APP_EXTRA)
+        load_extra("gradio", _APP_EXTRA)
         with _listening(port) as listener:
             port = listener.getsockname()[1]
             app = application(port, Path(folder))
@@ -64,10 +63,10 @@ def application(port: int, folder: Path) -> App:
         port: port that it is served on.
         folder: temporary folder, removed when the server ends.
     """
-    from sqrtdk.app.page import LANGUAGE_CHOICES, build_page, page_look
+    from sqrtdk_lab.app.page import LANGUAGE_CHOICES, build_page, page_look
 
-    fastapi, gradio = _extras.load_extra("fastapi", _APP_EXTRA), _extras.load_extra("gradio", _APP_EXTRA)
-    responses = _extras.load_extra("fastapi.responses", _APP_EXTRA)
+    fastapi, gradio = load_extra("fastapi", _APP_EXTRA), load_extra("gradio", _APP_EXTRA)
+    responses = load_extra("fastapi.responses", _APP_EXTRA)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -132,7 +131,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
             listener.listen()  # a browser that comes before the server runs waits instead of being refused
         except OSError as error:
             raise InvalidValueError(
-                Message("errors.options.port_taken", port=port, address=LOOPBACK, reason=_files.os_reason(error)),
+                Message("errors.options.port_taken", port=port, address=LOOPBACK, reason=os_reason(error)),
                 hint=Message("errors.hint.another_port"),
             ) from error
         yield listener

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from sqrtdk._language import Language
-from sqrtdk.app import sample
-from sqrtdk.app.figures import HALVES, of_range
-from sqrtdk.app.settings import ExplorerSettings
+from sqrtdk.extending import Language
 from sqrtdk.messages import word
 from sqrtdk.report.figures import format_number as digits
 from sqrtdk.report.figures import format_percent, format_ratio
 from sqrtdk.report.plain import plain
+from sqrtdk_lab.app import sample
+from sqrtdk_lab.app.figures import HALVES, of_range
+from sqrtdk_lab.app.settings import ExplorerSettings
 
 Cell = str | Markup
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
-from sqrtdk.lab.intervals import largest_draw, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scales import none
 from sqrtdk.scores import additive
 from sqrtdk.stats import RowStats
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, series_over
+from sqrtdk_lab.intervals import largest_draw, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._arms import FULL_TRAINING, QUICK, Arm, differences, list_figures, train_arms
-from sqrtdk.lab._rows import attention_weights, factor
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
-from sqrtdk.lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
-from sqrtdk.lab.training.models import StoredProducts
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import FULL_TRAINING, QUICK, Arm, differences, list_figures, train_arms
+from sqrtdk_lab._rows import attention_weights, factor
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Plot, series_over
+from sqrtdk_lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
+from sqrtdk_lab.training.models import StoredProducts
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sqrtdk.lab._first_step import FIRST_STEP_QUANTITIES, first_step
-from sqrtdk.lab._scale_grid import (
+from sqrtdk.messages import Text
+from sqrtdk_lab._first_step import FIRST_STEP_QUANTITIES, first_step
+from sqrtdk_lab._scale_grid import (
     FULL_GRID,
     LOSS_TOLERANCE,
     QUICK_GRID,
@@ -21,11 +22,10 @@ from sqrtdk.lab._scale_grid import (
     loss_plot,
     train_grid,
 )
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, curve_series, format_figure, map_over
-from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.words import words_of
-from sqrtdk.messages import Text
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Plot, curve_series, format_figure, map_over
+from sqrtdk_lab.intervals import geometric_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

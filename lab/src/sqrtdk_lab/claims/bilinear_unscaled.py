@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab._teacher import LEARNED, TEACHER_STD, Start, fit, resize
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, Series, Style, curve_series
-from sqrtdk.lab.intervals import geometric_mean, largest_draw, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scores import bilinear, luong_general
+from sqrtdk_lab._teacher import LEARNED, TEACHER_STD, Start, fit, resize
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, Series, Style, curve_series
+from sqrtdk_lab.intervals import geometric_mean, largest_draw, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 import sqrtdk
-from sqrtdk.lab._rows import own_keys
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
-from sqrtdk.lab.intervals import bootstrap, exact, largest_draw, mean, ratio_of_means
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scores import cosine
 from sqrtdk.theory import expected_entropy_nats
+from sqrtdk_lab._rows import own_keys
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, format_figure, series_over
+from sqrtdk_lab.intervals import bootstrap, exact, largest_draw, mean, ratio_of_means
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

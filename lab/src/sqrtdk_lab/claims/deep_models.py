@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab._arms import FULL_TRAINING, SCALE_LEGEND, Arm, differences, train_arms
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Place, Plot, enumerate_texts, series_over
-from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import FULL_TRAINING, SCALE_LEGEND, Arm, differences, train_arms
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Place, Plot, enumerate_texts, series_over
+from sqrtdk_lab.intervals import geometric_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

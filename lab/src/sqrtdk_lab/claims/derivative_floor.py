@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.claims.softmax_example import EXAMPLE_LOGITS, WEIGHTS
-from sqrtdk.lab.figures import Figures, Plot, format_figure, series_over
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.claims.softmax_example import EXAMPLE_LOGITS, WEIGHTS
+from sqrtdk_lab.figures import Figures, Plot, format_figure, series_over
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

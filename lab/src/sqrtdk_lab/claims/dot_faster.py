@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 
-from sqrtdk.lab._costs import peak_bytes, time_ratio
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, series_over
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.nn import AdditiveAttention, ScaledDotProductAttention
+from sqrtdk_lab._costs import peak_bytes, time_ratio
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, series_over
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, Series, curve_series, enumerate_texts, format_figure
-from sqrtdk.lab.intervals import exact, joint_mean, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_entropy_nats
+from sqrtdk_lab._rows import SIDES, factor, products
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Plot, Series, curve_series, enumerate_texts, format_figure
+from sqrtdk_lab.intervals import exact, joint_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

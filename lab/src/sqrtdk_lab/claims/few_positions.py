@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import demo_weights, factor, products, windows
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure
-from sqrtdk.lab.intervals import bootstrap, exact, geometric_mean, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.models.demo import load_demo
 from sqrtdk.theory import expected_effective_keys
+from sqrtdk_lab._rows import demo_weights, factor, products, windows
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, format_figure
+from sqrtdk_lab.intervals import bootstrap, exact, geometric_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab._rows import factor
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Place, Plot, series_over
-from sqrtdk.lab.intervals import largest_draw, mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.theory import largest_finite, spacing
 from sqrtdk.theory.ranges import RANGE_DTYPES
+from sqrtdk_lab._rows import factor
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Place, Plot, series_over
+from sqrtdk_lab.intervals import largest_draw, mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab._costs import peak_bytes, time_ratio, typical
-from sqrtdk.lab._rows import factor
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._costs import peak_bytes, time_ratio, typical
+from sqrtdk_lab._rows import factor
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Plot, series_over
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

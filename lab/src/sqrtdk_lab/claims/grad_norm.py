@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sqrtdk import AuxRequest, attention
-from sqrtdk.lab._rows import SIDES, factor, root_mean_square
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Place, Plot, map_over, series_over
-from sqrtdk.lab.intervals import bootstrap
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._rows import SIDES, factor, root_mean_square
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Place, Plot, map_over, series_over
+from sqrtdk_lab.intervals import bootstrap
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from sqrtdk.lab._arms import Arm, loss_gap, train_arms
-from sqrtdk.lab._rows import demo_weights, factor, windows
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun, stable_seed
-from sqrtdk.lab.figures import Figure, Figures, Plot, Series, series_over
-from sqrtdk.lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
-from sqrtdk.lab.training.heads import NOISE, SHARES, train_heads
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.models.demo import DemoModel, load_demo
+from sqrtdk_lab._arms import Arm, loss_gap, train_arms
+from sqrtdk_lab._rows import demo_weights, factor, windows
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun, stable_seed
+from sqrtdk_lab.figures import Figure, Figures, Plot, Series, series_over
+from sqrtdk_lab.intervals import bootstrap, geometric_mean, mean, ratio_of_means
+from sqrtdk_lab.training.heads import NOISE, SHARES, train_heads
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

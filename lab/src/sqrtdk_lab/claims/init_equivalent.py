@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab._arms import FULL_TRAINING, QUICK, Arm, curve_plots, train_arms
-from sqrtdk.lab._rows import dot_products
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
-from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import FULL_TRAINING, QUICK, Arm, curve_plots, train_arms
+from sqrtdk_lab._rows import dot_products
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Plot, series_over
+from sqrtdk_lab.intervals import geometric_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

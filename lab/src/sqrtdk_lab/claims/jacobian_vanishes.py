@@ -6,12 +6,12 @@ import math
 
 import torch
 
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
-from sqrtdk.lab.intervals import largest_draw, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, series_over
+from sqrtdk_lab.intervals import largest_draw, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

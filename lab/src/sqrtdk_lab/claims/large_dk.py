@@ -7,11 +7,11 @@ import statistics
 from importlib.resources import files
 from typing import NamedTuple
 
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, Series
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, Series
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 
@@ -37,7 +37,7 @@ class ModelFamily(NamedTuple):
 
 
 def _table() -> list[ModelFamily]:
-    found = json.loads((files("sqrtdk.lab") / "head_dims.json").read_text(encoding="utf-8"))
+    found = json.loads((files("sqrtdk_lab") / "head_dims.json").read_text(encoding="utf-8"))
     return [ModelFamily(*row) for row in found["families"]]
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import RULE_BY_SIDE, SIDES, Draw, dot_products, factor, normal_pairs, root_mean_square
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, series_over
-from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._rows import RULE_BY_SIDE, SIDES, Draw, dot_products, factor, normal_pairs, root_mean_square
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, series_over
+from sqrtdk_lab.intervals import mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import dot_products, factor
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import CONFIDENCE, Figure, Figures, Plot, curve_series, format_figure, series_over
-from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.theory import dot_product_moments, logit_distribution
+from sqrtdk_lab._rows import dot_products, factor
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import CONFIDENCE, Figure, Figures, Plot, curve_series, format_figure, series_over
+from sqrtdk_lab.intervals import mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

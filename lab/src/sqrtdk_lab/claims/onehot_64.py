@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from sqrtdk.lab._rows import products
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, format_figure
-from sqrtdk.lab.intervals import exact, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
+from sqrtdk_lab._rows import products
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, format_figure
+from sqrtdk_lab.intervals import exact, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -7,9 +7,12 @@ import math
 import numpy as np
 from torch import Tensor
 
-from sqrtdk.lab._first_step import first_step
-from sqrtdk.lab._rows import products
-from sqrtdk.lab._scale_grid import (
+from sqrtdk.messages import Text
+from sqrtdk.stats import row_stats
+from sqrtdk.theory import expected_jacobian_norm
+from sqrtdk_lab._first_step import first_step
+from sqrtdk_lab._rows import products
+from sqrtdk_lab._scale_grid import (
     FULL_GRID,
     QUICK_GRID,
     Losses,
@@ -19,13 +22,10 @@ from sqrtdk.lab._scale_grid import (
     train_grid,
     train_lengths,
 )
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, HeatMap, Plot, curve_series, format_figure, series_over
-from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.words import words_of
-from sqrtdk.messages import Text
-from sqrtdk.stats import row_stats
-from sqrtdk.theory import expected_jacobian_norm
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, HeatMap, Plot, curve_series, format_figure, series_over
+from sqrtdk_lab.intervals import geometric_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Place, Plot, format_figure, series_over
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.theory.parameters import multi_head_terms
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Place, Plot, format_figure, series_over
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

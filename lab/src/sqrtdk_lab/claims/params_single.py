@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.nn import MultiHeadAttention
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, Series, enumerate_texts, format_figure
-from sqrtdk.lab.intervals import exact, mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
+from sqrtdk_lab._rows import SIDES, factor, products
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, Series, enumerate_texts, format_figure
+from sqrtdk_lab.intervals import exact, mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

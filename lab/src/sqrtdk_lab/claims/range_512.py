@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from sqrtdk.lab._rows import SIDES, factor, product_matrices
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure, series_over
-from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.theory import logit_distribution
+from sqrtdk_lab._rows import SIDES, factor, product_matrices
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, format_figure, series_over
+from sqrtdk_lab.intervals import mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sqrtdk.lab._rows import product_matrices
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, series_over
-from sqrtdk.lab.intervals import bootstrap, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._rows import product_matrices
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, series_over
+from sqrtdk_lab.intervals import bootstrap, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

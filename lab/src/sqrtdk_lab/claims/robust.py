@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqrtdk.lab._arms import FULL_TRAINING, QUICK, TASK_TEXTS, Arm, list_figures, train_arms
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Place, Plot, series_over
-from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.training.train import NOISE_ON_INPUTS, NOISE_ON_WEIGHTS
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import FULL_TRAINING, QUICK, TASK_TEXTS, Arm, list_figures, train_arms
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Place, Plot, series_over
+from sqrtdk_lab.intervals import geometric_mean, mean
+from sqrtdk_lab.training.train import NOISE_ON_INPUTS, NOISE_ON_WEIGHTS
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

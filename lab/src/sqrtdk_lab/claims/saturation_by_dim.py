@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sqrtdk.lab._rows import SIDES, factor, products
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
-from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_peak
+from sqrtdk_lab._rows import SIDES, factor, products
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, series_over
+from sqrtdk_lab.intervals import mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

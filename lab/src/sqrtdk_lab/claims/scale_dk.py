@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import sqrtdk
-from sqrtdk.lab._rows import own_keys
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure, series_over
-from sqrtdk.lab.intervals import mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scales import SCALES
 from sqrtdk.theory import expected_effective_keys
+from sqrtdk_lab._rows import own_keys
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, format_figure, series_over
+from sqrtdk_lab.intervals import mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sqrtdk
-from sqrtdk.lab._rows import factor, own_keys
-from sqrtdk.lab._teacher import TEACHER_STD, Fit, Start, fit
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series
-from sqrtdk.lab.intervals import geometric_mean, mean
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.scales import SCALES
+from sqrtdk_lab._rows import factor, own_keys
+from sqrtdk_lab._teacher import TEACHER_STD, Fit, Start, fit
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series
+from sqrtdk_lab.intervals import geometric_mean, mean
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import attention_weights, factor, normal_pairs
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun, stable_seed
-from sqrtdk.lab.figures import Figures, Plot, Series, curve_series, format_figure
-from sqrtdk.lab.intervals import bootstrap, exact, mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._rows import attention_weights, factor, normal_pairs
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun, stable_seed
+from sqrtdk_lab.figures import Figures, Plot, Series, curve_series, format_figure
+from sqrtdk_lab.intervals import bootstrap, exact, mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

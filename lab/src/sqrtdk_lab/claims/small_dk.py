@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqrtdk.lab._arms import FULL_TRAINING, QUICK, curve_plots, loss_gap, train_arms
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figure, Figures, Plot, series_over
-from sqrtdk.lab.intervals import geometric_mean
-from sqrtdk.lab.training.train import CHANCE_LOSS
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._arms import FULL_TRAINING, QUICK, curve_plots, loss_gap, train_arms
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figure, Figures, Plot, series_over
+from sqrtdk_lab.intervals import geometric_mean
+from sqrtdk_lab.training.train import CHANCE_LOSS
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

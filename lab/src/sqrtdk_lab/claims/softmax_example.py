@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, Series, format_figure
-from sqrtdk.lab.intervals import exact
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, Series, format_figure
+from sqrtdk_lab.intervals import exact
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import factor, products
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, series_over
-from sqrtdk.lab.intervals import mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.theory.ranges import RANGE_DTYPES
+from sqrtdk_lab._rows import factor, products
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, series_over
+from sqrtdk_lab.intervals import mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

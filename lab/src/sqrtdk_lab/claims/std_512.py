@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqrtdk.lab._rows import dot_products, factor, root_mean_square
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, series_over
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
+from sqrtdk_lab._rows import dot_products, factor, root_mean_square
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, series_over
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

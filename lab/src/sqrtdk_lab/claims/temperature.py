@@ -8,14 +8,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sqrtdk.lab._rows import attention_weights, own_keys
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, curve_series, format_figure, series_over
-from sqrtdk.lab.intervals import largest_draw, mean, proportion
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import expected_entropy_nats, expected_jacobian_norm
+from sqrtdk_lab._rows import attention_weights, own_keys
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, curve_series, format_figure, series_over
+from sqrtdk_lab.intervals import largest_draw, mean, proportion
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

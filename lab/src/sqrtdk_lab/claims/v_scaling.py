@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from sqrtdk import attention
-from sqrtdk.lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
-from sqrtdk.lab.figures import Figures, Plot, series_over
-from sqrtdk.lab.intervals import bootstrap, largest_draw, mean, ratio_of_means
-from sqrtdk.lab.words import words_of
 from sqrtdk.messages import Text
 from sqrtdk.stats.request import AuxOutput, AuxRequest
+from sqrtdk_lab.claim import Claim, ClaimPart, Expect, ExperimentResult, ExperimentRun
+from sqrtdk_lab.figures import Figures, Plot, series_over
+from sqrtdk_lab.intervals import bootstrap, largest_draw, mean, ratio_of_means
+from sqrtdk_lab.words import words_of
 
 WORDS = words_of(__name__)
 

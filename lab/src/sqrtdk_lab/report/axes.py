@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqrtdk import _extras
-from sqrtdk.lab.figures import HeatMap, Plot, Series
+from sqrtdk.extending import load_extra
 from sqrtdk.report.plain import plain
+from sqrtdk_lab.figures import HeatMap, Plot, Series
 
 # Distinct under every kind of colour blindness and dark enough on white; the page has a lighter set for dark mode.
 SERIES_COLOURS = ("#0072b2", "#d55e00", "#7d2ae0", "#5c3a1e", "#cd7a99", "#1f9fc4", "#a0005c", "#c25cff")
@@ -96,7 +96,7 @@ def shows_nothing(plot: Plot) -> bool:
     """Return whether the axes can show no value of a plot.
 
     Example:
-        >>> from sqrtdk.lab.figures import curve_series
+        >>> from sqrtdk_lab.figures import curve_series
         >>> from sqrtdk.messages import Text
         >>> zeros = Plot("zeros", Text("", ""), "$x$", "$y$", (curve_series("", [1, 2], [0, 0]),), "linear", "log", ())
         >>> shows_nothing(zeros)
@@ -133,7 +133,7 @@ def _parses(text: str) -> bool:
     if text.count("{") > _MOST_BRACES:  # parsing may succeed here and still overflow the stack deeper in the draw
         return False
     try:
-        _extras.load_extra("matplotlib.mathtext").MathTextParser("path").parse(text)
+        load_extra("matplotlib.mathtext").MathTextParser("path").parse(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -249,7 +249,7 @@ def _series(axes: Any, points: _Points, style: str, colour: str, marker: str) ->
 
 def _map(figure: Any, axes: Any, drawn: HeatMap, plot: Plot) -> None:
     """Draw the cells of a map, their colour bar, and in a small map their numbers. A cell without a number is empty."""
-    colors = _extras.load_extra("matplotlib.colors")
+    colors = load_extra("matplotlib.colors")
     log = drawn.colours == "log"
     rows = [[value if _fits(value, log) else math.nan for value in row] for row in drawn.values]
     found = [value for row in rows for value in row if math.isfinite(value)] or [1.0]
@@ -265,7 +265,7 @@ def _map(figure: Any, axes: Any, drawn: HeatMap, plot: Plot) -> None:
         rows,
         norm=norm,
         # the bar is drawn in as many steps as there are colours
-        cmap=_extras.load_extra("matplotlib").colormaps["viridis" if drawn.centre is None else "PuOr_r"].resampled(49),
+        cmap=load_extra("matplotlib").colormaps["viridis" if drawn.centre is None else "PuOr_r"].resampled(49),
     )
     axes.grid(False)
     bar = figure.colorbar(cells, ax=axes, label=matplotlib_label(drawn.label, 38))
@@ -297,7 +297,7 @@ def _bars(axes: Any, points: _Points, offset: float, width: float, colour: str) 
 
 
 def _ticks(axes: Any, plot: Plot, names: Sequence[str]) -> None:
-    ticker = _extras.load_extra("matplotlib.ticker")
+    ticker = load_extra("matplotlib.ticker")
     if names:
         room = max(6, _TICK_CHARACTERS // len(names))
         axes.set_xticks(range(len(names)), [matplotlib_label(name, room) for name in names])

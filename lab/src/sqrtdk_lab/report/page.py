@@ -1,7 +1,7 @@
 """Draws the records of `sqrtdk lab` as one self-contained HTML page in English and Simplified Chinese.
 
 Text and figures come from the records. Records are untrusted: see
-`sqrtdk.report.page` for texts and `sqrtdk.report.markup` for formulas and plots.
+`sqrtdk.report.page` for texts and `sqrtdk_lab.report.markup` for formulas and plots.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, get_args
 
 from markupsafe import Markup, escape
 
-from sqrtdk._language import Choice
-from sqrtdk.lab import figures
-from sqrtdk.lab.claim import EXPLANATION_IDS, GROUPS, spelled
-from sqrtdk.lab.figures import Figure, Plot
-from sqrtdk.lab.judge import Answer, Check, PartAnswer, PartState
-from sqrtdk.lab.record import Record
-from sqrtdk.lab.runner import Done
+from sqrtdk.extending import Choice
 from sqrtdk.messages import Message, Text, named, word
 from sqrtdk.messages import text_of_value as text_of
-from sqrtdk.report import markup, notebook, page
+from sqrtdk.report import notebook, page
 from sqrtdk.report.environment import entry_name, entry_value, shown_environment
 from sqrtdk.report.plain import plain
-from sqrtdk.report.plots import plot_files, to_svg
+from sqrtdk_lab import figures
+from sqrtdk_lab.claim import EXPLANATION_IDS, GROUPS, spelled
+from sqrtdk_lab.figures import Figure, Plot
+from sqrtdk_lab.judge import Answer, Check, PartAnswer, PartState
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.report import markup
+from sqrtdk_lab.report.plots import plot_files, to_svg
 
 ANSWERS = get_args(Answer)
 PART_STATES = get_args(PartState)
@@ -63,7 +63,7 @@ def to_html(
         records: records of one or several runs. The page says so if their settings differ.
         missing: ids of claims that have no record, listed last as not run.
         language: "en" or "zh-CN", the language that the page opens in; "auto" follows the reader's browser.
-        drawn_in: directory where `sqrtdk.report.plots.write_plots` drew the plots; those that it lacks are drawn anew.
+        drawn_in: directory where `plots.write_plots` drew the plots; those that it lacks are drawn anew.
             None: draw all of them, which takes a fifth of a second each.
         ran: ids of the claims that a command has just run. They come first, in its order; other records follow.
 
@@ -74,8 +74,8 @@ def to_html(
         MissingExtraError: matplotlib or latex2mathml is not installed.
 
     Example:
-        >>> from sqrtdk.lab.claims.var_linear import CLAIM
-        >>> from sqrtdk.lab.runner import run_claim
+        >>> from sqrtdk_lab.claims.var_linear import CLAIM
+        >>> from sqrtdk_lab.runner import run_claim
         >>> page = to_html([run_claim(CLAIM, quick=True)])
         >>> page.startswith("<!doctype html>"), "<math" in page, "<svg" in page
         (True, True, True)
@@ -115,7 +115,7 @@ def to_html(
         "shown_environment": shown_environment,
         "explanations": list(map(spelled, EXPLANATION_IDS)),
     }
-    return page.render("lab", context, languages=True, opens=language)
+    return page.render("lab", context, languages=True, opens=language, home=__package__)
 
 
 def to_table(record: Record) -> str:
@@ -137,12 +137,8 @@ def to_table(record: Record) -> str:
             "name": _name,
             "place": _place,
         },
+        home=__package__,
     )
-
-
-def done_table(done: Done) -> str:
-    """Return the claim that was run as HTML for a notebook."""
-    return to_table(done.record)
 
 
 def _tone(name: str) -> str:

@@ -10,12 +10,12 @@ import io
 import re
 from pathlib import Path
 
-from sqrtdk import _extras, _files
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.lab.figures import Plot
-from sqrtdk.lab.record import Record
+from sqrtdk.extending import load_extra, write_bytes
 from sqrtdk.messages import Message
-from sqrtdk.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
+from sqrtdk_lab.figures import Plot
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.report.axes import INK, LINE, PAPER, SIZE_INCHES, SOFT, draw
 
 PNG_DPI = 160
 
@@ -71,8 +71,8 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
         OutputError: a file can't be written.
 
     Example:
-        >>> from sqrtdk.lab.claims.var_linear import CLAIM
-        >>> from sqrtdk.lab.runner import run_claim
+        >>> from sqrtdk_lab.claims.var_linear import CLAIM
+        >>> from sqrtdk_lab.runner import run_claim
         >>> folder = getfixture("tmp_path")
         >>> [path.name for path in write_plots(run_claim(CLAIM, quick=True), folder)]
         ['var-linear-variance.svg', 'var-linear-variance.png']
@@ -83,8 +83,8 @@ def write_plots(record: Record, folder: Path, keep: bool = False) -> list[Path]:
         paths += files
         if keep and all(path.exists() for path in files):
             continue
-        _files.write_bytes(svg, to_svg(plot).encode(), force=True)
-        _files.write_bytes(png, to_png(plot), force=True)
+        write_bytes(svg, to_svg(plot).encode(), force=True)
+        write_bytes(png, to_png(plot), force=True)
     return paths
 
 
@@ -113,7 +113,7 @@ def to_svg(plot: Plot) -> str:
         MissingExtraError: matplotlib is not installed.
 
     Example:
-        >>> from sqrtdk.lab.figures import curve_series
+        >>> from sqrtdk_lab.figures import curve_series
         >>> from sqrtdk.messages import Text
         >>> theory = curve_series("theory", [1, 2], [1, 4])
         >>> square = Plot("square", Text("A square.", "平方。"), "$x$", "$x^2$", (theory,))
@@ -140,8 +140,8 @@ def _drawn(plot: Plot, kind: str) -> bytes:
 
     Each kind draws a new figure, because matplotlib lays out a figure at its first saving only.
     """
-    figures, style = _extras.load_extra("matplotlib.figure"), _extras.load_extra("matplotlib.style")
-    agg = _extras.load_extra("matplotlib.backends.backend_agg")
+    figures, style = load_extra("matplotlib.figure"), load_extra("matplotlib.style")
+    agg = load_extra("matplotlib.backends.backend_agg")
     buffer = io.BytesIO()
     # no date and no version of matplotlib, so that equal plots give equal files
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}

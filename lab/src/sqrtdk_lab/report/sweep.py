@@ -1,4 +1,4 @@
-"""Draws the summary of a sweep as a table, from the document of `sqrtdk.lab.sweep`."""
+"""Draws the summary of a sweep as a table, from the document of `sqrtdk_lab.sweep`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from sqrtdk._language import Language
+from sqrtdk.extending import Language
 from sqrtdk.messages import named, said, word
 from sqrtdk.report.console import TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain

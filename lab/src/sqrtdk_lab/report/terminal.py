@@ -14,19 +14,18 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text as Line
 
-from sqrtdk import _json
-from sqrtdk._language import Language
-from sqrtdk.lab.claim import EXPLANATION_IDS, Claim, Expect, spelled
-from sqrtdk.lab.figures import format_figure
-from sqrtdk.lab.judge import Check, PartAnswer, deciding_checks
-from sqrtdk.lab.record import Record
-from sqrtdk.lab.register import CLAIMS
-from sqrtdk.lab.runner import Done
+from sqrtdk.extending import Language, json_document
 from sqrtdk.messages import Message, Text, in_language, said, word
-from sqrtdk.report import latex
 from sqrtdk.report.console import Cell, TableColumn, console_text, paragraph, print_table
 from sqrtdk.report.plain import plain
-from sqrtdk.report.plots import plot_files
+from sqrtdk_lab.claim import EXPLANATION_IDS, Claim, Expect, spelled
+from sqrtdk_lab.figures import format_figure
+from sqrtdk_lab.judge import Check, PartAnswer, deciding_checks
+from sqrtdk_lab.record import Record
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.report import latex
+from sqrtdk_lab.report.plots import plot_files
+from sqrtdk_lab.runner import Done
 
 ANSWER_COLOURS = {"holds": "green", "fails": "red", "partly": "blue", "depends": "yellow", "undecided": "magenta"}
 _MOST_IN_DETAIL = 3  # claims of a run that are shown in detail; more would not fit on a screen
@@ -54,7 +53,7 @@ def register_text(language: Language = "en", *, width: int = 100, color: bool = 
 
 def register_json() -> str:
     """Return the register as one JSON document."""
-    return _json.json_document({"claims": [_described(claim) for claim in CLAIMS.values()]})
+    return json_document({"claims": [_described(claim) for claim in CLAIMS.values()]})
 
 
 def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, color: bool = False) -> str:
@@ -95,7 +94,7 @@ def claim_text(claim: Claim, language: Language = "en", *, width: int = 100, col
 
 def claim_json(claim: Claim) -> str:
     """Return one claim as a JSON document."""
-    return _json.json_document(_described(claim))
+    return json_document(_described(claim))
 
 
 def verdicts_text(
@@ -272,7 +271,7 @@ def verdicts_json(done: Sequence[Done], report: Path) -> str:
         }
         for one in done
     ]
-    return _json.json_document({"claims": rows, "report": str(report)})
+    return json_document({"claims": rows, "report": str(report)})
 
 
 def tally(answers: Sequence[str], language: Language = "en") -> str:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.lab.claim import Cell, stable_seed
-from sqrtdk.lab.sweep._grid import DISTRIBUTIONS, GRID_AXES, Distribution, rule
 from sqrtdk.stats import row_stats
 from sqrtdk.theory import (
     expected_effective_keys,
@@ -21,6 +19,8 @@ from sqrtdk.theory import (
     expected_peak,
     logit_distribution,
 )
+from sqrtdk_lab.claim import Cell, stable_seed
+from sqrtdk_lab.sweep._grid import DISTRIBUTIONS, GRID_AXES, Distribution, rule
 
 SWEEP_FIGURES = (  # each with its value, standard error over rows, and expectation
     "logit_mean",

@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk import _extras, _json
-from sqrtdk._environment import numbers_from
-from sqrtdk._records import parse_json, record_from_json
 from sqrtdk.errors import InvalidValueError, OutputError, RunFolderError, kind_and_text
-from sqrtdk.lab.sweep._cell import EXTREME_COLUMNS, MEASURED, SWEEP_FIGURES
-from sqrtdk.lab.sweep._grid import GRID_AXES, Grid
+from sqrtdk.extending import json_document, load_extra, numbers_from, parse_json, record_from_json
 from sqrtdk.store import disk
 from sqrtdk.store.lock import LOCK, locked
+from sqrtdk_lab.sweep._cell import EXTREME_COLUMNS, MEASURED, SWEEP_FIGURES
+from sqrtdk_lab.sweep._grid import GRID_AXES, Grid
 
 _TEXT_AXES = ("scale", "distribution")
 SWEEP_COLUMNS = (
@@ -51,7 +49,7 @@ def pyarrow(name: str = "pyarrow") -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    return _extras.load_extra(name)
+    return load_extra(name)
 
 
 def _schema() -> Any:
@@ -247,13 +245,13 @@ def opened(folder: Path, grid: Grid, force: bool, command: str) -> Iterator[Swee
                 "versions": versions(),
                 "command": command,
             }
-            disk.put(folder / MANIFEST, _json.json_document(manifest).encode())
+            disk.put(folder / MANIFEST, json_document(manifest).encode())
         yield store
 
 
 def versions() -> dict[str, str]:
     """Return the versions that decide the numbers, and the version that writes the files."""
-    return {**numbers_from(), "pyarrow": pyarrow().__version__}
+    return {**numbers_from("sqrtdk_lab"), "pyarrow": pyarrow().__version__}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk._progress import progress_counted
 from sqrtdk.engines import open_engine
 from sqrtdk.errors import OutputError
-from sqrtdk.lab.sweep._cell import measure
-from sqrtdk.lab.sweep._grid import GRID_AXES, Grid
-from sqrtdk.lab.sweep._store import SCHEMA_VERSION, SWEEP_COLUMNS, is_whole, opened, read_table
+from sqrtdk.extending import progress_counted
+from sqrtdk_lab.sweep._cell import measure
+from sqrtdk_lab.sweep._grid import GRID_AXES, Grid
+from sqrtdk_lab.sweep._store import SCHEMA_VERSION, SWEEP_COLUMNS, is_whole, opened, read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab._costs import one_thread
-from sqrtdk.lab.claim import stable_seed
-from sqrtdk.lab.training.models import Decoder
-from sqrtdk.lab.training.settings import TrainingSettings, batch, stdlib_text
-from sqrtdk.lab.training.train import trained
 from sqrtdk.nn import MultiHeadAttention
+from sqrtdk_lab._costs import one_thread
+from sqrtdk_lab.claim import stable_seed
+from sqrtdk_lab.training.models import Decoder
+from sqrtdk_lab.training.settings import TrainingSettings, batch, stdlib_text
+from sqrtdk_lab.training.train import trained
 
 SHARES = 4  # parts of the value channels that are removed one at a time
 NOISE = 1.0  # standard deviation of the noise, over the root mean square of the embedded text

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab.training.settings import BYTES, LETTERS, START, SYMBOLS, TrainingSettings, letters_in
 from sqrtdk.nn import MultiHeadAttention
 from sqrtdk.positions import rope
 from sqrtdk.scales import ScaleRule, learned, sqrt_dk
 from sqrtdk.scores import FoldedScore, LearnedGain, PairScore, cosine, keras_additive
 from sqrtdk.stats.request import AuxOutput, AuxRequest
+from sqrtdk_lab.training.settings import BYTES, LETTERS, START, SYMBOLS, TrainingSettings, letters_in
 
 TRAINING_STATISTICS = AuxRequest(max_logit=True, min_logit=True, variance=True, entropy_nats=True, keys=True)
 AuxOutputs = list[AuxOutput]

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.lab._costs import one_thread
-from sqrtdk.lab.claim import stable_seed
-from sqrtdk.lab.training.models import Attention, AuxOutputs, Decoder, EncoderDecoder, start, weights_of
-from sqrtdk.lab.training.settings import BYTES, LETTERS, TrainingSettings, batch, learning_rate, stdlib_text, strings
 from sqrtdk.nn import MultiHeadAttention
+from sqrtdk_lab._costs import one_thread
+from sqrtdk_lab.claim import stable_seed
+from sqrtdk_lab.training.models import Attention, AuxOutputs, Decoder, EncoderDecoder, start, weights_of
+from sqrtdk_lab.training.settings import BYTES, LETTERS, TrainingSettings, batch, learning_rate, stdlib_text, strings
 
 HELD_OUT_BATCHES, HELD_OUT_ROWS = 16, 32
 MODELS: dict[str, type[Decoder] | type[EncoderDecoder]] = {"decoder": Decoder, "encoder_decoder": EncoderDecoder}

@@ -18,9 +18,9 @@ import pytest
 
 from sqrtdk.engines import Engine, _ray, open_engine
 from sqrtdk.errors import LabError
-from sqrtdk.lab.sweep import Grid, sweep
-from tests.lab.cells_of_engines import fails_at_three, leaves, not_importable, not_picklable, slow_square, square
-from tests.lab.processes import running, until
+from sqrtdk_lab.sweep import Grid, sweep
+from tests.engines.cells_of_engines import fails_at_three, leaves, not_importable, not_picklable, slow_square, square
+from tests.engines.processes import running, until
 from tests.support.paths import with_tests
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -122,8 +122,8 @@ def test_workers_that_cannot_import_this_package_are_refused(engine: Engine, mon
 VISITOR = """
 import sys
 import ray
-from tests.lab.cells_of_engines import slow_square
-from tests.lab.processes import running
+from tests.engines.cells_of_engines import slow_square
+from tests.engines.processes import running
 from pathlib import Path
 from sqrtdk.engines import open_engine
 cells = [{"x": x, "folder": sys.argv[2], "seconds": 0.1} for x in range(6)]

@@ -11,9 +11,9 @@ import pytest
 
 import errata_page
 import source_examples
-from sqrtdk.lab.claim import EXPLANATION_IDS
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages._catalogue import faults
+from sqrtdk_lab.claim import EXPLANATION_IDS
+from sqrtdk_lab.register import CLAIMS
 from tests.docs.pages import DOCS, ROOT
 
 SENTENCES = tomllib.loads(errata_page.SENTENCES.read_text(encoding="utf-8"))["sentence"]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import lab, lab_figures
-from sqrtdk.lab.claims.onehot_64 import CLAIM
-from sqrtdk.lab.record import Record, to_json
-from sqrtdk.lab.runner import run_claim
+from sqrtdk_lab.claims.onehot_64 import CLAIM
+from sqrtdk_lab.record import Record, to_json
+from sqrtdk_lab.runner import run_claim
 
 
 @pytest.fixture(scope="module")

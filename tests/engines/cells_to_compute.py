@@ -1,4 +1,4 @@
-"""Cells for the tests of `sqrtdk.lab.cells`: a module of its own, so that other processes can import it."""
+"""Cells for the tests of `sqrtdk_lab.cells`: a module of its own, so that other processes can import it."""
 
 from __future__ import annotations
 

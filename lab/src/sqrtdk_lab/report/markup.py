@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
 
-from sqrtdk import _extras
-from sqrtdk.report.axes import INK, LINE, PAPER, SERIES_COLOURS, SOFT
+from sqrtdk.extending import load_extra
 from sqrtdk.report.plain import plain
+from sqrtdk_lab.report.axes import INK, LINE, PAPER, SERIES_COLOURS, SOFT
 
 _MATH = {
     *("math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mstyle", "mpadded", "mphantom", "mfrac", "msqrt", "mroot"),
@@ -58,7 +58,7 @@ def math(latex: str) -> Markup | None:
         >>> math(r"\\frac{") is None, math(r"\\nonsense{x}") is None
         (True, True)
     """
-    converter = _extras.load_extra("latex2mathml.converter")
+    converter = load_extra("latex2mathml.converter")
     try:
         # \mathrm{T} -> \text{T}: the library sets a single \mathrm letter in italics and splits longer words
         root = converter.convert_to_element(re.sub(r"\\mathrm\{([A-Za-z]+)\}", r"\\text{\1}", latex), display="block")
@@ -81,7 +81,7 @@ def _math(element: ElementTree.Element) -> Iterator[str]:
 
 
 def plot_svg(drawing: str, prefix: str, labelled_by: str) -> Markup:
-    """Return a plot of `sqrtdk.report.plots` as an element of the page, in the page's colours.
+    """Return a plot of `sqrtdk_lab.report.plots` as an element of the page, in the page's colours.
 
     Args:
         drawing: a complete SVG document.

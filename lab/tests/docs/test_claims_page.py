@@ -11,10 +11,10 @@ import sys
 import pytest
 
 import claims_page
-from sqrtdk.lab.claim import EXPLANATION_IDS
-from sqrtdk.lab.register import CLAIMS
 from sqrtdk.messages import word
-from sqrtdk.report.lab_page import PART_STATES
+from sqrtdk_lab.claim import EXPLANATION_IDS
+from sqrtdk_lab.register import CLAIMS
+from sqrtdk_lab.report.page import PART_STATES
 from tests.docs.pages import DOCS, READER, ROOT
 
 TEXTS = ("text", "text_special", "code_inline", "softbreak", "link_open", "link_close")

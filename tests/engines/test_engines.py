@@ -16,7 +16,7 @@ import torch
 
 from sqrtdk.engines import ENGINES, Engine, _pool, open_engine
 from sqrtdk.errors import InvalidValueError, LabError, MissingExtraError
-from tests.lab.cells_of_engines import (
+from tests.engines.cells_of_engines import (
     dies,
     fails_at_three,
     leaves,
@@ -26,7 +26,7 @@ from tests.lab.cells_of_engines import (
     slow_square,
     square,
 )
-from tests.lab.processes import python, running, until
+from tests.engines.processes import python, running, until
 from tests.support.paths import with_tests
 
 HERE = ("local", "pool")
@@ -171,7 +171,7 @@ def _leave_early(folder: Path) -> None:
 
 PROGRAM = """
 import sys
-from tests.lab.cells_of_engines import slow_square
+from tests.engines.cells_of_engines import slow_square
 from sqrtdk.engines import open_engine
 
 if __name__ == "__main__":

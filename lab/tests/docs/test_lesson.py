@@ -15,9 +15,9 @@ import pytest
 import lesson_figures
 import lesson_notebook
 import lesson_words
-from sqrtdk.lab._scale_grid import LOSS_TOLERANCE
-from sqrtdk.lab.figures import Figures, Place
-from sqrtdk.lab.record import Record, read_record
+from sqrtdk_lab._scale_grid import LOSS_TOLERANCE
+from sqrtdk_lab.figures import Figures, Place
+from sqrtdk_lab.record import Record, read_record
 from tests.docs.pages import DOCS, ROOT
 
 RECORDS = ROOT / "benchmarks" / "results" / "lesson"

@@ -1,0 +1,1 @@
+"""The scripts of benchmarks/ import one another as a script does: by their names alone."""

@@ -1,0 +1,3 @@
+"""Pages in Chromium."""
+
+from tests.report.conftest import opened as opened
