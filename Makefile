@@ -1,6 +1,7 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
 # make test   the same set-up with the test extras, then the tests that prove each thing once, in six minutes
 # make full   all that CI runs: these and the rest    make rest   what make test leaves out; SEED=N draws as that run did
+# make test-library   those of make test for the library alone; make test-lab   those for the lab (lab/)
 # make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
 # make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)
 # make strangers  public bug reports rebuilt small, in the folder CASES: check and diff against the right answers
@@ -41,7 +42,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Hundreds of tests start Python: each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: kernel demo test rest full coverage planted strangers portable slow real lint names bench docs pages gpu wheel versions release-check clean
+.PHONY: kernel demo test test-library test-lab rest full coverage planted strangers portable slow real lint names bench docs pages gpu wheel versions release-check clean
 .DELETE_ON_ERROR:
 
 demo: kernel
@@ -56,11 +57,17 @@ demo: kernel
 define tests
 @if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='$(1)'; else marks='($(1)) and not browser'; \
     echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
-$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist worksteal $(if $(SEED),--sample-seed $(SEED)) -m "$$marks"
+$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist worksteal $(if $(SEED),--sample-seed $(SEED)) -m "$$marks" $(2)
 endef
 
 test: .venv/.dev kernel
 	$(call tests,not full and not slow and not gpu)
+
+test-library: .venv/.dev kernel
+	$(call tests,not full and not slow and not gpu,tests src)
+
+test-lab: .venv/.dev kernel
+	$(call tests,not full and not slow and not gpu,lab)
 
 rest: .venv/.dev kernel
 	$(call tests,full and not slow and not gpu)
@@ -120,7 +127,7 @@ gpu:
 
 wheel: .venv/.dev
 	@mkdir -p out
-	SQRTDK_PREBUILD=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir out .
+	SQRTDK_PREBUILD=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir out . ./lab
 	@ls out/*.whl
 
 versions: .venv/.dev kernel
@@ -143,14 +150,14 @@ kernel: .venv/.base
 	@echo 'Making .venv ...'
 	@$(PYTHON) -m venv .venv || { echo 'No venv module? Debian: apt-get install python3-venv'; rm -rf .venv; exit 1; }
 
-.venv/.base: pyproject.toml constraints.txt Makefile | .venv/bin/python
+.venv/.base: pyproject.toml lab/pyproject.toml constraints.txt Makefile | .venv/bin/python
 	@echo 'Installing torch and sqrtdk ...'
 	@$(INSTALL) torch
-	@$(INSTALL) --editable .
+	@$(INSTALL) --editable . --editable ./lab
 	@touch $@
 
 .venv/.dev: .venv/.base
 	@echo 'Installing what the tests and linters need ...'
-	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) --editable '.[dev]' --editable './lab[ray,app]'
 	@$(INSTALL) --no-deps $(VIT_PYTORCH)
 	@touch $@

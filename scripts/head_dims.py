@@ -26,7 +26,7 @@ from made import ROOT
 from tests.hf.small import LACKING, WIDTH, NotBuiltError, model_classes
 
 SOURCE = ROOT / "benchmarks" / "results" / "families.json"
-RESULT = ROOT / "src" / "sqrtdk" / "lab" / "head_dims.json"
+RESULT = ROOT / "lab" / "src" / "sqrtdk_lab" / "head_dims.json"
 # What LACKING sets to make a family small rather than to complete its config; in full size the default stands.
 SHRINKS = {"longcat_flash", "granitemoehybrid", "recurrent_gemma", "zamba", "zamba2", "bamba", "lfm2_moe"}
 

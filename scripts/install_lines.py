@@ -57,8 +57,10 @@ NOT_YET = {
     "需要 Python 3.11 或更新的版本：\n",
 }
 OWN_ENVIRONMENT = {
-    "en": "In an environment of your own, run `pip install PATH` with the path of the clone in place of `make demo`.\n",
-    "zh": "若要装进自己的环境，用 `pip install PATH` 代替 `make demo`，PATH 是克隆所在的路径。\n",
+    "en": "In an environment of your own, run `pip install PATH` with the path of the clone in place of `make demo`,\n"
+    "and `pip install PATH/lab` for the experiments.\n",
+    "zh": "若要装进自己的环境，用 `pip install PATH` 代替 `make demo`，PATH 是克隆所在的路径；"
+    "实验另需 `pip install PATH/lab`。\n",
 }
 OR_CLONE = {"en": "Or in a clone of this repository:\n", "zh": "或者在本仓库的克隆中：\n"}
 FRONT_LINE = {

@@ -1,4 +1,6 @@
-"""The release checklist: build wheel and sdist, look into both, install each in clean environments, run them.
+"""The release checklist: build wheels and sdist, look into them, install each in clean environments, run them.
+
+The library is tried alone first, without what the lab needs, and then with the wheel of the lab.
 
     python scripts/release_check.py                 # each Python from 3.11 to 3.14 and each torch that is to be had
     python scripts/release_check.py --python python3.12 --torch 2.13.0
@@ -21,6 +23,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -32,11 +35,17 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OLDEST_TORCH = "2.11.0"
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
-IN_WHEEL = ("py.typed", "report/templates/report.html", "lab/claims/grad_norm.toml")
+IN_WHEEL = ("py.typed", "report/templates/report.html", "messages/words/check.toml")
+IN_LAB = ("py.typed", "report/templates/lab.html", "catalogue/lab.toml", "claims/grad_norm.toml")
+OF_LAB = ("scipy", "sklearn", "matplotlib", "latex2mathml", "sqrtdk_lab")  # what the library alone does without
 IN_SDIST = ("README.md", "README.zh-CN.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "CONTRIBUTING.md")
 NOT_PACKED = re.compile(r"(^|/)(\.git|\.venv|out|__pycache__)/|\.pyc$")
 # What a user does first; the exit code that each has to have.
-COMMANDS = ((["--help"], 0), (["env"], 0), (["check", "demo"], 0), (["check", "demo:unscaled"], 1))
+COMMANDS = (
+    (["--help"], 0), (["env"], 0), (["check", "demo"], 0), (["check", "demo:unscaled"], 1),
+    (["diff", "demo", "demo:unscaled"], 1), (["kv", "demo"], 0), (["lab", "list"], 2),
+)  # fmt: skip
+LAB_COMMANDS = ((["lab", "--help"], 0), (["lab", "list"], 0), (["lab", "show", "grad-norm"], 0), (["app", "-h"], 0))
 
 
 @dataclass(frozen=True)
@@ -63,20 +72,29 @@ def build(folder: Path) -> list[Path]:
     done = _run(sys.executable, "-m", "hatchling", "build", "-d", folder, "-t", "sdist", "-t", "wheel")
     if done.returncode:
         raise SystemExit(f"The build failed:\n{done.stdout}{done.stderr}")
-    return [next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))]
+    done = _run(sys.executable, "-m", "pip", "-q", "wheel", "--no-deps", "--wheel-dir", folder, ROOT / "lab")
+    if done.returncode:
+        raise SystemExit(f"The build of the lab failed:\n{done.stdout}{done.stderr}")
+    return [next(folder.glob(name)) for name in ("*.tar.gz", "sqrtdk-*.whl", "sqrtdk_lab-*.whl")]
 
 
-def inspect(sdist: Path, wheel: Path) -> list[Outcome]:
-    """Say whether both hold what they should, and the papers agree on the version."""
+def inspect(sdist: Path, wheel: Path, lab: Path) -> list[Outcome]:
+    """Say whether all hold what they should, and the papers agree on the version."""
     with tarfile.open(sdist) as archive:
         packed = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     with zipfile.ZipFile(wheel) as archive:
         members = set(archive.namelist())
         name = next(member for member in members if member.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
+    with zipfile.ZipFile(lab) as archive:
+        of_lab = set(archive.namelist())
     version = PROJECT["version"]
     wrong = {
-        "wheel holds pages, claims and types": [name for name in IN_WHEEL if f"sqrtdk/{name}" not in members],
+        "the lab's wheel holds pages, claims, words and types": [
+            name for name in IN_LAB if f"sqrtdk_lab/{name}" not in of_lab
+        ],
+        "both have one version": [] if f"-{version}-" in lab.name else [lab.name],
+        "wheel holds pages, words and types": [name for name in IN_WHEEL if f"sqrtdk/{name}" not in members],
         "wheel holds the package alone": [
             name for name in members if not re.match(r"sqrtdk(/|-[^/]*\.dist-info/)", name)
         ],
@@ -104,8 +122,8 @@ def torch_versions(python: str) -> dict[str, bool]:
     return {version.split("+")[0]: alone or f"{version.split('+')[0]}+cpu" in versions for version in versions}
 
 
-def try_out(package: Path, python: str, torch: str, folder: Path) -> Outcome:
-    """Install a package into a new environment with this torch, and do what a user does first."""
+def try_out(package: Path, lab: Path, python: str, torch: str, folder: Path) -> Outcome:
+    """Install a package into a new environment with this torch, and do what a user does first; then add the lab."""
     step = f"{package.name} on {Path(python).name}, torch {torch}"
     shutil.rmtree(folder, ignore_errors=True)
     made = _run(python, "-m", "venv", folder)
@@ -116,23 +134,36 @@ def try_out(package: Path, python: str, torch: str, folder: Path) -> Outcome:
         done = _run(*pip, what)
         if done.returncode:
             return Outcome(step, "not available" if what != str(package) else "failed", _last_line(done))
-    for arguments, expected in COMMANDS:
-        done = _run(folder / "bin" / "sqrtdk", *arguments)
-        if done.returncode != expected:
-            return Outcome(
-                step, "failed", f"sqrtdk {' '.join(arguments)}: exit code {done.returncode}: {_last_line(done)}"
-            )
+    there = f"from importlib.util import find_spec; print([name for name in {OF_LAB} if find_spec(name)])"
+    found = _run(folder / "bin" / "python", "-c", there).stdout.strip()
+    if found != "[]":
+        return Outcome(step, "failed", f"the library alone brings {found}")
+    if wrong := _wrong(folder, COMMANDS):
+        return Outcome(step, "failed", wrong)
     for code, _ in programs((ROOT / "README.md").read_text(encoding="utf-8")):
         done = _run(folder / "bin" / "python", "-W", "error", "-c", code)
         if done.returncode:
             return Outcome(step, "failed", f"a program of the README: {_last_line(done)}")
+    done = _run(*pip, str(lab))
+    wrong = _last_line(done) if done.returncode else _wrong(folder, LAB_COMMANDS)
+    if wrong:
+        return Outcome(step, "failed", f"with the lab: {wrong}")
     return Outcome(step, "ok")
+
+
+def _wrong(folder: Path, commands: Sequence[tuple[Sequence[str], int]]) -> str:
+    """Run commands in an environment; return the first whose exit code is another, or ""."""
+    for arguments, expected in commands:
+        done = _run(folder / "bin" / "sqrtdk", *arguments)
+        if done.returncode != expected:
+            return f"sqrtdk {' '.join(arguments)}: exit code {done.returncode}: {_last_line(done)}"
+    return ""
 
 
 def matrix(pythons: list[str], torches: list[str], packages: list[Path], folder: Path, cuda: bool) -> list[Outcome]:
     """Each Python with each torch: the wheel in all of them, the sdist in the first that there is."""
     outcomes: list[Outcome] = []
-    sdist, wheel = packages
+    sdist, wheel, lab = packages
     for python in pythons:
         found = shutil.which(python)
         if found is None or _run(found, "-c", "import venv, ensurepip").returncode:
@@ -149,7 +180,7 @@ def matrix(pythons: list[str], torches: list[str], packages: list[Path], folder:
             else:
                 ran = any(outcome.outcome == "ok" and sdist.name in outcome.step for outcome in outcomes)
                 for package in (wheel,) if ran else (wheel, sdist):
-                    outcomes.append(try_out(package, found, torch, folder / "environment"))
+                    outcomes.append(try_out(package, lab, found, torch, folder / "environment"))
                     print(f"{outcomes[-1].outcome}: {outcomes[-1].step} {outcomes[-1].reason}", flush=True)
     return outcomes
 

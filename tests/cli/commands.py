@@ -16,6 +16,8 @@ def _commands(command: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
     """Every group and verb with its path, "lab run", its command and a context to ask it in."""
     for name in command.list_commands(context):
         child = command.get_command(context, name)
+        if child is None:  # of a distribution that is not installed
+            continue
         inner = child.context_class(child, info_name=name, parent=context)
         yield inner.command_path.removeprefix("sqrtdk "), child, inner
         if hasattr(child, "list_commands"):

@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.audit.records import FAIL_ON as AUDIT
+from sqrtdk.cli import verbs
 from sqrtdk.cli.help import help_row
-from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.compare.records import DIFF_FAIL_ON as DIFF
 from tests.cli.commands import COMMANDS, EVERY
+from tests.support.lab_here import LAB
 from tests.support.program import called
 
 SCRIPT = Path(sys.executable).with_name("sqrtdk")
 PROGRAMS = ([str(SCRIPT)], [sys.executable, "-m", "sqrtdk"])
 LIGHT = ("--help", "--version", "check -h", "", "chekc", "lab", *(f"{verb} --help" for verb in EVERY))
 HEAVY = ("torch", "numpy", "transformers", "rich", "jinja2")
+EXAMPLES = dict(verbs.EXAMPLES)
+if LAB:
+    from sqrtdk_lab.cli import EXAMPLES as OF_LAB
+
+    EXAMPLES |= {path: examples for path, examples in OF_LAB.items() if examples}
 GROUPS = [path for path in COMMANDS if path not in EVERY]
 
 

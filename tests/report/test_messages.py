@@ -16,9 +16,14 @@ import pytest
 import sqrtdk
 from sqrtdk._json import json_document
 from sqrtdk.messages import Message, fields, joined, recorded, said, word
-from sqrtdk.messages._catalogue import catalogue_text, faults, placeholders, topic, topics
+from sqrtdk.messages._catalogue import _FOLDERS, catalogue_text, entries, faults, placeholders, tomllib, topic, topics
+from tests.support.lab_here import LAB
 
-SOURCE = Path(sqrtdk.__file__).parent
+SOURCES = [Path(sqrtdk.__file__).parent]
+if LAB:
+    import sqrtdk_lab
+
+    SOURCES.append(Path(sqrtdk_lab.__file__).parent)
 MAKERS = ("Message", "word")
 SECTIONS = ("named", "unfilled")  # they take the name of a section
 QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.(?!html\b)[\w.]+)["']""")  # not the name of a template
@@ -26,7 +31,8 @@ QUOTED = re.compile(rf"""["']((?:{"|".join(topics())})\.(?!html\b)[\w.]+)["']"""
 
 @functools.cache
 def trees() -> Mapping[str, ast.Module]:
-    return {str(path.relative_to(SOURCE)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    files = (path for source in SOURCES for path in source.rglob("*.py"))
+    return {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
 def every_id() -> Iterator[str]:
@@ -38,7 +44,7 @@ def every_id() -> Iterator[str]:
 @functools.cache
 def of_templates() -> Mapping[str, str]:
     """Every id in a template, and the name of the template."""
-    files = SOURCE.rglob("*.html")
+    files = (path for source in SOURCES for path in source.rglob("*.html"))
     return {id: path.name for path in files for id in QUOTED.findall(path.read_text(encoding="utf-8"))}
 
 
@@ -54,10 +60,10 @@ def made() -> Iterator[tuple[str, ast.Call, str]]:
 
 @pytest.mark.parametrize("name", topics())
 def test_a_topic_has_no_faults(name: str) -> None:
-    from sqrtdk.messages._catalogue import TOPICS, entries, tomllib
-
-    tables = tomllib.loads(TOPICS.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    assert {key: list(faults(entry)) for key, entry in entries(tables) if list(faults(entry))} == {}
+    files = [path for folder in _FOLDERS if (path := folder.joinpath(f"{name}.toml")).is_file()]
+    found = [entry for path in files for entry in entries(tomllib.loads(path.read_text(encoding="utf-8")))]
+    assert {key: list(faults(entry)) for key, entry in found if list(faults(entry))} == {}
+    assert len({key for key, _ in found}) == len(found)  # no sentence stands in two folders
 
 
 def test_every_sentence_that_is_made_is_in_the_catalogue_with_its_values() -> None:

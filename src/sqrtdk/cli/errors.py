@@ -23,7 +23,6 @@ from sqrtdk.cli.help import HelpfulGroup
 from sqrtdk.cli.old_spellings import new_spelling
 from sqrtdk.cli.output import spoken, tell_reader, write_stderr
 from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, interrupted, swallowed
-from sqrtdk.cli.verbs import EXAMPLES
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.messages import Message, joined, said, word
 from sqrtdk.report.plain import plain, plain_lines
@@ -144,10 +143,9 @@ def _how_it_is_used(error: Any, refusal: str) -> str:
     for (command, begin), instead in _INSTEAD.items():
         if command == path and refusal.startswith(begin):
             return Message(instead)
-    name = path.removeprefix("sqrtdk ")
     if isinstance(context.command, HelpfulGroup):
         return Message("errors.usage.all_options", verb=path)
-    return Message("errors.usage.example", example=next(iter(EXAMPLES[name])), verb=path)
+    return Message("errors.usage.example", example=context.command.first_example(), verb=path)
 
 
 class PlainMessages:

@@ -70,6 +70,10 @@ class _Helpful(_Command):
         with formatter.indentation():
             formatter.write_text("\n".join(lines))
 
+    def first_example(self) -> str:
+        """Return the first command of the examples."""
+        return (self.epilog or "").partition("\n")[0].partition("# ")[0].strip()
+
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return the completions of a word; some shells show the help of each."""
         completions = super().shell_complete(ctx, incomplete)
