@@ -27,11 +27,15 @@ def test_each_file_and_table_is_where_the_page_says() -> None:
     places = rows("new thing")
     assert len(places) == 9
     for _, file, table in places:
-        folder, name = re.findall(r"`(src/[^`]+)`", file)[0].rsplit("/", 1)
+        folder, name = re.findall(r"`((?:lab/)?src/[^`]+)`", file)[0].rsplit("/", 1)
         found = list((ROOT / folder).glob(name.replace("NAME", "*") or "*.py"))
         assert len(found) > (5 if "NAME" in name else 0), file
         name, path = re.findall(r"`([^`]+)`", table)
-        assert re.search(rf"^{name}\b.* = ", (SOURCE / path).read_text(encoding="utf-8"), re.MULTILINE), table
+        assert re.search(
+            rf"^{name}\b.* = ",
+            (ROOT if path.startswith("lab/") else SOURCE).joinpath(path).read_text(encoding="utf-8"),
+            re.MULTILINE,
+        ), table
 
 
 def test_every_kind_has_an_example() -> None:
