@@ -9,6 +9,7 @@ the pages of the documentation. Runs on trees of either layout: with the lab in 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -74,10 +75,8 @@ def lines() -> Iterator[str]:
 
 def main() -> int:
     """Print it."""
-    try:
+    with contextlib.suppress(ImportError):
         importlib.import_module("sqrtdk_lab")  # adds its sentences
-    except ImportError:
-        pass
     print("\n".join(sorted(set(lines()))))
     return 0
 

@@ -73,26 +73,31 @@ def test_a_key_is_of_the_cell_and_the_function() -> None:
 @pytest.mark.parametrize("name", ["python", "torch"])
 def test_a_key_is_of_the_versions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, here = cell_key(square, {"x": 1}), {**_environment.numbers_from(), name: "other"}
-    monkeypatch.setattr(module, "numbers_from", lambda: here)
+    monkeypatch.setattr(module, "numbers_from", lambda *packages: here)
     assert cell_key(square, {"x": 1}) != before
 
 
 def test_a_key_is_of_the_code_without_bars_and_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "code_hash", _environment.code_hash.__wrapped__)
-    monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_environment.py"))
-    monkeypatch.setattr(module, "numbers_from", lambda: {"code": "any"})
+    monkeypatch.setattr(_environment, "_home", lambda package: tmp_path / package)
+    monkeypatch.setattr(module, "numbers_from", lambda *packages: {"code": "any"})
     keys = [cell_key(square, {"x": 1})]
-    for name in ("lab/claims/a.toml", "messages/words/a.toml", "lab/training/a.py"):
+    for name in (
+        "sqrtdk_lab/claims/a.toml",
+        "sqrtdk/messages/words/a.toml",
+        "sqrtdk_lab/training/a.py",
+        "sqrtdk/nn/a.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("1")
         keys.append(cell_key(square, {"x": 1}))
-    assert keys[0] == keys[1] == keys[2] != keys[3]
+    assert keys[0] == keys[1] == keys[2] != keys[3] != keys[4]
 
 
 def test_the_code_is_every_file_that_may_decide_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_environment, "__file__", str(tmp_path / "_environment.py"))
-    counted = ["__init__.py", "nn/a.py", "lab/training/a.py", "lab/claim.py", "theory/table.json", "scales/cli/a.py"]
-    others = ["cli/a.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
+    monkeypatch.setattr(_environment, "_home", lambda package: tmp_path)
+    counted = ["__init__.py", "nn/a.py", "training/a.py", "claim.py", "theory/table.json", "scales/cli/a.py"]
+    others = ["cli/a.py", "cli.py", "report/a.py", "report/templates/a.html", "nn/__pycache__/a.pyc"]
     found = [_environment.code_hash.__wrapped__()]
     for name in (*counted, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

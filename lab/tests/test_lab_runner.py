@@ -74,8 +74,8 @@ def test_records_of_other_code_or_versions_are_not_reused(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _run(tmp_path, ["params-single"])
-    here = {**runner.numbers_from(), name: "other"}
-    monkeypatch.setattr(runner, "numbers_from", lambda: here)
+    here = {**runner.numbers_from("sqrtdk_lab"), name: "other"}
+    monkeypatch.setattr(runner, "numbers_from", lambda *packages: here)
     with pytest.raises(OutputError, match=f"(?m)a record of another run: {name} .* instead of other$"):
         _run(tmp_path, ["params-single"])
 

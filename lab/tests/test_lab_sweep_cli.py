@@ -13,9 +13,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
-from sqrtdk.cli.lab import lab
 from typer.testing import CliRunner
 
+from sqrtdk_lab.cli import lab
 from tests.engines.processes import python, until
 
 SMALL = ("--d-k", "16,64", "--keys", "16", "--scale", "sqrt_dk,none", "--seeds", "2", "--rows", "16")

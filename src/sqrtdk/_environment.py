@@ -100,6 +100,10 @@ _NUMERIC_LIBRARIES = ("sqrtdk", "torch", "numpy", "scipy", "scikit-learn")
 _DRAWING = ("cli/", "cli.py", "report/")  # what changes no number
 
 
+def _home(package: str) -> Path:
+    return Path(str(importlib.resources.files(package)))
+
+
 @cache
 def code_hash(*without: str, packages: tuple[str, ...] = ("sqrtdk",)) -> str:
     """Return a hash of the files of packages, data included, but without those that only print and draw.
@@ -114,7 +118,7 @@ def code_hash(*without: str, packages: tuple[str, ...] = ("sqrtdk",)) -> str:
     """
     digest = hashlib.sha256()
     for package in packages:
-        root = Path(str(importlib.resources.files(package)))
+        root = _home(package)
         for name in sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()):
             if not name.startswith((*_DRAWING, *without)) and not name.endswith(".pyc"):
                 digest.update(f"{name}\0{hashlib.sha256((root / name).read_bytes()).hexdigest()}\n".encode())

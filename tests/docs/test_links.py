@@ -14,9 +14,8 @@ from tests.docs.pages import DOCS, ROOT, pages, read_page
 anchors = pytest.importorskip("mdit_py_plugins.anchors.index")
 PAGES = {f"{tree}/{name}": path for tree in ("en", "zh") for name, path in pages(tree).items()}
 PAGES |= {name: ROOT / name for name in ("README.md", "README.zh-CN.md", "benchmarks/README.md", "scripts/README.md")}
-NAMESPACES = [
-    path.stem for path in sorted((DOCS / "en" / "api").glob("*.md")) if path.stem not in ("sqrtdk", "sqrtdk_lab")
-]
+_PAGES = [path.stem for path in sorted((DOCS / "en" / "api").glob("*.md"))]
+NAMESPACES = [name for name in _PAGES if not name.startswith("sqrtdk")]
 LEVELS = 4  # of headings that have an anchor: myst_heading_anchors
 
 

@@ -269,7 +269,7 @@ def test_a_glyph_that_the_font_lacks_is_a_warning() -> None:
 
 
 def test_colours_differ_for_every_sight() -> None:
-    page = Path(sys.modules["sqrtdk.report"].__file__ or "").parent / "templates" / "lab.css"
+    page = Path(sys.modules["sqrtdk_lab.report"].__file__ or "").parent / "templates" / "lab.css"
     light, dark = (re.findall(r"--c\d: (#\w{6})", line) for line in page.read_text().splitlines() if "--c0" in line)
     assert tuple(light) == SERIES_COLOURS
     for colours in (light, dark):
