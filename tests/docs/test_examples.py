@@ -16,6 +16,7 @@ import torch
 
 from page_programs import programs, without_blanks
 from tests.docs.pages import ROOT, pages
+from tests.support.lab_here import needs_lab
 
 # Pages whose examples another test runs, together with the rest of what it holds of them.
 ELSEWHERE = {
@@ -24,7 +25,6 @@ ELSEWHERE = {
     "kv-cache": "tests/kv/test_kv_report.py",
     "trace-file": "tests/recording_files/test_printed_writer.py",
 }
-SLOW: set[str] = set()
 BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -51,7 +51,7 @@ ENGLISH, CHINESE = (
 )
 RUNNABLE = ENGLISH | {f"zh/{name}": text for name, text in CHINESE.items() if code(text) != code(ENGLISH[name])}
 NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name.removeprefix("zh/") in SLOW else name
+    pytest.param(name, marks=needs_lab) if re.search("sqrtdk_lab|matplotlib|scipy", text) else name
     for name, text in RUNNABLE.items()
     if ">>>" in text
 ]

@@ -1,7 +1,7 @@
 """A claim: a statement, an experiment, a control that would show the opposite, and the bars that decide.
 
 An experiment receives an `ExperimentRun`: its parameters, its randomness, and a way to compute many cells. The claims
-come from five widely read explanations, listed here with their content, and from papers.
+come from five widely read explanations, `EXPLANATION_IDS`, and from papers.
 """
 
 from __future__ import annotations

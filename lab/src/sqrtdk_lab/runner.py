@@ -42,7 +42,7 @@ def run_claim(
         claim: from `sqrtdk_lab.register.CLAIMS`.
         quick: use the parameters of the quick run.
         seed: of all randomness.
-        compute: computes cells; see `Run.map`.
+        compute: computes cells; see `ExperimentRun.map`.
         command: stored in the record.
 
     Returns:

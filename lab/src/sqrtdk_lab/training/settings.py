@@ -111,7 +111,7 @@ class TrainingSettings:
         """
         unknown = set(cell) - set(cls.__dataclass_fields__)
         if unknown:
-            raise InvalidValueError(f"a training run has no {', '.join(sorted(unknown))}", hint="See Settings.")
+            raise InvalidValueError(f"a training run has no {', '.join(sorted(unknown))}", hint="See TrainingSettings.")
         return cls(**cell)
 
     def cell(self) -> dict[str, Any]:
