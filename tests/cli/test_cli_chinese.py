@@ -48,7 +48,7 @@ def test_help_in_chinese_lists_the_same_and_has_no_english_sentence(path: str) -
 
 @pytest.mark.parametrize(
     "words",
-    ["check --help --lang zh-CN", "--lang zh-CN check --help", "lab --lang=zh-CN run -h", "check --help --lang zh"],
+    ["check --help --lang zh-CN", "--lang zh-CN check --help", "watch --lang=zh-CN show -h", "check --help --lang zh"],
 )
 def test_the_language_may_stand_anywhere(words: str) -> None:
     assert called(*words.split(), LANG="C", LC_ALL="").stdout.startswith("用法：sqrtdk ")
@@ -56,9 +56,9 @@ def test_the_language_may_stand_anywhere(words: str) -> None:
 
 @pytest.mark.parametrize("chinese", ["zh-CN", "zh"])
 def test_the_language_of_the_program_is_that_of_its_verbs(chinese: str) -> None:
-    done = called("--lang", chinese, "lab", "show", "grad-norm", LANG="C", LC_ALL="")
+    done = called("--lang", chinese, "params", "gpt2-xl", LANG="C", LC_ALL="")
     assert HAN.search(done.stdout)
-    assert not HAN.search(called("--lang", "zh-CN", "lab", "show", "grad-norm", "--lang", "en").stdout)
+    assert not HAN.search(called("--lang", "zh-CN", "params", "gpt2-xl", "--lang", "en").stdout)
 
 
 @pytest.mark.sampled(8)

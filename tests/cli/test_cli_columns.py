@@ -6,6 +6,7 @@ import pytest
 
 from tests.monitor.watched_runs import write_sick
 from tests.report.terminal_text import check_fits
+from tests.support.lab_here import of_installed
 from tests.support.program import called
 
 CONFIG = '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64}'
@@ -45,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("command", VERBS)
+@pytest.mark.parametrize("command", of_installed(VERBS))
 def test_a_verb_fits_80_columns_and_cuts_no_word(command: str, folder: Path) -> None:
     done = called(*command.split(), cwd=folder, COLUMNS="80")
     assert done.returncode <= 1, done.stderr

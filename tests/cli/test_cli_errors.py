@@ -21,6 +21,7 @@ from sqrtdk.cli.old_spellings import NEW_SPELLINGS
 from sqrtdk.errors import ModelError
 from tests.cli.commands import EVERY
 from tests.cli.errors import check_error
+from tests.support.lab_here import of_installed
 from tests.support.program import called
 
 WATCH = "watch checkpoints . --output run --seq-len 12"
@@ -135,7 +136,7 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
 }
 
 
-@pytest.mark.parametrize("command", REFUSED)
+@pytest.mark.parametrize("command", of_installed(REFUSED))
 def test_what_is_wrong_is_told_and_nothing_is_written(command: str, tmp_path: Path) -> None:
     check_error(called(*shlex.split(command), cwd=tmp_path), *REFUSED[command])
     assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.errors import check_error
+from tests.support.lab_here import of_installed
 from tests.support.program import Warm, called, environment
 
 FULL = "/dev/full"
@@ -34,6 +35,7 @@ VERBS = {
     "help of a verb": ("check", "--help"),
     "version": ("--version",),
 }
+VERBS = of_installed(VERBS)
 
 
 @pytest.mark.sampled(5)

@@ -19,7 +19,7 @@ from tests.support.program import called
 
 SCRIPT = Path(sys.executable).with_name("sqrtdk")
 PROGRAMS = ([str(SCRIPT)], [sys.executable, "-m", "sqrtdk"])
-LIGHT = ("--help", "--version", "check -h", "", "chekc", "lab", *(f"{verb} --help" for verb in EVERY))
+LIGHT = ("--help", "--version", "check -h", "", "chekc", "watch", *(f"{verb} --help" for verb in EVERY))
 HEAVY = ("torch", "numpy", "transformers", "rich", "jinja2")
 EXAMPLES = dict(verbs.EXAMPLES)
 if LAB:
@@ -137,14 +137,14 @@ complete_words() {
 }
 complete_words sqrtdk check --fail-
 complete_words sqrtdk check --attn ''
-complete_words sqrtdk lab r
+complete_words sqrtdk watch s
 """
     environment = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     environment["PATH"] = f"{SCRIPT.parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
-    assert done.stdout.splitlines() == ["--fail-on", "eager sdpa both", "run report"], done.stderr
+    assert done.stdout.splitlines() == ["--fail-on", "eager sdpa both", "show"], done.stderr
 
 
 def test_the_bars_are_those_of_the_records() -> None:
