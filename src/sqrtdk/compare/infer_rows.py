@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import compute_logits, compute_output, parts_of, repeat_heads
-from sqrtdk.compare.masks import band_mask
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import ROW_MASKS, Recorded, SearchWork, evenly
+from sqrtdk.masks.band import band_mask
 
 MOST_INTERVALS = 2**21  # (lo, hi) intervals that are examined for one formula, unless the fewest rows have more
 MOST_KEYS = 1024  # beyond this the intervals of a single row take too much memory

@@ -209,7 +209,7 @@ def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, Message] | N
             continue
         if keys == rows:
             return call.site, Message("laws.cache.sees_no_cached", count=rows, keys=keys, cached=cached)
-        if mask is not None and rows < keys and (mask.least, mask.greatest, mask.band) == (0, rows - 1, True):
+        if mask is not None and rows < keys and mask.is_band(0, rows - 1):
             if mask.form == "implicit":
                 return call.site, Message("laws.cache.is_causal_upper_left", count=rows, keys=keys)
             return call.site, Message("laws.cache.mask_upper_left", count=rows, keys=keys)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sqrtdk.impl.call import UNBOUNDED, Call
 from sqrtdk.impl.choice import LARGEST_DENSE
-from sqrtdk.impl.operands import broadcastable, expand_heads, only_by_blocks, operands, visible_band, with_bias
+from sqrtdk.impl.operands import above_and_below, broadcastable, expand_heads, only_by_blocks, operands, with_bias
 from sqrtdk.impl.rows import attend_rows, block_rows
 from sqrtdk.messages import Message
 from sqrtdk.tracing.spine.fused import IMPLICIT_CAUSAL
@@ -40,7 +40,7 @@ def kernel_arguments(call: Call) -> dict[str, Any] | None:
     if (call.term is not None or call.mask_mods) and pairs > LARGEST_DENSE:
         return None
     call, lead = with_bias(call), call.lead
-    above, below = visible_band(call)
+    above, below = above_and_below(call)
     visible = call.visible
     if call.mask_mods:
         visible, above, below = call.seen(0, call.length), None, None

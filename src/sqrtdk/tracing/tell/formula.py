@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from sqrtdk.masks.pattern import mask_pattern
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import PICKS_KEYS, Factor
 from sqrtdk.tracing.spine import chain
 from sqrtdk.tracing.spine.eager import read_eager
 from sqrtdk.tracing.spine.lineage import follow_side, unprobed
-from sqrtdk.tracing.spine.masks import mask_pattern
 from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Expression, Hide, LearnedSinks, Scale, Step, Unknown

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.band import band_mask
+from sqrtdk.masks.pattern import TRIANGLES, distinct, mask_pattern, mask_reach
 from sqrtdk.tracing.records import Mask
-from sqrtdk.tracing.spine.masks import BOTTOM, TRIANGLES, band_mask, distinct, mask_pattern, mask_reach
+from sqrtdk.tracing.spine.masks import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 
@@ -139,7 +141,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     """Returns True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
-        return band_mask(layout.rows, layout.columns, 0, reading.device)
+        return band_mask(layout.rows, layout.columns, 0, None, reading.device)[None, None]
     if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
         if hide.visible is None and hide.fill is None:
             return None
@@ -216,7 +218,7 @@ def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
         if unread or isinstance(step, Unknown):
             return None
     if sight.causal:
-        return band_mask(reading.layout.rows, reading.layout.columns, 0, reading.device)
+        return band_mask(reading.layout.rows, reading.layout.columns, 0, None, reading.device)[None, None]
     if sight.visible is None and sight.mask is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=reading.device)
     return sight.visible

@@ -11,9 +11,10 @@ import math
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.pattern import distinct
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW
-from sqrtdk.tracing.spine.masks import BOTTOM, distinct
+from sqrtdk.tracing.spine.masks import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import (
     Beside,
