@@ -20,7 +20,7 @@ from sqrtdk.laws.inputs import MASK_WORDS, Content, contents, goes_with
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import forward_arguments
-from sqrtdk.models.returned import tensors_of, walk
+from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing.trace import trace
 
 # past_key_values, cache_params, mems.
