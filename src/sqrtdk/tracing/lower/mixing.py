@@ -20,7 +20,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
-from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, origin
+from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, back, origin
 
 OVER_HEADS = "over the heads"
 HEADS_BY_DATA = "trace.step.heads_by_data"
@@ -234,9 +234,8 @@ def holds_weights(node: Node) -> bool:
 
 def _is_part(node: Node) -> bool:
     """Whether weights were sliced out of the weights of more heads."""
-    while node.op not in _SLICES and (parent := node.main()) is not None:
-        node = parent
-    return node.op in _SLICES and bool(node.args)
+    part = next((at for at in back(node, None) if at.op in _SLICES), None)
+    return part is not None and bool(part.args)
 
 
 def _is_weights(constant: Node) -> bool:

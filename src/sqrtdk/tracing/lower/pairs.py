@@ -98,13 +98,11 @@ def list_serial(node: Node) -> int | None:
 
 def _is_length(node: Node) -> bool:
     """Whether the node holds lengths of vectors, `x.pow(2).mean(-1, keepdim=True)`: a norm makes no pairs of rows."""
-    while node.act and not node.is_root and 1 in node.shape[-2:]:
-        main = node.main()
-        if main is None:
+    for at, main in itertools.pairwise(back(node, None)):
+        if not at.act or 1 not in at.shape[-2:]:
             return False
-        if node.op in _FEATURE_REDUCTIONS and 1 not in main.shape[-2:]:
+        if at.op in _FEATURE_REDUCTIONS and 1 not in main.shape[-2:]:
             return True
-        node = main
     return False
 
 

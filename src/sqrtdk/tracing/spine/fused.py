@@ -31,7 +31,7 @@ from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.graph import is_learned
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, back
 from sqrtdk.tracing.tape.recorder import KernelCall
 
 # Each argument by the names that operators give it.
@@ -200,9 +200,7 @@ def _layout(arguments: _Arguments, query: ProductSide) -> tuple[Layout, int | No
 
 def _dims_of_caller(node: Node) -> int:
     """Returns the number of dimensions of the caller's query, before it was reshaped to four."""
-    while node.op in _RESHAPED and len(node.shape) == 4 and (parent := node.main()) is not None:
-        node = parent
-    return len(node.shape)
+    return next((len(at.shape) for at in back(node, _RESHAPED) if len(at.shape) != 4), 4)
 
 
 def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, PackedPair]:
