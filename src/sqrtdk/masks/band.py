@@ -48,8 +48,8 @@ def in_band(i: Int[Tensor, "*#B R 1"], j: Int[Tensor, " S"], band: Band) -> Bool
 
 def band_mask(
     rows: int, keys: int, least: int | None, greatest: int | None, device: torch.device | None = None
-) -> Bool[Tensor, "{rows} {keys}"]:
-    """Returns True where least <= i - j <= greatest, for rows and keys at the positions from 0 on.
+) -> Tensor:
+    """Returns True where least <= i - j <= greatest, (L, S), for rows and keys at the positions from 0 on.
 
     Example:
         >>> band_mask(2, 3, 0, None).int().tolist()
@@ -78,20 +78,20 @@ def keys_in_band(i: Int[Tensor, "R 1"], keys: int, band: Band) -> Int[Tensor, "R
     return (last - first + 1).clamp(min=0)
 
 
-def distances(rows: int, keys: int, device: torch.device | None = None) -> Int[Tensor, "{rows} {keys}"]:
-    """Returns i - j of row i and key j."""
+def distances(rows: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """Returns i - j of row i and key j, (L, S)."""
     return torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
 
 
-def first_and_last(visible: Bool[Tensor, "*B L S"]) -> tuple[Int[Tensor, "*B L"], Int[Tensor, "*B L"]]:
-    """Returns the first and last key that each row sees; S and -1 for a row that sees none."""
+def first_and_last(visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the first and last key that each row sees, (..., L); S and -1 for a row that sees none."""
     keys, some, flags = visible.shape[-1], visible.any(-1), visible.byte()
     first, last = flags.argmax(-1), keys - 1 - flags.flip(-1).argmax(-1)  # argmax gives the first of equal values
     return torch.where(some, first, keys), torch.where(some, last, -1)
 
 
-def band_around(visible: Bool[Tensor, "*B L S"]) -> tuple[int, int] | None:
-    """Returns the least and greatest i - j of a visible key, over all matrices; None if every key is hidden.
+def band_around(visible: Tensor) -> tuple[int, int] | None:
+    """Returns the least and greatest i - j of a visible key of (..., L, S); None if every key is hidden.
 
     Example:
         >>> band_around(torch.tensor([[1, 0, 0], [1, 0, 0], [0, 0, 1]]).bool())
