@@ -1,4 +1,4 @@
-"""Bands: row i sees the keys j with least <= i - j <= greatest.
+"""Bands, and the patterns that a mask shows: row i sees the keys j with least <= i - j <= greatest.
 
     Band(0, None)     causal, torch.ones(L, S).tril(): row i sees keys 0 to i
     Band(L - S, None) causal at the lower right corner, as with a cache: the last row sees the last key
@@ -7,17 +7,22 @@
 
 A bound on i - j needs no sizes and no memory, so kernels take the two numbers and files store them. Any other mask is
 taken apart into a band and the rest by `sqrtdk.masks.decompose`.
+
+Padding is no evidence against a pattern: a row that sees no key in any batch entry is left out, and where distances are
+read, a key that no row sees as well. A causal mask beside left padding is still "causal".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
+
+TRIANGLES = ("causal", "causal_lower_right")  # torch.ones(L, S).tril() and torch.ones(L, S).tril(S - L)
 
 
 class Band(NamedTuple):
@@ -103,3 +108,75 @@ def band_around(visible: Tensor) -> tuple[int, int] | None:
         return None
     (first, last), i = first_and_last(shown), torch.arange(len(shown), device=shown.device)
     return int((i - last)[seeing].min()), int((i - first)[seeing].max())
+
+
+# -- what a mask shows -------------------------------------------------------------------------------------------------
+
+
+class MaskReach(TypedDict, total=False):
+    """How far the rows of a mask see, by the fields of the trace's `Mask`."""
+
+    least: int
+    greatest: int
+    band: bool
+    ahead_by_one: int
+
+
+def mask_reach(visible: Tensor, stands: int = 1) -> MaskReach:
+    """Returns how far the rows of a mask see; {} if every key is hidden.
+
+    Args:
+        visible: (..., L, S), True where the row sees the key.
+        stands: how many matrices of the attention each matrix stands for.
+
+    Example:
+        >>> mask_reach(band_mask(4, 4, -1, None))
+        {'least': -1, 'greatest': 3, 'band': True, 'ahead_by_one': 1}
+    """
+    rows, keys = visible.shape[-2:]
+    matrices = visible.reshape(-1, rows, keys)
+    around = band_around(matrices)
+    if around is None:
+        return {}
+    live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
+    between = band_mask(rows, keys, *around, visible.device) & live
+    # tril(1) for tril(): every row sees one key past its own, and at least one such key is there to see
+    shifted = ((matrices == (band_mask(rows, keys, -1, None, visible.device) & live)) | blind).all((-1, -2))
+    shifted &= (matrices & band_mask(rows, keys, -1, -1, visible.device)).any((-1, -2))
+    return {
+        "least": around[0],
+        "greatest": around[1],
+        "band": bool(((matrices == between) | blind).all()),
+        "ahead_by_one": int(shifted.sum()) * stands,
+    }
+
+
+def mask_pattern(visible: Tensor) -> str | None:
+    """Returns the pattern of visible keys (..., L, S), or None if every key is visible.
+
+    The patterns are those of `TRIANGLES`; "window", a band that hides keys on one side or both; "padding", the same
+    keys for all rows; and "mask", anything else.
+
+    Example:
+        >>> mask_pattern(band_mask(5, 5, 0, None)), mask_pattern(band_mask(3, 5, -2, None))
+        ('causal', 'causal_lower_right')
+        >>> mask_pattern(band_mask(5, 5, 0, 2)), mask_pattern(band_mask(1, 3, -1, None).expand(4, 3))
+        ('window', 'padding')
+    """
+    if bool(visible.all()):
+        return None
+    if bool((visible == visible[..., :1, :]).all()):
+        return "padding"
+    rows, keys = visible.shape[-2:]
+    shown = visible.reshape(-1, rows, keys).any(0)
+    unknown = ~shown.any(-1, keepdim=True)
+    corner = rows - keys  # i - j of the last row and key
+    for name, least in zip(TRIANGLES, (0, corner), strict=True):
+        if bool(((shown == band_mask(rows, keys, least, None, shown.device)) | unknown).all()):
+            return name
+    around = band_around(shown)
+    # A band that only lets rows see a few keys ahead, tril(2), is no window.
+    if around is None or (around[0] < corner and around[1] - corner >= rows - 1):
+        return "mask"
+    banded = bool(((shown == band_mask(rows, keys, *around, shown.device)) | unknown).all())
+    return "window" if banded else "mask"

@@ -88,7 +88,7 @@ def _taken_apart(visible: Tensor, batch: int, rows: int, keys: int) -> Parts:
     if parts.rest is None or rows > keys:
         return parts
     # Documents and blocks are tried only if a rest is left: each try splits the mask again.
-    return next((found for found in _in_stretches(visible, core, apart, batch) if found.rest is None), parts)
+    return next((other for other in _in_stretches(visible, core, apart, batch) if other.rest is None), parts)
 
 
 def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
@@ -103,15 +103,15 @@ def _only_key(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
     """
     rows, keys = visible.shape[-2:]
     single = (visible.sum(-1) == 1).all(1)
-    found = torch.full(single.shape, NOT_APART, device=visible.device)
+    only = torch.full(single.shape, NOT_APART, device=visible.device)
     for corner in dict.fromkeys((0, keys - rows)):
         own = torch.arange(rows, device=visible.device) + corner
         there = (own >= 0) & (own < keys)
         sees_own = visible.all(1).gather(-1, own.clamp(0, keys - 1).expand(single.shape)[..., None])[..., 0]
         rows_alone = _blind_of(visible, open_rows, single & sees_own & there, batch, -corner)
-        if int(rows_alone.sum()) > int((found >= 0).sum()):
-            found = torch.where(rows_alone, own, NOT_APART)
-    return found
+        if int(rows_alone.sum()) > int((only >= 0).sum()):
+            only = torch.where(rows_alone, own, NOT_APART)
+    return only
 
 
 def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apart: int) -> Tensor:

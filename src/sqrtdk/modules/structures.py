@@ -21,7 +21,7 @@ _CACHE_FIELDS = (("key_cache", "value_cache"),)  # a cache of older transformers
 
 
 def tensors_of(returned: Any) -> dict[str, Tensor]:
-    """Return every floating-point tensor with values in the output of a forward, by name.
+    """Returns every floating-point tensor with values in the output of a forward, by name.
 
     Names are keys, fields and numbers, joined by dots; a tensor that is returned alone is "0".
 
@@ -32,17 +32,17 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
         >>> list(tensors_of(ones)), list(tensors_of((ones, None, ones)))
         (['0'], ['0', '2'])
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in walk(returned):
-        if len(found) >= _MAX_OUTPUT_TENSORS:
+        if len(tensors) >= _MAX_OUTPUT_TENSORS:
             break
         if (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta:
-            found.setdefault(name or "0", _plain(tensor))
-    return found
+            tensors.setdefault(name or "0", _plain(tensor))
+    return tensors
 
 
 def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in the output of a forward with its name, which is "" for a tensor that is returned alone.
+    """Yields every tensor in the output of a forward with its name, which is "" for a tensor that is returned alone.
 
     Args:
         returned: Tensors in mappings, sequences and dataclasses, nested to any depth.
@@ -56,17 +56,17 @@ def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]
 
 
 def floating(value: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors of a structure, without those of caches; nested tensors are left out."""
+    """Yields the floating-point tensors of a structure, without those of caches; nested tensors are left out."""
     return (x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested)
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """Return the first floating-point tensor of a structure, or None."""
+    """Returns the first floating-point tensor of a structure, or None."""
     return next(floating(value), None)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a dense copy, because the next run may write into the tensor that this run returned."""
+    """Returns a dense copy, because the next run may write into the tensor that this run returned."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
@@ -77,21 +77,21 @@ def _plain(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor).clone() if tensor.is_complex() else tensor.clone()
 
 
-def _walk(value: Any, name: str, depth: int, seen: dict[int, Any], objects: bool) -> Iterator[tuple[str, Tensor]]:
+def _walk(value: Any, name: str, depth: int, walked: dict[int, Any], objects: bool) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
         return
-    if depth > _MAX_OUTPUT_DEPTH or id(value) in seen:
+    if depth > _MAX_OUTPUT_DEPTH or id(value) in walked:
         return
-    seen[id(value)] = value  # kept, so that no other object gets its id; an object held twice is walked once
+    walked[id(value)] = value  # kept, so that no other object gets its id; an object held twice is walked once
     fields = getattr(value, "_fields", None) if isinstance(value, tuple) else None
     for key, part in _parts(value, objects):
         own = str(key) if fields is None else fields[key]
-        yield from _walk(part, f"{name}.{own}" if name else own, depth + 1, seen, objects)
+        yield from _walk(part, f"{name}.{own}" if name else own, depth + 1, walked, objects)
 
 
 def _parts(value: Any, objects: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yield the parts of a structure by key, place or field; with `objects`, those of a cache or another object."""
+    """Yields the parts of a structure by key, place or field; with `objects`, those of a cache or another object."""
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple | list):
@@ -124,7 +124,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def copied(output: Any) -> Any:
-    """Return the structure with copies of its tensors; an object that is no structure becomes None."""
+    """Returns the structure with copies of its tensors; an object that is no structure becomes None."""
     if isinstance(output, Tensor):
         return output.detach().clone()
     if type(output) in (tuple, list):
@@ -135,7 +135,7 @@ def copied(output: Any) -> Any:
 
 
 def restored(output: Any, before: Any) -> Any:
-    """Replace an output's tensors by those of another run of the same module, if it is a plain structure of tensors."""
+    """Returns an output with the tensors of another run of its module; unchanged if it is no plain structure."""
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()
     # Exact types: a namedtuple can't be made from an iterator.
@@ -147,7 +147,7 @@ def restored(output: Any, before: Any) -> Any:
 
 
 def replaced(value: Any, others: Sequence[Tensor]) -> Any:
-    """Return a result whose first floating tensor is replaced by the first of the others with its shape.
+    """Returns a result whose first floating tensor is replaced by the first of the others with its shape.
 
     Example:
         >>> replaced((torch.ones(2), None), [torch.zeros(3), torch.zeros(2)])
@@ -157,8 +157,8 @@ def replaced(value: Any, others: Sequence[Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         fits = (x for x in others if x.shape == value.shape and x.is_floating_point() and value.is_floating_point())
-        found = next(fits, None)
-        return value if found is None else found.to(value)
+        other = next(fits, None)
+        return value if other is None else other.to(value)
     for name, part in _parts(value):
         other = replaced(part, others)
         if other is not part:
@@ -167,7 +167,7 @@ def replaced(value: Any, others: Sequence[Tensor]) -> Any:
 
 
 def _with_part(value: Any, name: Any, other: Any) -> Any:
-    """Return a copy of a tuple, list, mapping or dataclass with one part replaced."""
+    """Returns a copy of a tuple, list, mapping or dataclass with one part replaced."""
     if isinstance(value, tuple | list):
         parts = [*value[:name], other, *value[name + 1 :]]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import alias
+from sqrtdk.tracing.tape.graph import alias, distinct
 from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, back, origin
 
 OVER_HEADS = "over the heads"
@@ -272,9 +272,7 @@ def paired_axes(node: Node) -> frozenset[int] | None:
 def axes_along(place: Tensor, way: Iterable[Node]) -> frozenset[int] | None:
     """Returns the axes along which a tensor varies after some views, or None if the views can't be replayed."""
     try:
-        place = to_softmax(place, way)
+        place = distinct(to_softmax(place, way), last=0)  # broadcast axes can't vary: shrinking them saves time
     except (RuntimeError, IndexError):
         return None
-    for axis, stride in enumerate(place.stride()):  # broadcast axes (stride 0) can't vary: shrinking them saves time
-        place = place.narrow(axis, 0, 1) if stride == 0 and place.shape[axis] else place
     return frozenset(axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any()))

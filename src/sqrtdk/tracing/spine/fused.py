@@ -30,7 +30,7 @@ from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.graph import is_learned
+from sqrtdk.tracing.tape.graph import distinct, is_learned
 from sqrtdk.tracing.tape.node import Node, back
 from sqrtdk.tracing.tape.recorder import KernelCall
 
@@ -254,11 +254,7 @@ def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -
     Broadcast dimensions keep size 1 (B, H and L only).
     """
     tensor = tensor.detach().expand(*lead, layout.rows, columns)
-    tensor = tensor.reshape(layout.batch, layout.heads, layout.rows, columns)
-    for axis in range(3):
-        if tensor.stride(axis) == 0:
-            tensor = tensor.narrow(axis, 0, 1)
-    return tensor
+    return distinct(tensor.reshape(layout.batch, layout.heads, layout.rows, columns), last=1)
 
 
 def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Step, ...], str | None]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.masks.pattern import TRIANGLES, mask_pattern
+from sqrtdk.masks.band import TRIANGLES, mask_pattern
 from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, LearnedSinks, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned, written_logits, written_view

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sqrtdk.masks.pattern import mask_pattern
+from sqrtdk.masks.band import mask_pattern
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import PICKS_KEYS, Factor
 from sqrtdk.tracing.spine import chain

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.masks.band import band_mask
-from sqrtdk.masks.pattern import TRIANGLES, distinct, mask_pattern, mask_reach
+from sqrtdk.masks.band import TRIANGLES, band_mask, mask_pattern, mask_reach
 from sqrtdk.tracing.records import Mask
 from sqrtdk.tracing.spine.masks import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
+from sqrtdk.tracing.tape.graph import distinct
 
 NO_DATA = "trace.fault.no_data"
 # With two masks of different fills, -1e5 and -1e9, keys hidden by the weaker one keep weight if all others are hidden

@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-from sqrtdk.masks.pattern import distinct
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW
 from sqrtdk.tracing.spine.masks import BOTTOM
@@ -31,6 +30,7 @@ from sqrtdk.tracing.steps import (
     Unknown,
 )
 from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.tape.graph import distinct
 from sqrtdk.tracing.tell.places import ValueOperands
 from sqrtdk.tracing.tell.sight import Sight, visible_by
 from sqrtdk.tracing.tensors import CallTensors, Term
