@@ -8,8 +8,8 @@
 A bound on i - j needs no sizes and no memory, so kernels take the two numbers and files store them. Any other mask is
 taken apart into a band and the rest by `sqrtdk.masks.decompose`.
 
-Padding is no evidence against a pattern: a row that sees no key in any batch entry is left out, and where distances are
-read, a key that no row sees as well. A causal mask beside left padding is still "causal".
+Padding is no evidence against a band: rows that see no key are left out, and keys that no row sees where distances are
+read. A pattern is that of all batch entries together, so one entry without padding shows it.
 """
 
 from __future__ import annotations
