@@ -150,7 +150,7 @@ def _of_rows(call: Recorded, formula: Formula, chosen: _Chosen) -> Iterator[tupl
     z = compute_logits(some.query[: chosen.entries], key, bare)
     e = (z - z.amax(-1, keepdim=True)).exp()
     output = some.output[: chosen.entries].double().nan_to_num()
-    backward = ~torch.ones(key.shape[-2] + 1, key.shape[-2] + 1, dtype=torch.bool).triu(1)
+    backward = band_mask(key.shape[-2] + 1, key.shape[-2] + 1, 0, None)
     for row in range(len(chosen.rows)):  # one at a time: its intervals stay in the processor's cache
         yield _of_row(e[:, :, row], value, output[:, :, row], backward)
 

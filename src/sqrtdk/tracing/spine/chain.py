@@ -15,8 +15,8 @@ from sqrtdk.tracing.lower.pairs import is_additive, is_score
 from sqrtdk.tracing.lower.sums import real_part
 from sqrtdk.tracing.probe.replays import Rearrangement, rearrangements
 from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.spine.addends import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.spine.operations import Link as Link
 from sqrtdk.tracing.spine.orient import product_operands

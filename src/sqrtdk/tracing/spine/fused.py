@@ -20,9 +20,9 @@ from torch import Tensor
 from sqrtdk.impl.operands import of_pairs
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW, Factor
+from sqrtdk.tracing.spine.addends import as_passed, read_addend
 from sqrtdk.tracing.spine.factors import tensor_factor
 from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.masks import as_passed, read_addend
 from sqrtdk.tracing.spine.orient import is_over_channels, paired_channels
 from sqrtdk.tracing.spine.packed import PackedPair, Sequences
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors

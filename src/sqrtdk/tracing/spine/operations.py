@@ -18,8 +18,8 @@ from sqrtdk.tracing.lower.pairs import NONLINEARITIES
 from sqrtdk.tracing.lower.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.spine.addends import HIDES, HIDING_LOGIT, read_addend
 from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
-from sqrtdk.tracing.spine.masks import HIDES, HIDING_LOGIT, read_addend
 from sqrtdk.tracing.steps import (
     OF_LOGITS,
     ZERO_ONE_FACTOR,

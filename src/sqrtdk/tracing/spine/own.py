@@ -19,9 +19,9 @@ from sqrtdk.impl.choice import LARGEST_DENSE
 from sqrtdk.impl.operands import above_and_below, broadcastable, expand_heads, only_by_blocks, operands, with_bias
 from sqrtdk.impl.rows import attend_rows, block_rows
 from sqrtdk.messages import Message
+from sqrtdk.tracing.spine.addends import MOST_MASK_ELEMENTS, bias_name
 from sqrtdk.tracing.spine.fused import IMPLICIT_CAUSAL
 from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.masks import MOST_MASK_ELEMENTS, bias_name
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Step
 from sqrtdk.tracing.steps.placed import Placed

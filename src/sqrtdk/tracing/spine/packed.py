@@ -12,7 +12,7 @@ from torch import Tensor
 from sqrtdk.masks.band import Band, in_band
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Factor, Stage
-from sqrtdk.tracing.spine import masks
+from sqrtdk.tracing.spine import addends
 from sqrtdk.tracing.spine.factors import read_factor
 from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors, of_softmax
@@ -166,7 +166,7 @@ class PackedPair:
     def too_large(self) -> str | None:
         """Returns why a mask of these sizes is not made, or None if it fits."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
-        if (count if self.unlike else 1) * rows * columns <= masks.MOST_MASK_ELEMENTS:
+        if (count if self.unlike else 1) * rows * columns <= addends.MOST_MASK_ELEMENTS:
             return None
         if not self.unlike:
             return Message("trace.statistics.window", rows=rows, keys=columns)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sqrtdk.masks.band import TRIANGLES, band_mask, mask_pattern, mask_reach
 from sqrtdk.tracing.records import Mask
-from sqrtdk.tracing.spine.masks import BOTTOM
+from sqrtdk.tracing.spine.addends import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 from sqrtdk.tracing.tape.graph import distinct

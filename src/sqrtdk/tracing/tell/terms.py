@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW
-from sqrtdk.tracing.spine.masks import BOTTOM
+from sqrtdk.tracing.spine.addends import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import (
     Beside,
