@@ -41,7 +41,7 @@ def test_arguments_and_outputs_are_replaced() -> None:
 
 
 def test_what_raised_is_dropped_with_the_call_around_it() -> None:
-    calls = OpenCalls[str, int]()
+    calls = OpenCalls[int]()
     for number, path in enumerate(("model", "block", "fast")):
         calls.begins(path, number)
     assert calls.ends("block") == (1, 0, 0, 1)

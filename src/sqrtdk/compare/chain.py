@@ -174,6 +174,7 @@ class _Walk:
         return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
 
     def _compared(self, order: int, one: ModuleStep, other: ModuleStep) -> _Call:
+        """Returns a call of both sides with the inputs and outputs that differ."""
         # A module around an attention may return weights or a cache as well; only its main output is compared.
         main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
         both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)

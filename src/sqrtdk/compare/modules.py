@@ -98,7 +98,7 @@ class ModuleListener:
         self.steps: list[ModuleStep] = []
         self.replaced: set[CallPlace] = set()
         self._whole, self._patch = whole, patch or Patch()
-        self._open = OpenCalls[str, tuple[tuple[KeptTensor, ...], places.Place | None]]()
+        self._open = OpenCalls[tuple[tuple[KeptTensor, ...], places.Place | None]]()
         self._last: list[tuple[weakref.ref[Tensor], int, KeptTensor]] = []  # outputs of the call that ended last
         self._bytes = 0
         self._modules: dict[str, tuple[str, int]] = {}  # class and number of parameters

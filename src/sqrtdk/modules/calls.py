@@ -11,7 +11,7 @@ although its inputs agree is that of the innermost module to blame:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,7 +23,6 @@ CallPlace = tuple[str, int]  # path of a module, and how many of its calls had e
 Begins = Callable[[CallPlace, tuple[Any, ...], dict[str, Any]], Any]
 Ends = Callable[[CallPlace, tuple[Any, ...], dict[str, Any], Any], Any]
 
-Module = TypeVar("Module", bound=Hashable)
 Noted = TypeVar("Noted")
 Call = TypeVar("Call")
 
@@ -76,19 +75,19 @@ class EndedCall(NamedTuple, Generic[Noted]):
     noted: Noted
 
 
-class OpenCalls(Generic[Module, Noted]):
-    """The calls that have begun and not ended, in one run; a module is known by its path or by itself."""
+class OpenCalls(Generic[Noted]):
+    """The calls that have begun and not ended, in one run; a module is known by its path or by its id."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Module, int, int, Noted]] = []
+        self._open: list[tuple[str | int, int, int, Noted]] = []
         self._begun = self._ended = 0
 
-    def begins(self, module: Module, noted: Noted) -> None:
+    def begins(self, module: str | int, noted: Noted) -> None:
         """Begins a call, inside those that are open."""
         self._open.append((module, self._begun, self._ended, noted))
         self._begun += 1
 
-    def ends(self, module: Module) -> EndedCall[Noted] | None:
+    def ends(self, module: str | int) -> EndedCall[Noted] | None:
         """Ends the innermost open call of a module; None if it has none.
 
         Calls inside it that are still open have raised, as in `try: self.fast(x)`, and are dropped.

@@ -82,7 +82,7 @@ class NonfiniteSearch:
     def __init__(self) -> None:
         self.failures: list[str] = []
         self._passes: list[_Pass] = []
-        self._open = OpenCalls[nn.Module, _Passage]()
+        self._open = OpenCalls[_Passage]()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # by id: the tensor, its version and number
         # by number: smallest and largest value of tensors met since the last pass
         self._extremes: list[tuple[Tensor, Tensor]] = []
@@ -104,7 +104,7 @@ class NonfiniteSearch:
         now = self._passes[-1]
         passage = _Passage(module)
         now.root = now.root or passage
-        self._open.begins(module, passage)
+        self._open.begins(id(module), passage)
         with self._looking():
             passage.inputs = [number for _, number in self._all(walk(args, objects=False))]
             for kind, held in (("parameter", module._parameters), ("buffer", module._buffers)):
@@ -119,7 +119,7 @@ class NonfiniteSearch:
             output: its return value.
             attentions: number of attentions of the pass that have run.
         """
-        ended = self._open.ends(module)
+        ended = self._open.ends(id(module))
         if ended is None:
             return
         passage = ended.noted
