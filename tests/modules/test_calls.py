@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.modules.calls import CallPlace, OpenCalls, first_apart, hooked
-from sqrtdk.modules.structures import copied, replaced, restored, walk
+from sqrtdk.modules.structures import copy_structure, replaced, restored, walk
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")
@@ -78,7 +78,7 @@ def test_the_first_tensor_that_fits_is_replaced(wrap: Any) -> None:
 
 def test_copies_stay_what_they_were_and_are_put_back() -> None:
     output = (torch.ones(2), [torch.ones(1), None], object())
-    before = copied(output)
+    before = copy_structure(output)
     output[0].mul_(2)
     assert before[0].tolist() == [1.0, 1.0]
     assert before[2] is None

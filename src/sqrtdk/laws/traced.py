@@ -14,7 +14,7 @@ from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
 from sqrtdk.laws.subject import Outputs, Subject
 from sqrtdk.modules.calls import CallPlace, hooked
-from sqrtdk.modules.structures import copied, floating
+from sqrtdk.modules.structures import copy_structure, floating
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
@@ -149,6 +149,8 @@ def _noted(module: nn.Module, path: str, passages: dict[str, Passage]) -> Any:
         single.append(len(tensors) == 1)
 
     def leaving(output: Any) -> None:
-        passages.setdefault(path, Passage(takes[0] if takes else None, copied(output), bool(single) and single[0]))
+        passages.setdefault(
+            path, Passage(takes[0] if takes else None, copy_structure(output), bool(single) and single[0])
+        )
 
     return exchanged(part if part is not None else nn.Identity(), entering, leaving)

@@ -123,14 +123,14 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 # -- structures with other tensors -------------------------------------------------------------------------------------
 
 
-def copied(output: Any) -> Any:
+def copy_structure(output: Any) -> Any:
     """Returns the structure with copies of its tensors; an object that is no structure becomes None."""
     if isinstance(output, Tensor):
         return output.detach().clone()
     if type(output) in (tuple, list):
-        return type(output)(copied(part) for part in output)
+        return type(output)(copy_structure(part) for part in output)
     if isinstance(output, Mapping):
-        return {name: copied(part) for name, part in output.items()}
+        return {name: copy_structure(part) for name, part in output.items()}
     return output if output is None or isinstance(output, Iterable) else None
 
 
