@@ -228,9 +228,8 @@ def _pairs(node: Node) -> bool | None:
 
 def first_behind(node: Node, passed: frozenset[str]) -> Node | None:
     """Returns the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
-    while not node.is_root and (node.op in passed or (node.op == "add" and sum(p.act for p in node.parents()) == 1)):
-        parent = node.main()
-        if parent is None:
-            return None
-        node = parent
-    return node
+    for at in back(node, None):
+        adds_bias = at.op == "add" and sum(p.act for p in at.parents()) == 1
+        if at.is_root or not (at.op in passed or adds_bias):
+            return at
+    return None
