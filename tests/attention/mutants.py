@@ -14,7 +14,7 @@ FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
 SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_block.py:Values.__call__"
 MOMENTS = "stats/tiles.py:ProductSource.moments"
-CPU, BAND = "impl/cpu.py:_run", "impl/operands.py:visible_band"
+CPU, BAND, IN_BAND = "impl/cpu.py:_run", "impl/call.py:Call.band", "masks/band.py:in_band"
 
 SCALE = "F(S, A, B).to(T) if isinstance(S, Tensor) else S"
 SCALED = f"Z = Z * ({SCALE})"
@@ -63,13 +63,14 @@ MUTANTS: dict[str, Planted] = {
     "mask turned round": plant(LOGITS, Change("Z.masked_fill(~A, -math.inf)", "Z.masked_fill(A, -math.inf)")),
     "mask of a finite number": plant(LOGITS, Change("Z.masked_fill(~A, -math.inf)", "Z.masked_fill(~A, -1e4)")),
     "mask left out": plant(LOGITS, Change("Z = Z.masked_fill(~A, -math.inf)", "pass")),
-    "diagonal hides itself": plant(SEEN, Change("A <= B + C.D", "A < B + C.D")),
-    "diagonal by one": plant(SEEN, Change("A <= B + C.D", "A <= B + C.D + 1")),
-    "diagonal turned round": plant(SEEN, Change("A <= B + C.D", "A >= B + C.D")),
-    "window short on the left": plant(SEEN, Change("A + (B - C)", "A + (B - C + 1)")),
-    "window short on the right": plant(SEEN, Change("A <= B + (C + D)", "A < B + (C + D)")),
-    "window's left side not aligned": plant(SEEN, Change("A + (B - C)", "A - C")),
-    "window's right side not aligned": plant(SEEN, Change("A + (B + C)", "A + C")),
+    "diagonal hides itself": plant(IN_BAND, Change("A <= B - C.D", "A < B - C.D")),
+    "diagonal by one": plant(IN_BAND, Change("A <= B - C.D", "A <= B - C.D + 1")),
+    "diagonal turned round": plant(IN_BAND, Change("A <= B - C.D", "A >= B - C.D")),
+    "window short on the left": plant(IN_BAND, Change("A >= B - C.D", "A > B - C.D")),
+    "bounds of a band joined by or": plant(IN_BAND, Change("A & B", "A | B")),
+    "window's right side not aligned": plant(BAND, Change("A + B", "A")),
+    "window's left side not aligned": plant(BAND, Change("A - B", "A")),
+    "the wider of two bounds": plant(BAND, Change("min(A)", "max(A)")),
     "masks joined by or": plant(SEEN, Change("A & B", "A | B")),
     "mask rows of the first block": plant(
         SEEN, Change("None if A is None else F(A, B, C)", "None if A is None else F(A, 0, C - B)")
@@ -184,9 +185,7 @@ MUTANTS: dict[str, Planted] = {
     "cpu: statistics without the sink": plant(
         "impl/cpu.py:_attended", Change("A if B is None else F(A, B)", "A if True else F(A, B)")
     ),
-    "cpu: window's right side not aligned": plant(BAND, Change("A + B", "A")),
-    "cpu: window's left side not aligned": plant(BAND, Change("A - B", "A")),
-    "cpu: the wider of two bounds": plant(BAND, Change("min(A)", "max(A)")),
+    "cpu: bound of later keys turned round": plant("impl/operands.py:above_and_below", Change("-A", "A")),
     "cpu: squares for cubes": plant(
         "impl/kernel/operators.py:PLANES", Change('(*A, "share2", "share3", *B)', '(*A, "share3", "share2", *B)')
     ),

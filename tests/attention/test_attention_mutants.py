@@ -33,7 +33,7 @@ from tests.planting.trees import changed_tree
 from tests.support.kernel_here import needs_kernel, unable
 
 HOME = Path(sqrtdk.__file__).parent
-FRESH = ("sqrtdk._attention", "sqrtdk._resolve", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.stats")
+FRESH = ("sqrtdk._attention", "sqrtdk._resolve", "sqrtdk._arguments", "sqrtdk.impl", "sqrtdk.masks", "sqrtdk.stats")
 IMPLEMENTATIONS = ("tiled", "fused", "dense", *(() if unable() else ("cpu",)))
 # many values early, so that most errors are found soon
 EXACT = [case for case in dict.fromkeys([*CORE, *TRIPLES, *CASES]) if case.dtype in ("f32", "f64")]

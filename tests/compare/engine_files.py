@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare.masks import band_mask
+from sqrtdk.masks.band import band_mask
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 

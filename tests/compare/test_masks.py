@@ -8,24 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sqrtdk.compare import masks
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.masks import (
-    CLOSED,
-    OPEN,
-    Parts,
-    band_mask,
-    common_mask_shape,
-    decompose,
-    recompose,
-    with_padding,
-    with_pattern,
-)
 from sqrtdk.compare.program import Formula, Program, VectorPath
 from sqrtdk.compare.suspect import Sides
+from sqrtdk.masks import decompose as taking_apart
+from sqrtdk.masks.band import band_mask
+from sqrtdk.masks.decompose import common_mask_shape, decompose
+from sqrtdk.masks.parts import CLOSED, OPEN, Parts, recompose, with_padding, with_pattern
 from tests.compare.formula_cases import tokens, visible
 
-TAKEN_APART = masks._taken_apart
+TAKEN_APART = taking_apart._taken_apart
 
 
 def _whole(mask: Tensor | None, batch: int, rows: int, keys: int) -> Tensor:
@@ -120,7 +112,7 @@ def test_what_is_neither_band_nor_padding_is_the_rest() -> None:
 def test_a_mask_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many causes look at it."""
     seen = []
-    monkeypatch.setattr(masks, "_taken_apart", lambda *args: seen.append(args[0]) or TAKEN_APART(*args))
+    monkeypatch.setattr(taking_apart, "_taken_apart", lambda *args: seen.append(args[0]) or TAKEN_APART(*args))
     a, b = (
         Program(VectorPath(), VectorPath(), VectorPath(), Formula(visible=mask))
         for mask in (_CAUSAL.clone(), _CAUSAL & _LEFT)

@@ -10,7 +10,7 @@ from sqrtdk.compare import modules
 from sqrtdk.compare.modules import ModuleListener
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.models.returned import tensors_of
+from sqrtdk.modules.structures import tensors_of
 from tests.compare.decoders import IDS, decoder
 
 

@@ -20,7 +20,7 @@ import sqrtdk
 from sqrtdk.compare.diff import diff
 from sqrtdk.messages import recorded
 from sqrtdk.messages import said as said_in
-from sqrtdk.models.returned import tensors_of
+from sqrtdk.modules.structures import tensors_of
 from sqrtdk.report.diff import diff_summary_line
 from sqrtdk.report.diff_html import to_html
 from sqrtdk.report.diff_json import to_json

@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sqrtdk.masks.packed import pack_mask, unpack_mask
 from sqrtdk.messages import Message, said
 from sqrtdk.recording import Cut, TraceMetadata, read_trace_file, write_trace_file
 from sqrtdk.recording.cut import cut_call
-from sqrtdk.recording.masks import pack_mask, unpack_mask
 from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector

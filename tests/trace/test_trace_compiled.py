@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from sqrtdk.tracing.spine import fused, masks
+from sqrtdk.tracing.spine import addends, fused
 from sqrtdk.tracing.spine.reading import Layout
 from tests.attentions.compiled import (
     CASES,
@@ -278,7 +278,7 @@ def test_fake_tensors_are_not_measured_and_not_an_error() -> None:
 def test_a_window_too_large_to_hold_is_named_and_not_measured(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "MOST_MASK_ELEMENTS", 20)
+    monkeypatch.setattr(addends, "MOST_MASK_ELEMENTS", 20)
     one = CASES[name]
     call = only(traced(one.model("cpu"), *one.inputs()))
     assert call.formula == f"softmax({PLAIN} + {kind})"

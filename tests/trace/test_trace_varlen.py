@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from sqrtdk.tracing.spine import masks
+from sqrtdk.tracing.spine import addends
 from tests.attentions import stand_in_kernels as kernels
 from tests.attentions.each import each
 
@@ -298,7 +298,7 @@ def test_sequences_of_one_length() -> None:
 @pytest.mark.parametrize("name", ["torch window", "flash alibi", "torch causal"])
 def test_masks_too_large_to_hold(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is seen by name is told, the statistics are not measured, and the reason is."""
-    monkeypatch.setattr(masks, "MOST_MASK_ELEMENTS", 8)
+    monkeypatch.setattr(addends, "MOST_MASK_ELEMENTS", 8)
     attend, formula, _ = CASES[name]
     call, _ = trace_of(Packed(attend, sum(LENGTHS)), sum(LENGTHS))
     assert (call.formula, call.scale.agree) == (formula, True)

@@ -49,8 +49,8 @@ from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
 from sqrtdk.models.records import LoadedModel
-from sqrtdk.models.returned import tensors_of, walk
 from sqrtdk.models.run import call as forward
+from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
 from sqrtdk.tracing.tape.nonfinite import Origin, find_origin

@@ -10,7 +10,6 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +21,7 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import are_close, inverse_root, is_close, scales_of
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import forward_arguments
+from sqrtdk.modules.calls import CallPlace, hooked
 from sqrtdk.tracing.records import AttentionCall
 
 # By name, the number that each call of a module got, in order; `NO_BASE` where it got none.
@@ -38,17 +38,20 @@ MOST_BASE_ERROR = 0.05  # largest error of a base that still identifies a whole 
 @contextmanager
 def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
     """Collect by path the base lengths that modules are called with; TorchScript shows none."""
-    passed: dict[str, dict[str, tuple[float, ...]]] = {}
-    handles = []
+    modules = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if not isinstance(module, torch.jit.ScriptModule) and not _named_arguments(module).isdisjoint(BASE_LENGTHS)
+    }
+    passed: dict[str, dict[str, tuple[float, ...]]] = {path: {} for path in modules}
+
+    def begins(place: CallPlace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _note_base_lengths(passed[place[0]], modules[place[0]], args, kwargs)
+
     try:
-        for path, module in model.named_modules(remove_duplicate=False):
-            if not isinstance(module, torch.jit.ScriptModule) and not _named_arguments(module).isdisjoint(BASE_LENGTHS):
-                hook = partial(_note_base_lengths, passed.setdefault(path, {}))
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        yield passed  # type: ignore[misc]
+        with hooked(modules, begins):
+            yield passed  # type: ignore[misc]
     finally:
-        for handle in handles:
-            handle.remove()
         for path, bases in passed.items():
             # A processor's argument that no call of the module shows: its base may stand in the scale (`by_scale`).
             takes = forward_arguments(model.get_submodule(path))

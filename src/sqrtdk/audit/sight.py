@@ -166,7 +166,7 @@ def corner(call: AttentionCall) -> Fault | None:
     names = {stage.name for stage in call.stages if stage.where == "k"}
     if mask is None or not rows < keys or call.self_attention is not None or call.axis != "positions":
         return None
-    if "input" not in names or names & _SLOTS or (mask.least, mask.greatest, mask.band) != (0, rows - 1, True):
+    if "input" not in names or names & _SLOTS or not mask.is_band(0, rows - 1):
         return None
     if mask.kind != "causal" and rows > 1:
         return None
@@ -226,7 +226,7 @@ def own_key(call: AttentionCall) -> Fault | None:
     mask, rows, groups = call.mask, call.query_len, call.batch * call.heads
     if not call.shared_qk or mask is None or rows != call.key_len or rows < LEAST_ROWS_OF_SHAPE:
         return None
-    if not mask.band or mask.least != 1 or mask.greatest != rows - 1:
+    if not mask.is_band(1, rows - 1):
         return None
     message = Message("rules.mask_audit.own_key", blind=groups, rows=groups * rows)
     return "note", float(groups), 0.0, message, Message("rules.mask_audit.fix_own_key"), LEAK_SOURCE

@@ -19,9 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.masks import distances
 from sqrtdk.compare.numbers import CONSTANT_TOLERANCE, single_ratio, times
 from sqrtdk.compare.program import Formula
+from sqrtdk.masks.band import distances
 
 ZERO_WEIGHT_FILL = -5e3  # exp(-5000) is 0: a key with this fill takes no weight next to any logit that an attention has
 ALIBI = "alibi"

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from sqrtdk.compare.changes import is_alike
 from sqrtdk.compare.gates import GatedModule, numbers_at
-from sqrtdk.compare.modules import ModuleCall, ModuleStep, align_steps
+from sqrtdk.compare.modules import ModuleStep, align_steps
 from sqrtdk.compare.sides import ModelSide
+from sqrtdk.modules.calls import CallPlace
 
 # by site of A: the path of the module behind its attention, and the inputs that B gives to its calls
 Behind = dict[str, tuple[str, list[tuple[ModuleStep, tuple[Tensor, ...]]]]]
 
 
 def modules_behind(
-    a: Sequence[ModuleStep], b: Sequence[ModuleStep], own: Mapping[ModuleCall, ModuleCall], sites: Mapping[str, str]
+    a: Sequence[ModuleStep], b: Sequence[ModuleStep], own: Mapping[CallPlace, CallPlace], sites: Mapping[str, str]
 ) -> Behind:
     """Returns the modules of A behind its attentions, with what B gives them.
 
@@ -51,7 +52,7 @@ def modules_behind(
     return {site: what for site, what in found.items() if site not in lost}
 
 
-def last_inner(steps: Sequence[ModuleStep], place: ModuleCall) -> ModuleStep | None:
+def last_inner(steps: Sequence[ModuleStep], place: CallPlace) -> ModuleStep | None:
     """Returns the first inner call whose output is the output of the call at `place`; None if there is none."""
     end = next((i for i, step in enumerate(steps) if step.place == place), None)
     if end is None or not steps[end].gives:
@@ -64,7 +65,7 @@ def last_inner(steps: Sequence[ModuleStep], place: ModuleCall) -> ModuleStep | N
 
 
 def numbers_before(
-    runs: Sequence[Sequence[ModuleStep]], places: Sequence[ModuleCall], sides: Sequence[ModelSide]
+    runs: Sequence[Sequence[ModuleStep]], places: Sequence[CallPlace], sides: Sequence[ModelSide]
 ) -> tuple[GatedModule, GatedModule] | None:
     """Returns what the module behind an attention gets in A and in B; None if that is not known in full."""
     ends = [last_inner(run, place) for run, place in zip(runs, places, strict=True)]

@@ -21,10 +21,11 @@ from sqrtdk.compare.changes import OF_CHECKPOINT, OTHER_NUMBERS, ModuleChange, c
 from sqrtdk.compare.gates import gate_at, gate_words
 from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
 from sqrtdk.compare.module_gaps import gap_of, level_of, matched
-from sqrtdk.compare.modules import KeptTensor, ModuleCall, ModuleStep, Patch, align_steps, line_of, lines_of
+from sqrtdk.compare.modules import KeptTensor, ModuleStep, Patch, align_steps, line_of, lines_of
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import FinerRun, ModelSide
 from sqrtdk.messages import Message
+from sqrtdk.modules.calls import CallPlace, first_apart
 from sqrtdk.tracing.probe.gates import Gate, gate_of
 
 _MOST_PATCHED_RUNS = 6  # runs of A with parts of B: each costs a forward pass
@@ -166,19 +167,21 @@ class _Walk:
             for pair in aligned
             if not _within(pair[0].place[0], self.passed) and not self._before_attention(pair[0], begun)
         ]
-        calls = []
-        for order, (one, other) in enumerate(self.steps):
-            # A module around an attention may return weights or a cache as well; only its main output is compared.
-            main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
-            both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
-            takes, gives = (self._apart(pairs, order) for pairs in both)
-            takes = _of_other_shapes(one.takes, other.takes) if takes is None else takes
-            gives = _of_other_shapes(one.gives[:main], other.gives) if gives is None else gives
-            calls.append(_Call(one, other, takes, gives))
-        for call in calls:
-            if not call.takes and call.gives:
-                return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
-        return None
+        calls = [self._compared(order, *pair) for order, pair in enumerate(self.steps)]
+        call = first_apart(calls, lambda call: not call.takes, lambda call: bool(call.gives))
+        if call is None:
+            return None
+        return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
+
+    def _compared(self, order: int, one: ModuleStep, other: ModuleStep) -> _Call:
+        """Returns a call of both sides with the inputs and outputs that differ."""
+        # A module around an attention may return weights or a cache as well; only its main output is compared.
+        main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
+        both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
+        takes, gives = (self._apart(pairs, order) for pairs in both)
+        takes = _of_other_shapes(one.takes, other.takes) if takes is None else takes
+        gives = _of_other_shapes(one.gives[:main], other.gives) if gives is None else gives
+        return _Call(one, other, takes, gives)
 
     def _apart(self, pairs: Sequence[tuple[KeptTensor, KeptTensor]], order: int) -> DifferingTensors:
         # Rounding of independent steps adds up like a random walk: it grows with the root of their number.
@@ -283,7 +286,7 @@ class _Walk:
                 return False
         return True
 
-    def _given(self, taken: Mapping[ModuleCall, tuple[Tensor, ...]]) -> Sequence[ModuleStep] | None:
+    def _given(self, taken: Mapping[CallPlace, tuple[Tensor, ...]]) -> Sequence[ModuleStep] | None:
         """Returns A's calls when some modules take, and the other modules of attentions with causes return, B's."""
         exact = self.sides[0].exact
         assert exact is not None

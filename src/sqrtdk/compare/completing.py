@@ -26,6 +26,7 @@ from sqrtdk.compare.program import QKV, Formula, Program, Rotation, VectorPath
 from sqrtdk.compare.recorded import SEARCH_NUMBERS, Recorded, SearchWork
 from sqrtdk.compare.segments import is_known
 from sqrtdk.compare.suspect import path_of, with_path
+from sqrtdk.masks.band import band_mask
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -317,7 +318,7 @@ def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
     (rows, width), keys = query.shape[-2:], value.shape[-2]
     if not 1 < rows <= keys:
         return Formula(width**-0.5)
-    visible = torch.ones(1, 1, rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
+    visible = band_mask(rows, keys, rows - keys, None, query.device)[None, None]
     first, own = output[:, :, 0].double(), value[:, :, 0].double()
     along = torch.nn.functional.cosine_similarity(first, own, dim=-1)
     causal = bool((along > FIRST_VALUE_COSINE).double().mean() > 0.5) or keys > rows

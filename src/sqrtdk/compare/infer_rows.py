@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.compute import compute_logits, compute_output, parts_of, repeat_heads
-from sqrtdk.compare.masks import band_mask
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import ROW_MASKS, Recorded, SearchWork, evenly
+from sqrtdk.masks.band import band_mask
 
 MOST_INTERVALS = 2**21  # (lo, hi) intervals that are examined for one formula, unless the fewest rows have more
 MOST_KEYS = 1024  # beyond this the intervals of a single row take too much memory
@@ -150,7 +150,7 @@ def _of_rows(call: Recorded, formula: Formula, chosen: _Chosen) -> Iterator[tupl
     z = compute_logits(some.query[: chosen.entries], key, bare)
     e = (z - z.amax(-1, keepdim=True)).exp()
     output = some.output[: chosen.entries].double().nan_to_num()
-    backward = ~torch.ones(key.shape[-2] + 1, key.shape[-2] + 1, dtype=torch.bool).triu(1)
+    backward = band_mask(key.shape[-2] + 1, key.shape[-2] + 1, 0, None)
     for row in range(len(chosen.rows)):  # one at a time: its intervals stay in the processor's cache
         yield _of_row(e[:, :, row], value, output[:, :, row], backward)
 

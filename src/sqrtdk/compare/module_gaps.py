@@ -18,9 +18,10 @@ from sqrtdk.compare.measured import (
     exact_of,
     seeing_entries,
 )
-from sqrtdk.compare.modules import KeptTensor, ModuleCall, ModuleStep
+from sqrtdk.compare.modules import KeptTensor, ModuleStep
 from sqrtdk.compare.precision import rounding_unit
 from sqrtdk.compare.sides import FinerRun, ModelSide
+from sqrtdk.modules.calls import CallPlace
 from sqrtdk.tracing.tape.stance import Disturbed
 
 _HIDDEN_BELOW = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
@@ -71,7 +72,7 @@ def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
 
 
 def leaves_alike(
-    a: ModelSide, b: ModelSide, pairs: Sequence[tuple[ModuleCall, ModuleCall]], blind: BlindRows
+    a: ModelSide, b: ModelSide, pairs: Sequence[tuple[CallPlace, CallPlace]], blind: BlindRows
 ) -> list[bool]:
     """Returns whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import inspect
 import re
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -18,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.models.returned import walk
+from sqrtdk.modules.calls import CallPlace, OpenCalls, hooked
+from sqrtdk.modules.structures import replaced, walk
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.recorder import unseen
 
-ModuleCall = tuple[str, int]  # path of a module, and number of the call
 _MOST_ENTRIES_KEPT = 2**20  # entries of one tensor that are kept
 _MOST_BYTES = 2**28  # bytes kept in one run; beyond them
 _LEAST_ENTRIES_KEPT = 2**12  # entries of one tensor that are still kept
@@ -59,7 +56,7 @@ class ModuleStep:
         called: line of the model's code that calls it; None if the call is not in a module of the model.
     """
 
-    place: ModuleCall
+    place: CallPlace
     parent: int
     number: int
     kind: str
@@ -81,8 +78,8 @@ class Patch:
         reads: the run's attentions are read as well.
     """
 
-    returned: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
-    taken: Mapping[ModuleCall, tuple[Tensor, ...]] = field(default_factory=dict)
+    returned: Mapping[CallPlace, tuple[Tensor, ...]] = field(default_factory=dict)
+    taken: Mapping[CallPlace, tuple[Tensor, ...]] = field(default_factory=dict)
     edits: tuple[Callable[[nn.Module], None], ...] = ()
     reads: bool = False
 
@@ -99,12 +96,12 @@ class ModuleListener:
 
     def __init__(self, whole: frozenset[str] = frozenset(), patch: Patch | None = None) -> None:
         self.steps: list[ModuleStep] = []
-        self.replaced: set[ModuleCall] = set()
+        self.replaced: set[CallPlace] = set()
         self._whole, self._patch = whole, patch or Patch()
-        self._open: list[tuple[int, str, tuple[KeptTensor, ...], places.Place | None]] = []
-        self._given: list[tuple[weakref.ref[Tensor], int, KeptTensor]] = []  # outputs of the call that ended last
-        self._bytes = self._begun = 0
-        self._counts: Counter[str] = Counter()
+        self._open = OpenCalls[tuple[tuple[KeptTensor, ...], places.Place | None]]()
+        self._last: list[tuple[weakref.ref[Tensor], int, KeptTensor]] = []  # outputs of the call that ended last
+        self._bytes = 0
+        self._modules: dict[str, tuple[str, int]] = {}  # class and number of parameters
         self._outside: places.Place | None = None
 
     @contextmanager
@@ -113,72 +110,57 @@ class ModuleListener:
         for edit in self._patch.edits:
             edit(model)
         self._outside = places.current_place()
-        handles: list[Any] = []
-        try:
-            for path, module in model.named_modules():
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue
-                size = sum(p.numel() for p in module.parameters())
-                handles.append(module.register_forward_pre_hook(self._beginning(path), with_kwargs=True))
-                handles.append(module.register_forward_hook(self._ended(path, type(module).__name__, size)))
+        modules = dict(model.named_modules())
+        for path, module in modules.items():
+            self._modules[path] = type(module).__name__, sum(p.numel() for p in module.parameters())
+        with hooked(modules, self._begins, self._ends):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _beginning(self, path: str) -> Any:
-        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            given, place = (args, kwargs), (path, self._counts[path])
-            with torch.no_grad(), unseen():
-                if place in self._patch.taken:
-                    changed = replaced(given, list(self._patch.taken[place]))
-                    if changed is not given:
-                        self.replaced.add(place)
-                        given = args, kwargs = changed
-                takes = tuple(map(self._kept, _tensors((args, kwargs))))
-            called = places.current_place()
-            if called is not None:
-                code = called[0]  # a `__call__` that wraps torch's is not the calling line of the model
-                if called == self._outside or code.co_filename == __file__ or code.co_name == "__call__":
-                    called = None
-            self._open.append((self._begun, path, takes, called))
-            self._begun += 1
-            return given if place in self.replaced else None
-
-        return begin
+    def _begins(self, place: CallPlace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        taken = args, kwargs
+        with torch.no_grad(), unseen():
+            if place in self._patch.taken:
+                changed = replaced(taken, self._patch.taken[place])
+                if changed is not taken:
+                    self.replaced.add(place)
+                    taken = changed
+            takes = tuple(map(self._kept, _tensors(taken)))
+        called = places.current_place()
+        if called is not None:
+            code = called[0]  # a `__call__` that wraps torch's is not the calling line of the model
+            if called == self._outside or code.co_filename == __file__ or code.co_name == "__call__":
+                called = None
+        self._open.begins(place[0], (takes, called))
+        return taken if place in self.replaced else None
 
     def _kept(self, tensor: Tensor) -> KeptTensor:
         """Returns a copy, shared if the previous call returned this tensor and nothing has written to it since."""
-        for known, version, kept in self._given:
+        for known, version, kept in self._last:
             if known() is tensor and tensor._version == version:
                 return kept
         kept = keep_entries(tensor, _MOST_ENTRIES_KEPT if self._bytes < _MOST_BYTES else _LEAST_ENTRIES_KEPT)
         self._bytes += kept.values.nbytes
         return kept
 
-    def _ended(self, path: str, kind: str, size: int) -> Any:
-        def end(_: nn.Module, __: Any, output: Any) -> Any:
-            number, own, takes, called = self._open.pop()
-            while own != path:  # an inner module raised, so its call never ended
-                number, own, takes, called = self._open.pop()
-            place = path, self._counts[path]
-            self._counts[path] += 1
-            changed = output
-            with torch.no_grad(), unseen():
-                if place in self._patch.returned:
-                    changed = replaced(output, list(self._patch.returned[place]))
-                    if changed is not output:
-                        self.replaced.add(place)
-                tensors = tuple(_tensors(changed))
-                whole = tuple(x.detach().clone() for x in tensors) if path in self._whole else ()
-                gives = tuple(map(self._kept, tensors))
-                pairs = zip(tensors, gives, strict=True)
-                self._given = [(weakref.ref(x), x._version, kept) for x, kept in pairs if not x.is_inference()]
-            parent = self._open[-1][0] if self._open else -1
-            self.steps.append(ModuleStep(place, parent, number, kind, size, takes, gives, whole, called))
-            return None if changed is output else changed
-
-        return end
+    def _ends(self, place: CallPlace, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        path, changed, ended = place[0], output, self._open.ends(place[0])
+        if ended is None:  # it began before the block
+            return None
+        with torch.no_grad(), unseen():
+            if place in self._patch.returned:
+                changed = replaced(output, self._patch.returned[place])
+                if changed is not output:
+                    self.replaced.add(place)
+            tensors = _tensors(changed)
+            whole = tuple(x.detach().clone() for x in tensors) if path in self._whole else ()
+            gives = tuple(map(self._kept, tensors))
+            pairs = zip(tensors, gives, strict=True)
+            self._last = [(weakref.ref(x), x._version, kept) for x, kept in pairs if not x.is_inference()]
+        takes, called = ended.noted
+        self.steps.append(
+            ModuleStep(place, ended.parent, ended.number, *self._modules[path], takes, gives, whole, called)
+        )
+        return None if changed is output else changed
 
 
 def keep_entries(tensor: Tensor, most: int) -> KeptTensor:
@@ -197,47 +179,6 @@ def _tensors(value: Any) -> list[Tensor]:
     """Returns the tensors of arguments or results, in order; a cache is skipped, as it exists before and after."""
     every = (tensor for _, tensor in walk(value, objects=False))
     return [x for x in every if x.layout is torch.strided and not x.is_nested and not x.is_meta]
-
-
-def replaced(value: Any, others: list[Tensor]) -> Any:
-    """Returns a result whose first floating tensor is replaced by the first of the others with its shape.
-
-    Example:
-        >>> replaced((torch.ones(2), None), [torch.zeros(3), torch.zeros(2)])
-        (tensor([0., 0.]), None)
-        >>> replaced({"weights": None, "out": torch.ones(2)}, [torch.zeros(2)])
-        {'weights': None, 'out': tensor([0., 0.])}
-    """
-    if isinstance(value, Tensor):
-        fits = (x for x in others if x.shape == value.shape and x.is_floating_point() and value.is_floating_point())
-        found = next(fits, None)
-        return value if found is None else found.to(value)
-    named: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        named = value.items()
-    elif isinstance(value, tuple | list):
-        named = enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-    for name, part in named:
-        other = replaced(part, others)
-        if other is not part:
-            return _with_part(value, name, other)
-    return value
-
-
-def _with_part(value: Any, name: Any, other: Any) -> Any:
-    """Returns a copy of a tuple, list, mapping or dataclass with one part replaced."""
-    if isinstance(value, tuple | list):
-        parts = [*value[:name], other, *value[name + 1 :]]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    changed = copy.copy(value)
-    if isinstance(value, Mapping):
-        changed[name] = other
-    else:
-        # object.__setattr__: the dataclass of a model's output may be frozen
-        object.__setattr__(changed, name, other)
-    return changed
 
 
 # -- where B's code does something else --------------------------------------------------------------------------------

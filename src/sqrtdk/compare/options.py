@@ -16,16 +16,17 @@ from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
 from sqrtdk.compare.fit import USUAL_SOFTCAPS
-from sqrtdk.compare.masks import NOT_APART, Parts, decompose, distances, recompose, with_padding, with_pattern
 from sqrtdk.compare.numbers import rescaled, same, single_number, softcap_placed, total
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.recorded import AttentionSizes
 from sqrtdk.compare.suspect import Edit
+from sqrtdk.masks.band import Band, distances
+from sqrtdk.masks.decompose import decompose
+from sqrtdk.masks.parts import NOT_APART, Parts, recompose, with_padding, with_pattern
 from sqrtdk.positions import alibi_slopes
 
 HALF_PRECISION = ("float16", "bfloat16")
 SCALE, SOFTCAP, BIAS, MASK, FILL, SINKS, ROUNDING, DROPOUT = range(8)
-Bounds = tuple[int | None, int | None]  # least and greatest i - j of a band
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,8 @@ def other_masks(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
     """Yields other bands, padding lost or on the other side, and both at once."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     moved = [
-        Option(MASK, min(2, moved + padded), _mask(parts, bounds, padding))
-        for (bounds, moved), (padding, padded) in product(_bands(parts), _paddings(parts))
+        Option(MASK, min(2, moved + padded), _mask(parts, band, padding))
+        for (band, moved), (padding, padded) in product(_bands(parts), _paddings(parts))
         if moved + padded
     ]
     others: list[Edit[Formula]] = []
@@ -157,15 +158,15 @@ def other_masks(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
     yield from sorted([*moved, *(Option(MASK, 1, change) for change in others)], key=lambda option: option.changes)
 
 
-def _bands(parts: Parts) -> Iterator[tuple[Bounds, int]]:
-    """Yields bounds of other bands, with the number of mistakes that each stands for."""
+def _bands(parts: Parts) -> Iterator[tuple[Band, int]]:
+    """Yields other bands, with the number of mistakes that each stands for."""
     least, greatest = parts.least, parts.greatest
     corners = dict.fromkeys((0, parts.rows - parts.keys))
     if parts.symmetric and greatest is not None:
         # window sizes off by one, or counted over both directions instead of one
         sizes = (greatest + 1, greatest - 1, 2 * greatest, greatest // 2)
-        yield from (((-size, size), int(size != greatest)) for size in (greatest, *sizes))
-        yield (None, None), 1
+        yield from ((Band(-size, size), int(size != greatest)) for size in (greatest, *sizes))
+        yield Band(), 1
         return
     lows, highs = {least: 0}, {greatest: 0}
     if greatest is not None:
@@ -174,14 +175,14 @@ def _bands(parts: Parts) -> Iterator[tuple[Bounds, int]]:
         lows |= {corner - more: 1 + more for more in (1, 0) for corner in corners}
     else:
         lows |= {least - 1: 1, least + 1: 1, None: 1}
-    yield from (((low, high), highs[high] + lows[low]) for high, low in product(highs, lows))
+    yield from ((Band(low, high), highs[high] + lows[low]) for high, low in product(highs, lows))
     if least is None:
         return
     by_one = [(-1, 1), (1, 1)] if greatest is not None else []
     # The causal bound moves alone or with the window; with L != S it may also move to the other corner.
     turned = [(corner - least + more, 1 + abs(more)) for corner in corners if corner != least for more in (0, -1, 1)]
     for by, changes in (*by_one, *turned):
-        yield (least + by, None if greatest is None else greatest + by), changes
+        yield Band(least + by, None if greatest is None else greatest + by), changes
 
 
 def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
@@ -193,8 +194,8 @@ def _paddings(parts: Parts) -> Iterator[tuple[Tensor, int]]:
             yield parts.padding.flip(-1), 1
 
 
-def _mask(parts: Parts, bounds: Bounds | None = None, padding: Tensor | None = None) -> Edit[Formula]:
-    least, greatest = (parts.least, parts.greatest) if bounds is None else bounds
+def _mask(parts: Parts, band: Band | None = None, padding: Tensor | None = None) -> Edit[Formula]:
+    least, greatest = (parts.least, parts.greatest) if band is None else band
     tokens = parts.padding if padding is None else padding
 
     def change(formula: Formula) -> Formula:
@@ -228,7 +229,7 @@ def other_blind_rows(formula: Formula) -> Iterator[Formula]:
 def window_before_key_0(base: Formula, sizes: AttentionSizes, row: int) -> Option:
     """Returns the smallest window that hides key 0 from `row`."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
-    return Option(MASK, 1, _mask(parts, (parts.least, row - 1), parts.padding))
+    return Option(MASK, 1, _mask(parts, Band(parts.least, row - 1), parts.padding))
 
 
 def _set(**values: object) -> Edit[Formula]:

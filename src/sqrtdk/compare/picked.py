@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.measured import MODEL_ERRORS, Entering, exact_of
-from sqrtdk.compare.modules import ModuleCall, Patch
+from sqrtdk.compare.modules import Patch
 from sqrtdk.compare.pair import JudgedPair, judge_pair
 from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import StageDiff
 from sqrtdk.compare.sides import ModelSide
 from sqrtdk.messages import Message
+from sqrtdk.modules.calls import CallPlace
 from sqrtdk.tracing.tensors import CallTensors
 
 _MASK = "mask"  # the stage
@@ -55,14 +56,14 @@ def _by_mask_alone(own: JudgedPair) -> bool:
 
 def _with_inputs_of(
     a: ModelSide, b: ModelSide, calls: Sequence[tuple[CallTensors, CallTensors]]
-) -> dict[ModuleCall, CallTensors]:
+) -> dict[CallPlace, CallTensors]:
     """Returns the attentions of A, by place, when their modules get the inputs that B's get.
 
     Only the first floating input is B's. A mask that A's module gets stays A's, since it may be the difference.
     """
     exact = exact_of(b, listen=True)
     steps = {} if exact is None else {step.place: step for step in exact.steps}
-    taken: dict[ModuleCall, tuple[Tensor, ...]] = {}
+    taken: dict[CallPlace, tuple[Tensor, ...]] = {}
     for one, other in calls:
         step = steps.get((other.site, other.index))
         kept = next((kept for kept in step.takes if kept.values.is_floating_point()), None) if step else None

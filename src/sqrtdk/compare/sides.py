@@ -19,7 +19,7 @@ from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_
 from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of, once_a_site
-from sqrtdk.compare.modules import ModuleCall, ModuleListener, ModuleStep, Patch
+from sqrtdk.compare.modules import ModuleListener, ModuleStep, Patch
 from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.messages import Message, joined
@@ -28,9 +28,10 @@ from sqrtdk.models.load import resolve_model
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
-from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
+from sqrtdk.modules.calls import CallPlace
+from sqrtdk.modules.structures import tensors_of
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tape.stance import fast_path_off
@@ -62,7 +63,7 @@ class FinerRun:
     inputs: Mapping[str, Mapping[str, Tensor]]
     outputs: Mapping[str, Tensor]
     steps: tuple[ModuleStep, ...] = ()
-    replaced: frozenset[ModuleCall] = frozenset()
+    replaced: frozenset[CallPlace] = frozenset()
     listened: bool = False
     calls: tuple[CallTensors, ...] = ()
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.graphs import places
@@ -247,11 +248,7 @@ class _Walker(torch.fx.Interpreter):
 
 def _on_meta(value: Any) -> Any:
     """Returns arguments with every device replaced by the meta device: zeros(..., device="cpu") has it as one."""
-    if isinstance(value, torch.device):
-        return torch.device("meta")
-    if isinstance(value, tuple | list):
-        return type(value)(map(_on_meta, value))
-    return {name: _on_meta(item) for name, item in value.items()} if isinstance(value, dict) else value
+    return tree_map(lambda item: torch.device("meta") if isinstance(item, torch.device) else item, value)
 
 
 def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:

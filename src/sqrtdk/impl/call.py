@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.impl.mods import MaskMod, ScoreMod, map_mask, map_scores
+from sqrtdk.masks.band import Band, in_band, keys_in_band
 from sqrtdk.positions import PositionTerm
 from sqrtdk.scores import PairScore
 from sqrtdk.stats.request import AuxRequest
@@ -99,8 +100,21 @@ class Call:
     @property
     def hides(self) -> bool:
         """Whether a mask of any kind may hide a key."""
-        masked = self.visible is not None or self.diagonal is not None or self.window != UNBOUNDED
-        return masked or self.has_mods
+        return self.visible is not None or self.banded or self.has_mods
+
+    @property
+    def banded(self) -> bool:
+        """Whether diagonal or window bound the keys that a row sees."""
+        return self.diagonal is not None or self.window != UNBOUNDED
+
+    @property
+    def band(self) -> Band:
+        """The keys that diagonal and window leave to each row, by their positions."""
+        left, right = self.window
+        # is_causal with window=(8, 2): both bound the keys to come, and the nearer bound counts.
+        aheads = [self.diagonal, None if right is None else right + self.shift]
+        known = [ahead for ahead in aheads if ahead is not None]
+        return Band(-min(known) if known else None, None if left is None else left - self.shift)
 
     @property
     def has_mods(self) -> bool:
@@ -145,16 +159,9 @@ class Call:
         """Return which keys rows start..stop see, bool, broadcastable to (..., stop - start, S); None: all."""
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
         shown = [self._shown(mod, start, stop) for mod in self.mask_mods]
-        left, right = self.window
-        if self.diagonal is not None or self.window != UNBOUNDED:
-            rows = self.positions(start, stop).unsqueeze(-1)
+        if self.banded:
             columns = torch.arange(self.keys, device=self.query.device)
-            if self.diagonal is not None:
-                shown.append(columns <= rows + self.diagonal)
-            if left is not None:
-                shown.append(columns >= rows + (self.shift - left))
-            if right is not None:
-                shown.append(columns <= rows + (self.shift + right))
+            shown.append(in_band(self.positions(start, stop).unsqueeze(-1), columns, self.band))
         for keys in shown:
             found = keys if found is None else found & keys
         return found
@@ -178,25 +185,12 @@ class Call:
     def visible_keys(self) -> Factor:
         """Return the number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""
         if self.visible is None and not self.mask_mods:
-            return self._keys_in_band().to(self.dtype)
+            if not self.banded:
+                return torch.full((1, 1), self.keys, dtype=self.dtype, device=self.query.device)
+            return keys_in_band(self.positions(0, self.length).unsqueeze(-1), self.keys, self.band).to(self.dtype)
         seen = self.seen(0, self.length)
         assert seen is not None
         return seen.expand(*seen.shape[:-1], self.keys).sum(-1, keepdim=True).to(self.dtype)
-
-    def _keys_in_band(self) -> Int[Tensor, "#L 1"]:
-        """Return the number of keys that diagonal and window leave to each row, without a mask of L x S."""
-        if self.diagonal is None and self.window == UNBOUNDED:
-            return torch.full((1, 1), self.keys, device=self.query.device)
-        left, right = self.window
-        rows = self.positions(0, self.length).unsqueeze(-1)
-        first, last = torch.zeros_like(rows), torch.full_like(rows, self.keys - 1)
-        if self.diagonal is not None:
-            last = torch.minimum(last, rows + self.diagonal)
-        if right is not None:
-            last = torch.minimum(last, rows + (self.shift + right))
-        if left is not None:
-            first = torch.maximum(first, rows + (self.shift - left))
-        return (last - first + 1).clamp(min=0)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:

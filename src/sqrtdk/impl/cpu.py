@@ -20,11 +20,11 @@ from sqrtdk.impl.kernel.load import loaded
 from sqrtdk.impl.kernel.operators import PLANES
 from sqrtdk.impl.operands import (
     SMALLEST_SOFTCAP,
+    above_and_below,
     broadcastable,
     expand_heads,
     only_by_blocks,
     operands,
-    visible_band,
     with_table,
 )
 from sqrtdk.impl.rows import joined_with_sink
@@ -141,7 +141,7 @@ def _run(
         query, key, value = (t.float() for t in (query, key, value))
         query, scale = query * expand_heads(scale, (*lead, rows, 1)).float(), 1.0
     factor = 1.0 if isinstance(scale, Tensor) else scale
-    above, below = visible_band(call)
+    above, below = above_and_below(call)
     whole = (*lead, rows, call.keys)
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = torch.ops.sqrtdk_cpu.forward(
         query,

@@ -60,13 +60,10 @@ def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq
     return tensor.reshape(math.prod(shape[:-3]), *shape[-3:])
 
 
-def visible_band(call: Call) -> tuple[int | None, int | None]:
-    """Return (above, below): row i sees keys i - below to i + above; None: no bound."""
-    left, right = call.window
-    # is_causal with window=(8, 2): both bound the keys to come, and the nearer bound counts.
-    aboves = [call.diagonal, None if right is None else right + call.shift]
-    known = [bound for bound in aboves if bound is not None]
-    return min(known) if known else None, None if left is None else left - call.shift
+def above_and_below(call: Call) -> tuple[int | None, int | None]:
+    """Return the band as kernels take it: row i sees keys i - below to i + above; None: no bound."""
+    least, greatest = call.band
+    return None if least is None else -least, greatest
 
 
 def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #Hq #L #C"]:

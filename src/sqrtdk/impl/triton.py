@@ -17,10 +17,10 @@ from sqrtdk.impl.gpu.load import unavailable
 from sqrtdk.impl.gpu.wanted import APART, ROWS, bits_of
 from sqrtdk.impl.operands import (
     SMALLEST_SOFTCAP,
+    above_and_below,
     broadcastable,
     only_by_blocks,
     operands,
-    visible_band,
     with_bias,
     with_table,
 )
@@ -109,7 +109,7 @@ def _run(
     scale, sinks = call.scale, None
     if call.sinks is not None:
         sinks = broadcastable(sink_column(call, 0, call.length, torch.float32), lead)
-    above, below = map(_near, visible_band(call))
+    above, below = map(_near, above_and_below(call))
     return forward(  # type: ignore[no-any-return]
         *operands(call, call.value.dtype),
         1.0 if isinstance(scale, Tensor) else scale,

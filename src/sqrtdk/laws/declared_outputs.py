@@ -25,8 +25,9 @@ from sqrtdk.audit.tolerance import is_close
 from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.declared_masks import LAW
 from sqrtdk.laws.subject import Subject
-from sqrtdk.laws.traced import Traced, first_tensor, is_container, traced, upwards
+from sqrtdk.laws.traced import Traced, is_container, traced, upwards
 from sqrtdk.messages import Message
+from sqrtdk.modules.structures import first_tensor
 from sqrtdk.tracing.probe.gates import (
     NEAR_GATE,
     Gate,

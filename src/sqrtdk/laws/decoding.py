@@ -20,7 +20,7 @@ from sqrtdk.laws.inputs import MASK_WORDS, Content, contents, goes_with
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import forward_arguments
-from sqrtdk.models.returned import tensors_of, walk
+from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing.trace import trace
 
 # past_key_values, cache_params, mems.
@@ -209,7 +209,7 @@ def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, Message] | N
             continue
         if keys == rows:
             return call.site, Message("laws.cache.sees_no_cached", count=rows, keys=keys, cached=cached)
-        if mask is not None and rows < keys and (mask.least, mask.greatest, mask.band) == (0, rows - 1, True):
+        if mask is not None and rows < keys and mask.is_band(0, rows - 1):
             if mask.form == "implicit":
                 return call.site, Message("laws.cache.is_causal_upper_left", count=rows, keys=keys)
             return call.site, Message("laws.cache.mask_upper_left", count=rows, keys=keys)

@@ -6,18 +6,20 @@ It takes two runs with hooks, which are removed afterwards, and is done only for
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sqrtdk.laws.moved import is_logits, moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.models.returned import walk
+from sqrtdk.laws.traced import upwards
+from sqrtdk.modules.calls import CallPlace, first_apart, hooked
+from sqrtdk.modules.structures import walk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,12 +63,15 @@ class Protected:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """One call of a module: the protected entries of its inputs and outputs, by name."""
+class _ModuleTensors:
+    """The protected entries of the inputs and outputs of one call of a module, by name."""
 
-    path: str
+    place: CallPlace
     takes: dict[str, Tensor]
     gives: dict[str, Tensor]
+
+
+_BothCalls = tuple[_ModuleTensors, _ModuleTensors]
 
 
 def first_place(
@@ -99,23 +104,16 @@ def first_unlike(
         among: Paths of the modules to compare, whatever their inputs; None compares all.
         decoder: The positions are a decoder's, so modules of an encoder beside it are skipped.
     """
-    runs: list[list[_Step]] = []
-    for subject, protected in (one, other):
-        steps: list[_Step] = []
-        try:
-            with _listening(subject.module, protected, steps.append):
-                subject.run({})
-        except NotAsked:
-            return None
-        runs.append(steps)
-    for a, b in zip(runs[0], runs[1], strict=False):
-        if a.path != b.path:
-            return None  # the runs took different paths
-        if (among is not None and a.path not in among) or (decoder and in_encoder(a.path)):
-            continue
-        if _any_moved(a.gives, b.gives) and (among is not None or not _any_moved(a.takes, b.takes)):
-            return a.path
-    return None
+    try:
+        runs = [_ran(subject, protected) for subject, protected in (one, other)]
+    except NotAsked:
+        return None
+    # From the first two calls that are not of one module, the runs took different paths.
+    both = takewhile(lambda pair: pair[0].place[0] == pair[1].place[0], zip(*runs, strict=False))
+    counted = (
+        (a, b) for a, b in both if (among is None or a.place[0] in among) and not (decoder and in_encoder(a.place[0]))
+    )
+    return _first_path(counted, whatever_inputs=among is not None)
 
 
 def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContextManager[None]]]) -> str | None:
@@ -127,28 +125,15 @@ def first_of_modes(subject: Subject, modes: Sequence[Callable[[], AbstractContex
         subject: The model with its inputs.
         modes: The context of each of the two runs.
     """
-    runs: list[dict[tuple[str, int], _Step]] = []
     everything = Protected(torch.ones(1, 1, dtype=torch.bool), rest="everything")
-    for mode in modes:
-        steps: list[_Step] = []
-        try:
-            with _listening(subject.module, everything, steps.append), mode():
-                subject.run({})
-        except NotAsked:
-            return None
-        # A module may run several times in a pass.
-        counts: Counter[str] = Counter()
-        runs.append({})
-        for step in steps:
-            runs[-1][step.path, counts[step.path]] = step
-            counts[step.path] += 1
-    for key, a in runs[0].items():
-        b = runs[1].get(key)
-        if b is None or a.takes.keys() != b.takes.keys() or _any_moved(a.takes, b.takes):
-            continue  # its inputs differ already, as with a mask that only one mode builds
-        if _any_moved(a.gives, b.gives):
-            return a.path
-    return None
+    try:
+        one, other = [_ran(subject, everything, mode) for mode in modes]
+    except NotAsked:
+        return None
+    again = {call.place: call for call in other}
+    both = ((call, again[call.place]) for call in one if call.place in again)
+    # Inputs of other names differ already, as with a mask that only one mode builds.
+    return _first_path(pair for pair in both if pair[0].takes.keys() == pair[1].takes.keys())
 
 
 def in_encoder(path: str) -> bool:
@@ -168,28 +153,28 @@ def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | N
         NotAsked: The model raises.
     """
     modules = dict(subject.module.named_modules())
-    paths = [site, *(site[:place] for place in range(len(site) - 1, 0, -1) if site[place] == ".")]
+    paths = upwards(site)[:-1] or [site]
     taken: dict[str, Tensor] = {}
 
-    def listen(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            for _name, tensor in walk((args, kwargs), objects=False):
-                states = tensor.dim() == 3 and tensor.shape[:2] == (batch, length)
-                heads = tensor.dim() == 4 and (tensor.shape[0], tensor.shape[2]) == (batch, length)
-                if tensor.is_floating_point() and (states or heads):
-                    taken.setdefault(path, (tensor.transpose(1, 2) if heads else tensor).detach().clone())
+    def begins(place: CallPlace, args: Any, kwargs: Any) -> None:
+        for _name, tensor in walk((args, kwargs), objects=False):
+            states = tensor.dim() == 3 and tensor.shape[:2] == (batch, length)
+            heads = tensor.dim() == 4 and (tensor.shape[0], tensor.shape[2]) == (batch, length)
+            if tensor.is_floating_point() and (states or heads):
+                taken.setdefault(place[0], (tensor.transpose(1, 2) if heads else tensor).detach().clone())
 
-        return hook
-
-    handles = [
-        modules[path].register_forward_pre_hook(listen(path), with_kwargs=True) for path in paths if path in modules
-    ]
-    try:
+    with hooked({path: modules[path] for path in paths if path in modules}, begins):
         subject.run({})
-    finally:
-        for handle in handles:
-            handle.remove()
     return next((taken[path] for path in paths if path in taken), None)
+
+
+def _first_path(calls: Iterable[_BothCalls], *, whatever_inputs: bool = False) -> str | None:
+    first = first_apart(
+        calls,
+        lambda pair: whatever_inputs or not _any_moved(pair[0].takes, pair[1].takes),
+        lambda pair: _any_moved(pair[0].gives, pair[1].gives),
+    )
+    return None if first is None else first[0].place[0]
 
 
 def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -200,34 +185,30 @@ def _any_moved(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     )
 
 
-@contextmanager
-def _listening(module: nn.Module, protected: Protected, add: Callable[[_Step], None]) -> Iterator[None]:
-    """Call `add` with every call of a module, in the order in which the calls end."""
+def _ran(
+    subject: Subject, protected: Protected, mode: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> list[_ModuleTensors]:
+    """Return the calls of the modules in one run, in the order in which they end.
 
+    Raises:
+        NotAsked: The model raises.
+    """
+    calls: list[_ModuleTensors] = []
     length, bools = protected.marked.shape[1], protected.rest == "everything"
 
-    def kind(tensor: Tensor) -> bool:
-        return tensor.is_floating_point() or (bools and tensor.dtype is torch.bool)
-
-    def kept(values: Any, *, given: bool = False) -> dict[str, Tensor]:
-        tensors = [(name, x.detach()) for name, x in walk(values, objects=False) if kind(x)]
-        if given and not bools:  # logits beside an output also hold those of hidden keys
+    def entries(values: Any, *, gives: bool = False) -> dict[str, Tensor]:
+        every = walk(values, objects=False)
+        tensors = [
+            (name, x.detach()) for name, x in every if x.is_floating_point() or (bools and x.dtype is torch.bool)
+        ]
+        if gives and not bools:  # logits beside an output also hold those of hidden keys
             tensors = [*tensors[:1], *((name, x) for name, x in tensors[1:] if not is_logits(x, length))]
-        entries = ((name, protected.of(x)) for name, x in tensors)
-        return {name: entry.clone() for name, entry in entries if entry is not None}
+        of_tensor = ((name, protected.of(x)) for name, x in tensors)
+        return {name: entry.clone() for name, entry in of_tensor if entry is not None}
 
-    def listen(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            add(_Step(path, kept((args, kwargs)), kept(output, given=True)))
+    def ends(place: CallPlace, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append(_ModuleTensors(place, entries((args, kwargs)), entries(output, gives=True)))
 
-        return hook
-
-    handles = []
-    try:
-        for path, part in module.named_modules():
-            if not isinstance(part, torch.jit.ScriptModule):
-                handles.append(part.register_forward_hook(listen(path), with_kwargs=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(dict(subject.module.named_modules()), ends=ends), mode():
+        subject.run({})
+    return calls

@@ -29,6 +29,7 @@ from torch import Tensor
 from sqrtdk.audit.configs import own_fields
 from sqrtdk.audit.records import BROKEN, KEPT, JudgedCall, LawAnswer
 from sqrtdk.laws.inputs import contents
+from sqrtdk.laws.padded import in_a_band
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
 from sqrtdk.messages import id_of
@@ -101,9 +102,7 @@ def _length(subject: Subject) -> int | None:
 
 def _plain(call: AttentionCall) -> bool:
     """Return whether rows are positions, and what each row sees is known and has no holes."""
-    mask = call.mask
-    seen = mask is None or (mask.band is True and mask.least is not None and mask.greatest is not None)
-    return seen and call.axis == "positions" and not call.blocks
+    return in_a_band(call) and not call.blocks
 
 
 def _sizes(call: AttentionCall) -> tuple[int | None, ...]:

@@ -19,7 +19,7 @@ from sqrtdk.laws.inputs import Content, other_content
 from sqrtdk.laws.moved import moved_entries, moved_positions, position_axis
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
-from sqrtdk.models.returned import tensors_of
+from sqrtdk.modules.structures import tensors_of
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 

@@ -31,8 +31,9 @@ from sqrtdk.laws.inputs import mask_inputs
 from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.samples import MOST_SAMPLES, batches
 from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.laws.traced import Leaving, exchanged, restored, run_traced, traced, upwards
+from sqrtdk.laws.traced import Leaving, exchanged, run_traced, traced, upwards
 from sqrtdk.messages import Message, joined
+from sqrtdk.modules.structures import restored
 from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "heads"

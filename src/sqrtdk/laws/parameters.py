@@ -27,9 +27,9 @@ from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.moved import any_moved, moved_entries
 from sqrtdk.laws.parts import parts_without_part
 from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.laws.traced import Traced, exchanged, restored, traced, upwards
+from sqrtdk.laws.traced import Traced, exchanged, traced, upwards
 from sqrtdk.messages import Message
-from sqrtdk.models.returned import walk
+from sqrtdk.modules.structures import restored, walk
 from sqrtdk.tracing.tensors import CallTensors
 
 LAW = "parameters"

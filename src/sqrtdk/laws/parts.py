@@ -23,9 +23,10 @@ from torch import nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.rules.unused import NORM_NAMES
 from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.laws.traced import Traced, exchanged, restored, traced
+from sqrtdk.laws.traced import Traced, exchanged, traced
 from sqrtdk.models.attentions import named_like_attention
-from sqrtdk.models.returned import walk
+from sqrtdk.modules.calls import CallPlace, hooked
+from sqrtdk.modules.structures import restored, walk
 
 _KNOWN_CODE = ("transformers.", "diffusers.")
 
@@ -103,18 +104,17 @@ def _recorded(
         put_back()
         return restored(output, before)
 
-    def noted(part: nn.Module, args: Any, output: Any) -> None:
-        if any(not tensor.is_floating_point() for _, tensor in walk(output, objects=False)):
-            selecting.add(id(part))
+    parts = _parts(module)
 
-    handles = [part.register_forward_hook(noted) for part in _parts(module).values()]
+    def ends(place: CallPlace, args: Any, kwargs: Any, output: Any) -> None:
+        if any(not tensor.is_floating_point() for _, tensor in walk(output, objects=False)):
+            selecting.add(id(parts[place[0]]))
+
     try:
-        with exchanged(module, entering, leaving):
+        with hooked(parts, ends=ends), exchanged(module, entering, leaving):
             yield
     finally:
         put_back()
-        for handle in handles:
-            handle.remove()
 
 
 def _leaves(functions: Sequence[Any]) -> set[int]:

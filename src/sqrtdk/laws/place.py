@@ -28,9 +28,10 @@ from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.inputs import contents, other_content
 from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.laws.traced import exchanged, first_tensor, restored, run_traced, traced, upwards
+from sqrtdk.laws.traced import exchanged, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
 from sqrtdk.messages import Message
+from sqrtdk.modules.structures import first_tensor, restored
 from sqrtdk.tracing.tape.stance import Disturbed, fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 

@@ -26,8 +26,8 @@ from sqrtdk.messages import Message
 from sqrtdk.models.copies import NotCopiedError, copied
 from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.records import Inputs
-from sqrtdk.models.returned import tensors_of
 from sqrtdk.models.run import call
+from sqrtdk.modules.structures import tensors_of
 
 Outputs = dict[str, Tensor]
 _MOST_REASON_CHARACTERS = 160  # characters of a reason that quotes the model's own error

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
 from sqrtdk.laws.subject import Outputs, Subject
-from sqrtdk.models.returned import walk
+from sqrtdk.modules.calls import CallPlace, hooked
+from sqrtdk.modules.structures import copy_structure, floating
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
@@ -124,51 +124,18 @@ def is_container(module: nn.Module | None) -> bool:
     return isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
-def first_tensor(value: Any) -> Tensor | None:
-    """Return the first floating-point tensor of a structure, or None."""
-    return next(_tensors(value), None)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested)
-
-
 @contextmanager
 def exchanged(module: nn.Module, entering: Entering | None, leaving: Leaving | None) -> Iterator[None]:
     """Replace the inputs or outputs of a module in its first call within the block."""
-    calls = [0]  # how often the module was called
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        calls[0] += 1
-        return entering(args, kwargs) if entering is not None and calls[0] == 1 else None
+    def begins(place: CallPlace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return entering(args, kwargs) if entering is not None and place[1] == 0 else None
 
-    def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        return leaving(output) if leaving is not None and calls[0] == 1 else None
+    def ends(place: CallPlace, args: Any, kwargs: Any, output: Any) -> Any:
+        return leaving(output) if leaving is not None and place[1] == 0 else None
 
-    if isinstance(module, torch.jit.ScriptModule):
+    with hooked({"": module}, begins, ends):
         yield
-        return
-    handles = [
-        module.register_forward_pre_hook(before, with_kwargs=True),
-        module.register_forward_hook(after, with_kwargs=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def restored(output: Any, before: Any) -> Any:
-    """Replace an output's tensors by those of another run of the same module, if it is a plain structure of tensors."""
-    if isinstance(output, Tensor) and isinstance(before, Tensor):
-        return before.clone()
-    # Exact types: a namedtuple can't be made from an iterator.
-    if type(output) in (tuple, list) and type(before) is type(output) and len(before) == len(output):
-        return type(output)(restored(one, other) for one, other in zip(output, before, strict=True))
-    if type(output) is dict and type(before) is dict and before.keys() == output.keys():
-        return {name: restored(one, before[name]) for name, one in output.items()}
-    return output
 
 
 def _noted(module: nn.Module, path: str, passages: dict[str, Passage]) -> Any:
@@ -177,21 +144,13 @@ def _noted(module: nn.Module, path: str, passages: dict[str, Passage]) -> Any:
     single: list[bool] = []
 
     def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = list(_tensors((args, kwargs)))
+        tensors = list(floating((args, kwargs)))
         takes.append(tensors[0].detach().clone() if tensors else None)
         single.append(len(tensors) == 1)
 
     def leaving(output: Any) -> None:
-        passages.setdefault(path, Passage(takes[0] if takes else None, _copied(output), bool(single) and single[0]))
+        passages.setdefault(
+            path, Passage(takes[0] if takes else None, copy_structure(output), bool(single) and single[0])
+        )
 
     return exchanged(part if part is not None else nn.Identity(), entering, leaving)
-
-
-def _copied(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach().clone()
-    if type(output) in (tuple, list):
-        return type(output)(_copied(part) for part in output)
-    if isinstance(output, Mapping):
-        return {name: _copied(part) for name, part in output.items()}
-    return output if output is None or isinstance(output, Iterable) else None

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.models.returned import walk
+from sqrtdk.modules.calls import OpenCalls
+from sqrtdk.modules.structures import walk
 from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
     CAUSE_BETWEEN,
@@ -50,7 +51,7 @@ class _Passage:
     """One call of a module; tensors are referred to by their numbers in the step."""
 
     module: nn.Module
-    earlier: int  # number of modules of the pass that had ended when this one began
+    earlier: int = 0  # number of modules of the pass that had ended when this one began
     inputs: list[int] = field(default_factory=list)
     own: list[tuple[str, int]] = field(default_factory=list)  # "parameter bias"
     outputs: list[tuple[str, int]] = field(default_factory=list)
@@ -81,7 +82,7 @@ class NonfiniteSearch:
     def __init__(self) -> None:
         self.failures: list[str] = []
         self._passes: list[_Pass] = []
-        self._open: list[_Passage] = []
+        self._open = OpenCalls[_Passage]()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # by id: the tensor, its version and number
         # by number: smallest and largest value of tensors met since the last pass
         self._extremes: list[tuple[Tensor, Tensor]] = []
@@ -91,7 +92,7 @@ class NonfiniteSearch:
     def pass_begins(self) -> None:
         """Begin a pass: the model is called."""
         self._passes.append(_Pass())
-        self._open = []
+        self._open = OpenCalls()
 
     def begins(self, module: nn.Module, args: Any) -> None:
         """Begin a module: the pass calls it.
@@ -101,9 +102,9 @@ class NonfiniteSearch:
             args: positional arguments of the call; torch's global pre-hook does not receive keywords.
         """
         now = self._passes[-1]
-        passage = _Passage(module, len(now.ended))
+        passage = _Passage(module)
         now.root = now.root or passage
-        self._open.append(passage)
+        self._open.begins(id(module), passage)
         with self._looking():
             passage.inputs = [number for _, number in self._all(walk(args, objects=False))]
             for kind, held in (("parameter", module._parameters), ("buffer", module._buffers)):
@@ -118,13 +119,11 @@ class NonfiniteSearch:
             output: its return value.
             attentions: number of attentions of the pass that have run.
         """
-        while self._open:
-            passage = self._open.pop()
-            if passage.module is module:
-                break
-        else:
+        ended = self._open.ends(id(module))
+        if ended is None:
             return
-        passage.attentions = attentions
+        passage = ended.noted
+        passage.earlier, passage.attentions = ended.earlier, attentions
         self._passes[-1].ended.append(passage)
         with self._looking():
             passage.outputs = list(self._all(walk(output, objects=False)))

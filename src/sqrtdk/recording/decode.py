@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.packed import PackedMask, bits_needed
 from sqrtdk.recording.document import CallEntry, MaskEntry, TermEntry, VectorEntry
 from sqrtdk.recording.format import FLOAT_DTYPES, INTEGER_DTYPES, TENSOR_LAYOUTS, prefix, to_bhle
 from sqrtdk.recording.limits import (
@@ -16,7 +17,6 @@ from sqrtdk.recording.limits import (
     refuse_file,
     trace_record,
 )
-from sqrtdk.recording.masks import PackedMask, bits_needed
 from sqrtdk.recording.records import Cut
 from sqrtdk.recording.source import TensorSource
 from sqrtdk.tracing.records import AttentionCall

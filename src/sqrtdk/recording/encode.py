@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sqrtdk import _json
 from sqrtdk.errors import InvalidValueError
+from sqrtdk.masks.packed import pack_mask
 from sqrtdk.recording.format import NAME_BY_DTYPE, prefix
-from sqrtdk.recording.masks import pack_mask
 from sqrtdk.recording.records import Cut
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.packed import PackedMask, unpack_mask
 from sqrtdk.recording.format import BIT_DTYPES
 from sqrtdk.recording.header import Header, Spec
 from sqrtdk.recording.limits import (
@@ -21,7 +22,6 @@ from sqrtdk.recording.limits import (
     quote,
     refuse_file,
 )
-from sqrtdk.recording.masks import PackedMask, unpack_mask
 
 
 class TensorSource:

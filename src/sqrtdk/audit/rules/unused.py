@@ -17,6 +17,7 @@ from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.tolerance import are_close, inverse_root, is_close
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message, joined
+from sqrtdk.modules.calls import hooked
 from sqrtdk.tracing.records import NotMeasured
 
 NORM_NAMES = (
@@ -42,21 +43,12 @@ _ATTRIBUTE_SOURCE = "sources.threshold.attribute"
 @contextmanager
 def watch_norms(model: nn.Module) -> Iterator[set[str]]:
     """Collect the paths of the QK norms whose forward runs. TorchScript norms count as run: hooks can't see them."""
-    ran: set[str] = set()
-    handles = []
-    try:
-        # A norm that layers share has a path in each of them.
-        for path, module in model.named_modules(remove_duplicate=False):
-            if path.rpartition(".")[2] not in NORM_NAMES:
-                continue
-            if isinstance(module, torch.jit.ScriptModule):
-                ran.add(path)
-            else:
-                handles.append(module.register_forward_hook(lambda *_, path=path: ran.add(path)))
+    # A norm that layers share has a path in each of them.
+    every = model.named_modules(remove_duplicate=False)
+    norms = {path: module for path, module in every if path.rpartition(".")[2] in NORM_NAMES}
+    ran = {path for path, module in norms.items() if isinstance(module, torch.jit.ScriptModule)}
+    with hooked(norms, ends=lambda place, *_: ran.add(place[0])):
         yield ran
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def unused(context: Context) -> Iterable[Finding]:

@@ -17,19 +17,6 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes.structure import layout_words, single_keys_words, stretches_words
-from sqrtdk.compare.masks import (
-    CLOSED,
-    NOT_APART,
-    OPEN,
-    Bounds,
-    Parts,
-    common_mask_shape,
-    decompose,
-    recompose,
-    rows_differ,
-    with_padding,
-    with_pattern,
-)
 from sqrtdk.compare.numbers import span
 from sqrtdk.compare.program import Formula
 from sqrtdk.compare.suspect import (
@@ -42,6 +29,9 @@ from sqrtdk.compare.suspect import (
     change_formula,
     formula_pairs,
 )
+from sqrtdk.masks.band import Band
+from sqrtdk.masks.decompose import common_mask_shape, decompose
+from sqrtdk.masks.parts import CLOSED, NOT_APART, OPEN, Parts, recompose, rows_differ, with_padding, with_pattern
 from sqrtdk.messages import Message, joined
 
 UPPER_LEFT, LOWER_RIGHT = "causes.mask_alignment.upper_left", "causes.mask_alignment.lower_right"
@@ -159,11 +149,11 @@ def _mask_edit(both: BothParts[Parts], moved: Callable[[Parts, Parts], Parts] | 
     return edit
 
 
-def _banded(both: BothParts[Parts], bounds: Callable[[Parts], Bounds]) -> Edit[Formula]:
+def _banded(both: BothParts[Parts], band: Callable[[Parts], Band]) -> Edit[Formula]:
     """Returns the edit that changes the band; keys that appear or vanish follow B's mask."""
 
     def moved(parts: Parts, other: Parts) -> Parts:
-        least, greatest = bounds(parts)
+        least, greatest = band(parts)
         return with_pattern(parts, other, least=least, greatest=greatest)
 
     return _mask_edit(both, moved)
@@ -180,12 +170,12 @@ def compare_alignment(both: BothParts[Parts]) -> PartDifference | None:
     # a window that hides nothing in A's alignment shows only in B's
     hidden = b.greatest if _greatest_that_hides(b, -shift) is None else None
 
-    def bounds(parts: Parts) -> Bounds:
+    def band(parts: Parts) -> Band:
         low = b.least if parts.least is None else parts.least + shift
-        return low, hidden if parts.greatest is None else parts.greatest + shift
+        return Band(low, hidden if parts.greatest is None else parts.greatest + shift)
 
     old, new = (Message(LOWER_RIGHT if corner else UPPER_LEFT) for corner in _corners(a, b))
-    return PartDifference(old, new, {"count": f"{a.rows}", "keys": f"{a.keys}"}, _banded(both, bounds))
+    return PartDifference(old, new, {"count": f"{a.rows}", "keys": f"{a.keys}"}, _banded(both, band))
 
 
 def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
@@ -195,7 +185,7 @@ def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
         return None
     if offset is None:
         text = Message("causes.mask_offset.missing" if b is None else "causes.mask_offset.added")
-        edit = _banded(both, lambda parts: (b, parts.greatest))
+        edit = _banded(both, lambda parts: Band(b, parts.greatest))
     else:
         assert a is not None
         assert b is not None
@@ -203,7 +193,7 @@ def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
         id = "causes.mask_offset.ahead" if offset < 0 else "causes.mask_offset.hides"
         text = Message(id, keys=one if abs(offset) == 1 else many, new=b, old=a)
         reach = offset if moved else 0
-        edit = _banded(both, lambda parts: (_shifted(parts.least, offset), _shifted(parts.greatest, reach)))
+        edit = _banded(both, lambda parts: Band(_shifted(parts.least, offset), _shifted(parts.greatest, reach)))
     old, new = (Message(NO_VALUE) if least is None else least for least in (a, b))
     return PartDifference(old, new, edit=edit, text=text)
 
@@ -217,10 +207,10 @@ def compare_window(both: BothParts[Parts]) -> PartDifference | None:
     if _offset(both)[1] or sizes[0] == sizes[1]:
         return None
 
-    def bounds(parts: Parts) -> Bounds:
-        return b.least if both_bounds else parts.least, _shifted(b.greatest, -shift)
+    def band(parts: Parts) -> Band:
+        return Band(b.least if both_bounds else parts.least, _shifted(b.greatest, -shift))
 
-    return PartDifference(_size(a), _size(b), edit=_banded(both, bounds))
+    return PartDifference(_size(a), _size(b), edit=_banded(both, band))
 
 
 def _size(parts: Parts) -> int | str:

@@ -3,7 +3,7 @@
 A structure is named only if it turns one side's mask into the other's, key by key:
 
 * documents that don't see one another, or chunks of one size; blocks that see themselves both paths, such as an image
-  in a causal model, or a prefix. `sqrtdk.compare.masks` finds them.
+  in a causal model, or a prefix. `sqrtdk.masks.decompose` finds them.
 * the same mask laid out differently, a row of `MASK_LAYOUTS`: on the rows, inverted, transposed, of other samples or
   heads.
 
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.masks import Parts, pattern_mask, recompose
 from sqrtdk.compare.numbers import span
 from sqrtdk.compare.suspect import NO_VALUE, DifferenceWords
+from sqrtdk.masks.parts import Parts, pattern_mask, recompose
 from sqrtdk.messages import Message, joined
 
 MOST_ENTRIES_LISTED = 4  # entries of a list that are written out

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from sqrtdk.tracing.lower.softmax import begin_softmax, softmax_of_rows
 from sqrtdk.tracing.lower.weights import dropout_of
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias, ancestors
-from sqrtdk.tracing.tape.node import Node, Root, origin
+from sqrtdk.tracing.tape.node import Node, Root, back, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene, Unweighted
 from sqrtdk.tracing.tape.store import tensor_shape
 
@@ -209,14 +210,12 @@ def _pick_keys(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     Whether there is an attention whose keys it picks is known at the end of the trace.
     """
     combine_roles(scene, made, parents)
-    node: Node | None = parents[0]
     names: set[str] = set()
-    for _ in range(_MOST_SCORED):
-        if node is None or not node.products or node.product is not None:
+    for node in islice(back(parents[0], None), _MOST_SCORED + 1):
+        if not node.products or node.product is not None:
             break
         names.add(node.op)
-        node = node.main()
-    if made.node.out == 0 and node is not None and node.product is not None and {"relu", "mul", "sum"} <= names:
+    if made.node.out == 0 and node.product is not None and {"relu", "mul", "sum"} <= names:
         scene.listener.unsoftened(made.node.site, Unweighted(parents[0], alias(made.tensors[0]), picks=True))
 
 

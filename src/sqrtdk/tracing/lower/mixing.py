@@ -19,8 +19,8 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.graph import alias
-from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, origin
+from sqrtdk.tracing.tape.graph import alias, distinct
+from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, back, origin
 
 OVER_HEADS = "over the heads"
 HEADS_BY_DATA = "trace.step.heads_by_data"
@@ -234,9 +234,8 @@ def holds_weights(node: Node) -> bool:
 
 def _is_part(node: Node) -> bool:
     """Whether weights were sliced out of the weights of more heads."""
-    while node.op not in _SLICES and (parent := node.main()) is not None:
-        node = parent
-    return node.op in _SLICES and bool(node.args)
+    part = next((at for at in back(node, None) if at.op in _SLICES), None)
+    return part is not None and bool(part.args)
 
 
 def _is_weights(constant: Node) -> bool:
@@ -273,9 +272,7 @@ def paired_axes(node: Node) -> frozenset[int] | None:
 def axes_along(place: Tensor, way: Iterable[Node]) -> frozenset[int] | None:
     """Returns the axes along which a tensor varies after some views, or None if the views can't be replayed."""
     try:
-        place = to_softmax(place, way)
+        place = distinct(to_softmax(place, way), last=0)  # broadcast axes can't vary: shrinking them saves time
     except (RuntimeError, IndexError):
         return None
-    for axis, stride in enumerate(place.stride()):  # broadcast axes (stride 0) can't vary: shrinking them saves time
-        place = place.narrow(axis, 0, 1) if stride == 0 and place.shape[axis] else place
     return frozenset(axis for axis in range(place.dim()) if bool((place != place.narrow(axis, 0, 1)).any()))

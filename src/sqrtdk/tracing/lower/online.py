@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors, numbered, replay_all
-from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, origin
+from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, back, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 Part = Exponential | Finished
@@ -57,15 +58,14 @@ def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
 def _path_from_exp(node: Node) -> list[Node] | None:
     """Returns the nodes from an exp of logits to `node`, or None if there is no such exp."""
     way = [node]
-    while node.op in _WEIGHED and node.products:
-        parent = node.main()
-        if parent is None or sum(bool(p.products) for p in node.parents()) != 1:
+    for at, main in pairwise(back(node, _WEIGHED)):
+        if not at.products or sum(bool(p.products) for p in at.parents()) != 1:
             return None
-        if math.prod(node.shape) < math.prod(parent.shape):
+        if math.prod(at.shape) < math.prod(main.shape):
             return None  # a slice drops some of the keys
-        node = parent
-        way.insert(0, node)
-    return way if node.op in _POWERS and node.args and node.args[0].products else None
+        way.insert(0, main)
+    power = way[0]
+    return way if power.op in _POWERS and power.args and power.args[0].products else None
 
 
 def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:

@@ -98,13 +98,11 @@ def list_serial(node: Node) -> int | None:
 
 def _is_length(node: Node) -> bool:
     """Whether the node holds lengths of vectors, `x.pow(2).mean(-1, keepdim=True)`: a norm makes no pairs of rows."""
-    while node.act and not node.is_root and 1 in node.shape[-2:]:
-        main = node.main()
-        if main is None:
+    for at, main in itertools.pairwise(back(node, None)):
+        if not at.act or 1 not in at.shape[-2:]:
             return False
-        if node.op in _FEATURE_REDUCTIONS and 1 not in main.shape[-2:]:
+        if at.op in _FEATURE_REDUCTIONS and 1 not in main.shape[-2:]:
             return True
-        node = main
     return False
 
 
@@ -230,9 +228,8 @@ def _pairs(node: Node) -> bool | None:
 
 def first_behind(node: Node, passed: frozenset[str]) -> Node | None:
     """Returns the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
-    while not node.is_root and (node.op in passed or (node.op == "add" and sum(p.act for p in node.parents()) == 1)):
-        parent = node.main()
-        if parent is None:
-            return None
-        node = parent
-    return node
+    for at in back(node, None):
+        adds_bias = at.op == "add" and sum(p.act for p in at.parents()) == 1
+        if at.is_root or not (at.op in passed or adds_bias):
+            return at
+    return None

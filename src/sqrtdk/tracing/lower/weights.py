@@ -25,7 +25,7 @@ from sqrtdk.tracing.lower.mixing import over_heads
 from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
-from sqrtdk.tracing.tape.node import Carried, Node, Weighing, origin
+from sqrtdk.tracing.tape.node import Carried, Node, Weighing, back, origin
 
 OTHER_SUM = "trace.step.other_sum"
 SINKHORN = "trace.step.sinkhorn"  # divides by the sums of rows and columns in turn
@@ -250,14 +250,14 @@ def dropout_of(node: Node) -> tuple[float, float] | None:
 
 
 def _kept(mask: Node) -> tuple[float, float] | None:
+    # (torch.rand_like(w) > p).float() / (1 - p)
+    *passed, mask = back(mask, ops.PASSING | {"div", "mul"})
     gain = 1.0
-    while mask.op in ops.PASSING | {"div", "mul"}:
-        number = number_of(mask, 1) if mask.op in ("div", "mul") else 1.0
-        parent = mask.main()
-        if not number or parent is None:
+    for step in passed:
+        number = number_of(step, 1) if step.op in ("div", "mul") else 1.0
+        if not number:
             return None
-        gain *= 1 / number if mask.op == "div" else number
-        mask = parent
+        gain *= 1 / number if step.op == "div" else number
     rate = _rate(mask)
     return None if rate is None else (rate, gain)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from sqrtdk.tracing.probe.replays import Subgraph, subgraph_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, capacity, dominator, is_learned
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, origin
 
 # Lengths of the test rows. eps is negligible beside the long ones; a clip, x / max(|x|, 1), keeps the short ones.
 _LONG, _SHORT = 1024.0, 1 / 8
@@ -108,12 +108,8 @@ def is_computed_gain(other: Node, node: Node) -> bool:
     """
     if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):
         return False
-    while other.op in ops.PASSING | {"add"}:
-        parent = other.main()
-        if parent is None:
-            return False
-        other = parent
-    return other.op not in ("parameter", "buffer")
+    passing = ops.PASSING | {"add"}
+    return origin(other, passing).op not in passing | {"parameter", "buffer"}
 
 
 def norm_of(part: Subgraph) -> RowNorm | None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_BLOCK, Factor
+from sqrtdk.tracing.spine.addends import HIDING_LOGIT, bias_name
 from sqrtdk.tracing.spine.chain import Chain, Fork, read_chain
-from sqrtdk.tracing.spine.masks import HIDING_LOGIT, bias_name
 from sqrtdk.tracing.spine.orient import Orientation, product_operands
 from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.spine.regroup import Positions, positions, sliced

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive, is_score
 from sqrtdk.tracing.lower.sums import real_part
 from sqrtdk.tracing.probe.replays import Rearrangement, rearrangements
 from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.spine.addends import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.masks import numbers_around, numbers_over, spread_over
 from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
 from sqrtdk.tracing.spine.operations import Link as Link
 from sqrtdk.tracing.spine.orient import product_operands
@@ -23,7 +24,7 @@ from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.steps import Beside, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import before_writes, written_logits
-from sqrtdk.tracing.tape.node import Node, origin
+from sqrtdk.tracing.tape.node import Node, back, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +200,9 @@ def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...],
 def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
     """Returns the steps on a part of the logits that was changed and put back: `z[..., :4] = z[..., :4] + bias`."""
     inner, lost = read_chain(own, until=base), (Unknown("overwrite"),)
-    at: Node | None = own
-    while at is not None and at is not base:
+    for at in takewhile(lambda at: at is not base, back(own, None)):
         if at.op in ("add", "sub", "rsub") and len(list(at.parents())) == 1:
             return lost  # the softmax ignores a number added to all logits, but not one added to some
-        at = at.main()
     steps = spread_over(inner.steps, write, node, views) if inner.product is base else None
     return lost if steps is None else steps
 

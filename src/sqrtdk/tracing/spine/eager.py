@@ -33,7 +33,7 @@ from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, Weighing
+from sqrtdk.tracing.tape.node import Node, Weighing, back, origin
 
 _ADDITIVE = "additive"
 
@@ -164,11 +164,7 @@ def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Te
 
 def unknown_start(node: Node) -> str | None:
     """Returns "unknown(op)" for logits that start at an operation that is no known score; None for one projection."""
-    while not node.is_root and not (node.pairs is not None and node.pairs.both):
-        parent = node.main()
-        if parent is None:
-            break
-        node = parent
+    node = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
     if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
         return None
     return f"unknown({node.op})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.reading import Edges, Layout, Reading, of_softmax
 from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step, Unknown
-from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing
+from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing, back
 
 EDGE_SOFTMAX = "edge softmax"
 _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
@@ -97,13 +98,9 @@ def _side(node: Node, where: str) -> ProductSide:
 
 def _sources(node: Node) -> int | None:
     """Returns the number of nodes that `k[source]` picks from, or None if no such pick is found."""
-    while not node.is_root:
-        parent = node.main()
-        if parent is None:
-            return None
-        if node.op in ("index", "index_select"):
-            return math.prod(parent.shape[:-1]) // max(math.prod(node.shape[1:-1]), 1)
-        node = parent
+    for at, main in pairwise(back(node, None)):
+        if at.op in ("index", "index_select"):
+            return math.prod(main.shape[:-1]) // max(math.prod(at.shape[1:-1]), 1)
     return None
 
 

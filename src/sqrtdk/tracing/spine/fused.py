@@ -20,9 +20,9 @@ from torch import Tensor
 from sqrtdk.impl.operands import of_pairs
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW, Factor
+from sqrtdk.tracing.spine.addends import as_passed, read_addend
 from sqrtdk.tracing.spine.factors import tensor_factor
 from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.masks import as_passed, read_addend
 from sqrtdk.tracing.spine.orient import is_over_channels, paired_channels
 from sqrtdk.tracing.spine.packed import PackedPair, Sequences
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
@@ -30,8 +30,8 @@ from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.graph import is_learned
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.graph import distinct, is_learned
+from sqrtdk.tracing.tape.node import Node, back
 from sqrtdk.tracing.tape.recorder import KernelCall
 
 # Each argument by the names that operators give it.
@@ -200,9 +200,7 @@ def _layout(arguments: _Arguments, query: ProductSide) -> tuple[Layout, int | No
 
 def _dims_of_caller(node: Node) -> int:
     """Returns the number of dimensions of the caller's query, before it was reshaped to four."""
-    while node.op in _RESHAPED and len(node.shape) == 4 and (parent := node.main()) is not None:
-        node = parent
-    return len(node.shape)
+    return next((len(at.shape) for at in back(node, _RESHAPED) if len(at.shape) != 4), 4)
 
 
 def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, PackedPair]:
@@ -256,11 +254,7 @@ def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -
     Broadcast dimensions keep size 1 (B, H and L only).
     """
     tensor = tensor.detach().expand(*lead, layout.rows, columns)
-    tensor = tensor.reshape(layout.batch, layout.heads, layout.rows, columns)
-    for axis in range(3):
-        if tensor.stride(axis) == 0:
-            tensor = tensor.narrow(axis, 0, 1)
-    return tensor
+    return distinct(tensor.reshape(layout.batch, layout.heads, layout.rows, columns), last=1)
 
 
 def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Step, ...], str | None]:

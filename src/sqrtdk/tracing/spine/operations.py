@@ -18,8 +18,8 @@ from sqrtdk.tracing.lower.pairs import NONLINEARITIES
 from sqrtdk.tracing.lower.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.spine.addends import HIDES, HIDING_LOGIT, read_addend
 from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
-from sqrtdk.tracing.spine.masks import HIDES, HIDING_LOGIT, read_addend
 from sqrtdk.tracing.steps import (
     OF_LOGITS,
     ZERO_ONE_FACTOR,
@@ -37,7 +37,7 @@ from sqrtdk.tracing.steps import (
 from sqrtdk.tracing.steps.placed import Placed, to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import decided_by, evaluate
-from sqrtdk.tracing.tape.node import ROW_MAXIMA, Node, origin
+from sqrtdk.tracing.tape.node import ROW_MAXIMA, Node, back, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +188,8 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
     """Whether `other` is the maximum of the logits: the softmax is invariant to `z - z.amax(-1, keepdim=True)`."""
     if is_of_groups(other):
         return bool(other.products & main.products)
-    while other.op in ops.PASSING | {"masked_fill", "maximum"}:
-        parent = other.main()
-        if parent is None:
-            return False
-        other = parent
-    return other.op in ROW_MAXIMA and _same_lineage(other, main)
+    maximum = origin(other, ops.PASSING | {"masked_fill", "maximum"})
+    return maximum.op in ROW_MAXIMA and _same_lineage(maximum, main)
 
 
 def _same_lineage(node: Node, main: Node) -> bool:
@@ -348,11 +344,7 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
 
 def is_squared_length(node: Node) -> bool:
     """Whether a tensor holds squared lengths: `(q ** 2).sum(-1)`, or the pairwise sum of those of q and k."""
-    while node.op in ops.PASSING and not node.is_root and node.pairs is None:
-        parent = node.main()
-        if parent is None:
-            return False
-        node = parent
+    node = next((at for at in back(node) if at.pairs is not None), origin(node))
     if node.pairs is not None:
         return node.op == "add" and is_squared_length(node.pairs.left) and is_squared_length(node.pairs.right)
     inner = node.main() if node.act and not node.is_root else None

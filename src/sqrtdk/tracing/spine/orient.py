@@ -23,7 +23,7 @@ from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, numbered, replay
-from sqrtdk.tracing.tape.node import Node, Weighing
+from sqrtdk.tracing.tape.node import Node, Weighing, back
 
 _MOST_PROJECTION_ELEMENTS = 2**24  # a projection with more elements than this is not followed to the logits
 _REDUCTION_OPERATIONS = frozenset({"mean", "sum", "amax", "amin"})
@@ -207,10 +207,9 @@ def norm_fault(operand: Node, *, summed: int) -> str | None:
         operand: q or k of the product.
         summed: the axis that the product sums over, negative.
     """
-    node: Node | None = operand
-    while node is not None and not node.is_root and (norm := norm_at(node)) is None:
-        node = node.main()
-    if node is None or node.is_root or norm is None or len(node.shape) < 2:
+    known = ((at, norm_at(at)) for at in back(operand, None) if not at.is_root)
+    node, norm = next(((at, norm) for at, norm in known if norm is not None), (operand, None))
+    if norm is None or len(node.shape) < 2:
         return None
     line = numbered(node.shape, norm.axis % len(node.shape))
     along = regrouped(operand, lambda at: line if at is node else None)
@@ -218,12 +217,12 @@ def norm_fault(operand: Node, *, summed: int) -> str | None:
 
 
 def _root(node: Node) -> Node | None:
-    while not node.is_root:
-        main = node.main()
-        if main is None or not main.act:
+    for at in back(node, None):
+        if not (at is node or at.act):
             return None
-        node = main
-    return node
+        if at.is_root:
+            return at
+    return None
 
 
 def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> bool:
@@ -274,15 +273,14 @@ def projection_coordinate(node: Node, coordinate: Callable[[Node, tuple[int, ...
         if at.op in _REDUCTION_OPERATIONS or at.op == "constant_pad_nd":
             line = regrouped(main, start)
             return None if line is None else _after(at, line)
-        inner: Node | None = at
-        while inner is not None and inner.op in ops.VIEWS and not inner.is_root and inner.shape[-1:] == at.shape[-1:]:
-            inner = inner.main()
+        *views, last = back(at, ops.VIEWS)
+        inner = next((view for view in views if view.shape[-1:] != at.shape[-1:]), last)
         if at.op in ("add", "sub") and (whole := dominator(at)[0]) is not None and whole.shape == at.shape:
             return regrouped(whole, start)  # rotate_half(x) * sin + x * cos
         if at.op not in _IN_PLACE and (shuffled := next(rearrangements(at), None)) is not None:
             line = regrouped(shuffled.part.source, start)
             return None if line is None else shuffled.place(line)
-        if inner is None or inner is at or not inner.is_root or len(inner.shape) != 2:
+        if inner is at or not inner.is_root or len(inner.shape) != 2:
             return None
         # A linear layer folds the axes before the features: its result is (B * L, D), the next view is (B, L, D).
         return coordinate(inner, at.shape) if inner.shape[-1:] == at.shape[-1:] else None

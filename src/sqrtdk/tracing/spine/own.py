@@ -16,12 +16,12 @@ from torch import Tensor
 
 from sqrtdk.impl.call import UNBOUNDED, Call
 from sqrtdk.impl.choice import LARGEST_DENSE
-from sqrtdk.impl.operands import broadcastable, expand_heads, only_by_blocks, operands, visible_band, with_bias
+from sqrtdk.impl.operands import above_and_below, broadcastable, expand_heads, only_by_blocks, operands, with_bias
 from sqrtdk.impl.rows import attend_rows, block_rows
 from sqrtdk.messages import Message
+from sqrtdk.tracing.spine.addends import MOST_MASK_ELEMENTS, bias_name
 from sqrtdk.tracing.spine.fused import IMPLICIT_CAUSAL
 from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.masks import MOST_MASK_ELEMENTS, bias_name
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Step
 from sqrtdk.tracing.steps.placed import Placed
@@ -40,7 +40,7 @@ def kernel_arguments(call: Call) -> dict[str, Any] | None:
     if (call.term is not None or call.mask_mods) and pairs > LARGEST_DENSE:
         return None
     call, lead = with_bias(call), call.lead
-    above, below = visible_band(call)
+    above, below = above_and_below(call)
     visible = call.visible
     if call.mask_mods:
         visible, above, below = call.seen(0, call.length), None, None

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.band import Band, in_band
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import Factor, Stage
-from sqrtdk.tracing.spine import masks
+from sqrtdk.tracing.spine import addends
 from sqrtdk.tracing.spine.factors import read_factor
 from sqrtdk.tracing.spine.lineage import follow_side
 from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors, of_softmax
@@ -135,9 +136,13 @@ class PackedPair:
 
     def distance(self, *, lower_right: bool) -> Tensor:
         """Returns i - j, (N or 1, 1, L, S); it is 0 at the last query and key if `lower_right`, else at the first."""
-        i = torch.arange(self.queries.longest, device=self.device)[:, None]
-        distance = (i - torch.arange(self.keys.longest, device=self.device))[None, None]
-        return distance + self._offset() if lower_right else distance
+        i, j = self._positions(lower_right=lower_right)
+        return i - j
+
+    def _positions(self, *, lower_right: bool) -> tuple[Tensor, Tensor]:
+        """Returns i, (N or 1, 1, L, 1), and j, (S,); the last query is at the last key if `lower_right`."""
+        i = torch.arange(self.queries.longest, device=self.device)[None, None, :, None]
+        return i + self._offset() if lower_right else i, torch.arange(self.keys.longest, device=self.device)
 
     def _offset(self) -> Tensor:
         """Returns S - L of each sequence, (N or 1, 1, 1, 1)."""
@@ -151,12 +156,8 @@ class PackedPair:
 
         A bound of None is no bound. Returns None if every key is visible.
         """
-        distance = self.distance(lower_right=lower_right)
-        visible = torch.ones_like(distance, dtype=torch.bool)
-        if left is not None:
-            visible &= distance <= left
-        if right is not None:
-            visible &= distance >= -right
+        i, j = self._positions(lower_right=lower_right)
+        visible = in_band(i, j, Band(None if right is None else -right, left))
         every = torch.ones_like(visible)
         for exists in self.exist():
             every = every if exists is None else every & exists
@@ -165,7 +166,7 @@ class PackedPair:
     def too_large(self) -> str | None:
         """Returns why a mask of these sizes is not made, or None if it fits."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
-        if (count if self.unlike else 1) * rows * columns <= masks.MOST_MASK_ELEMENTS:
+        if (count if self.unlike else 1) * rows * columns <= addends.MOST_MASK_ELEMENTS:
             return None
         if not self.unlike:
             return Message("trace.statistics.window", rows=rows, keys=columns)

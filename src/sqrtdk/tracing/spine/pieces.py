@@ -15,7 +15,7 @@ from sqrtdk.tracing.records import Stage
 from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import numbered, replay, replay_all
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, back
 
 _PROJECTIONS_OF_DATA = ops.PROJECTIONS - {"embedding"}
 _POOLS = frozenset(
@@ -162,12 +162,9 @@ def _written(
 
 def unstacked(node: Node, where: str, follow: Follow) -> ProductSide | None:
     """Returns the side of a tensor that was stacked and taken apart again: q of `torch.stack([q, k, v]).unbind()`."""
-    views: list[Node] = []
-    stack: Node | None = node
-    while stack is not None and stack.op in ops.PASSING and not stack.is_root:
-        views = [stack, *views] if stack.op in ops.VIEWS else views
-        stack = stack.main()
-    if stack is None or stack.op != "stack" or stack.is_root or not views:
+    *passed, stack = back(node)
+    views = [view for view in reversed(passed) if view.op in ops.VIEWS]
+    if stack.op != "stack" or stack.is_root or not views:
         return None
     pieces, dim = stack.args[0], (int(stack.args[1]) if len(stack.args) > 1 else 0) % len(stack.shape)
     numbers = torch.arange(len(pieces), dtype=torch.int8).view([-1 if d == dim else 1 for d in range(len(stack.shape))])

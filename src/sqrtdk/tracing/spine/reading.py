@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sqrtdk.impl.call import Call
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.masks import as_passed
+from sqrtdk.tracing.spine.addends import as_passed
 from sqrtdk.tracing.spine.orient import Orientation
 from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step

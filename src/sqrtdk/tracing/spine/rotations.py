@@ -22,7 +22,7 @@ from sqrtdk.tracing.spine.regroup import regrouped
 from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, evaluate
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Node, back
 
 REPEATS = frozenset({"expand", "repeat", "repeat_interleave", "index", "index_select"})
 _TABLE_PRODUCTS = frozenset({"mul", "div", "addcmul"})
@@ -182,17 +182,14 @@ def _made_up(part: Subgraph) -> dict[Node, Tensor]:
 
 def _scale_of_table(node: Node) -> float | None:
     """Returns the product of the numbers on a table without values, or None if any number is unknown."""
+    *passed, node = back(node, ops.PASSING | {"mul", "cat", "stack", "table"})
     scale = 1.0
-    while node.op in ops.PASSING | {"mul", "cat", "stack", "table"}:
-        parent = node.main()
-        if parent is None:
-            break
-        if node.op == "mul":
-            number = next((n for n in (node.number(0), node.number(1)) if n is not None), None)
+    for step in passed:
+        if step.op == "mul":
+            number = next((n for n in (step.number(0), step.number(1)) if n is not None), None)
             if number is None:
                 return None
             scale *= number
-        node = parent
     length = _length(node.args[0]) if node.op == "polar" and isinstance(node.args[0], Node) else 1.0
     return None if length is None else scale * length
 

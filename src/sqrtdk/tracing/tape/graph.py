@@ -177,6 +177,14 @@ def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any
         return torch.empty(arg.shape if node.op in _SHAPED else ())
 
 
+def distinct(tensor: Tensor, last: int = 2) -> Tensor:
+    """Returns the tensor with size 1 on its broadcast axes (stride 0), apart from the `last` ones."""
+    for axis in range(tensor.dim() - last):
+        if tensor.stride(axis) == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
 def before_writes(node: Node) -> tuple[Node, tuple[Node, ...]]:
     """Returns the node of a tensor before it was written to, and the writes, oldest first."""
     writes: tuple[Node, ...] = ()

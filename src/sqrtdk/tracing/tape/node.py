@@ -368,14 +368,18 @@ def _rank(parent: Node) -> int:
     return 2 if parent.act else 3
 
 
-def back(node: Node, through: frozenset[str] = ops.PASSING) -> Iterator[Node]:
-    """Yields the node and its main parents in turn, as long as the operations are in `through`."""
+def back(node: Node, through: frozenset[str] | None = ops.PASSING) -> Iterator[Node]:
+    """Yields the node and its main parents in turn, up to a root.
+
+    It ends as well behind the first operation that is not in `through`; None lets all operations pass. So all but the
+    last are passed: `*passed, start = back(node)` are the views and casts of `x.mT.float()`, and x.
+    """
     yield node
-    while node.op in through and not node.is_root and (parent := node.main()) is not None:
+    while (through is None or node.op in through) and not node.is_root and (parent := node.main()) is not None:
         node = parent
         yield node
 
 
-def origin(node: Node, through: frozenset[str] = ops.PASSING) -> Node:
+def origin(node: Node, through: frozenset[str] | None = ops.PASSING) -> Node:
     """Returns the last node of `back`: by default the tensor before the views and casts that lead to `node`."""
     return deque(back(node, through), maxlen=1)[0]

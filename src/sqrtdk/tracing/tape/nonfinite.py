@@ -27,6 +27,7 @@ from sqrtdk.tracing.tape.ops import CONTRACTIONS
 from sqrtdk.tracing.tape.places import Sites
 from sqrtdk.tracing.tape.recorder import base_name
 from sqrtdk.tracing.tape.stance import fast_path_off
+from sqrtdk.tracing.tape.travel import tensors_in
 
 PARAMETER = "parameter "  # prefix of a parameter's name in `held`
 
@@ -255,12 +256,7 @@ def _outgrows_beside(name: str, operands: list[Tensor], result: Tensor) -> bool:
 
 def _floats(values: Any) -> Iterator[Tensor]:
     """Yields the floating-point tensors among values and in their lists."""
-    if isinstance(values, Tensor):
-        if values.is_floating_point() and not values.is_meta and not values.is_nested:
-            yield values
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _floats(value)
+    return (x for x in tensors_in([values]) if x.is_floating_point() and not x.is_meta and not x.is_nested)
 
 
 def _is_view(func: Any) -> bool:

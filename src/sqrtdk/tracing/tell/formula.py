@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from sqrtdk.masks.band import mask_pattern
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import PICKS_KEYS, Factor
 from sqrtdk.tracing.spine import chain
 from sqrtdk.tracing.spine.eager import read_eager
 from sqrtdk.tracing.spine.lineage import follow_side, unprobed
-from sqrtdk.tracing.spine.masks import mask_pattern
 from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Expression, Hide, LearnedSinks, Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, Weighing, back
 from sqrtdk.tracing.tape.recorder import Operands, Unweighted
 from sqrtdk.tracing.tell.sight import combined_masks
 
@@ -130,13 +130,13 @@ def lost_formula(seen: Lost) -> str | None:
 def _by_names(node: Node) -> str | None:
     """Returns a formula that only names the operations between the product and the softmax."""
     names: list[str] = []
-    while node.product is None:
-        main = node.main() if node.products else None
-        if main is None:
+    for at in back(node, None):
+        if at.product is not None:
+            return f"softmax(unknown({', '.join(dict.fromkeys(reversed(names)))})(q.k))"
+        if not at.products:
             return None
-        names += [] if node.op in ops.PASSING else [node.op]
-        node = main
-    return f"softmax(unknown({', '.join(dict.fromkeys(reversed(names)))})(q.k))"
+        names += [] if at.op in ops.PASSING else [at.op]
+    return None
 
 
 # -- what has no softmax: by its name, as there is no scale to judge ---------------------------------------------------

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.band import TRIANGLES, band_mask, mask_pattern, mask_reach
 from sqrtdk.tracing.records import Mask
-from sqrtdk.tracing.spine.masks import BOTTOM, TRIANGLES, band_mask, distinct, mask_pattern, mask_reach
+from sqrtdk.tracing.spine.addends import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
+from sqrtdk.tracing.tape.graph import distinct
 
 NO_DATA = "trace.fault.no_data"
 # With two masks of different fills, -1e5 and -1e9, keys hidden by the weaker one keep weight if all others are hidden
@@ -139,7 +141,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
     """Returns True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
-        return band_mask(layout.rows, layout.columns, 0, reading.device)
+        return band_mask(layout.rows, layout.columns, 0, None, reading.device)[None, None]
     if isinstance(operands, Logits) and (hide.visible is None or not operands.axes.followed):
         if hide.visible is None and hide.fill is None:
             return None
@@ -216,7 +218,7 @@ def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
         if unread or isinstance(step, Unknown):
             return None
     if sight.causal:
-        return band_mask(reading.layout.rows, reading.layout.columns, 0, reading.device)
+        return band_mask(reading.layout.rows, reading.layout.columns, 0, None, reading.device)[None, None]
     if sight.visible is None and sight.mask is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=reading.device)
     return sight.visible

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_ROW
-from sqrtdk.tracing.spine.masks import BOTTOM, distinct
+from sqrtdk.tracing.spine.addends import BOTTOM
 from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import (
     Beside,
@@ -30,6 +30,7 @@ from sqrtdk.tracing.steps import (
     Unknown,
 )
 from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.tape.graph import distinct
 from sqrtdk.tracing.tell.places import ValueOperands
 from sqrtdk.tracing.tell.sight import Sight, visible_by
 from sqrtdk.tracing.tensors import CallTensors, Term

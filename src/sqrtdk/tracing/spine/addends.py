@@ -5,78 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.band import TRIANGLES, mask_pattern
 from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, LearnedSinks, Step, Unknown
 from sqrtdk.tracing.steps.placed import Placed
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned, written_logits, written_view
 from sqrtdk.tracing.tape.node import Node
-
-TRIANGLES = ("causal", "causal_lower_right")
-
-
-def distinct(visible: Tensor) -> Tensor:
-    """Returns the mask with every broadcast leading axis (stride 0) shrunk to size 1."""
-    for axis in range(visible.dim() - 2):
-        if visible.stride(axis) == 0 and visible.shape[axis] > 1:
-            visible = visible.narrow(axis, 0, 1)
-    return visible
-
-
-def mask_reach(visible: Tensor, stands: int = 1) -> dict[str, Any]:
-    """Returns `least`, `greatest`, `band` and `ahead_by_one` of a `Mask` from visible keys (..., L, S).
-
-    Keys that no row sees and rows that see no key are padding and are left out. Returns {} if every key is hidden.
-    Each matrix stands for `stands` matrices of the attention.
-    """
-    rows, columns = visible.shape[-2:]
-    matrices = visible.reshape(-1, rows, columns)
-    i, j = (torch.arange(count, device=visible.device, dtype=torch.int32) for count in (rows, columns))
-    distance = i[:, None] - j
-    shown = matrices.any(0)
-    seeing, shown = shown.any(-1), shown.byte()
-    if not bool(seeing.any()):
-        return {}
-    first, last = shown.argmax(-1), columns - 1 - shown.flip(-1).argmax(-1)
-    least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
-    # Padding is taken out of the comparison with a band: keys that no row sees, and rows that see no key.
-    live, blind = matrices.any(-2, keepdim=True), ~matrices.any(-1, keepdim=True)
-    between = (distance >= least) & (distance <= greatest) & live
-    shifted = ((matrices == ((distance >= -1) & live)) | blind).all((-1, -2))
-    shifted &= (matrices & (distance == -1)).any((-1, -2))
-    return {
-        "least": least,
-        "greatest": greatest,
-        "band": bool(((matrices == between) | blind).all()),
-        "ahead_by_one": int(shifted.sum()) * stands,
-    }
-
-
-def mask_pattern(visible: Tensor) -> str | None:
-    """Returns the pattern of visible keys (..., L, S): "causal", "window", ..., or None if every key is visible."""
-    if bool(visible.all()):
-        return None
-    if bool((visible == visible[..., :1, :]).all()):
-        return "padding"
-    rows, columns = visible.shape[-2:]
-    shown = visible.reshape(-1, rows, columns).any(0)
-    i = torch.arange(rows, device=visible.device)[:, None]
-    j = torch.arange(columns, device=visible.device)[None, :]
-    # A row that sees no key in any batch element (padding on the left) says nothing about the pattern.
-    known = shown.any(-1, keepdim=True)
-    for name, offset in (("causal", 0), ("causal_lower_right", columns - rows)):
-        if bool(((shown == (j <= i + offset)) | ~known).all()):
-            return name
-    band = i - j + (columns - rows if columns != rows else 0)
-    if bool(shown.any()):
-        low, high = int(band[shown].min()), int(band[shown].max())
-        if (low >= 0 or high < rows - 1) and bool(((shown == ((band >= low) & (band <= high))) | ~known).all()):
-            return "window"
-    return "mask"
-
 
 # A quarter of the most negative float16: logits and biases stay above it, every finfo.min is below.
 HIDING_LOGIT = -16000.0
@@ -89,11 +26,6 @@ LEAST_PATTERN_KEYS = 4  # with fewer keys two numbers fit a pattern by chance
 _MOST_ANCESTORS = 500  # ancestors that are searched to classify a tensor without values
 MOST_MASK_ELEMENTS = 2**28  # elements of a mask, one byte each
 _FILL_ARGUMENT = {"full": 1, "full_like": 1, "new_full": 2}  # position of the fill value: torch.full(size, -1e9)
-
-
-def band_mask(rows: int, columns: int, above: int, device: torch.device) -> Tensor:
-    """Returns a (1, 1, L, S) bool mask, True where row i sees key j: j <= i + above."""
-    return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril_(above)
 
 
 # -- what is added -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from sqrtdk.masks.band import band_around, band_mask
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMask:
@@ -29,26 +31,8 @@ class PackedMask:
     bits: Tensor | None = None
 
 
-def band_mask(rows: int, keys: int, least: int | None, greatest: int | None) -> Tensor:
-    """Return a bool (rows, keys) mask that is True where least <= i - j <= greatest.
-
-    Example:
-        >>> band_mask(3, 3, 0, 1).int()
-        tensor([[1, 0, 0],
-                [1, 1, 0],
-                [0, 1, 1]], dtype=torch.int32)
-    """
-    i, j = torch.arange(rows)[:, None], torch.arange(keys)
-    visible = torch.ones(rows, keys, dtype=torch.bool)
-    if least is not None:  # clamp: an untrusted bound may lie beyond int64
-        visible &= j <= i - max(min(least, rows), -keys)
-    if greatest is not None:
-        visible &= j >= i - max(min(greatest, rows), -keys)
-    return visible
-
-
 def pack_mask(mask: Tensor) -> PackedMask:
-    """Return the smallest form that restores the mask exactly.
+    """Returns the smallest form that restores the mask exactly.
 
     Args:
         mask: bool, on the CPU.
@@ -61,14 +45,9 @@ def pack_mask(mask: Tensor) -> PackedMask:
     shape = tuple(mask.shape)
     if mask.dim() >= 2 and shape[-2] == 1:  # one row for all queries: bounds of i - j would say nothing
         return PackedMask(shape, padding=mask)
-    if mask.dim() >= 2 and shape[-1] > 1 and bool(mask.any()):
-        rows, keys = shape[-2:]
-        seen = mask.reshape(-1, rows, keys).any(0)  # keys that a row sees in any batch entry or head
-        seeing = seen.any(-1)
-        first = seen.byte().argmax(-1)  # argmax gives the first of equal values
-        last = keys - 1 - seen.flip(-1).byte().argmax(-1)
-        i = torch.arange(rows)
-        least, greatest = int((i - last)[seeing].min()), int((i - first)[seeing].max())
+    around = band_around(mask) if mask.dim() >= 2 and shape[-1] > 1 else None
+    if around is not None:
+        (rows, keys), (least, greatest) = shape[-2:], around
         seen_keys = mask.any(-2, keepdim=True)
         # try the fewest bounds first: padding may hide keys, so that the visible ones look narrower than the true band
         for low, high in ((None, None), (least, None), (None, greatest), (least, greatest)):
@@ -81,7 +60,7 @@ def pack_mask(mask: Tensor) -> PackedMask:
 
 
 def unpack_mask(packed: PackedMask) -> Tensor:
-    """Return the mask that was packed.
+    """Returns the mask that was packed.
 
     Example:
         >>> mask = torch.rand(2, 1, 5, 7) > 0.5
@@ -100,7 +79,7 @@ def unpack_mask(packed: PackedMask) -> Tensor:
 
 
 def bits_needed(shape: tuple[int, ...]) -> int:
-    """Return the number of bytes that a mask takes at one bit an entry.
+    """Returns the number of bytes that a mask takes at one bit an entry.
 
     Example:
         >>> bits_needed((3, 3))

@@ -1,0 +1,158 @@
+"""The parts of a mask: band, blocks, documents, padding, special rows, and the rest.
+
+visible = (band or block) and document and padding and rest; a special row sees every key, no key, or its own key only
+
+Row i sees the keys j of its band, least <= i - j <= greatest. Blocks are stretches of positions that see one another
+whatever the band says: the tokens of an image in a causal model, or a prefix. Documents are stretches that do not see
+beyond themselves. A row to which these parts leave no key is blind. Many codes let such a row see itself, or every
+key, so that its softmax is not NaN. Two masks differ in one or more of these parts, and a part of one can be put into
+the other. Rows are the last L of the S positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sqrtdk.masks.band import band_mask
+
+NOT_APART, OPEN, CLOSED = -1, -2, -3  # codes in `apart`: the row sees what the other parts allow, every key, no key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """The parts of one mask; `b` is its batch size, 1 if all entries are equal.
+
+    Attributes:
+        rows: L.
+        keys: S.
+        least: least i - j of a visible key; None if no key is hidden for coming too late.
+        greatest: greatest i - j; None if no key is hidden for lying too far back.
+        padding: (b, S), True at a token, False at a key that no row sees although band and document allow it.
+        apart: (b, L), what a special row sees whatever the other parts say: `OPEN`, `CLOSED`, or the number of the one
+            key that a blind row sees, its own. `NOT_APART` if the other parts decide.
+        rest: broadcasts to (b, H, L, S), False where a key is hidden by none of the above; None if there is no rest.
+        documents: (b, S), number of each position's document; None without documents.
+        blocks: (b, S), number of each position's block, 0 outside blocks; None without blocks.
+    """
+
+    rows: int
+    keys: int
+    least: int | None
+    greatest: int | None
+    padding: Tensor
+    apart: Tensor
+    rest: Tensor | None
+    documents: Tensor | None = None
+    blocks: Tensor | None = None
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the band is a window that reaches equally far ahead and back."""
+        return self.least is not None and self.least < 0 and self.greatest == -self.least
+
+
+def recompose(parts: Parts) -> Tensor | None:
+    """Returns the mask that the parts make, (b, H or 1, L, S); None if every key is visible."""
+    inside = keys_within(parts)[:, None]
+    if parts.rest is not None:
+        inside = inside & parts.rest
+    if bool((parts.apart != NOT_APART).any()):
+        apart = parts.apart[:, None, :, None]
+        own = apart == torch.arange(parts.keys, device=apart.device)
+        inside = (inside & (apart == NOT_APART)) | (apart == OPEN) | own
+    return None if bool(inside.all()) else inside
+
+
+def pattern_mask(parts: Parts) -> Tensor:
+    """Returns the keys that band, blocks and documents allow each row, (b, L, S)."""
+    inside = band_mask(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
+    if parts.blocks is not None:
+        inside = inside | same_stretch(parts.blocks, parts.rows)
+    return inside if parts.documents is None else inside & same_stretch(parts.documents, parts.rows)
+
+
+def keys_within(parts: Parts) -> Tensor:
+    """Returns the keys that pattern and padding allow each row, (b, L, S)."""
+    return pattern_mask(parts) & parts.padding[:, None]
+
+
+def same_stretch(numbers: Tensor, rows: int) -> Tensor:
+    """Returns True where row and key share a stretch, (b, L, S), from the stretch number of each position, (b, S)."""
+    own = numbers[:, numbers.shape[1] - rows :, None]
+    return (own == numbers[:, None]) & (own > 0)
+
+
+def blind(parts: Parts) -> Tensor:
+    """Returns True at rows to which band and padding leave no key, (b, L)."""
+    return ~keys_within(parts).any(-1)
+
+
+# -- a part of one mask put into another -------------------------------------------------------------------------------
+#
+# A row that becomes blind sees what the other side shows to blind rows; a row that is no longer blind sees what the
+# parts allow. So putting in the parts of another mask one by one, in any order, ends with the other mask.
+
+
+def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
+    """Returns the parts with another band, blocks or documents; keys that appear or vanish follow the other mask."""
+    moved = replace(parts, **changes)
+    changed = (pattern_mask(parts) ^ pattern_mask(moved))[:, None]
+    return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
+
+
+def with_padding(parts: Parts, other: Parts) -> Parts:
+    """Returns the parts with the padding and the special rows of another mask."""
+    moved = replace(parts, padding=other.padding)
+    changed = (parts.padding ^ other.padding)[:, None, None]
+    return _settled(parts, moved, other, torch.where(blind(other), NOT_APART, other.apart), changed)
+
+
+def rows_differ(a: Parts, b: Parts) -> Tensor:
+    """Returns special rows that differ, (b, L), unless a different band or padding explains the difference."""
+    return (a.apart != b.apart) & (blind(a) == blind(b))
+
+
+def _settled(parts: Parts, moved: Parts, other: Parts, apart: Tensor, changed: Tensor) -> Parts:
+    """Returns the moved parts with their special rows and their rest.
+
+    Args:
+        parts: parts before the move.
+        moved: parts with another band or padding.
+        other: parts of the other mask.
+        apart: codes of rows that are not blind after the move.
+        changed: broadcasts to (b, H, L, S), True at keys that appeared or vanished.
+    """
+    blinded = blind(moved)
+    apart = torch.where(blinded, _of_blind(other, parts) if bool(blinded.any()) else NOT_APART, apart)
+    rest, others = parts.rest, other.rest
+    if rest is not None or others is not None:
+        changed = changed | ((parts.apart != NOT_APART) & (apart == NOT_APART))[:, None, :, None]
+        true = torch.ones((), dtype=torch.bool, device=changed.device)
+        rest = torch.where(changed, true if others is None else others, true if rest is None else rest)
+    return replace(moved, apart=apart, rest=rest)
+
+
+def _of_blind(other: Parts, parts: Parts) -> Tensor:
+    """Returns what the other mask shows to its blind rows, (b, L), extended to rows that are blind only here.
+
+    The extension follows what most blind rows of the other mask do; if it has none, what most of these parts' do.
+    """
+    blinded = blind(other)
+    rule = torch.full((other.rows,), NOT_APART, device=other.apart.device)
+    for flags, apart in ((blinded, other.apart), (blind(parts), parts.apart)):
+        if not bool(flags.any()):
+            continue
+        flags = flags.expand(apart.shape)
+        codes, own = apart[flags], torch.arange(other.rows, device=apart.device)
+        alone = codes >= 0
+        if 2 * int(alone.sum()) > codes.numel():
+            own = own + (codes - flags.nonzero()[:, 1])[alone].mode().values
+            rule = torch.where((own >= 0) & (own < other.keys), own, NOT_APART)
+        elif 2 * int((codes == OPEN).sum()) > codes.numel():
+            rule = torch.full_like(rule, OPEN)
+        break
+    return torch.where(blinded, other.apart, rule)

@@ -1,0 +1,111 @@
+"""The calls of modules in a run, and where two runs first part.
+
+A module that runs inside another one ends first. So the first call, in the order of ending, whose outputs differ
+although its inputs agree is that of the innermost module to blame:
+
+    block(x)           its outputs differ, but it ends after its parts
+      attn(norm(x))    its inputs agree and its outputs differ: the first place
+      mlp(norm(x))     its inputs differ already
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+CallPlace = tuple[str, int]  # path of a module, and how many of its calls had ended before
+# They return what replaces the arguments (args, kwargs), or the output; None leaves it.
+Begins = Callable[[CallPlace, tuple[Any, ...], dict[str, Any]], Any]
+Ends = Callable[[CallPlace, tuple[Any, ...], dict[str, Any], Any], Any]
+
+Noted = TypeVar("Noted")
+Call = TypeVar("Call")
+
+
+@contextmanager
+def hooked(modules: Mapping[str, nn.Module], begins: Begins | None = None, ends: Ends | None = None) -> Iterator[None]:
+    """Calls `begins` and `ends` around every call of the modules, by path, during the block.
+
+    TorchScript modules take no hooks and are left out. A call that raises does not end.
+    """
+    ended: Counter[str] = Counter()
+
+    def before(path: str, begins: Begins) -> Callable[..., Any]:
+        return lambda _, args, kwargs: begins((path, ended[path]), args, kwargs)
+
+    def after(path: str) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            place = path, ended[path]
+            ended[path] += 1
+            return None if ends is None else ends(place, args, kwargs, output)
+
+        return hook
+
+    handles = []
+    try:
+        for path, module in modules.items():
+            if not isinstance(module, torch.jit.ScriptModule):
+                if begins is not None:
+                    handles.append(module.register_forward_pre_hook(before(path, begins), with_kwargs=True))
+                handles.append(module.register_forward_hook(after(path), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class EndedCall(NamedTuple, Generic[Noted]):
+    """The order of a call that ended.
+
+    Attributes:
+        number: serial number, in the order in which calls begin.
+        parent: serial number of the enclosing call; -1 for the outermost.
+        earlier: how many calls had ended when it began.
+        noted: what was noted when it began.
+    """
+
+    number: int
+    parent: int
+    earlier: int
+    noted: Noted
+
+
+class OpenCalls(Generic[Noted]):
+    """The calls that have begun and not ended, in one run; a module is known by its path or by its id."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str | int, int, int, Noted]] = []
+        self._begun = self._ended = 0
+
+    def begins(self, module: str | int, noted: Noted) -> None:
+        """Begins a call, inside those that are open."""
+        self._open.append((module, self._begun, self._ended, noted))
+        self._begun += 1
+
+    def ends(self, module: str | int) -> EndedCall[Noted] | None:
+        """Ends the innermost open call of a module; None if it has none.
+
+        Calls inside it that are still open have raised, as in `try: self.fast(x)`, and are dropped.
+        """
+        while self._open:
+            one, number, earlier, noted = self._open.pop()
+            if one == module:
+                self._ended += 1
+                return EndedCall(number, self._open[-1][1] if self._open else -1, earlier, noted)
+        return None
+
+
+def first_apart(calls: Iterable[Call], agree: Callable[[Call], bool], differ: Callable[[Call], bool]) -> Call | None:
+    """Returns the first call of two runs whose inputs agree and whose outputs differ; None if there is none.
+
+    Args:
+        calls: what is known of a call in both runs, in the order of ending.
+        agree: whether the inputs agree.
+        differ: whether the outputs differ.
+    """
+    return next((call for call in calls if differ(call) and agree(call)), None)
