@@ -39,7 +39,7 @@ import transformers
 from sqrtdk._environment import cpu_name
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch, watch
-from sqrtdk.tracing.tell.finish import MostRows
+from sqrtdk.tracing.calls.finish import MostRows
 from sqrtdk.tracing.trace import Trace
 from timing import Spread, ratio, rounds
 

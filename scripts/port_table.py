@@ -17,7 +17,7 @@ from typing import Any
 from made import ROOT, settle_texts
 from sqrtdk._language import Language
 from sqrtdk.messages import Message, recorded, said
-from sqrtdk.tracing.tell.scale import AGREEMENT
+from sqrtdk.tracing.calls.scale import AGREEMENT
 
 RECORD = ROOT / "benchmarks" / "results" / "families.json"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"

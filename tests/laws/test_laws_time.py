@@ -39,7 +39,7 @@ def test_laws_of_a_large_model_are_asked_if_they_are_named(
     monkeypatch.setattr(table, "LARGE_MODEL", 0)  # every model is large
     for answers in (laws.ask(Heads(), x_of(), asked).answers, check(Heads(), x_of(), laws=asked).laws):
         reasons = {answer.law for answer in answers if getattr(answer.reason, "id", "") == COSTLY}
-        assert reasons == (set(LAWS) - set(table.CHEAP) if costly else set())
+        assert reasons == (set(LAWS) - set(table.ASKED_OF_LARGE_MODELS) if costly else set())
         assert {answer.law: answer.state for answer in answers}["place"] == (NOT_ASKED if costly else KEPT)
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from sqrtdk import stats
 from sqrtdk.monitor.sums import HeadSums, head_statistics, head_sums, join_heads, join_rows
 from sqrtdk.stats import AttentionRows, LogitSource, ProductSource, RowStats
-from sqrtdk.tracing.tell import statistics
-from sqrtdk.tracing.tell.finish import MostRows
+from sqrtdk.tracing.calls import statistics
+from sqrtdk.tracing.calls.finish import MostRows
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
 from tests.tolerances import complaint

@@ -16,7 +16,7 @@ from sqrtdk import cli
 from sqrtdk.audit.records import FAIL_ON
 from sqrtdk.messages import said
 from sqrtdk.monitor import journal
-from sqrtdk.monitor.forwards import Forwards
+from sqrtdk.monitor.forwards import StepTracer
 from sqrtdk.monitor.reading import Run, read_run
 from sqrtdk.monitor.telling import AttentionWarning
 from sqrtdk.monitor.watch import Watch
@@ -170,9 +170,9 @@ def test_passes_without_autograd_count_where_no_other_does(kinds: str, rows: flo
 
 
 def test_text_that_a_policy_generates_is_not_traced_once_it_is_known_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, traced, added = Attend(), [], Forwards._add
+    model, traced, added = Attend(), [], StepTracer._add
     monkeypatch.setattr(
-        "sqrtdk.monitor.forwards.Forwards._add", lambda self, trace: traced.append(1) or added(self, trace)
+        "sqrtdk.monitor.forwards.StepTracer._add", lambda self, trace: traced.append(1) or added(self, trace)
     )
     with Watch(model, every=1, on_alarm=lambda alarm: None) as health:
         for _ in range(3):

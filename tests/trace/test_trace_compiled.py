@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import sqrtdk
-from sqrtdk.tracing.spine import addends, fused
-from sqrtdk.tracing.spine.reading import Layout
+from sqrtdk.tracing.readback import addends, fused
+from sqrtdk.tracing.readback.reading import Layout
 from tests.attentions.compiled import (
     CASES,
     PLAIN,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from sqrtdk.tracing.spine.kernels import KERNELS
+from sqrtdk.tracing.readback.kernels import KERNELS
 from tests.attentions import stand_in_kernels as kernels
 from tests.attentions.each import each
 

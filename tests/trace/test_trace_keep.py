@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import sqrtdk
 from sqrtdk.messages import Message
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.tell.keep import NATIVE_MASKS
-from sqrtdk.tracing.tell.terms import is_proven
+from sqrtdk.tracing.calls.keep import NATIVE_MASKS
+from sqrtdk.tracing.calls.terms import is_proven
 from tests.attentions.blocks import WAYS
 from tests.attentions.cases import CASES
 from tests.attentions.each import each

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sqrtdk
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.spine.kernels import KERNELS, Kernel
+from sqrtdk.tracing.readback.kernels import KERNELS, Kernel
 from tests.attentions.each import each
 
 E = 16

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sqrtdk
 from sqrtdk.messages import id_of
 from sqrtdk.tracing import NotAttention, NotMeasured, Trace
+from sqrtdk.tracing.readback import chain, kernels
 from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN, SEPARABLE
-from sqrtdk.tracing.spine import chain, kernels
 from sqrtdk.tracing.tape.recorder import KernelCall
 from tests.attentions.each import each
 
@@ -227,7 +227,7 @@ def test_what_fails_after_the_formula_was_read_has_it_whole(monkeypatch: pytest.
     def right(self, q, k, v):
         return (q @ k.mT * 0.25).softmax(-1) @ v  # lost
 
-    monkeypatch.setattr("sqrtdk.tracing.tell.statistics.measure", failing)
+    monkeypatch.setattr("sqrtdk.tracing.calls.statistics.measure", failing)
     (entry,) = run(right).not_measured
     assert (entry.formula, at(entry)) == ("softmax(0.25 * q.k)", line(right, "lost"))
 

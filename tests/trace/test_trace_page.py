@@ -23,7 +23,7 @@ def test_the_examples_run() -> None:
 
 
 def test_the_examples_leave_nothing_behind() -> None:
-    from sqrtdk.tracing.spine import chain, kernels
+    from sqrtdk.tracing.readback import chain, kernels
 
     assert not {"hardtanh", "asinh"} & chain.READERS.keys()
     assert "docs::attend" not in kernels.KERNELS

@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 import sqrtdk
 from sqrtdk.tracing import AttentionCall
-from sqrtdk.tracing.spine import addends
+from sqrtdk.tracing.readback import addends
 from tests.attentions import stand_in_kernels as kernels
 from tests.attentions.each import each
 

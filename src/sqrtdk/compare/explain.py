@@ -299,7 +299,7 @@ def shows(before: SegmentGap, after: SegmentGap) -> bool:
     return before.size > 0.0 and after.size**2 <= MOST_SQUARES_LEFT * before.size**2
 
 
-def faint(segment: Segment, sides: Sides, causes: Causes) -> Explained:
+def causes_below_rounding(segment: Segment, sides: Sides, causes: Causes) -> Explained:
     """Finds causes over a segment whose numbers are each within rounding, as long as more are visible.
 
     Args:

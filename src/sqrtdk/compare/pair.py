@@ -16,8 +16,8 @@ from sqrtdk.compare.compute import dtype_by_name
 from sqrtdk.compare.explain import (
     Causes,
     Explained,
+    causes_below_rounding,
     explain_segment,
-    faint,
     first_stage,
     helpful_parts,
     mends,
@@ -244,7 +244,7 @@ def _explained(
         if causes is None:  # a difference that does not reach the output needs no cause
             explained = Explained((), program, before, before)
         else:
-            explained = (faint if weak and before.within else explain_segment)(segment, here, causes)
+            explained = (causes_below_rounding if weak and before.within else explain_segment)(segment, here, causes)
         program = explained.program
         parts.append((segment, explained))
     return parts, program

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sqrtdk.audit.cache import HeadError
 from sqrtdk.tracing import Term
-from sqrtdk.tracing.spine.addends import BOTTOM
+from sqrtdk.tracing.readback.addends import BOTTOM
 
 
 @dataclass(frozen=True, slots=True, eq=False)

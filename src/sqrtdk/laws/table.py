@@ -66,7 +66,7 @@ READ_ONLY = ("finite", "configured")  # laws that compare no two runs
 _OF_COMPARISONS = ("rules.eager_vs_sdpa", "rules.responsiveness")  # reasons why other runs of the audit tell nothing
 # Asked of the whole inputs once, where their first tokens keep a law.
 ON_ALL_TOKENS: dict[str, Callable[[Subject], bool]] = {"causal": causal.earlier_stay, "cache": cache.steps_stay}
-CHEAP = ("finite", "causal")  # asked of a large model: one forward more than the audit
+ASKED_OF_LARGE_MODELS = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
 
 def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def answers_of(
         answers: list[LawAnswer] = []
         for number, name in enumerate(names):
             _report(number, names, subject)
-            if large and name not in CHEAP and not named:
+            if large and name not in ASKED_OF_LARGE_MODELS and not named:
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             elif not random or name == finite.LAW:
                 told = _confirmed(name, subject, large=large)

@@ -73,7 +73,7 @@ class _Pass:
 
 
 class NonfiniteSearch:
-    """Search over the tensors of all modules in a step's forward passes; the hooks of `Forwards` report the modules.
+    """Search over the tensors of all modules in a step's forward passes; the hooks of `StepTracer` report the modules.
 
     Attributes:
         failures: why some tensors could not be read.

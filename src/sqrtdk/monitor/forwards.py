@@ -47,7 +47,7 @@ class _Attention:
     unread: bool = False  # the rows of one of its calls are unknown
 
 
-class Forwards:
+class StepTracer:
     """Traces the forward passes of a model while its context is open; the model itself is not changed.
 
     Attributes:
@@ -76,7 +76,7 @@ class Forwards:
         self._known: set[Place] = set()
         self._looks = True  # whether the step looks for projections
         self._asked = self._answered = False  # a search in every attention of one step was asked for; has begun
-        self._strange: set[Place] = set()  # attentions that ran in this step while no search was on
+        self._unknown_sites: set[Place] = set()  # attentions that ran in this step while no search was on
         self._before: set[Place] = set()  # the same of the previous step
         self._by_numbers = False
         self._scaled: set[Place] = set()  # attentions whose scale was known once
@@ -99,11 +99,11 @@ class Forwards:
         """
         self._found: dict[Place, _Attention] = {}
         self._missed: list[str] = []
-        self._before, self._strange = self._strange, set()
+        self._before, self._unknown_sites = self._unknown_sites, set()
         if self._answered:
             self._asked = self._answered = False
         self._looks = self._should_look()
-        self.seen = self._aside = 0
+        self.seen = self._skipped_passes = 0
         self.sketches: dict[Place, CallTensors] = {}
         self._eager = self._with_autograd = False
         self._late = False  # something ran without autograd, and may be recomputed with it
@@ -116,9 +116,9 @@ class Forwards:
         self._asked = self._looks = True
 
     def _should_look(self) -> bool:
-        return self._asked or not self._known or not (self._strange | self._before) <= self._known
+        return self._asked or not self._known or not (self._unknown_sites | self._before) <= self._known
 
-    def __enter__(self) -> Forwards:
+    def __enter__(self) -> StepTracer:
         self._depth, self._thread = 0, threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(eager_compiler())
@@ -169,7 +169,7 @@ class Forwards:
         self._times.clear()
         if not self._counts(torch.is_grad_enabled()):
             return
-        if self.seen - self._aside > MAX_PASSES_A_STEP:
+        if self.seen - self._skipped_passes > MAX_PASSES_A_STEP:
             self._missed.append(Message("alarms.unmeasured.too_many", number=MAX_PASSES_A_STEP))
             return
         try:
@@ -191,10 +191,10 @@ class Forwards:
         """Return whether the new pass belongs to the step. The first pass with autograd discards those before it."""
         if with_autograd and not self._with_autograd:
             self._with_autograd = self._trains = True
-            self._aside, self._found, self._missed, self._search = self.seen - 1, {}, [], NonfiniteSearch()
+            self._skipped_passes, self._found, self._missed, self._search = self.seen - 1, {}, [], NonfiniteSearch()
         if with_autograd or not (self._with_autograd or self._trains):
             return True
-        self._aside += 1
+        self._skipped_passes += 1
         return False
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -289,7 +289,7 @@ class Forwards:
             self.sketches |= {(site_of(kept.site), kept.index): kept for kept in trace.tensors}
         self._call_apart()
         self._root(trace)
-        self._strange |= _places_of(trace)
+        self._unknown_sites |= _places_of(trace)
         self._answered = self._asked
         self._looks = self._should_look()
 
@@ -341,8 +341,8 @@ class Forwards:
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         update = self._update.relative_step(), self._update.learning_rate
         missed = [*self._missed, *self._gradients.failures, *self._search.failures, *self._update.failures]
-        if self._aside:
-            missed.append(Message("alarms.unmeasured.without_autograd", forwards=self._aside))
+        if self._skipped_passes:
+            missed.append(Message("alarms.unmeasured.without_autograd", forwards=self._skipped_passes))
         if self._with_autograd:
             missed += self._without + self._absent()
             self._without = []

@@ -23,7 +23,7 @@ from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms import fresh, holding, idle
 from sqrtdk.monitor.alarms.nonfinite import unsampled_loss
-from sqrtdk.monitor.forwards import Forwards, Place
+from sqrtdk.monitor.forwards import Place, StepTracer
 from sqrtdk.monitor.gradients import unwrapped
 from sqrtdk.monitor.journal import Journal, numbers
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
@@ -69,7 +69,7 @@ class Watch:
         self.alarms: list[Alarm] = []
         self._model = unwrapped(model)  # calling the wrapper calls this module too
         self._schedule = schedule_of(every)
-        self._forwards = Forwards(self._model, rows, optimizers_of(optimizer))
+        self._forwards = StepTracer(self._model, rows, optimizers_of(optimizer))
         self._on_alarm = on_alarm
         self._to = to
         self._first_step = first_step

@@ -1,10 +1,12 @@
 """Tracing: records which attentions ran in a model, and the formula of each softmax. Users call `sqrtdk.trace`.
 
-`tape` records operations as they run, `lower` classifies each of them, `spine` walks back from a softmax to the
+`tape` records operations as they run, `lower` classifies each of them, `readback` walks back from a softmax to the
 projections, `probe` reruns parts of the tape on other values, `steps` holds the kinds of steps on the logits, and
-`tell` turns a reading into a record. The names that other packages use are re-exported here.
+`calls` turns a reading into a record. The names that other packages use are re-exported here.
 """
 
+from sqrtdk.tracing.calls.blocks import merge_rows as merge_rows
+from sqrtdk.tracing.calls.finish import MostRows as MostRows
 from sqrtdk.tracing.records import AttentionCall as AttentionCall
 from sqrtdk.tracing.records import EffectiveScale as EffectiveScale
 from sqrtdk.tracing.records import Factor as Factor
@@ -16,8 +18,6 @@ from sqrtdk.tracing.tape.places import Sites as Sites
 from sqrtdk.tracing.tape.recorder import unseen as unseen
 from sqrtdk.tracing.tape.stance import hint_for as hint_for
 from sqrtdk.tracing.tape.store import ProjectionGradients as ProjectionGradients
-from sqrtdk.tracing.tell.blocks import merge_rows as merge_rows
-from sqrtdk.tracing.tell.finish import MostRows as MostRows
 from sqrtdk.tracing.tensors import CallRows as CallRows
 from sqrtdk.tracing.tensors import CallTensors as CallTensors
 from sqrtdk.tracing.tensors import Projection as Projection

@@ -15,10 +15,31 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sqrtdk._modes import eager_compiler
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.messages import Message, id_of
+from sqrtdk.tracing.calls.blocks import merge, merge_rows
+from sqrtdk.tracing.calls.finish import MostRows, call_of_reading, site_in_program
+from sqrtdk.tracing.calls.formula import Lost, lost_formula, without_softmax
+from sqrtdk.tracing.calls.keep import (
+    BLOCKS_OF_KEYS,
+    ENLARGED_RUN,
+    keep_tensors,
+    missing_tensors,
+    projections_of,
+    sketch_of,
+)
+from sqrtdk.tracing.calls.places import ValueOperands, of_kernel
+from sqrtdk.tracing.calls.visible_keys import TokensOf
+from sqrtdk.tracing.calls.whole_call import reading_of_whole, under_the_tape
 from sqrtdk.tracing.lower.classifier import Classifier
 from sqrtdk.tracing.lower.online import close_partial_sums
 from sqrtdk.tracing.lower.sums import multiplies
 from sqrtdk.tracing.lower.weights import overwritten
+from sqrtdk.tracing.readback.eager import read_eager
+from sqrtdk.tracing.readback.edges import read_edges
+from sqrtdk.tracing.readback.kernels import KERNELS
+from sqrtdk.tracing.readback.lineage import remembered
+from sqrtdk.tracing.readback.online import read_online
+from sqrtdk.tracing.readback.orient import pools_positions
+from sqrtdk.tracing.readback.reading import Reading
 from sqrtdk.tracing.records import (
     LOST_ADDITIVE,
     LOST_SIGHT,
@@ -31,15 +52,8 @@ from sqrtdk.tracing.records import (
     NotMeasured,
     numbers_by_site,
 )
-from sqrtdk.tracing.spine.eager import read_eager
-from sqrtdk.tracing.spine.edges import read_edges
-from sqrtdk.tracing.spine.kernels import KERNELS
-from sqrtdk.tracing.spine.lineage import remembered
-from sqrtdk.tracing.spine.online import read_online
-from sqrtdk.tracing.spine.orient import pools_positions
-from sqrtdk.tracing.spine.reading import Reading
 from sqrtdk.tracing.tape import places
-from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxEntry, SoftmaxRun
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.recorder import (
     KernelCall,
@@ -54,20 +68,6 @@ from sqrtdk.tracing.tape.recorder import (
 from sqrtdk.tracing.tape.stance import hint_for
 from sqrtdk.tracing.tape.store import NodeStore, ProjectionGradients
 from sqrtdk.tracing.tape.travel import Journey, world_size
-from sqrtdk.tracing.tell.blocks import merge, merge_rows
-from sqrtdk.tracing.tell.finish import MostRows, call_of_reading, site_in_program
-from sqrtdk.tracing.tell.formula import Lost, lost_formula, without_softmax
-from sqrtdk.tracing.tell.keep import (
-    BLOCKS_OF_KEYS,
-    ENLARGED_RUN,
-    keep_tensors,
-    missing_tensors,
-    projections_of,
-    sketch_of,
-)
-from sqrtdk.tracing.tell.places import ValueOperands, of_kernel
-from sqrtdk.tracing.tell.sight import TokensOf
-from sqrtdk.tracing.tell.whole_call import reading_of_whole, under_the_tape
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 
 
@@ -219,7 +219,7 @@ class Trace:
 
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
-    def _eager(self, weighing: Weighing, value: Tensor, output: Tensor) -> None:
+    def _eager(self, weighing: SoftmaxRun, value: Tensor, output: Tensor) -> None:
         entry = weighing.entry
         with self._guarded(entry.site, weighing, entry.place):
             if weighing.edges is not None:
@@ -268,7 +268,7 @@ class Trace:
             reason, formula = without_softmax(seen)
             self._missed.add(site, reason, places.place_text(place), lambda: formula or self._formula(seen))
 
-    def _end(self, weighing: Weighing) -> None:
+    def _end(self, weighing: SoftmaxRun) -> None:
         """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
         entry = weighing.entry
         if entry.attention or entry.told or id_of(entry.reason) not in (NEVER_USED, LOST_SIGHT) or self._scene is None:

@@ -27,8 +27,8 @@ from sqrtdk.audit.sources import join_lines, of_loss
 from sqrtdk.messages import Message, mentions
 from sqrtdk.models.attentions import is_idle, silent_attentions
 from sqrtdk.tracing import Trace
+from sqrtdk.tracing.readback.rotations import SKEWED
 from sqrtdk.tracing.records import NotMeasured
-from sqrtdk.tracing.spine.rotations import SKEWED
 
 UNMEASURED_SOURCE = "sources.threshold.unmeasured"
 _UNMEASURED_FIX = "rules.unmeasured.fix"

@@ -33,7 +33,7 @@ from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call
 from sqrtdk.monitor.checkpoints._find import Checkpoint, loss_at
-from sqrtdk.monitor.forwards import Forwards
+from sqrtdk.monitor.forwards import StepTracer
 from sqrtdk.monitor.samples import StepSample
 from sqrtdk.store import disk
 
@@ -92,7 +92,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
 
 def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> StepSample:
     """Return the sample of one forward pass, as a watch takes it at a step."""
-    module, forwards = loaded.module, Forwards(loaded.module, rows)
+    module, forwards = loaded.module, StepTracer(loaded.module, rows)
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))

@@ -27,7 +27,7 @@ from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE_ROW_TOLERANCE
 from sqrtdk.tracing.records import FACTORS_APART, ONE_PROJECTION
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, capacity, replay_all
-from sqrtdk.tracing.tape.node import Carried, Multiplied, Node, Product, Weighing, back, origin
+from sqrtdk.tracing.tape.node import Multiplied, Node, Product, SoftmaxRun, WeightSteps, back, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene, Unweighted
 
 OTHER_AXIS = "trace.step.other_axis"
@@ -122,7 +122,7 @@ def _is_adapted_weight(op: str, right: Node) -> bool:
     return len(raw) == 1 and all(parent.learned for parent in weight.parents() if parent is not raw[0])
 
 
-def _meets_values(scene: Scene, made: RecordedOutput, weighing: Weighing, a: Node, b: Node) -> bool:
+def _meets_values(scene: Scene, made: RecordedOutput, weighing: SoftmaxRun, a: Node, b: Node) -> bool:
     """Whether weights multiply values for the first time; the listener is then called."""
     weights, value = (a, b) if a.weighing is weighing else (b, a)
     if weighing.entry.attention or not value.act or value.products:
@@ -145,7 +145,7 @@ def _meets_values(scene: Scene, made: RecordedOutput, weighing: Weighing, a: Nod
     return True
 
 
-def _name_apart(weighing: Weighing, value: Node) -> None:
+def _name_apart(weighing: SoftmaxRun, value: Node) -> None:
     """Marks two softmaxes, of q and of k apart, softmax(q) @ (softmax(k).mT @ v) (Shen et al. 2018, arXiv:1812.01243).
 
     The second softmax's weights multiply the first one's output. A second pooling of a first pooling's output does so
@@ -244,7 +244,7 @@ def _features_last(values: Tensor, weights: Node) -> Tensor:
     return values
 
 
-def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> Carried:
+def over_their_sum(carried: WeightSteps, tensor: Tensor | None, contracted: int) -> WeightSteps:
     """Returns the steps on weights, with a division by the sum over the value product's axis as a normalisation.
 
     In slot attention the softmax runs over the slots, which compete for each input. The weights of a slot are then
@@ -263,7 +263,7 @@ def over_their_sum(carried: Carried, tensor: Tensor | None, contracted: int) -> 
     return carried.without(OTHER_SUM).over_sum()
 
 
-def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: Weighing) -> str | None:
+def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: SoftmaxRun) -> str | None:
     """Returns a message if the value product does not sum over the softmax's axis, else None.
 
     Rows of a matrix that sum to 1 are right. If they do not (dropout, masks), the views since the softmax decide.
@@ -290,7 +290,7 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
     return Message(OVER_QUERIES if axes == {other} else OTHER_AXIS)
 
 
-def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | None:
+def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> str | None:
     """Returns the same message for weights and values that are multiplied by broadcasting and then summed.
 
     Args:
@@ -305,7 +305,7 @@ def _sum_fault(weights: Node, summed: set[int], weighing: Weighing) -> str | Non
     return Message(OVER_QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS)
 
 
-def _axes(weights: Node, weighing: Weighing) -> set[int]:
+def _axes(weights: Node, weighing: SoftmaxRun) -> set[int]:
     """Returns the axes of `weights` (negative) that hold the softmax's axis; empty if it can't be followed."""
     way: list[Node] = []
     dims, shape = len(weights.shape), weighing.entry.shape

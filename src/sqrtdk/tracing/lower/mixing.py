@@ -20,7 +20,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, distinct
-from sqrtdk.tracing.tape.node import Carried, Node, SoftmaxEntry, Weighing, Weights, back, origin
+from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, SoftmaxRun, Weights, WeightSteps, back, origin
 
 OVER_HEADS = "over the heads"
 HEADS_BY_DATA = "trace.step.heads_by_data"
@@ -107,7 +107,7 @@ def is_bias_of_mixing(node: Node, position: int) -> bool:
     return mixes and isinstance(addend, Node) and not addend.act and addend.shape == node.shape[-1:]
 
 
-def over_heads(node: Node, weights: Node, before: Carried) -> Carried | None:
+def over_heads(node: Node, weights: Node, before: WeightSteps) -> WeightSteps | None:
     """Returns the steps on weights after an average or a normalisation over their heads, or None if it is neither.
 
     Args:
@@ -182,7 +182,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     return True
 
 
-def complete_softmaxes(weights: Weights) -> list[Weighing]:
+def complete_softmaxes(weights: Weights) -> list[SoftmaxRun]:
     """Returns the softmaxes that become attentions at the value product; the entries of the rest get a reason."""
     both = [weights.weighing, *weights.beside]
     attentions = [weighing for weighing in both if weighing.node.products] or both
@@ -223,7 +223,7 @@ def _several(node: Node, carriers: Sequence[Node]) -> bool:
     return pairs and all(map(_is_part, carriers))
 
 
-def _weighings(node: Node) -> tuple[Weighing, ...]:
+def _weighings(node: Node) -> tuple[SoftmaxRun, ...]:
     return () if node.weights is None else (node.weights.weighing, *node.weights.beside)
 
 

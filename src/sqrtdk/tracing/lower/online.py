@@ -18,7 +18,17 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors, numbered, replay_all
-from sqrtdk.tracing.tape.node import Exponential, Finished, Node, Online, Partial, SoftmaxEntry, Weighing, back, origin
+from sqrtdk.tracing.tape.node import (
+    Exponential,
+    Finished,
+    Node,
+    Online,
+    Partial,
+    SoftmaxEntry,
+    SoftmaxRun,
+    back,
+    origin,
+)
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 Part = Exponential | Finished
@@ -130,7 +140,7 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 # -- what is computed from partial sums --------------------------------------------------------------------------------
 
 
-def mark_finished(scene: Scene, made: RecordedOutput, weighing: Weighing) -> None:
+def mark_finished(scene: Scene, made: RecordedOutput, weighing: SoftmaxRun) -> None:
     """Marks the output of an attention that is read, so that it may be merged with outputs for other keys."""
     product = next(iter(weighing.node.products), None)
     if product is None or product.product is None:

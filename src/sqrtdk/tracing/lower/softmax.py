@@ -21,7 +21,16 @@ from sqrtdk.tracing.lower.weights import SINKHORN
 from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
-from sqrtdk.tracing.tape.node import ROW_MAXIMA, Carried, EdgeGroups, Node, SoftmaxEntry, Weighing, Weights, origin
+from sqrtdk.tracing.tape.node import (
+    ROW_SHIFTS,
+    EdgeGroups,
+    Node,
+    SoftmaxEntry,
+    SoftmaxRun,
+    Weights,
+    WeightSteps,
+    origin,
+)
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 # Positions of the reduced tensor, of the axis (None: a keyword), and of the kind of reduction, or the kind itself.
@@ -51,7 +60,7 @@ def begin_softmax(
     *,
     sinks: bool = False,
     edges: EdgeGroups | None = None,
-) -> Weighing:
+) -> SoftmaxRun:
     """Makes a node the weights of a softmax, and returns the softmax.
 
     Args:
@@ -71,7 +80,7 @@ def begin_softmax(
     reason = Message(NEVER_USED if origin_product is None else LOST_SIGHT)
     entry = SoftmaxEntry(site, node.shape, reason, place=node.place)
     product = None if origin_product is None else origin_product.product
-    weighing = Weighing(
+    weighing = SoftmaxRun(
         node=parent,
         logits=alias(logits),
         weights=alias(made.tensor),
@@ -128,7 +137,7 @@ def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
         weighing = begin_softmax(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
         if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
-            node.weights = Weights(weighing, Carried(changes=(Message("trace.step.several_axes"),)))
+            node.weights = Weights(weighing, WeightSteps(changes=(Message("trace.step.several_axes"),)))
     else:
         begin_softmax(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
@@ -201,7 +210,7 @@ def _from_logarithm(scene: Scene, made: RecordedOutput) -> bool:
     node.args = (inner,)
     weighing = begin_softmax(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
     if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
-        node.weights = Weights(weighing, Carried(changes=(Message(SINKHORN),)))
+        node.weights = Weights(weighing, WeightSteps(changes=(Message(SINKHORN),)))
     return True
 
 
@@ -226,7 +235,7 @@ def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
 def is_maximum(node: Node) -> bool:
     """Whether a node is the maximum of a row, with hidden entries replaced or not: z.masked_fill(m, 0).amax(-1)."""
     largest = first_behind(node, _TO_MAXIMUM)
-    return largest is not None and (largest.op in ROW_MAXIMA or is_of_groups(largest))
+    return largest is not None and (largest.op in ROW_SHIFTS or is_of_groups(largest))
 
 
 def _total(bottom: Node) -> tuple[Node | None, bool]:
@@ -309,7 +318,7 @@ def groups_of(total: Node) -> EdgeGroups:
     return EdgeGroups(grouped.axis, grouped.groups, _column(index, grouped.axis) if known else None)
 
 
-def group_fault(weighing: Weighing, index: Tensor | None) -> str | None:
+def group_fault(weighing: SoftmaxRun, index: Tensor | None) -> str | None:
     """Returns a message if the values are summed by other groups of edges than the softmax's, else None."""
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():

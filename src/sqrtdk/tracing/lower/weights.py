@@ -25,7 +25,7 @@ from sqrtdk.tracing.lower.mixing import over_heads
 from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
-from sqrtdk.tracing.tape.node import Carried, Node, Weighing, back, origin
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, WeightSteps, back, origin
 
 OTHER_SUM = "trace.step.other_sum"
 SINKHORN = "trace.step.sinkhorn"  # divides by the sums of rows and columns in turn
@@ -51,7 +51,9 @@ _CONSTANT = {  # messages for a constant, which neither multiplies nor averages
 _SUM_OR_DIFFERENCE = frozenset({"add", "sub"})
 
 
-def carry_weights(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing) -> Carried:
+def carry_weights(
+    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: SoftmaxRun
+) -> WeightSteps:
     """Returns the steps on weights after the operation of `node`.
 
     Args:
@@ -74,8 +76,8 @@ def carry_weights(node: Node, tensor: Tensor, tensors: dict[int, Tensor], weight
 
 
 def _known_change(
-    node: Node, weights: Node, weighing: Weighing, numbers: tuple[Tensor, Tensor], eps: float
-) -> Carried | None:
+    node: Node, weights: Node, weighing: SoftmaxRun, numbers: tuple[Tensor, Tensor], eps: float
+) -> WeightSteps | None:
     """Returns the steps on weights after a mask or a multiplication by one number per row; None for other changes."""
     before, (old, new) = _of(weights), numbers
     rounding = 8 * max(eps, 2.0**-20)
@@ -100,7 +102,7 @@ def _known_change(
     return before if same else None
 
 
-def _masked(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried:
+def _masked(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps) -> WeightSteps:
     """Returns the steps after some weights became 0: by their own size (top-k), or by a mask."""
     others = [parent for parent in node.parents() if parent is not weights]
     alone = node.op not in ("tril", "triu", "zero") and not others
@@ -109,12 +111,12 @@ def _masked(node: Node, weights: Node, weighing: Weighing, before: Carried) -> C
     return replace(before, remasked=True, renormalised=False)
 
 
-def _over_other_sum(before: Carried) -> Carried:
+def _over_other_sum(before: WeightSteps) -> WeightSteps:
     again = before.has(OTHER_SUM) or before.has(SINKHORN)
     return before.without(OTHER_SUM, SINKHORN).changed(Message(SINKHORN if again else OTHER_SUM))
 
 
-def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
+def overwritten(old: Node, new: Node, tensor: Tensor) -> WeightSteps:
     """Returns the steps on weights after a part was written in place; `new` is the part's node, `tensor` its values."""
     before = _of(old)
     if new.weights is not None and new.weighing is old.weighing:
@@ -125,15 +127,15 @@ def overwritten(old: Node, new: Node, tensor: Tensor) -> Carried:
     return before.changed(Message("trace.step.in_place", name=new.op))
 
 
-def _of(node: Node) -> Carried:
-    return Carried() if node.weights is None else node.weights.carried
+def _of(node: Node) -> WeightSteps:
+    return WeightSteps() if node.weights is None else node.weights.carried
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
 def _before_and_after(
-    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: Weighing
+    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: SoftmaxRun
 ) -> tuple[Tensor, Tensor] | None:
     """Returns the weights before and after an operation, in float32 or float64, or None.
 
@@ -142,7 +144,7 @@ def _before_and_after(
     """
     old = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
     if old is not None and not tensor.is_meta and (old is tensor or old.data_ptr() == tensor.data_ptr()):
-        known = _of(weights) == Carried() and weighing.weights.numel() == tensor.numel()
+        known = _of(weights) == WeightSteps() and weighing.weights.numel() == tensor.numel()
         old = weighing.weights.reshape(tensor.shape) if known else None
     if old is None or tensor.is_meta:
         return _made_up(node, tensors, weights)
@@ -193,7 +195,7 @@ def _sums_to_one(new: Tensor, axis: int) -> bool:
     return bool((((sums - 1).abs() < WHOLE_ROW_TOLERANCE) | (sums == 0)).all()) and bool((sums != 0).any())
 
 
-def _meets_their_sum(node: Node, weighing: Weighing, axis: int) -> bool:
+def _meets_their_sum(node: Node, weighing: SoftmaxRun, axis: int) -> bool:
     """Whether an operand is computed from the weights with one number along an axis, as their sum is."""
     made = [p for p in node.parents() if p.weighing is weighing and len(p.shape) == len(node.shape)]
     return any(p.shape[axis] == 1 for p in made)
@@ -208,7 +210,7 @@ def _is_single(node: Node, weights: Node) -> bool:
 # -- another tensor ----------------------------------------------------------------------------------------------------
 
 
-def join_weights(node: Node, weights: Node, weighing: Weighing, before: Carried) -> Carried | None:
+def join_weights(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps) -> WeightSteps | None:
     """Returns the steps on weights after another tensor or a number joined them, or None if none did."""
     joined = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
@@ -224,7 +226,7 @@ def join_weights(node: Node, weights: Node, weighing: Weighing, before: Carried)
     return before.joined(Message(joined if others else _CONSTANT.get(node.op, joined)))
 
 
-def _is_made_of(node: Node, weighing: Weighing) -> bool:
+def _is_made_of(node: Node, weighing: SoftmaxRun) -> bool:
     """Whether a tensor is computed from the numbers of the weights, not only from their shape."""
     return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
 

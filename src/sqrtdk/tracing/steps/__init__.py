@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, Factor, Stage
-from sqrtdk.tracing.steps.placed import Placed, Sample
+from sqrtdk.tracing.steps.placed import Sample, StepTensor
 from sqrtdk.tracing.tape.node import Node
 
 ZERO_ONE = "zero-one mask"  # a bias of zeros and ones: `logits + mask` with a mask that was meant to be bool
@@ -155,7 +155,9 @@ class Scale(Step):
     """The logits times a factor."""
 
     factor: Factor  # the factor as recorded
-    by: Placed | None = None  # values of a factor that is no single number, such as one per row, if known and needed
+    by: StepTensor | None = (
+        None  # values of a factor that is no single number, such as one per row, if known and needed
+    )
 
     def write(self, expression: Expression) -> None:
         expression.scale(self.factor)
@@ -175,7 +177,7 @@ class Bias(Step):
     """
 
     name: str  # "alibi", "relative", "disentangled", `ZERO_ONE` or "bias"
-    addend: Placed | None  # None if the values are unknown
+    addend: StepTensor | None  # None if the values are unknown
     content: int = 0  # number of products with q or k that it sums; if not 0, it belongs to the score
 
     def write(self, expression: Expression) -> None:
@@ -201,7 +203,7 @@ class Hide(Step):
 
     form: str  # "bool", "float", or "implicit" (a causal flag or a window argument of the operation)
     fill: float | None  # number that marks a hidden key; None if unknown
-    visible: Placed | None = None  # True where the row sees the key; None if unknown
+    visible: StepTensor | None = None  # True where the row sees the key; None if unknown
     name: str | None = None  # pattern ("causal", "padding", ...); None while unread, and if it hides nothing
     beside_bias: bool = False  # the same tensor is also a bias, which is a separate step
     causal: bool = False  # the causal flag of a fused call, upper-left
@@ -277,7 +279,7 @@ class Offset(Step):
     `addend` is None if the values are unknown.
     """
 
-    addend: Placed | None
+    addend: StepTensor | None
 
     def undo(self, sample: Sample) -> Sample:
         return sample if self.addend is None else sample.without(self.addend)

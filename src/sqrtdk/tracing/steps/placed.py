@@ -15,7 +15,7 @@ from sqrtdk.tracing.tape.node import Node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class StepTensor:
     """Values that broadcast to the logits' `shape` at a step, and the later `views` of the logits, innermost first."""
 
     value: Tensor
@@ -51,10 +51,10 @@ class Sample:
     """Sampled logits from which steps are removed, from the softmax back to the product."""
 
     logits: Tensor  # float64, of any shape
-    pick: Callable[[Placed], Tensor]  # returns a step's values at the sampled places, float64
+    pick: Callable[[StepTensor], Tensor]  # returns a step's values at the sampled places, float64
     outer: float = 1.0  # product of the factors of the steps visited so far; NaN if one is unknown
 
-    def without(self, addend: Placed) -> Sample:
+    def without(self, addend: StepTensor) -> Sample:
         """Returns the sample without an addend, which the later factors multiplied."""
         by = self.outer if math.isfinite(self.outer) else 1.0
         return replace(self, logits=self.logits - self.pick(addend) * by)

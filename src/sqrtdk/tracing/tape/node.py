@@ -23,12 +23,12 @@ from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
 
 _SERIAL = count()
-ROW_MAXIMA = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
+ROW_SHIFTS = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
 _UNIT_TOLERANCE = 1e-3  # a factor this near to 1 counts as 1
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class WeightSteps:
     """The steps on the weights of a softmax since it ran."""
 
     remasked: bool = False  # a mask set weights to 0: w * mask
@@ -40,12 +40,12 @@ class Carried:
     gain: float = 1.0  # product of the numbers that multiply all weights; NaN if one is unknown
     gained_by: tuple[str, ...] = ()  # the operations of `gain`
 
-    def then(self, name: str, detail: str) -> Carried:
+    def then(self, name: str, detail: str) -> WeightSteps:
         """Returns the weights after a known step; the same step is listed only once."""
         stage = Stage("weights", name, detail)
         return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
 
-    def changed(self, operation: str) -> Carried:
+    def changed(self, operation: str) -> WeightSteps:
         """Returns the weights after an operation that could not be followed."""
         return replace(self, changes=(*self.changes, operation))
 
@@ -53,19 +53,19 @@ class Carried:
         """Whether a change is named by the message of this id."""
         return any(id_of(name) == id for name in self.changes)
 
-    def without(self, *ids: str) -> Carried:
+    def without(self, *ids: str) -> WeightSteps:
         """Returns the weights without the changes named by the messages of these ids."""
         return replace(self, changes=tuple(name for name in self.changes if id_of(name) not in ids))
 
-    def times(self, factor: float, operation: str) -> Carried:
+    def times(self, factor: float, operation: str) -> WeightSteps:
         """Returns the weights after all of them were multiplied by `factor`."""
         return replace(self, gain=self.gain * factor, gained_by=(*self.gained_by, operation))
 
-    def over_sum(self) -> Carried:
+    def over_sum(self) -> WeightSteps:
         """Returns the weights after the division by their sum."""
         return replace(self, renormalised=self.remasked or self.combined, gain=1.0, gained_by=())
 
-    def beside(self, other: Carried, detail: str) -> Carried:
+    def beside(self, other: WeightSteps, detail: str) -> WeightSteps:
         """Returns the weights combined with those of another softmax, whose steps are `other`."""
         return replace(
             self,
@@ -76,11 +76,11 @@ class Carried:
             combined=True,
         )
 
-    def joined(self, detail: str) -> Carried:
+    def joined(self, detail: str) -> WeightSteps:
         """Returns the weights joined by a tensor that is no softmax; their rows need no longer sum to 1."""
         return replace(self.then("joined", detail), combined=True)
 
-    def settled(self) -> Carried:
+    def settled(self) -> WeightSteps:
         """Returns the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
         known = self.combined or abs(self.gain - 1) <= _UNIT_TOLERANCE
         return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *(() if known else self.gained_by)))
@@ -112,7 +112,7 @@ class EdgeGroups:
 
 
 @dataclass(eq=False)
-class Weighing:
+class SoftmaxRun:
     """A softmax that has run; it becomes an attention when its weights reach a value product."""
 
     node: Node  # node of the logits
@@ -125,12 +125,12 @@ class Weighing:
     stored: torch.dtype  # dtype of the product's result, before an upcast for the softmax
     dropout: float = 0.0
     sinks: bool = False  # the denominator has more terms than the keys
-    carried: Carried = field(default_factory=Carried)  # the steps on the weights up to the value product
+    carried: WeightSteps = field(default_factory=WeightSteps)  # the steps on the weights up to the value product
     met: Tensor | None = None  # weights at the value product, (..., L, S), if a mixing may have shown hidden keys
     used: Tensor | None = None  # weights at the value product, (..., L, S), if the trace keeps values
     fault: str | None = None  # why it is wrong: the value product sums over another axis than the softmax
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
-    ended: Callable[[Weighing], None] | None = None  # called when the last of its weights is gone
+    ended: Callable[[SoftmaxRun], None] | None = None  # called when the last of its weights is gone
 
     def __del__(self) -> None:
         if self.ended is not None:
@@ -231,11 +231,11 @@ class Pairs:
 class Weights:
     """Weights of a softmax, and the steps on them since."""
 
-    weighing: Weighing
-    carried: Carried = field(default_factory=Carried)
+    weighing: SoftmaxRun
+    carried: WeightSteps = field(default_factory=WeightSteps)
     weighted: bool = False  # multiplied with values by broadcasting, not summed yet: w[..., None] * v
     values: Tensor | None = None  # those values
-    beside: tuple[Weighing, ...] = ()  # other softmaxes whose weights are combined with these
+    beside: tuple[SoftmaxRun, ...] = ()  # other softmaxes whose weights are combined with these
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -320,7 +320,7 @@ class Node:
         return self.root is not None
 
     @property
-    def weighing(self) -> Weighing | None:
+    def weighing(self) -> SoftmaxRun | None:
         """The softmax whose weights it carries, or None."""
         return None if self.weights is None else self.weights.weighing
 
@@ -364,7 +364,7 @@ class Node:
 def _rank(parent: Node) -> int:
     """Returns the rank of a parent as main: product of activations, product with learned vectors or maximum, rest."""
     if parent.products:
-        return int(all(product.learned for product in parent.products) or origin(parent).op in ROW_MAXIMA)
+        return int(all(product.learned for product in parent.products) or origin(parent).op in ROW_SHIFTS)
     return 2 if parent.act else 3
 
 

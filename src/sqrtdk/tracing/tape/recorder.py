@@ -22,7 +22,7 @@ from sqrtdk.errors import kind_and_text
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops, places
-from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, Weighing
+from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, SoftmaxRun
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.store import NodeStore
 from sqrtdk.tracing.tape.travel import NAMESPACES, Travel
@@ -80,14 +80,14 @@ class Operands:
 class TapeListener:
     """The callbacks of the recorder and the classifier."""
 
-    eager: Callable[[Weighing, Tensor, Tensor], None]  # (softmax, values, output): weights multiply values
+    eager: Callable[[SoftmaxRun, Tensor, Tensor], None]  # (softmax, values, output): weights multiply values
     kernel: Callable[[KernelCall], None]  # an attention that is one operation ran
     missed: Callable[..., None]  # (site, reason, seen=None): an operation that can't be followed, and its operands
     enlarge: Callable[[str], float | None]  # returns the factor to put on q at a site, or None
     unsoftened: Callable[[str, Unweighted], None]  # logits multiply values at a site, without a softmax
     whole: Callable[[WholeCall], None]  # our own attention ran in blocks of rows
     online: Callable[[Online], None]  # an attention that was computed in blocks of keys is complete
-    ended: Callable[[Weighing], None] | None = None  # the last weights of a softmax are gone
+    ended: Callable[[SoftmaxRun], None] | None = None  # the last weights of a softmax are gone
 
 
 @dataclass(slots=True)

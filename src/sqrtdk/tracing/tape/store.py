@@ -14,11 +14,11 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias
-from sqrtdk.tracing.tape.node import Carried, Node, Root, Weighing, Weights, origin
+from sqrtdk.tracing.tape.node import Node, Root, SoftmaxRun, Weights, WeightSteps, origin
 from sqrtdk.tracing.tape.places import Place, Sites, inner_tensors, local_of, module_tensors
 
 _SWEEP = 4096  # new tensors between two clean-ups of dead references
-Overwritten = Callable[[Node, Node, Tensor], Carried]
+Overwritten = Callable[[Node, Node, Tensor], WeightSteps]
 
 
 class ProjectionGradients:
@@ -60,7 +60,7 @@ class NodeStore:
     def __init__(
         self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor], overwritten: Overwritten
     ) -> None:
-        self.weighings: WeakSet[Weighing] = WeakSet()
+        self.weighings: WeakSet[SoftmaxRun] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
         self.parts: WeakSet[Node] = WeakSet()  # this rank's shards of parameters
         self.asked: ProjectionGradients | None = None  # set if gradients of projections' outputs are wanted

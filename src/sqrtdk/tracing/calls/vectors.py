@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
-from sqrtdk.tracing.spine.lineage import follow_side, unprobed
-from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
-from sqrtdk.tracing.spine.rotations import in_shape
+from sqrtdk.tracing.readback.lineage import follow_side, unprobed
+from sqrtdk.tracing.readback.regroup import REJOINED, regrouped
+from sqrtdk.tracing.readback.rotations import in_shape
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import before_writes, dominator, written_view
 from sqrtdk.tracing.tape.node import Node

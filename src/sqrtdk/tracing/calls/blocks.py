@@ -16,10 +16,10 @@ from torch import Tensor
 
 from sqrtdk.messages import Message, joined
 from sqrtdk.stats._partial import ROW_STATS_FIELDS, RowStats
+from sqrtdk.tracing.calls.scale import tell_scale
+from sqrtdk.tracing.readback.blocks import SCALE_TOLERANCE
+from sqrtdk.tracing.readback.reading import Cell, Reading
 from sqrtdk.tracing.records import BY_BLOCK, AttentionCall, EffectiveScale, Factor, KeyBlock, Mask, Stage
-from sqrtdk.tracing.spine.blocks import SCALE_TOLERANCE
-from sqrtdk.tracing.spine.reading import Cell, Reading
-from sqrtdk.tracing.tell.scale import tell_scale
 from sqrtdk.tracing.tensors import CallRows
 
 _MASK_NAMES = ("causal_lower_right", "causal", "window", "padding", "mask")

@@ -10,21 +10,21 @@ from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive
+from sqrtdk.tracing.readback.chain import READERS, Link, read_chain
+from sqrtdk.tracing.readback.eager import unknown_start
+from sqrtdk.tracing.readback.factors import factor_of_edges
+from sqrtdk.tracing.readback.lineage import follow_side
+from sqrtdk.tracing.readback.reading import Edges, Layout, Reading, of_softmax
+from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import ONE_PROJECTION, Stage
-from sqrtdk.tracing.spine.chain import READERS, Link, read_chain
-from sqrtdk.tracing.spine.eager import unknown_start
-from sqrtdk.tracing.spine.factors import factor_of_edges
-from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.reading import Edges, Layout, Reading, of_softmax
-from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step, Unknown
-from sqrtdk.tracing.tape.node import EdgeGroups, Node, Weighing, back
+from sqrtdk.tracing.tape.node import EdgeGroups, Node, SoftmaxRun, back
 
 EDGE_SOFTMAX = "edge softmax"
 _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
-def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
+def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
     """Returns the reading of an edge softmax that weighs values, or a string that says why it is no attention."""
     # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
     way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
@@ -52,7 +52,7 @@ def read_edges(weighing: Weighing, groups: EdgeGroups, value: Tensor, output: Te
     return replace(reading, kind=EDGE_SOFTMAX)
 
 
-def _without_product(weighing: Weighing, layout: Layout, value: Tensor) -> Reading | str:
+def _without_product(weighing: SoftmaxRun, layout: Layout, value: Tensor) -> Reading | str:
     """Reads logits that are no product of q and k; returns a string if they come from a single projection."""
     score = "additive" if is_additive(weighing.node) else unknown_start(weighing.node)
     if score is None:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
+from sqrtdk.tracing.calls.places import ValueOperands
+from sqrtdk.tracing.calls.visible_keys import VisibleKeys, visible_by
+from sqrtdk.tracing.readback.addends import BOTTOM
+from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import BY_ROW
-from sqrtdk.tracing.spine.addends import BOTTOM
-from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import (
     Beside,
     Bias,
@@ -29,10 +31,8 @@ from sqrtdk.tracing.steps import (
     Step,
     Unknown,
 )
-from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.steps.placed import StepTensor
 from sqrtdk.tracing.tape.graph import distinct
-from sqrtdk.tracing.tell.places import ValueOperands
-from sqrtdk.tracing.tell.sight import Sight, visible_by
 from sqrtdk.tracing.tensors import CallTensors, Term
 
 _STEP_NAMES: dict[type[Step], str] = {
@@ -48,13 +48,13 @@ _ROUNDING_SLACK = 4.0  # factor on the derived rounding, for the order of sums a
 _TF32 = 2.0**-11  # unit roundoff of TF32
 
 
-def terms_of(reading: Reading, sight: Sight, used: ValueOperands) -> tuple[Term, ...]:
+def terms_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> tuple[Term, ...]:
     """Returns the terms from the product to the softmax, in order, with the value None if it is unknown."""
     terms = (_term(step, reading, sight, used) for step in sight.steps)
     return tuple(term for term in terms if term is not None)
 
 
-def _term(step: Step, reading: Reading, sight: Sight, used: ValueOperands) -> Term | None:
+def _term(step: Step, reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Term | None:
     # A row's maximum cancels in the softmax, and a mask without a name hides nothing.
     if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
         return None
@@ -92,7 +92,7 @@ def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
     return factor.value
 
 
-def _at_logits(reading: Reading, placed: Placed) -> Tensor:
+def _at_logits(reading: Reading, placed: StepTensor) -> Tensor:
     """Returns the tensor of a step in the layout of the logits, (B, H, L, S)."""
     assert isinstance(reading.operands, (Logits, Vectors))
     return reading.operands.at_logits(placed)
@@ -107,7 +107,7 @@ def _small(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-def _sinks(reading: Reading, sight: Sight, used: ValueOperands) -> Tensor | None:
+def _sinks(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor | None:
     """Returns the sinks, (Hq,), one logit per head: the median of the values seen in the rows, or None if unknown."""
     logits, layout = reading.operands, reading.layout
     if not isinstance(logits, Logits):
@@ -132,7 +132,7 @@ def _sinks(reading: Reading, sight: Sight, used: ValueOperands) -> Tensor | None
     return sinks.transpose(0, 1).flatten(1).nanmedian(1).values
 
 
-def lse_of(reading: Reading, sight: Sight, used: ValueOperands) -> Tensor | None:
+def lse_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor | None:
     """Returns log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
     layout, logits, kernel = reading.layout, reading.operands, used.kernel
     # The sums of a kernel with sinks include theirs, which can't be subtracted exactly.

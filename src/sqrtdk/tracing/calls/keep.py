@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message, joined
+from sqrtdk.tracing.calls.places import NO_OPERANDS, ValueOperands, output_rows, places_of
+from sqrtdk.tracing.calls.terms import is_proven, lse_of, terms_of
+from sqrtdk.tracing.calls.vectors import owned_copy, share_tensors, vector
+from sqrtdk.tracing.calls.visible_keys import NO_DATA, combined_masks
+from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import AttentionCall
-from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Scale
-from sqrtdk.tracing.tape.node import Carried
-from sqrtdk.tracing.tell.places import NO_OPERANDS, ValueOperands, output_rows, places_of
-from sqrtdk.tracing.tell.sight import NO_DATA, combined_masks
-from sqrtdk.tracing.tell.terms import is_proven, lse_of, terms_of
-from sqrtdk.tracing.tell.vectors import owned_copy, share_tensors, vector
+from sqrtdk.tracing.tape.node import WeightSteps
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
 
 _DROPOUT_TOLERANCE = 0.02  # relative tolerance for dropout's common factor 1 / (1 - rate) on rounded weights
@@ -53,7 +53,7 @@ def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCa
 def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
     dropped = None if used is None else _dropped(reading, used)
     if dropped is not None:
-        reading = replace(reading, dropout=dropped, carried=Carried())
+        reading = replace(reading, dropout=dropped, carried=WeightSteps())
     fault = _fault(reading)
     if fault is not None or used is None:
         return missing_tensors(call, fault or Message(NO_OPERANDS))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.messages import Message
+from sqrtdk.tracing.readback.side import Follow, ProductSide
 from sqrtdk.tracing.records import Stage
-from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import numbered, replay, replay_all
 from sqrtdk.tracing.tape.node import Node, back

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk.impl.call import Call
+from sqrtdk.tracing.readback.addends import as_passed
+from sqrtdk.tracing.readback.orient import Orientation
+from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.addends import as_passed
-from sqrtdk.tracing.spine.orient import Orientation
-from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step
-from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.node import Carried, Node, Weighing
+from sqrtdk.tracing.steps.placed import StepTensor
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, WeightSteps
 from sqrtdk.tracing.tape.places import Place
 
 _SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it
@@ -79,7 +79,7 @@ class Logits:
         columns = self.axes.apply(tensor)[..., self.first : self.first + self.layout.columns]
         return self.layout.by_head(columns)
 
-    def at_logits(self, placed: Placed) -> Tensor:
+    def at_logits(self, placed: StepTensor) -> Tensor:
         """Returns (B, H, L, S) from a tensor that was applied to the logits at an earlier step."""
         value = placed.at_softmax()
         return self.arrange(value if self.values.is_meta else value.to(self.values.device))
@@ -107,7 +107,7 @@ class Vectors:
     exists: Tensor | None = None
     keys: Tensor | None = None
 
-    def at_logits(self, placed: Placed) -> Tensor:
+    def at_logits(self, placed: StepTensor) -> Tensor:
         """Returns (B, H, L, S), any of them 1, from a tensor that was passed to the kernel."""
         value = placed.value[(None,) * (4 - placed.value.dim())]
         return value.flatten(0, value.dim() - 4)
@@ -204,7 +204,7 @@ class Reading:
     output: Tensor | None = None
     kv_heads: int | None = None
     dropout: float = 0.0
-    carried: Carried = field(default_factory=Carried)
+    carried: WeightSteps = field(default_factory=WeightSteps)
     score: str | None = None
     distance: int | None = None
     axis: str = "positions"
@@ -229,7 +229,7 @@ class Reading:
 
 
 def of_softmax(
-    weighing: Weighing, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
+    weighing: SoftmaxRun, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
 ) -> Reading:
     """Returns the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk.messages import Message
+from sqrtdk.tracing.readback.fused import Kernel as Kernel
+from sqrtdk.tracing.readback.fused import read_kernel
+from sqrtdk.tracing.readback.own import OPERATION
+from sqrtdk.tracing.readback.reading import Reading, Vectors
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.fused import Kernel as Kernel
-from sqrtdk.tracing.spine.fused import read_kernel
-from sqrtdk.tracing.spine.own import OPERATION
-from sqrtdk.tracing.spine.reading import Reading, Vectors
 from sqrtdk.tracing.steps import Scale
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, Root

@@ -8,10 +8,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from sqrtdk.tracing.spine.eager import read_eager
-from sqrtdk.tracing.spine.fused import read_kernel
-from sqrtdk.tracing.spine.kernels import KERNELS
-from sqrtdk.tracing.spine.own import (
+from sqrtdk.tracing.calls.places import ValueOperands, of_kernel
+from sqrtdk.tracing.calls.statistics import why_unmeasured
+from sqrtdk.tracing.readback.eager import read_eager
+from sqrtdk.tracing.readback.fused import read_kernel
+from sqrtdk.tracing.readback.kernels import KERNELS
+from sqrtdk.tracing.readback.own import (
     OPERATION,
     arguments_of_product,
     first_rows,
@@ -19,11 +21,9 @@ from sqrtdk.tracing.spine.own import (
     kernel_arguments,
     whole_reading,
 )
-from sqrtdk.tracing.spine.reading import Reading
-from sqrtdk.tracing.tape.node import Weighing
+from sqrtdk.tracing.readback.reading import Reading
+from sqrtdk.tracing.tape.node import SoftmaxRun
 from sqrtdk.tracing.tape.recorder import KernelCall, Scene, TapeListener, WholeCall, unseen
-from sqrtdk.tracing.tell.places import ValueOperands, of_kernel
-from sqrtdk.tracing.tell.statistics import why_unmeasured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ def _sampled(ran: WholeCall, scene: Scene, heads: int | None) -> tuple[Reading |
     """Returns the reading of the first rows of a call, which are computed again; None if it can't be read."""
     found: list[tuple[Reading, ValueOperands]] = []
 
-    def read(weighing: Weighing, value: Tensor, output: Tensor) -> None:
+    def read(weighing: SoftmaxRun, value: Tensor, output: Tensor) -> None:
         with unseen(), contextlib.suppress(Exception):
             reading = read_eager(weighing, value, output, heads_hint=heads)
             if not isinstance(reading, str):

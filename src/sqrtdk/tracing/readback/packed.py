@@ -11,15 +11,15 @@ from torch import Tensor
 
 from sqrtdk.masks.band import Band, in_band
 from sqrtdk.messages import Message
+from sqrtdk.tracing.readback import addends
+from sqrtdk.tracing.readback.factors import read_factor
+from sqrtdk.tracing.readback.lineage import follow_side
+from sqrtdk.tracing.readback.reading import Layout, Reading, Vectors, of_softmax
+from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import Factor, Stage
-from sqrtdk.tracing.spine import addends
-from sqrtdk.tracing.spine.factors import read_factor
-from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors, of_softmax
-from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, Weighing, origin
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, origin
 
 _MATRIX_PROJECTIONS = frozenset({"linear", "matmul", "mm", "bmm"})
 _OF_PIECES = "_nested_tensor_from_tensor_list"
@@ -176,7 +176,7 @@ class PackedPair:
 # -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
 
 
-def read_nested(weighing: Weighing, value: Tensor) -> Reading | str:
+def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | str:
     """Returns the reading of a softmax over nested logits, or a string that says why it is no attention."""
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _back_through_nested(weighing.node, "logits", {"matmul"})

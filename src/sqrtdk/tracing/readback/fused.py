@@ -19,17 +19,17 @@ from torch import Tensor
 
 from sqrtdk.impl.operands import of_pairs
 from sqrtdk.messages import Message
+from sqrtdk.tracing.readback.addends import as_passed, read_addend
+from sqrtdk.tracing.readback.factors import tensor_factor
+from sqrtdk.tracing.readback.lineage import follow_side
+from sqrtdk.tracing.readback.orient import is_over_channels, paired_channels
+from sqrtdk.tracing.readback.packed import PackedPair, Sequences
+from sqrtdk.tracing.readback.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.readback.rotations import with_cancelled_decays
+from sqrtdk.tracing.readback.side import PERMUTED, ProductSide
 from sqrtdk.tracing.records import BY_ROW, Factor
-from sqrtdk.tracing.spine.addends import as_passed, read_addend
-from sqrtdk.tracing.spine.factors import tensor_factor
-from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.orient import is_over_channels, paired_channels
-from sqrtdk.tracing.spine.packed import PackedPair, Sequences
-from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
-from sqrtdk.tracing.spine.rotations import with_cancelled_decays
-from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Scale, Softcap, Step, Unknown
-from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.steps.placed import StepTensor
 from sqrtdk.tracing.tape.graph import distinct, is_learned
 from sqrtdk.tracing.tape.node import Node, back
 from sqrtdk.tracing.tape.recorder import KernelCall
@@ -277,7 +277,7 @@ def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
         return (*steps, Bias("alibi", None)), pairs.too_large()
     size = slopes.detach().float()[..., None, None]  # (H, 1, 1) or (B, H, 1, 1)
     value = -size * pairs.distance(lower_right=True).abs()
-    return (*steps, Bias("alibi", Placed(value, (), tuple(value.shape)))), None
+    return (*steps, Bias("alibi", StepTensor(value, (), tuple(value.shape)))), None
 
 
 def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
@@ -305,7 +305,7 @@ def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
     if passed is not None:
         visible = visible & _shaped(passed, arguments.lead(layout), layout, layout.columns)
     # With unlike lengths the shorter sequences do not show the pattern, so the name comes from the arguments.
-    hide = Hide(form, -math.inf, Placed(visible, (), layout.shape), name=name if pairs.unlike else None)
+    hide = Hide(form, -math.inf, StepTensor(visible, (), layout.shape), name=name if pairs.unlike else None)
     return (hide,), None
 
 

@@ -19,11 +19,11 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import norm_at
 from sqrtdk.tracing.probe.replays import rearrangements
-from sqrtdk.tracing.spine.regroup import REJOINED, regrouped
+from sqrtdk.tracing.readback.regroup import REJOINED, regrouped
 from sqrtdk.tracing.steps.placed import to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, numbered, replay
-from sqrtdk.tracing.tape.node import Node, Weighing, back
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back
 
 _MOST_PROJECTION_ELEMENTS = 2**24  # a projection with more elements than this is not followed to the logits
 _REDUCTION_OPERATIONS = frozenset({"mean", "sum", "amax", "amin"})
@@ -191,7 +191,7 @@ def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
     return channel is not None and varies(channel, rows) and not varies(channel, summed)
 
 
-def pools_positions(weighing: Weighing) -> bool:
+def pools_positions(weighing: SoftmaxRun) -> bool:
     """Whether a softmax runs over the positions of one projection; a router's runs over the features.
 
     MobileViTv2 pools so: softmax(conv(x)) over the tokens multiplies k element by element (arXiv:2206.02680).

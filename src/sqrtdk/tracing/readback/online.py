@@ -13,15 +13,15 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.weights import dropout_of
 from sqrtdk.tracing.probe.replays import subgraph_between
+from sqrtdk.tracing.readback.blocks import Span, aligned, assembled_pairs, is_attention, joined_cells, positions_of
+from sqrtdk.tracing.readback.chain import read_chain
+from sqrtdk.tracing.readback.eager import read_span
+from sqrtdk.tracing.readback.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.readback.regroup import Positions
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.blocks import Span, aligned, assembled_pairs, is_attention, joined_cells, positions_of
-from sqrtdk.tracing.spine.chain import read_chain
-from sqrtdk.tracing.spine.eager import read_span
-from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading
-from sqrtdk.tracing.spine.regroup import Positions
 from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
-from sqrtdk.tracing.steps.placed import Placed
-from sqrtdk.tracing.tape.node import Exponential, Node, Online, Weighing
+from sqrtdk.tracing.steps.placed import StepTensor
+from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxRun
 
 MOST_JOINED_LOGITS = 2**26  # logits of all blocks together that are held at once
 FAULT_BLOCKS = "trace.fault.blocks"
@@ -87,7 +87,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
     held = exponential.logits is not None or exponential.power is not None
     hides = _hidden_later(exponential)
     logits = _logits(exponential, hides) if held else torch.empty(exponential.shape, device="meta")
-    weighing = Weighing(
+    weighing = SoftmaxRun(
         node=exponential.node,
         logits=logits,
         weights=logits,
@@ -146,7 +146,7 @@ def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
     except Exception:  # the values of the mask are not known
         return [Hide("bool", -math.inf)]
     if any(parent is not main for parent in node.parents()) and bool(((by == 0) | (by == 1)).all()):
-        return [Hide("bool", -math.inf, Placed(by != 0, (), shape))]
+        return [Hide("bool", -math.inf, StepTensor(by != 0, (), shape))]
     return [] if bool((by == by.flatten()[0]).all()) else [Unknown(Message("trace.step.on_weights", name=node.op))]
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.masks.band import TRIANGLES, band_mask, mask_pattern, mask_reach
+from sqrtdk.tracing.readback.addends import BOTTOM
+from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.records import Mask
-from sqrtdk.tracing.spine.addends import BOTTOM
-from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Beside, Hide, Step, Unknown, scaled_by
 from sqrtdk.tracing.tape.graph import distinct
 
@@ -27,7 +27,7 @@ TokensOf = Callable[[str, int, int, int, bool | None], tuple[Tensor, Tensor] | N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class VisibleKeys:
     """The combined masks of an attention.
 
     Attributes:
@@ -46,7 +46,7 @@ class Sight:
     ahead: bool = False
 
 
-def combined_masks(reading: Reading, *, counts: bool = True) -> Sight:
+def combined_masks(reading: Reading, *, counts: bool = True) -> VisibleKeys:
     """Returns the combined masks of a reading, with their names and counts.
 
     Args:
@@ -65,25 +65,25 @@ def combined_masks(reading: Reading, *, counts: bool = True) -> Sight:
     return replace(sight, steps=_named(sight.steps, lambda i, step: step.name and "mask"), mask=mask)
 
 
-def _combined_masks(reading: Reading, counts: bool) -> Sight:
+def _combined_masks(reading: Reading, counts: bool) -> VisibleKeys:
     steps, operands = reading.steps, reading.operands
     hides = {i: step for i, step in enumerate(steps) if isinstance(step, Hide)}
     if reading.fault is not None:
-        return Sight(steps)
+        return VisibleKeys(steps)
     # Several products side by side: only the logits themselves show which keys are hidden.
     if isinstance(operands, Logits) and any(isinstance(step, Beside) for step in steps):
-        return Sight(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
+        return VisibleKeys(steps, visible=None if reading.without_data else operands.arrange(operands.values) > BOTTOM)
     if not hides:
-        return Sight(steps)
+        return VisibleKeys(steps)
     if isinstance(operands, (Logits, Vectors)) and all(hide.causal for hide in hides.values()):
         # `is_causal` of a fused call, upper-left: every row sees key 0 and its own
         rows = reading.layout.rows
         seen = Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
-        return Sight(steps, seen, causal=True)
+        return VisibleKeys(steps, seen, causal=True)
     # Without values, as on the meta device, the mask gets a name and no counts.
     if not all(_is_known(hide, reading) for hide in hides.values()):
         named = _named(steps, lambda i, step: step.name or "mask")
-        return Sight(named, _bare(steps, hides, next(iter(hides.values())).name or "mask"))
+        return VisibleKeys(named, _bare(steps, hides, next(iter(hides.values())).name or "mask"))
     masks: dict[int, Tensor] = {}
     names: dict[int, str | None] = {}
     for i, hide in hides.items():
@@ -93,7 +93,7 @@ def _combined_masks(reading: Reading, counts: bool) -> Sight:
             names[i], masks[i] = name, visible
     named = _named(steps, lambda i, step: names.get(i))
     if not masks:
-        return Sight(named)
+        return VisibleKeys(named)
     visible = functools.reduce(torch.Tensor.__and__, masks.values())
     # Masks of different kinds, such as causal and padding, are named by the pattern of both together.
     kinds = {names[i] or "mask" for i in masks}
@@ -101,7 +101,7 @@ def _combined_masks(reading: Reading, counts: bool) -> Sight:
     if counts:
         seen_keys = _with_own_keys(visible, {i: (hides[i].fill, hidden) for i, hidden in masks.items()})
         mask = _counted(mask, reading, seen_keys, exact=all(hides[i].fill == -math.inf for i in masks))
-    return Sight(named, mask, visible)
+    return VisibleKeys(named, mask, visible)
 
 
 def _named(steps: tuple[Step, ...], name: Callable[[int, Hide], str | None]) -> tuple[Step, ...]:
@@ -192,7 +192,7 @@ def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | 
 
 
 def against_padding(
-    reading: Reading, sight: Sight, tokens: TokensOf | None, self_attention: bool | None
+    reading: Reading, sight: VisibleKeys, tokens: TokensOf | None, self_attention: bool | None
 ) -> tuple[int | None, int | None]:
     """Returns how many padding keys a token's row sees in some head, and how many token keys no token's row sees.
 
@@ -209,7 +209,7 @@ def against_padding(
     return int((seen & ~keys).sum()), int((~seen & keys & rows.any(1, keepdim=True)).sum())
 
 
-def _all_visible(reading: Reading, sight: Sight) -> Tensor | None:
+def _all_visible(reading: Reading, sight: VisibleKeys) -> Tensor | None:
     """Returns (B, H, L, S), any size may be 1, True where the row sees the key, or None if that is unknown."""
     if reading.fault is not None or reading.operands is None or reading.carried.remasked:
         return None

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 
 from sqrtdk.masks.band import mask_pattern
 from sqrtdk.messages import Message, joined
+from sqrtdk.tracing.calls.visible_keys import combined_masks
+from sqrtdk.tracing.readback import chain
+from sqrtdk.tracing.readback.eager import read_eager
+from sqrtdk.tracing.readback.lineage import follow_side, unprobed
+from sqrtdk.tracing.readback.reading import Reading
+from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import PICKS_KEYS, Factor
-from sqrtdk.tracing.spine import chain
-from sqrtdk.tracing.spine.eager import read_eager
-from sqrtdk.tracing.spine.lineage import follow_side, unprobed
-from sqrtdk.tracing.spine.reading import Reading
-from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Expression, Hide, LearnedSinks, Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, Weighing, back
+from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, SoftmaxRun, back
 from sqrtdk.tracing.tape.recorder import Operands, Unweighted
-from sqrtdk.tracing.tell.sight import combined_masks
 
-Lost = Weighing | Unweighted | Operands
+Lost = SoftmaxRun | Unweighted | Operands
 _MOST_FORMULA_STEPS = 24  # steps that a formula writes; the deepest chain of a released model has half as many
 _WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
@@ -113,11 +113,11 @@ def lost_formula(seen: Lost) -> str | None:
         if isinstance(seen, Operands):
             operands = (_operand(follow_side(node, name), name) for name, node in seen.nodes.items())
             return f"{seen.name}({', '.join(operands)})"
-        if isinstance(seen, Weighing):
+        if isinstance(seen, SoftmaxRun):
             logits = seen
         else:
             entry, x = SoftmaxEntry("", tuple(seen.logits.shape), ""), seen.logits
-            logits = Weighing(seen.node, x, x, -1, "", entry, flex=False, stored=x.dtype)
+            logits = SoftmaxRun(seen.node, x, x, -1, "", entry, flex=False, stored=x.dtype)
         try:
             reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
         except Exception:  # a reading may fail for the same reason for which the attention was lost

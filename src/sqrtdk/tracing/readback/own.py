@@ -19,12 +19,12 @@ from sqrtdk.impl.choice import LARGEST_DENSE
 from sqrtdk.impl.operands import above_and_below, broadcastable, expand_heads, only_by_blocks, operands, with_bias
 from sqrtdk.impl.rows import attend_rows, block_rows
 from sqrtdk.messages import Message
-from sqrtdk.tracing.spine.addends import MOST_MASK_ELEMENTS, bias_name
-from sqrtdk.tracing.spine.fused import IMPLICIT_CAUSAL
-from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.reading import Layout, Reading, Vectors
+from sqrtdk.tracing.readback.addends import MOST_MASK_ELEMENTS, bias_name
+from sqrtdk.tracing.readback.fused import IMPLICIT_CAUSAL
+from sqrtdk.tracing.readback.lineage import follow_side
+from sqrtdk.tracing.readback.reading import Layout, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, LearnedSinks, Step
-from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.steps.placed import StepTensor
 from sqrtdk.tracing.tape.recorder import WholeCall
 
 OPERATION = "sqrtdk::attention"
@@ -138,7 +138,7 @@ def _for_all_rows(step: Step, call: Call, layout: Layout) -> Step:
     # score + slope * (j - i): what a function adds to 0 is what it adds to any score, if it only adds
     added = call.modified(torch.zeros(layout.shape, dtype=call.dtype, device=call.query.device), 0, call.length)
     added = added.masked_fill(added == -math.inf, 0.0)
-    return replace(step, name=bias_name(added, None) or step.name, addend=Placed(added, (), layout.shape))
+    return replace(step, name=bias_name(added, None) or step.name, addend=StepTensor(added, (), layout.shape))
 
 
 def _hides(call: Call, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
@@ -163,4 +163,4 @@ def _hides(call: Call, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
     if seen is None or bool(seen.all()):
         return (), None
     four = broadcastable(seen, call.lead)
-    return (Hide("bool", -math.inf, Placed(four, (), tuple(four.shape))),), None
+    return (Hide("bool", -math.inf, StepTensor(four, (), tuple(four.shape))),), None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sqrtdk.masks.band import TRIANGLES, mask_pattern
 from sqrtdk.tracing.steps import ZERO_ONE, Bias, Hide, LearnedSinks, Step, Unknown
-from sqrtdk.tracing.steps.placed import Placed
+from sqrtdk.tracing.steps.placed import StepTensor
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned, written_logits, written_view
 from sqrtdk.tracing.tape.node import Node
 
@@ -51,7 +51,7 @@ def read_addend(
     if value is None:
         return (Bias(of_content, None, content),) if content else _by_origin(node)
     added, views = value if alpha == 1 else value * alpha, tuple(views)
-    addend, hidden = Placed(added, views, shape), _hidden_entries(added)
+    addend, hidden = StepTensor(added, views, shape), _hidden_entries(added)
     if hidden is None and not node.act and not is_learned(node):
         hidden = _shallow_entries(added)
     if content and hidden is None:
@@ -66,10 +66,10 @@ def read_addend(
     if name is not None and float(rest.min()) <= HIDING_LOGIT:
         steps = read_addend(node, rest, 1.0, views, shape)  # a second mask: finfo.min for causal, -1e9 for padding
     elif name is not None:
-        steps = (Bias(name, Placed(rest, views, shape)),)
+        steps = (Bias(name, StepTensor(rest, views, shape)),)
     beside = any(isinstance(step, Bias) for step in steps)
     fill = float(added.min())
-    return (*steps, Hide("float", fill, Placed(~hidden, views, shape), beside_bias=beside, source=node))
+    return (*steps, Hide("float", fill, StepTensor(~hidden, views, shape), beside_bias=beside, source=node))
 
 
 def _is_zero_one(value: Tensor) -> bool:
@@ -185,11 +185,11 @@ def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Nod
         views: views from the whole logits to the softmax, innermost first.
     """
 
-    def whole(placed: Placed, elsewhere: float) -> Placed:
+    def whole(placed: StepTensor, elsewhere: float) -> StepTensor:
         value = placed.at_softmax()
         every = value.new_full(node.shape, elsewhere)
         written_view(write, every).copy_(value)
-        return Placed(every, views, node.shape)
+        return StepTensor(every, views, node.shape)
 
     spread: list[Step] = []
     for step in steps:
@@ -210,7 +210,7 @@ def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) 
         return (Unknown("overwrite"),)
     for write in writes:
         written_view(write, visible).fill_(False)
-    return (Hide("bool", min(known), Placed(visible, views, node.shape)),) if writes else ()
+    return (Hide("bool", min(known), StepTensor(visible, views, node.shape)),) if writes else ()
 
 
 def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
@@ -227,7 +227,7 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
     if not numbers.numel():
         return ()
     if bool((numbers < HIDES).all()):  # full = torch.full(shape, -1e9); full[..., :n] = z
-        return (Hide("float", float(numbers.max()), Placed(inside, views, node.shape)),)
+        return (Hide("float", float(numbers.max()), StepTensor(inside, views, node.shape)),)
     # full = torch.zeros(shape); full[..., :-1] = z: the last column is an attention sink.
     column = bool(inside[..., :-1].all()) and not bool(inside[..., -1].any()) and not bool(numbers.isnan().any())
     return (LearnedSinks(),) if column else (Unknown("overwrite"),)

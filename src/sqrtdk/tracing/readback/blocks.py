@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
+from sqrtdk.tracing.readback.addends import HIDING_LOGIT, bias_name
+from sqrtdk.tracing.readback.chain import Chain, Fork, read_chain
+from sqrtdk.tracing.readback.orient import Orientation, product_operands
+from sqrtdk.tracing.readback.reading import Cell, Layout, Logits, Reading
+from sqrtdk.tracing.readback.regroup import Positions, positions, sliced
 from sqrtdk.tracing.records import BY_BLOCK, Factor
-from sqrtdk.tracing.spine.addends import HIDING_LOGIT, bias_name
-from sqrtdk.tracing.spine.chain import Chain, Fork, read_chain
-from sqrtdk.tracing.spine.orient import Orientation, product_operands
-from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading
-from sqrtdk.tracing.spine.regroup import Positions, positions, sliced
 from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, Step, Unknown
-from sqrtdk.tracing.steps.placed import Placed, to_softmax
+from sqrtdk.tracing.steps.placed import StepTensor, to_softmax
 from sqrtdk.tracing.tape.graph import numbered
-from sqrtdk.tracing.tape.node import Node, Product, Weighing
+from sqrtdk.tracing.tape.node import Node, Product, SoftmaxRun
 
 SCALE_TOLERANCE = 0.01  # scales of two blocks count as equal up to this relative difference
 _NAMED_BY_VALUES = ("alibi", "relative", "bias")
@@ -39,7 +39,7 @@ class Span:
 # -- blocks side by side before one softmax ----------------------------------------------------------------------------
 
 
-def key_spans(fork: Fork, weighing: Weighing) -> list[Span]:
+def key_spans(fork: Fork, weighing: SoftmaxRun) -> list[Span]:
     """Returns the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
 
     Handles `torch.cat([q @ k1.mT, q @ k2.mT], -1)`, and slices written into a tensor: `z[..., :8] = q @ k1.mT`.
@@ -76,7 +76,7 @@ def _widened(value: Tensor, axis: int, first: int, total: int) -> Tensor:
     return value.index_select(axis, index.clamp(0, value.shape[axis] - 1))
 
 
-def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
+def _along_keys(fork: Fork, axis: int, weighing: SoftmaxRun) -> bool:
     """Whether the softmax runs over this axis of the node, with the entries in the same order."""
     shape = fork.node.shape
     count = torch.arange(shape[axis], device="cpu")
@@ -88,7 +88,7 @@ def _along_keys(fork: Fork, axis: int, weighing: Weighing) -> bool:
     return bool(len(keys)) and keys.shape[-1] == len(count) and bool((keys[[0, -1]] == count).all())
 
 
-def join_beside(weighing: Weighing, cells: Sequence[Cell]) -> Reading | None:
+def join_beside(weighing: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
     """Returns one reading of all spans, or None if their sizes do not match."""
     first = cells[0].reading
     sizes = {(cell.reading.layout.batch, cell.reading.layout.heads, cell.reading.layout.rows) for cell in cells}
@@ -269,7 +269,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole
     # Padding stays padding: rows that skipped a block say nothing about its keys, so any row that sees a key decides.
     if visible is not None and which != slice(0) and all(_same_rows(_of(cell, visible)) for cell in cells):
         visible = visible.any(-2, keepdim=True).expand_as(visible)
-    return replace(like, visible=None if visible is None else Placed(visible, (), layout.shape), source=None)
+    return replace(like, visible=None if visible is None else StepTensor(visible, (), layout.shape), source=None)
 
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
@@ -279,7 +279,7 @@ def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias
         return replace(like, addend=None)
     named = not like.content and like.name in _NAMED_BY_VALUES and not whole.is_meta
     name = bias_name(whole, None) if named else like.name
-    return replace(like, name=name or like.name, addend=Placed(whole, (), layout.shape))
+    return replace(like, name=name or like.name, addend=StepTensor(whole, (), layout.shape))
 
 
 # -- what came out -----------------------------------------------------------------------------------------------------

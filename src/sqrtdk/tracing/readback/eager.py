@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import ONE_PROJECTION, Stage
-from sqrtdk.tracing.spine.blocks import Span, aligned, join_beside, key_spans
-from sqrtdk.tracing.spine.chain import Chain, read_chain
-from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.operations import completed_distance
-from sqrtdk.tracing.spine.orient import (
+from sqrtdk.tracing.readback.blocks import Span, aligned, join_beside, key_spans
+from sqrtdk.tracing.readback.chain import Chain, read_chain
+from sqrtdk.tracing.readback.lineage import follow_side
+from sqrtdk.tracing.readback.operations import completed_distance
+from sqrtdk.tracing.readback.orient import (
     Orientation,
     coordinates,
     features,
@@ -27,18 +26,19 @@ from sqrtdk.tracing.spine.orient import (
     product_operands,
     projection_coordinate,
 )
-from sqrtdk.tracing.spine.packed import read_nested
-from sqrtdk.tracing.spine.reading import Cell, Layout, Logits, Reading, of_softmax
-from sqrtdk.tracing.spine.rotations import with_cancelled_decays
-from sqrtdk.tracing.spine.side import PERMUTED, ProductSide
+from sqrtdk.tracing.readback.packed import read_nested
+from sqrtdk.tracing.readback.reading import Cell, Layout, Logits, Reading, of_softmax
+from sqrtdk.tracing.readback.rotations import with_cancelled_decays
+from sqrtdk.tracing.readback.side import PERMUTED, ProductSide
+from sqrtdk.tracing.records import ONE_PROJECTION, Stage
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, Weighing, back, origin
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back, origin
 
 _ADDITIVE = "additive"
 
 
-def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
+def read_eager(weighing: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
     """Returns the reading of a softmax whose weights multiply values, or a string that says why it is no attention.
 
     Args:
@@ -61,7 +61,7 @@ def read_eager(weighing: Weighing, value: Tensor, output: Tensor, *, heads_hint:
     return read_span(weighing, value, output, Span(chain), heads_hint)
 
 
-def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
+def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
     """Returns the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
     chain = span.chain
     assert chain.product is not None
@@ -122,7 +122,7 @@ def read_span(weighing: Weighing, value: Tensor, output: Tensor, span: Span, hea
     )
 
 
-def _without_product(weighing: Weighing, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
+def _without_product(weighing: SoftmaxRun, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
     """Reads logits that are no product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
 
     Returns a string, as `read_eager` does, if the logits come from a single projection.

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.tracing.calls import formula, statistics
+from sqrtdk.tracing.calls.blocks import scale_of_blocks, tell_blocks
+from sqrtdk.tracing.calls.scale import tell_scale
+from sqrtdk.tracing.calls.visible_keys import TokensOf, against_padding, combined_masks
+from sqrtdk.tracing.readback.reading import Logits, Reading
+from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import AttentionCall, Stage
-from sqrtdk.tracing.spine.reading import Logits, Reading
-from sqrtdk.tracing.spine.side import ProductSide
 from sqrtdk.tracing.steps import Bias, LearnedSinks, Softcap, Step, scaled_by
 from sqrtdk.tracing.tape import places
-from sqrtdk.tracing.tell import formula, statistics
-from sqrtdk.tracing.tell.blocks import scale_of_blocks, tell_blocks
-from sqrtdk.tracing.tell.scale import tell_scale
-from sqrtdk.tracing.tell.sight import TokensOf, against_padding, combined_masks
 from sqrtdk.tracing.tensors import CallRows
 
 _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)

@@ -17,9 +17,9 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import holds_angles
 from sqrtdk.tracing.probe.replays import Subgraph, subgraph_between
+from sqrtdk.tracing.readback.regroup import regrouped
+from sqrtdk.tracing.readback.side import Follow, ProductSide
 from sqrtdk.tracing.records import BY_ROW, Factor, Stage
-from sqrtdk.tracing.spine.regroup import regrouped
-from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import dominator, evaluate
 from sqrtdk.tracing.tape.node import Node, back

@@ -19,11 +19,11 @@ from sqrtdk.stats import (
     logit_source,
     product_source,
 )
-from sqrtdk.tracing.spine.reading import Edges, Logits, Reading, Vectors
+from sqrtdk.tracing.calls.call_rows import sampled_rows, stats_of_call
+from sqrtdk.tracing.calls.scale import each_head
+from sqrtdk.tracing.calls.visible_keys import NO_DATA, VisibleKeys
+from sqrtdk.tracing.readback.reading import Edges, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
-from sqrtdk.tracing.tell.call_rows import sampled_rows, stats_of_call
-from sqrtdk.tracing.tell.scale import each_head
-from sqrtdk.tracing.tell.sight import NO_DATA, Sight
 from sqrtdk.tracing.tensors import CallRows
 
 
@@ -32,7 +32,7 @@ def why_unmeasured(reading: Reading) -> str | None:
     return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 
 
-def measure(reading: Reading, sight: Sight) -> CallStats:
+def measure(reading: Reading, sight: VisibleKeys) -> CallStats:
     """Returns the exact statistics of a reading that has data."""
     if reading.whole is not None:
         return stats_of_call(reading.whole, future=sight.ahead)
@@ -49,7 +49,7 @@ def measure(reading: Reading, sight: Sight) -> CallStats:
     return replace(stats, future_weight=None) if reading.carried.remasked else stats
 
 
-def measure_rows(reading: Reading, sight: Sight, most: int | None) -> CallRows:
+def measure_rows(reading: Reading, sight: VisibleKeys, most: int | None) -> CallRows:
     """Returns the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
     operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
@@ -125,7 +125,7 @@ def _stored(operands: Logits) -> Tensor | None:
     return None if product is None else product.largest
 
 
-def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
+def _source(reading: Reading, sight: VisibleKeys) -> LogitSource | ProductSource:
     operands = reading.operands
     assert operands is not None
     if isinstance(operands, Vectors):
@@ -142,7 +142,7 @@ def _source(reading: Reading, sight: Sight) -> LogitSource | ProductSource:
     return logit_source(logits, sight.visible)
 
 
-def _of_vectors(operands: Vectors, sight: Sight) -> ProductSource:
+def _of_vectors(operands: Vectors, sight: VisibleKeys) -> ProductSource:
     visible, exists = sight.visible, operands.exists
     if operands.keys is not None:
         visible = operands.keys if visible is None else visible & operands.keys

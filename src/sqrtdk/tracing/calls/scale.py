@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message, id_of, joined
+from sqrtdk.tracing.calls.formula import unknown_of
+from sqrtdk.tracing.calls.visible_keys import NO_DATA, VisibleKeys, combined_masks
+from sqrtdk.tracing.readback.orient import coordinates
+from sqrtdk.tracing.readback.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, EffectiveScale, Factor
-from sqrtdk.tracing.spine.orient import coordinates
-from sqrtdk.tracing.spine.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Softcap, Step, Unknown
 from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps.placed import Sample
 from sqrtdk.tracing.tape.graph import replay_all
-from sqrtdk.tracing.tell.formula import unknown_of
-from sqrtdk.tracing.tell.sight import NO_DATA, Sight, combined_masks
 
 AGREEMENT = 0.01  # relative difference up to which the two readings agree
 LEAST_R2 = 0.99  # least R^2 with which a slope alone counts as the scale
@@ -43,7 +43,7 @@ class Slope:
 
 
 def tell_scale(
-    reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: Sight | None = None
+    reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: VisibleKeys | None = None
 ) -> EffectiveScale:
     """Returns the scale from both readings.
 
@@ -152,7 +152,7 @@ def _why_no_slope(reading: Reading) -> str | None:
     return None
 
 
-def _read_slope(reading: Reading, sight: Sight) -> Slope | str:
+def _read_slope(reading: Reading, sight: VisibleKeys) -> Slope | str:
     """Returns the slope of the logits against the product of the projections, or the reason why there is none."""
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
@@ -220,7 +220,7 @@ def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> 
     return _regress(operands.arrange(product), rest.logits, every, eps=eps) or Message(_NO_VARIATION)
 
 
-def _by_logits(reading: Reading, operands: Logits, sight: Sight, query: Tensor, key: Tensor) -> Slope | str:
+def _by_logits(reading: Reading, operands: Logits, sight: VisibleKeys, query: Tensor, key: Tensor) -> Slope | str:
     layout, diagonal = reading.layout, reading.query.moves
     places = coordinates(operands.product, operands.views, reading.device)
     sizes = (layout.batch, layout.heads, layout.rows, layout.columns)

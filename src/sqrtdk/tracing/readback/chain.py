@@ -14,13 +14,13 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.pairs import is_additive, is_score
 from sqrtdk.tracing.lower.sums import real_part
 from sqrtdk.tracing.probe.replays import Rearrangement, rearrangements
+from sqrtdk.tracing.readback.addends import numbers_around, numbers_over, spread_over
+from sqrtdk.tracing.readback.lineage import follow_side
+from sqrtdk.tracing.readback.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
+from sqrtdk.tracing.readback.operations import Link as Link
+from sqrtdk.tracing.readback.orient import product_operands
+from sqrtdk.tracing.readback.rotations import with_cancelled_decays
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.addends import numbers_around, numbers_over, spread_over
-from sqrtdk.tracing.spine.lineage import follow_side
-from sqrtdk.tracing.spine.operations import OPERATIONS, Readers, beside_product, read_residual_mixing, unknown
-from sqrtdk.tracing.spine.operations import Link as Link
-from sqrtdk.tracing.spine.orient import product_operands
-from sqrtdk.tracing.spine.rotations import with_cancelled_decays
 from sqrtdk.tracing.steps import Beside, LearnedSinks, Scale, Softcap, Step, Unknown
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import before_writes, written_logits

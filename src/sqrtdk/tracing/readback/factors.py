@@ -14,9 +14,9 @@ from torch import Tensor
 from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.mixing import paired_axes
 from sqrtdk.tracing.probe.norms import is_computed_gain
+from sqrtdk.tracing.readback.rotations import after_decay, after_rotation, amplitude_of
+from sqrtdk.tracing.readback.side import Follow, ProductSide
 from sqrtdk.tracing.records import BY_ROW, FROM_DATA, Factor, Stage
-from sqrtdk.tracing.spine.rotations import after_decay, after_rotation, amplitude_of
-from sqrtdk.tracing.spine.side import Follow, ProductSide
 from sqrtdk.tracing.tape.graph import ancestors, capacity, decided_by, evaluate, is_learned
 from sqrtdk.tracing.tape.node import Node, origin
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.spine.orient import coordinates, product_operands
-from sqrtdk.tracing.spine.reading import Logits, Reading, Vectors
+from sqrtdk.tracing.calls.vectors import VectorUse
+from sqrtdk.tracing.readback.orient import coordinates, product_operands
+from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tape.recorder import KernelCall
-from sqrtdk.tracing.tell.vectors import VectorUse
 
 NO_OPERANDS = "trace.kept.operands"
 

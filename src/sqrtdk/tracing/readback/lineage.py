@@ -19,11 +19,11 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.vectors import ROTATION
 from sqrtdk.tracing.probe.norms import RowNorm, norm_at, norm_of
 from sqrtdk.tracing.probe.replays import Subgraph, rearrangements, subgraphs_inwards
+from sqrtdk.tracing.readback import pieces
+from sqrtdk.tracing.readback.factors import multiplied, tensor_factor
+from sqrtdk.tracing.readback.rotations import repeat_count, rotated, turned_by_matrix
+from sqrtdk.tracing.readback.side import ROTATION_NAMES, Follow, ProductSide
 from sqrtdk.tracing.records import BY_DATA, Factor, Stage
-from sqrtdk.tracing.spine import pieces
-from sqrtdk.tracing.spine.factors import multiplied, tensor_factor
-from sqrtdk.tracing.spine.rotations import repeat_count, rotated, turned_by_matrix
-from sqrtdk.tracing.spine.side import ROTATION_NAMES, Follow, ProductSide
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, decided_by, replay
 from sqrtdk.tracing.tape.node import Node

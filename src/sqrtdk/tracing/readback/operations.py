@@ -17,9 +17,9 @@ from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, HEADS_BY_DATA, is_bias_of_
 from sqrtdk.tracing.lower.pairs import NONLINEARITIES
 from sqrtdk.tracing.lower.softmax import is_of_groups
 from sqrtdk.tracing.probe.replays import subgraph_between
+from sqrtdk.tracing.readback.addends import HIDES, HIDING_LOGIT, read_addend
+from sqrtdk.tracing.readback.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.records import Factor
-from sqrtdk.tracing.spine.addends import HIDES, HIDING_LOGIT, read_addend
-from sqrtdk.tracing.spine.factors import heads_axis, of_the_data, of_the_rows, read_factor
 from sqrtdk.tracing.steps import (
     OF_LOGITS,
     ZERO_ONE_FACTOR,
@@ -34,10 +34,10 @@ from sqrtdk.tracing.steps import (
     Step,
     Unknown,
 )
-from sqrtdk.tracing.steps.placed import Placed, to_softmax
+from sqrtdk.tracing.steps.placed import StepTensor, to_softmax
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import decided_by, evaluate
-from sqrtdk.tracing.tape.node import ROW_MAXIMA, Node, back, origin
+from sqrtdk.tracing.tape.node import ROW_SHIFTS, Node, back, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Link:
             condition = evaluate(self.node.args[position])
         visible = None
         if condition is not None:
-            visible = Placed(condition if keep else ~condition, self.views, self.node.shape)
+            visible = StepTensor(condition if keep else ~condition, self.views, self.node.shape)
         return (Hide("bool", fill, visible),)
 
 
@@ -117,7 +117,7 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     if factor.value is not None or value is None or value.is_meta:
         return (Scale(factor),)
     by = value.detach().to(torch.float64)
-    return (Scale(factor, Placed(by.reciprocal() if node.op == "div" else by, link.views, node.shape)),)
+    return (Scale(factor, StepTensor(by.reciprocal() if node.op == "div" else by, link.views, node.shape)),)
 
 
 def _hidden_later(factor: Tensor, link: Link) -> bool:
@@ -161,7 +161,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
     if position is None or is_bias_of_mixing(node, position):
         return turned  # a number added to every logit of a head changes nothing
     other, value = node.args[position], node.operands.get(position)
-    placed = None if value is None or value.is_meta else Placed(value * sign, link.views, node.shape)
+    placed = None if value is None or value.is_meta else StepTensor(value * sign, link.views, node.shape)
     own = bool(other.products & link.main.products)
     # z - z.mean(-1, keepdim=True): one number per row, computed from the logits, leaves their softmax as it is.
     if (own and other.shape[-1:] == (1,)) or _is_own_maximum(other, link.main):
@@ -189,7 +189,7 @@ def _is_own_maximum(other: Node, main: Node) -> bool:
     if is_of_groups(other):
         return bool(other.products & main.products)
     maximum = origin(other, ops.PASSING | {"masked_fill", "maximum"})
-    return maximum.op in ROW_MAXIMA and _same_lineage(maximum, main)
+    return maximum.op in ROW_SHIFTS and _same_lineage(maximum, main)
 
 
 def _same_lineage(node: Node, main: Node) -> bool:
