@@ -16,7 +16,7 @@ from sqrtdk import stats
 from sqrtdk.monitor.sums import HeadSums, head_statistics, head_sums, join_heads, join_rows
 from sqrtdk.stats import AttentionRows, LogitSource, ProductSource, RowStats
 from sqrtdk.tracing.calls import statistics
-from sqrtdk.tracing.calls.finish import MostRows
+from sqrtdk.tracing.calls.finish import RowLimit
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
 from tests.tolerances import complaint
@@ -133,7 +133,7 @@ def mean(values: list[float]) -> float:
 
 
 def traced(model: nn.Module, x: Tensor, most: int | None = None) -> CallRows:
-    with torch.no_grad(), Trace(model, stats=False, rows=MostRows(most)) as run:
+    with torch.no_grad(), Trace(model, stats=False, rows=RowLimit(most)) as run:
         model(x)
     (rows,) = run.rows
     assert rows is not None
@@ -364,7 +364,7 @@ def test_rows_measures_the_rows_that_it_says_and_no_others(
     rows = traced(model, x, most)
     assert shapes == [(2, HEADS, min(most, length), length)]
     chosen = [round(i * (length - 1) / (min(most, length) - 1)) for i in range(min(most, length))]
-    assert rows.of == 2 * length
+    assert rows.total_rows == 2 * length
     assert rows.rows.keys.shape == (HEADS, 2 * len(chosen))
     assert rows.rows.keys[0].tolist() == [float(1 + i) for i in chosen] * 2
     logits, shown = model.dense(x)

@@ -176,7 +176,7 @@ def _suspicions_left(
     """Yields suspicions about the segment that are not chosen yet."""
     names = {(old.name, old.stage) for old in chosen}
     every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
-    return (one for one in every if one.stage in segment.asks and (one.name, one.stage) not in names)
+    return (one for one in every if one.stage in segment.stages_tried and (one.name, one.stage) not in names)
 
 
 def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs) -> Chosen:

@@ -59,7 +59,7 @@ class Segment:
         begins: for each of q, k and v that it passes, where that begins: "input", "projected" or "used".
         precisions: precisions of both sides.
         rows: (B, L), True at compared rows; None for all.
-        asks: stages of suspicions that may act on it.
+        stages_tried: stages of suspicions that may act on it.
         own: projection that gave A what B had bit for bit; float64 arithmetic would only add a difference.
         most: limit of the root mean square of all differences.
         known: gaps of the latest programs, which are asked for repeatedly.
@@ -72,7 +72,7 @@ class Segment:
     begins: Mapping[str, str] = field(default_factory=dict)
     precisions: Precisions = (Precision(), Precision())
     rows: Tensor | None = None
-    asks: tuple[str, ...] = STAGES
+    stages_tried: tuple[str, ...] = STAGES
     own: Affine | None = None
     most: float = math.inf
     known: list[tuple[Program, SegmentGap]] = field(default_factory=list)
@@ -221,15 +221,15 @@ def segments(
         heads = vector.projected.shape[1:4:2]
         if path.affine is not None and vector.input is not None and path.affine.weight.shape[:2] == heads:
             own, begins = path.affine if vector.alike else None, {name: "input"}
-            found.append(part(name, (name,), vector.projected, begins=begins, asks=(name,), own=own))
+            found.append(part(name, (name,), vector.projected, begins=begins, stages_tried=(name,), own=own))
         if is_known(path) and vector.projected.shape == vector.used.shape:
             stages = (f"{name} norm", f"{name} rotation") if name != "value" else ("value",)
             begins = {name: "projected"}
-            steps.append(part(f"{name} used", stages, vector.used, begins=begins, asks=(name, *stages)))
+            steps.append(part(f"{name} used", stages, vector.used, begins=begins, stages_tried=(name, *stages)))
     found += steps
     if a.formula is not None:
-        begins, asks = dict.fromkeys(QKV, "used"), ("key", "value", *FORMULA_STAGES)
-        found.append(part("output", FORMULA_STAGES, b.output, begins=begins, asks=asks, rows=rows))
+        begins, stages_tried = dict.fromkeys(QKV, "used"), ("key", "value", *FORMULA_STAGES)
+        found.append(part("output", FORMULA_STAGES, b.output, begins=begins, stages_tried=stages_tried, rows=rows))
     return found
 
 
@@ -244,7 +244,7 @@ def joined_segments(every: Sequence[Segment], a: Program, changed: Program | Non
     begins = {name: _begin(name, parts, a, a if changed is None else changed) for name in QKV}
     output = parts["output"]
     known = output.known if begins == output.begins else []
-    return replace(output, name="whole", stages=STAGES, asks=STAGES, begins=begins, known=known)
+    return replace(output, name="whole", stages=STAGES, stages_tried=STAGES, begins=begins, known=known)
 
 
 def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program) -> str:

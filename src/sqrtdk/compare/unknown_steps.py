@@ -169,7 +169,7 @@ def differs(
     difference = entry_distances(one, other)
     allowed = EQUAL_ROUNDINGS * unit * float(other.double().square().mean().sqrt())
     left = SegmentGap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, False)
-    part = Segment(f"{name} used", stages, other, asks=())
+    part = Segment(f"{name} used", stages, other, stages_tried=())
     return part, Explained((unknown_cause(stages[0], left),), program, left, left)
 
 

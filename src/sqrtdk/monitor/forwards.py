@@ -30,7 +30,7 @@ from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_o
 from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
 from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
 from sqrtdk.monitor.updates import ProjectionUpdate
-from sqrtdk.tracing import CallRows, CallTensors, MostRows, ProjectionGradients, Sites, Trace, unseen
+from sqrtdk.tracing import CallRows, CallTensors, ProjectionGradients, RowLimit, Sites, Trace, unseen
 from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, GATHERED, AttentionCall
 
 Place = tuple[str, int]
@@ -173,7 +173,7 @@ class StepTracer:
             self._missed.append(Message("alarms.unmeasured.too_many", number=MAX_PASSES_A_STEP))
             return
         try:
-            numeric, rows = self._looks or self._by_numbers, MostRows(self.most)
+            numeric, rows = self._looks or self._by_numbers, RowLimit(self.most)
             trace = self._open_trace(numeric=numeric, rows=rows, projections=self._looks)
         except Exception as error:  # an observer never stops the run
             self._missed.append(Message("alarms.unmeasured.trace_not_begun", error=kind_and_text(error)))

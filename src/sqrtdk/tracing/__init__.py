@@ -6,7 +6,7 @@ projections, `probe` reruns parts of the tape on other values, `steps` holds the
 """
 
 from sqrtdk.tracing.calls.blocks import merge_rows as merge_rows
-from sqrtdk.tracing.calls.finish import MostRows as MostRows
+from sqrtdk.tracing.calls.finish import RowLimit as RowLimit
 from sqrtdk.tracing.records import AttentionCall as AttentionCall
 from sqrtdk.tracing.records import EffectiveScale as EffectiveScale
 from sqrtdk.tracing.records import Factor as Factor

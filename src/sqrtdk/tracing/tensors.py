@@ -147,7 +147,7 @@ class CallRows:
     Attributes:
         rows: (Hq, N), statistics of each head's rows over batch and positions.
         max_product: (), largest |q . k| of a visible key before any scale; None if not measured.
-        of: Number of rows per head in the call; `rows` may be a sample of them.
+        total_rows: Number of rows per head in the call; `rows` may be a sample of them.
         padding: (), number of `rows` that pad a nested batch; None means zero.
         query_nonfinite: (), number of NaN or infinite elements of q; None if q is unknown.
         key_nonfinite: (), the same for k.
@@ -156,7 +156,7 @@ class CallRows:
 
     rows: RowStats
     max_product: Tensor | None
-    of: int
+    total_rows: int
     padding: Tensor | None = None
     query_nonfinite: Tensor | None = None
     key_nonfinite: Tensor | None = None

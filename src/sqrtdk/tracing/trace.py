@@ -16,7 +16,7 @@ from sqrtdk._modes import eager_compiler
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.calls.blocks import merge, merge_rows
-from sqrtdk.tracing.calls.finish import MostRows, call_of_reading, site_in_program
+from sqrtdk.tracing.calls.finish import RowLimit, call_of_reading, site_in_program
 from sqrtdk.tracing.calls.formula import Lost, lost_formula, without_softmax
 from sqrtdk.tracing.calls.keep import (
     BLOCKS_OF_KEYS,
@@ -108,7 +108,7 @@ class Trace:
         tokens: TokensOf | None = None,
         values: Mapping[str, Tensor] | None = None,
         keep: bool = False,
-        rows: MostRows | None = None,
+        rows: RowLimit | None = None,
         projections: bool = False,
         sites: Sites | None = None,
         gradients: ProjectionGradients | None = None,

@@ -140,7 +140,7 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
     """Returns row statistics merged over blocks of keys, or None if those of a block are missing."""
     known = [block for block in blocks if block is not None]
-    if len(known) < len(blocks) or len({(block.of, block.rows.keys.shape) for block in known}) > 1:
+    if len(known) < len(blocks) or len({(block.total_rows, block.rows.keys.shape) for block in known}) > 1:
         return None
     keys = [block.key_nonfinite for block in known if block.key_nonfinite is not None]
     return replace(

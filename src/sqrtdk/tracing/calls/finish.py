@@ -25,10 +25,10 @@ from sqrtdk.tracing.tensors import CallRows
 _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 
 
-class MostRows(NamedTuple):
+class RowLimit(NamedTuple):
     """The largest number of rows of a sequence to measure, evenly spaced. None means all."""
 
-    most: int | None
+    max_rows: int | None
 
 
 def call_of_reading(
@@ -38,7 +38,7 @@ def call_of_reading(
     measure_stats: bool,
     measure_slope: bool,
     tokens: TokensOf | None = None,
-    rows: MostRows | None = None,
+    rows: RowLimit | None = None,
 ) -> tuple[AttentionCall, CallRows | None]:
     """Returns the record of a reading. Its `index` is set when the trace ends.
 
@@ -77,7 +77,7 @@ def call_of_reading(
         scale = tell_scale(known, steps, width, measure=measured, sight=None if whole else sight)
     no_stats = statistics.why_unmeasured(reading)
     stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
-    by_row = statistics.measure_rows(reading, sight, rows.most) if no_stats is None and rows is not None else None
+    by_row = statistics.measure_rows(reading, sight, rows.max_rows) if no_stats is None and rows is not None else None
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
     content = [step for _, step in biases if step.content]
     mixed_in = (scaled_by(steps, i) for i, step in biases if not step.content)

@@ -68,7 +68,7 @@ def measure_rows(reading: Reading, sight: VisibleKeys, most: int | None) -> Call
     return CallRows(
         rows=found.rows.map(lambda field: field.transpose(0, 1).flatten(1)),
         max_product=_unscaled(reading, found),
-        of=batch * length,
+        total_rows=batch * length,
         padding=None if exists is None else (~exists).sum(),
         query_nonfinite=_nonfinite(operands.query if isinstance(operands, Vectors) else reading.query.basis),
         key_nonfinite=_nonfinite(operands.key if isinstance(operands, Vectors) else reading.key.basis),
