@@ -305,6 +305,34 @@ def test_an_axis_of_samples_that_nothing_names_is_known_by_what_stays() -> None:
     assert states(Windows(0), inputs, "samples") == {"": NOT_ASKED}
 
 
+class Speech(nn.Module):
+    """Tokens last one step or two, samples are padded to the longest, and a convolution sees the padding or not."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.masked, self.layer = masked, Projections()
+        self.embed, self.conv = nn.Embedding(VOCABULARY, WIDTH), nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.embed.weight.data += 1.0  # the padding differs from what a convolution adds at an end
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        q, k, v = self.layer.heads(self.embed(input_ids))
+        x = self.layer.back(F.scaled_dot_product_attention(q, k, v)) + self.embed(input_ids)
+        steps = [row.repeat_interleave(ids % 2 + 1, dim=0) for row, ids in zip(x, input_ids, strict=True)]
+        x = nn.utils.rnn.pad_sequence(steps, batch_first=True, padding_value=0.0 if self.masked else 1.0)
+        out: Tensor = self.conv(x.mT).mT
+        return nn.utils.rnn.pad_sequence(
+            [row[: len(own)] for row, own in zip(out, steps, strict=True)], batch_first=True
+        )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sample_that_its_content_makes_the_longest_shows_no_padding(masked: bool) -> None:
+    tokens = torch.full((3, 12), 2)
+    tokens[:, 0] = torch.tensor([3, 2, 2])  # of 13, 12 and 12 steps: what the law puts in place is longer
+    inputs = {"input_ids": tokens}
+    assert {*states(Speech(masked), inputs, "samples").values()} == {KEPT if masked else BROKEN}
+
+
 class Compiling(Projections):
     """flex_attention, which compiles itself where nobody compiled it."""
 

@@ -67,8 +67,9 @@ class Batches:
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer."""
     found = batches(subject)
-    # A sample that has its outputs without the others as well has them whatever the others are.
-    if found.known and same_alone(found) and others_differ(found):
+    # A sample that has its outputs without the others as well has them whatever the others are, if no content decides
+    # how long an output is: a sample of speech that others make longer is padded, and its own is not seen to be.
+    if found.known and of_given_lengths(found) and same_alone(found) and others_differ(found):
         found.mixed, subject.moves = False, True
         yield law_holds(LAW)
         return
@@ -86,6 +87,13 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         yield law_holds(LAW, "", Message("laws.samples.grouped", name=grouped))
     else:
         yield _broken(found.many, changes, found.stays, count)
+
+
+def of_given_lengths(found: Batches) -> bool:
+    """Return whether outputs of three axes or more have as many positions as some input has."""
+    given = {content.length for content in contents(found.many)}
+    outputs = (found.many.base[name] for name in found.names)
+    return all(x.dim() < 3 or not given.isdisjoint(x.shape[1:]) for x in outputs)
 
 
 def same_alone(found: Batches) -> bool:
