@@ -125,9 +125,17 @@ def _count_moved(found: Batches, changes: dict[str, Tensor], subject: Subject | 
     """Return how many outputs moved at the sample that stayed, with changes of the others."""
     wide = subject or found.many
     before, after = wide.base, wide.run(changes)
-    moved = [moved_entries(before[name], after[name]) for name in found.names]
+    moved = [moved_entries(*_in_common(before[name], after[name])) for name in found.names]
     found.moves |= any(bool(entries.any()) for entries in moved)
     return sum(bool(entries[found.stays].any()) for entries in moved)
+
+
+def _in_common(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what both have: the longest sample decides how far the others are padded."""
+    if before.dim() != after.dim():
+        return before, after
+    common = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
+    return before[common], after[common]
 
 
 def _grouped_by(found: Batches) -> str | None:
