@@ -22,7 +22,7 @@ from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.records import CheckReport, JudgedCall
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError
 from sqrtdk.report.files import WRITERS
-from sqrtdk.report.watch_summary import Summary
+from sqrtdk.report.watch.summary import Summary
 from sqrtdk.tracing.records import AttentionCall
 from tests.report import sample_diff, sample_report
 

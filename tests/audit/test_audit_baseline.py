@@ -13,7 +13,7 @@ import pytest
 from sqrtdk.audit.baseline import Ledger, compare_with_baseline, from_document, ledger_of, read_baseline, same_formula
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
 from sqrtdk.errors import BaselineError
-from sqrtdk.report.baseline import to_file, to_json, to_markdown, to_text
+from sqrtdk.report.check.baseline import to_file, to_json, to_markdown, to_text
 from tests.attentions.each import each
 from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema

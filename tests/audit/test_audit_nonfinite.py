@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from sqrtdk import check
 from sqrtdk.audit.records import has_nonfinite
-from sqrtdk.report.headline import headline
+from sqrtdk.report.check.headline import headline
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.tape.nonfinite import find_origin
 from tests.attentions.each import each

@@ -10,7 +10,7 @@ from torch import nn
 
 from sqrtdk import check
 from sqrtdk.audit.rules import RULES
-from sqrtdk.report.fold import fold_findings
+from sqrtdk.report.check.fold import fold_findings
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.theory.gaussian import critical_sigma, expected_entropy_nats
 from sqrtdk.tracing.records import Factor, Stage

@@ -12,7 +12,7 @@ from sqrtdk.audit.model_run import ModelRun
 from sqrtdk.audit.records import Finding, ModelInfo
 from sqrtdk.audit.rules import eager_vs_sdpa
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, UnsupportedError
-from sqrtdk.report.fold import fold_findings, values
+from sqrtdk.report.check.fold import fold_findings, values
 
 hf = pytest.importorskip("transformers")
 from tests.attentions.each import each  # noqa: E402

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import ModelError
+from sqrtdk.report.check.json import to_document
 from sqrtdk.report.html import to_html
-from sqrtdk.report.json import to_document
 from sqrtdk.report.terminal import summary_line, to_text
 from tests.attentions.each import each
 from tests.support.program import called

@@ -8,9 +8,9 @@ from torch import nn
 from sqrtdk import check
 from sqrtdk.audit.baseline import ledger_of
 from sqrtdk.audit.records import CheckReport, Finding, ModelInfo
-from sqrtdk.report.fold import fold_calls, fold_findings
+from sqrtdk.report.check.fold import fold_calls, fold_findings
+from sqrtdk.report.check.places import calls_of_finding
 from sqrtdk.report.html import to_html
-from sqrtdk.report.places import calls_of_finding
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.records import Stage
 from tests.attentions.each import each

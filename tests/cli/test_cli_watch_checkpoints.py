@@ -13,8 +13,8 @@ import pytest
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.report.watch_html import to_html
-from sqrtdk.report.watch_summary import summarise
+from sqrtdk.report.watch.html import to_html
+from sqrtdk.report.watch.summary import summarise
 from tests.cli.errors import check_error
 from tests.engines.processes import python, until
 from tests.monitor.saved_runs import DAMAGES, rows, save

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.compare.diff import diff
-from sqrtdk.report.diff_json import to_json
+from sqrtdk.report.diff.json import to_json
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,

@@ -13,7 +13,7 @@ from sqrtdk import diff
 from sqrtdk.compare.align import once_a_site
 from sqrtdk.compare.records import DiffReport, Unpaired
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.report.diff_json import to_json
+from sqrtdk.report.diff.json import to_json
 from tests.compare.decoders import without_lines
 
 WIDTH = 16

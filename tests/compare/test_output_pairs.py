@@ -18,7 +18,7 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.compare.measured import seeing_entries
 from sqrtdk.compare.records import FOLLOWS
 from sqrtdk.messages import id_of
-from sqrtdk.report.diff_json import to_json
+from sqrtdk.report.diff.json import to_json
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,

@@ -21,9 +21,9 @@ from sqrtdk.compare.diff import diff
 from sqrtdk.messages import recorded
 from sqrtdk.messages import said as said_in
 from sqrtdk.modules.structures import tensors_of
-from sqrtdk.report.diff import diff_summary_line
-from sqrtdk.report.diff_html import to_html
-from sqrtdk.report.diff_json import to_json
+from sqrtdk.report.diff.html import to_html
+from sqrtdk.report.diff.json import to_json
+from sqrtdk.report.diff.terminal import diff_summary_line
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,

@@ -13,8 +13,8 @@ from sqrtdk.integrations.trainer import AttentionWatch
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.monitor.telling import AttentionAlarm, AttentionWarning
-from sqrtdk.report.watch_headline import run_headline
-from sqrtdk.report.watch_summary import summarise
+from sqrtdk.report.watch.headline import run_headline
+from sqrtdk.report.watch.summary import summarise
 
 LENGTH, BATCH, HEADS = 12, 3, 2
 STEPS = 12  # two epochs and more

@@ -21,7 +21,7 @@ from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.monitor.checkpoints import measure_checkpoints
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.report.watch_summary import summarise
+from sqrtdk.report.watch.summary import summarise
 from tests.monitor.saved_runs import DAMAGES, HEADS, LAYERS, OPTIONS, STEPS, llama, measure, model, rows, save
 
 

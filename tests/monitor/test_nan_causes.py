@@ -18,10 +18,10 @@ import sqrtdk
 from sqrtdk.messages import Message, joined, mentions
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.report.watch_fix import root_alarm
-from sqrtdk.report.watch_headline import Headline, run_headline
-from sqrtdk.report.watch_html import shown_alarms
-from sqrtdk.report.watch_summary import Summary, summarise
+from sqrtdk.report.watch.fix import root_alarm
+from sqrtdk.report.watch.headline import Headline, run_headline
+from sqrtdk.report.watch.html import shown_alarms
+from sqrtdk.report.watch.summary import Summary, summarise
 
 LENGTH, WIDTH = 12, 16
 INF = float("inf")

@@ -20,7 +20,7 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.rows import MAX_VALUES_BYTES, alarm_of, alarm_row, how_of, how_row
 from sqrtdk.monitor.samples import AS_IS, Alarm, CallSample, StepSample, not_measured, reason_unmeasured, with_place
 from sqrtdk.monitor.watch import Watch
-from sqrtdk.report.watch_summary import Summary, summarise
+from sqrtdk.report.watch.summary import Summary, summarise
 from tests.monitor.run_records import parts, unsigned
 
 REASON = with_place("h.0", Message("alarms.unmeasured.row_sums", error="RuntimeError: {0} \ud800"))

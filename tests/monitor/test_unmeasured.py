@@ -20,9 +20,9 @@ from sqrtdk.monitor.forwards import StepTracer
 from sqrtdk.monitor.reading import Run, read_run
 from sqrtdk.monitor.telling import AttentionWarning
 from sqrtdk.monitor.watch import Watch
-from sqrtdk.report.watch_json import to_json
-from sqrtdk.report.watch_summary import summarise
-from sqrtdk.report.watch_terminal import to_text
+from sqrtdk.report.watch.json import to_json
+from sqrtdk.report.watch.summary import summarise
+from sqrtdk.report.watch.terminal import to_text
 from tests.monitor.watched_models import Attend
 
 WRONG_AXIS = "the weights of a query do not sum to 1"

@@ -20,7 +20,7 @@ from sqrtdk.errors import BaselineError, InvalidValueError, RunFolderError, Sqrt
 from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.recording import read_trace_file
-from sqrtdk.report.baseline import to_file
+from sqrtdk.report.check.baseline import to_file
 from sqrtdk.store.manifest import read_manifest
 from tests.monitor.run_records import MODEL, SETTINGS, head, told, whole, writer, written
 from tests.recording_files.forged import forge

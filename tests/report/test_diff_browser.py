@@ -10,7 +10,7 @@ import pytest
 
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.suspect import STAGES
-from sqrtdk.report.diff_html import to_html
+from sqrtdk.report.diff.html import to_html
 from sqrtdk.report.plain import plain
 from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes
 from tests.support.playwright_here import Browser, Page

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.records import DIFF_FAIL_ON
 from sqrtdk.compare.suspect import STAGES
-from sqrtdk.report.diff_fold import has_words
+from sqrtdk.report.diff.fold import has_words
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "en" / "diff.md").read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, MaskPicture
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import Message
-from sqrtdk.report.diff_fold import CANCELS, DIFFERS, FOLLOWS, SAME, STAGE_MARKS, UNJUDGED, fold_pairs, mark
-from sqrtdk.report.diff_html import ladder, marked_formulas, to_html
-from sqrtdk.report.diff_payload import diff_page_data
+from sqrtdk.report.diff.fold import CANCELS, DIFFERS, FOLLOWS, SAME, STAGE_MARKS, UNJUDGED, fold_pairs, mark
+from sqrtdk.report.diff.html import ladder, marked_formulas, to_html
+from sqrtdk.report.diff.payload import diff_page_data
 from sqrtdk.report.plain import plain
 from tests.report.html_page import HtmlPage
 from tests.report.sample_diff import (

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.report.diff import diff_summary_line, to_text
+from sqrtdk.report.diff.terminal import diff_summary_line, to_text
 from tests.report.sample_diff import REPORTS, follows, hostile, same, softcap, two_causes, undecided, unpaired
 from tests.report.terminal_text import check_colours, check_fits
 from tests.support.optional import SnapshotAssertion

@@ -18,11 +18,13 @@ from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo, StageD
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.report import diff_json, terminal, watch_json
-from sqrtdk.report import json as check_json
-from sqrtdk.report.html import OUTCOME_TONES
-from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_summary import MISSING, Summary, summarise
+from sqrtdk.report.check import json as check_json
+from sqrtdk.report.check import terminal
+from sqrtdk.report.check.html import OUTCOME_TONES
+from sqrtdk.report.diff import json as diff_json
+from sqrtdk.report.watch import json as watch_json
+from sqrtdk.report.watch.compare import compare_runs
+from sqrtdk.report.watch.summary import MISSING, Summary, summarise
 from tests.report import sample_diff, sample_report
 from tests.report.sample_report import EVIL, head_stats, healthy, judged, sick
 from tests.support.optional import jsonschema

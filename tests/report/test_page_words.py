@@ -12,9 +12,9 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages._catalogue import topic, unfilled
 from sqrtdk.report import html
-from sqrtdk.report.diff_fold import STAGE_MARKS
-from sqrtdk.report.html import OUTCOME_TONES
-from sqrtdk.report.payload import UNIT_BY_STATISTIC
+from sqrtdk.report.check.html import OUTCOME_TONES
+from sqrtdk.report.check.payload import UNIT_BY_STATISTIC
+from sqrtdk.report.diff.fold import STAGE_MARKS
 from tests.report import sample_report
 from tests.report.html_page import HtmlPage, template
 
@@ -30,7 +30,7 @@ OWN = {  # names, signs and nothing to translate
 
 def test_every_fixed_word_of_a_comparison_has_a_use() -> None:
     names = ("diff.html", "diff_parts.html", "notebook/diff.html")
-    source = "".join(map(template, names)) + (SOURCE / "diff_html.py").read_text()
+    source = "".join(map(template, names)) + (SOURCE / "diff" / "html.py").read_text()
     assert [key for key in unfilled("diff.page") if f'"{key}"' not in source] == []
 
 

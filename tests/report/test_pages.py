@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.report import diff_html, html, watch_html
-from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_summary import summarise
+from sqrtdk.report import html
+from sqrtdk.report.diff import html as diff_html
+from sqrtdk.report.watch import html as watch_html
+from sqrtdk.report.watch.compare import compare_runs
+from sqrtdk.report.watch.summary import summarise
 from tests.report import sample_diff, sample_report
 from tests.report.html_page import HtmlPage, check_alone, check_policy
 from tests.support.lab_here import LAB

@@ -5,8 +5,8 @@ import pytest
 
 from sqrtdk.audit.records import Finding
 from sqrtdk.messages import Text
+from sqrtdk.report.check.fold import FoldedFinding, expected_text, fold_calls, fold_findings, values
 from sqrtdk.report.figures import worst_head
-from sqrtdk.report.fold import FoldedFinding, expected_text, fold_calls, fold_findings, values
 from tests.report.sample_report import head_stats, healthy, judged, sick, static
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.messages import Message, said
-from sqrtdk.report.headline import consequences, headline
+from sqrtdk.report.check.headline import consequences, headline
 from sqrtdk.tracing.records import BY_BLOCK, Factor
 from tests.report.sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
 

@@ -9,8 +9,8 @@ from sqrtdk._language import Choice
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
+from sqrtdk.report.check.payload import UNIT_BY_STATISTIC, check_page_data
 from sqrtdk.report.html import to_html
-from sqrtdk.report.payload import UNIT_BY_STATISTIC, check_page_data
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats
 from sqrtdk.theory.gaussian import expected_entropy_nats

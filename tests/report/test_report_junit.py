@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sqrtdk.audit.records import FAIL_ON, CheckReport, Finding, SourceFile
-from sqrtdk.report.junit import to_junit
+from sqrtdk.report.check.junit import to_junit
 from tests.report.sample_report import healthy, hostile, lawless, leaking, sick, static, unjudged
 
 REPORTS = (healthy, static, sick, hostile, lawless, leaking, unjudged)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from sqrtdk.audit.records import Finding
-from sqrtdk.report.markdown import MOST_CHARACTERS, markdown_code, markdown_table, markdown_text, to_markdown
+from sqrtdk.report.check.markdown import MOST_CHARACTERS, markdown_code, markdown_table, markdown_text, to_markdown
 from sqrtdk.report.plain import plain
 from tests.report.sample_report import EVIL, healthy, hostile, judged, lawless, leaking, sick, static, unjudged
 

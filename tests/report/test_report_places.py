@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
+from sqrtdk.report.check.places import places_text, source_lines
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
-from sqrtdk.report.places import places_text, source_lines
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.records import EffectiveScale, Factor
 from tests.report.html_page import HtmlPage

@@ -13,11 +13,11 @@ from torch.nn import functional
 import sqrtdk
 from sqrtdk._language import Language
 from sqrtdk.audit.records import CheckReport
+from sqrtdk.report.check.junit import to_junit
+from sqrtdk.report.check.markdown import to_markdown
+from sqrtdk.report.check.sarif import to_sarif
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
-from sqrtdk.report.junit import to_junit
-from sqrtdk.report.markdown import to_markdown
-from sqrtdk.report.sarif import to_sarif
 from sqrtdk.report.terminal import to_text
 
 

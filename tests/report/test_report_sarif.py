@@ -8,7 +8,7 @@ from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, SourceFile
 from sqrtdk.audit.rules import RULES
 from sqrtdk.laws import LAWS
 from sqrtdk.messages import Message
-from sqrtdk.report.sarif import DESCRIBED, FINGERPRINT, NOT_MEASURED_RULE, SARIF_LEVELS, to_sarif
+from sqrtdk.report.check.sarif import DESCRIBED, FINGERPRINT, NOT_MEASURED_RULE, SARIF_LEVELS, to_sarif
 from tests.report import sarif_rules
 from tests.report.sample_report import EVIL, healthy, hostile, lawless, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema

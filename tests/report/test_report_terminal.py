@@ -6,7 +6,7 @@ import pytest
 
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.messages import Message
-from sqrtdk.report.headline import headline
+from sqrtdk.report.check.headline import headline
 from sqrtdk.report.terminal import summary_line, to_text
 from sqrtdk.tracing.records import NotMeasured
 from tests.report.sample_report import healthy, hostile, judged, lawless, leaking, sick, static, unjudged

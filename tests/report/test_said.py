@@ -16,10 +16,10 @@ from sqrtdk.audit.multipliers import by_config
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.messages import Message, joined, said
 from sqrtdk.messages._catalogue import topic, unfilled
-from sqrtdk.report import baseline
-from sqrtdk.report.diff import to_text as diff_text
-from sqrtdk.report.diff_fold import cause_name
-from sqrtdk.report.markdown import to_markdown
+from sqrtdk.report.check import baseline
+from sqrtdk.report.check.markdown import to_markdown
+from sqrtdk.report.diff.fold import cause_name
+from sqrtdk.report.diff.terminal import to_text as diff_text
 from sqrtdk.report.terminal import summary_line, to_text
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")

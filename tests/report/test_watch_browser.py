@@ -16,10 +16,10 @@ from sqrtdk.cli.watch_live import LOOPBACK, LivePage, PageServer
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_html import to_html
-from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import summarise
+from sqrtdk.report.watch.compare import compare_runs
+from sqrtdk.report.watch.html import to_html
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
+from sqrtdk.report.watch.summary import summarise
 from tests.monitor.watched_runs import EVERY, EVIL, STEPS, alarms_of, head_row, step_row
 from tests.support.playwright_here import Browser, Page
 

@@ -16,12 +16,12 @@ from sqrtdk.messages import Message, said
 from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_fix import RATIO_TOLERANCE, alarm_fix
-from sqrtdk.report.watch_headline import compared_headline, run_headline
-from sqrtdk.report.watch_html import shown_alarms, to_html
-from sqrtdk.report.watch_json import comparison_json, to_json
-from sqrtdk.report.watch_summary import Summary, summarise
+from sqrtdk.report.watch.compare import compare_runs
+from sqrtdk.report.watch.fix import RATIO_TOLERANCE, alarm_fix
+from sqrtdk.report.watch.headline import compared_headline, run_headline
+from sqrtdk.report.watch.html import shown_alarms, to_html
+from sqrtdk.report.watch.json import comparison_json, to_json
+from sqrtdk.report.watch.summary import Summary, summarise
 from tests.monitor.watched_runs import EVERY, STEPS
 
 OTHER_ALARMS = ("idle", "sink", "records", "schedule", "checkpoint", "of a later version")

@@ -25,12 +25,12 @@ from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.report import watch_payload
-from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
-from sqrtdk.report.watch_json import comparison_json, to_json
-from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import MISSING, SEVERITY_ORDER, Summary, summarise
-from sqrtdk.report.watch_terminal import sparkline
+from sqrtdk.report.watch import payload as watch_payload
+from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
+from sqrtdk.report.watch.json import comparison_json, to_json
+from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN
+from sqrtdk.report.watch.summary import MISSING, SEVERITY_ORDER, Summary, summarise
+from sqrtdk.report.watch.terminal import sparkline
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
 

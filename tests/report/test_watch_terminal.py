@@ -11,9 +11,9 @@ from rich.cells import cell_len
 
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_compare import compare_runs
-from sqrtdk.report.watch_summary import STATISTIC_BY_COLUMN, Summary, summarise
-from sqrtdk.report.watch_terminal import MOST_ALARMS_PRINTED, comparison_text, live_text, to_text
+from sqrtdk.report.watch.compare import compare_runs
+from sqrtdk.report.watch.summary import STATISTIC_BY_COLUMN, Summary, summarise
+from sqrtdk.report.watch.terminal import MOST_ALARMS_PRINTED, comparison_text, live_text, to_text
 from tests.support.optional import SnapshotAssertion
 
 COLUMNS = ["max_logit", "entropy_fraction", "scale_ratio", "query_grad_max"]

@@ -85,13 +85,13 @@ def _trace(run: Any) -> Any:
 
 
 def _audit(report: Any) -> Any:
-    from sqrtdk.report.json import to_document
+    from sqrtdk.report.check.json import to_document
 
     return to_document(report) | {"environment": {"notes": report.environment.get("notes", [])}}
 
 
 def _comparison(report: Any) -> Any:
-    from sqrtdk.report.diff_json import to_json
+    from sqrtdk.report.diff.json import to_json
 
     said = json.loads(to_json(report))
     return said | {"calls": said["pairs"], "pairs": None, "environment": {"notes": report.environment.get("notes", [])}}

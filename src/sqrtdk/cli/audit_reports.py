@@ -75,10 +75,10 @@ def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: Ba
     """
     from sqrtdk import _files
     from sqrtdk.cli.output import colors, print_text, say_written, width, write_stderr
-    from sqrtdk.report import baseline, json, markdown, terminal
-    from sqrtdk.report.html import to_html
-    from sqrtdk.report.junit import to_junit
-    from sqrtdk.report.sarif import to_sarif
+    from sqrtdk.report.check import baseline, json, markdown, terminal
+    from sqrtdk.report.check.html import to_html
+    from sqrtdk.report.check.junit import to_junit
+    from sqrtdk.report.check.sarif import to_sarif
 
     language = options.language_of_choice(lang)
 

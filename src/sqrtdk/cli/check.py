@@ -124,7 +124,7 @@ def _renew(model: str, loading: LoadOptions, asked: _Laws, file: Path, wanted: A
     """Write the baseline file, and show what changed since it was written before."""
     from sqrtdk import _files
     from sqrtdk.audit.baseline import Ledger, compare_with_baseline, ledger_of, read_for_update
-    from sqrtdk.report.baseline import ledger_line, to_file
+    from sqrtdk.report.check.baseline import ledger_line, to_file
     from sqrtdk.report.plain import plain
 
     _files.check_writable(file, force=True)  # before the model runs

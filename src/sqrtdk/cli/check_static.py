@@ -27,9 +27,9 @@ def check_each(
     from sqrtdk.messages import word
     from sqrtdk.models.config import read_config_dict
     from sqrtdk.models.names import check_name
+    from sqrtdk.report.check.terminal import summary_line, to_text
     from sqrtdk.report.console import line
     from sqrtdk.report.plain import plain
-    from sqrtdk.report.terminal import summary_line, to_text
 
     language, codes = options.language_of_choice(lang), {0}
     for model in models:

@@ -67,9 +67,9 @@ def diff(
                     check_name(model, own or loading.revision, announce)
             from sqrtdk.compare.diff import diff_with
             from sqrtdk.compare.sides import options_of_sides
-            from sqrtdk.report.diff import diff_summary_line, to_text
-            from sqrtdk.report.diff_html import to_html
-            from sqrtdk.report.diff_json import to_json
+            from sqrtdk.report.diff.html import to_html
+            from sqrtdk.report.diff.json import to_json
+            from sqrtdk.report.diff.terminal import diff_summary_line, to_text
 
             options_a, options_b = options_of_sides(
                 loading, **{name: (own_a.get(name), own_b.get(name)) for name in OF_A_SIDE}

@@ -60,8 +60,8 @@ def show_run(
         _files.check_outputs((html, output), force)
         columns = columns_of(statistic)
         from sqrtdk.messages import word
-        from sqrtdk.report.watch_json import to_json
-        from sqrtdk.report.watch_terminal import to_text
+        from sqrtdk.report.watch.json import to_json
+        from sqrtdk.report.watch.terminal import to_text
 
         language = options.language_of_choice(lang)
         if live:
@@ -73,7 +73,7 @@ def show_run(
         else:
             summary = read_watch_run(run)
         if html is not None:
-            from sqrtdk.report.watch_html import to_html
+            from sqrtdk.report.watch.html import to_html
 
             _files.write_text(html, to_html([summary], language=lang), force)
             say_written("HTML", html)
@@ -110,10 +110,10 @@ def compare_two_runs(
         from sqrtdk.cli.output import colors, print_text, say_written, width, working
 
         with working(Message("progress.reading_both", a=str(a), b=str(b))):
-            from sqrtdk.report.watch_compare import compare_runs as compared
-            from sqrtdk.report.watch_html import to_html
-            from sqrtdk.report.watch_json import comparison_json
-            from sqrtdk.report.watch_terminal import comparison_text
+            from sqrtdk.report.watch.compare import compare_runs as compared
+            from sqrtdk.report.watch.html import to_html
+            from sqrtdk.report.watch.json import comparison_json
+            from sqrtdk.report.watch.terminal import comparison_text
 
             one, other = read_watch_run(a), read_watch_run(b)
             both = compared(one, other)

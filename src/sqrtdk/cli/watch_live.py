@@ -22,7 +22,7 @@ from sqrtdk._language import Choice, Language
 from sqrtdk.errors import InvalidValueError, SqrtdkError, text_of
 from sqrtdk.messages import Message
 from sqrtdk.monitor.reading import GrowingRun
-from sqrtdk.report.watch_summary import Summary, summarise
+from sqrtdk.report.watch.summary import Summary, summarise
 
 LOOPBACK = "127.0.0.1"
 _LOOK_EVERY_S = 1.0  # between two looks at the folder
@@ -42,7 +42,7 @@ def follow_run(folder: Path, columns: list[str], language: Language) -> Summary:
         The run as it was drawn last.
     """
     from sqrtdk.cli.output import colors, print_text, screen, tell_reader, width
-    from sqrtdk.report.watch_terminal import live_text, to_text
+    from sqrtdk.report.watch.terminal import live_text, to_text
 
     run = GrowingRun(folder)
     grown = run.read()
@@ -123,7 +123,7 @@ class LivePage:
 
     def page(self) -> bytes:
         """Return the page, drawn anew only if the run has grown."""
-        from sqrtdk.report.watch_html import to_html
+        from sqrtdk.report.watch.html import to_html
 
         mark = self.look()["mark"]
         with self._lock:

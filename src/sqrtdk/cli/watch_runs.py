@@ -18,7 +18,7 @@ from sqrtdk.models.options import LoadOptions
 
 if TYPE_CHECKING:
     from sqrtdk.monitor.checkpoints import CheckpointSeries
-    from sqrtdk.report.watch_summary import Summary
+    from sqrtdk.report.watch.summary import Summary
 
 FailOnOption = Annotated[options.Severity, typer.Option("--fail-on", help="cli.options.fail_on_alarm")]
 Statistic = Annotated[str, typer.Option("--statistic", metavar="LIST", help="cli.options.statistic")]
@@ -37,7 +37,7 @@ def read_watch_run(run: Path) -> Summary:
     from sqrtdk.errors import RunFolderError
     from sqrtdk.monitor.reading import read_run
     from sqrtdk.report.plain import plain
-    from sqrtdk.report.watch_summary import summarise
+    from sqrtdk.report.watch.summary import summarise
     from sqrtdk.store.lock import writer_of
     from sqrtdk.store.manifest import RUN
 
@@ -83,7 +83,7 @@ def columns_of(text: str) -> list[str]:
         InvalidValueError: no column is named, or an unknown one.
     """
     from sqrtdk.errors import InvalidValueError
-    from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
+    from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
 
     names = list(STATISTIC_BY_COLUMN) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     there_are = Message("errors.watch.statistics", names=joined(list(STATISTIC_BY_COLUMN), "comma"))
@@ -140,8 +140,8 @@ def checkpoints(
                 tell_reader(Message("progress.kept", path=plain(str(output))))
                 raise
         with working(Message("progress.reading", run=str(output))):
-            from sqrtdk.report.watch_html import to_html
-            from sqrtdk.report.watch_terminal import to_text
+            from sqrtdk.report.watch.html import to_html
+            from sqrtdk.report.watch.terminal import to_text
 
             runs = [read_watch_run(run) for run in series.runs]
             page = to_html(runs, language=lang) if html is not None else ""
@@ -178,7 +178,7 @@ def _counted(series: CheckpointSeries) -> Message:
 
 def _document(series: CheckpointSeries, runs: list[Summary]) -> str:
     """Return one JSON document: what was done, and each run as `watch show --json` prints it."""
-    from sqrtdk.report.watch_json import series_json
+    from sqrtdk.report.watch.json import series_json
 
     failed = [{"checkpoint": str(one.path), "reason": reason} for one, reason in series.failed]
     done = {"computed": series.computed, "reused": series.reused, "failed": failed, "notes": series.notes}

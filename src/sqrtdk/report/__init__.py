@@ -1,4 +1,7 @@
-"""Writers for results, such as `json.to_json` and `html.to_html` for a check. Nothing is computed here."""
+"""Writers for results, such as `json.to_json` and `html.to_html` for a check. Nothing is computed here.
+
+Each kind of result has a room: `check`, `diff`, `watch` and `kv`. The files beside the rooms are used by all of them.
+"""
 
 from __future__ import annotations
 

@@ -20,18 +20,18 @@ def drawn(name: str, package: str = "sqrtdk") -> Draw:
 
 WRITERS: Mapping[str, Mapping[str, Draw]] = {
     "CheckReport": {
-        ".json": drawn("report.json.to_json"),
-        ".html": drawn("report.html.to_html"),
-        ".sarif": drawn("report.sarif.to_sarif"),
-        ".xml": drawn("report.junit.to_junit"),
-        ".md": drawn("report.markdown.to_markdown"),
+        ".json": drawn("report.check.json.to_json"),
+        ".html": drawn("report.check.html.to_html"),
+        ".sarif": drawn("report.check.sarif.to_sarif"),
+        ".xml": drawn("report.check.junit.to_junit"),
+        ".md": drawn("report.check.markdown.to_markdown"),
     },
-    "DiffReport": {".json": drawn("report.diff_json.to_json"), ".html": drawn("report.diff_html.to_html")},
+    "DiffReport": {".json": drawn("report.diff.json.to_json"), ".html": drawn("report.diff.html.to_html")},
     "Summary": {
-        ".json": drawn("report.watch_json.to_json"),
-        ".html": lambda run: drawn("report.watch_html.to_html")([run]),
+        ".json": drawn("report.watch.json.to_json"),
+        ".html": lambda run: drawn("report.watch.html.to_html")([run]),
     },
-    "CacheForecast": {".json": drawn("report.json.forecast_to_json")},
+    "CacheForecast": {".json": drawn("report.check.json.forecast_to_json")},
 }
 
 

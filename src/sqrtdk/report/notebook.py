@@ -82,14 +82,14 @@ def _summary(name: str, rows: Any) -> NotebookRow:
 
 def _drawn(name: str) -> Callable[[Any], str]:
     """Return a function of `sqrtdk.report` that is imported on its first call."""
-    module, function = name.split(".")
+    module, _, function = name.rpartition(".")
     return lambda record: str(getattr(import_module(f"sqrtdk.report.{module}"), function)(record))
 
 
 DRAW: Mapping[str, Callable[[Any], str]] = {
-    "CheckReport": _drawn("html.to_table"),
-    "JudgedCall": _drawn("html.judged_table"),
-    "AttentionCall": _drawn("html.call_table"),
-    "DiffReport": _drawn("diff_html.to_table"),
+    "CheckReport": _drawn("check.html.to_table"),
+    "JudgedCall": _drawn("check.html.judged_table"),
+    "AttentionCall": _drawn("check.html.call_table"),
+    "DiffReport": _drawn("diff.html.to_table"),
     "AuxOutput": _rows,
 }

@@ -11,7 +11,7 @@ from sqrtdk.compare import suspect
 from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.records import Cause
 from sqrtdk.messages import said
-from sqrtdk.report.diff_fold import value_in_words
+from sqrtdk.report.diff.fold import value_in_words
 from tests.compare import cause_records
 from tests.compare.cause_records import HOME, differences, record, sample
 

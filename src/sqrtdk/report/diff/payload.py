@@ -8,7 +8,7 @@ from typing import Any
 
 from sqrtdk.compare.records import MaskPicture, PairDiff, Scatter
 from sqrtdk.compare.words import site_of_pair
-from sqrtdk.report.diff_fold import PairFold
+from sqrtdk.report.diff.fold import PairFold
 from sqrtdk.report.plain import plain
 
 _MASK_CELLS = frozenset(".+ab")

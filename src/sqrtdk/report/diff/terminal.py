@@ -16,7 +16,7 @@ from sqrtdk.compare.words import share_text, short, shown_causes, site_list, sit
 from sqrtdk.messages import said
 from sqrtdk.messages import word as of_catalogue
 from sqrtdk.report.console import console_text, paragraph, wrapped
-from sqrtdk.report.diff_fold import (
+from sqrtdk.report.diff.fold import (
     DIFFERS,
     FOLLOWS,
     OUTCOMES_IN_ORDER,

@@ -12,8 +12,8 @@ from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, F
 from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import is_close
 from sqrtdk.messages import Message, Text, capitalised, joined
+from sqrtdk.report.check.fold import FoldedFinding, fold_findings
 from sqrtdk.report.figures import format_number
-from sqrtdk.report.fold import FoldedFinding, fold_findings
 
 RULES_ON_SCALES = ("scale_ledger", "declared_vs_actual", "blocks")
 RULES_ON_LARGE_LOGITS = (

@@ -16,8 +16,8 @@ import numpy as np
 from sqrtdk.messages import Message, Text, capitalised, id_of, joined, mentions, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number, format_percent
-from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
-from sqrtdk.report.watch_fix import (
+from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
+from sqrtdk.report.watch.fix import (
     LOGITS,
     OF_LARGE_LOGITS,
     RATIO_TOLERANCE,
@@ -30,8 +30,8 @@ from sqrtdk.report.watch_fix import (
     scales_too_large,
     update_before,
 )
-from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import SEVERITY_ORDER, Summary, rank
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
+from sqrtdk.report.watch.summary import SEVERITY_ORDER, Summary, rank
 
 _WARN = SEVERITY_ORDER.index("warn")
 _JUMP = 3.0  # a loss this many times as large as the largest before it

@@ -23,7 +23,7 @@ from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import share_text, short, shown_causes, site_text
 from sqrtdk.messages import Message, Text, id_of, said, text_of_value, word
 from sqrtdk.report import notebook, page
-from sqrtdk.report.diff_fold import (
+from sqrtdk.report.diff.fold import (
     CANCELS,
     OUTCOMES_IN_ORDER,
     STAGE_MARKS,
@@ -40,7 +40,7 @@ from sqrtdk.report.diff_fold import (
     value_in_words,
     verdict,
 )
-from sqrtdk.report.diff_payload import diff_page_data, drawable
+from sqrtdk.report.diff.payload import diff_page_data, drawable
 from sqrtdk.report.environment import shown_environment
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain

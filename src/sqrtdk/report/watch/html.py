@@ -22,12 +22,12 @@ from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
-from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_fix import NONFINITE, alarm_fix, root_alarm
-from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
-from sqrtdk.report.watch_payload import alarms_shown, watch_page_data
-from sqrtdk.report.watch_statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import Site, Summary, rank, way_run
+from sqrtdk.report.watch.compare import RunComparison
+from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarm
+from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
+from sqrtdk.report.watch.payload import alarms_shown, watch_page_data
+from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN
+from sqrtdk.report.watch.summary import Site, Summary, rank, way_run
 
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_UNMEASURED_ON_PAGE = 200

@@ -18,11 +18,11 @@ from sqrtdk.messages import joined, named, said, word
 from sqrtdk.report.console import console_text, paragraph
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
-from sqrtdk.report.watch_compare import NOTABLE_DIFFERENCE, RunComparison
-from sqrtdk.report.watch_fix import alarm_fix, root_alarm
-from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
-from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
-from sqrtdk.report.watch_summary import Summary, rank, way_run
+from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
+from sqrtdk.report.watch.fix import alarm_fix, root_alarm
+from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, Array, badness
+from sqrtdk.report.watch.summary import Summary, rank, way_run
 
 SEVERITY_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS_PRINTED = 12

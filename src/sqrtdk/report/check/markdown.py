@@ -13,13 +13,13 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.messages import Message, named, said, word
-from sqrtdk.report import laws
+from sqrtdk.report.check import laws
+from sqrtdk.report.check.fold import Fold, FoldedFinding, fold_calls, fold_findings, verdict_text
+from sqrtdk.report.check.places import at_text, places_text
+from sqrtdk.report.check.terminal import premises, summary_line
 from sqrtdk.report.console import bracketed, list_sites
 from sqrtdk.report.figures import format_ratio
-from sqrtdk.report.fold import Fold, FoldedFinding, fold_calls, fold_findings, verdict_text
-from sqrtdk.report.places import at_text, places_text
 from sqrtdk.report.plain import plain
-from sqrtdk.report.terminal import premises, summary_line
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_CALL_ROWS = 12

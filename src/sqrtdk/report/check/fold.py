@@ -11,8 +11,8 @@ from sqrtdk._language import Language
 from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite, without_call
 from sqrtdk.messages import Message, Text, joined, named, said, text_of_value, word
+from sqrtdk.report.check.places import in_files, places_text
 from sqrtdk.report.figures import format_number, format_ratio
-from sqrtdk.report.places import in_files, places_text
 
 # Findings of these rules expect one exact value; other rules have an upper or lower bound.
 _EXACT_RULES = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")

@@ -19,7 +19,7 @@ from sqrtdk._json import json_document
 from sqrtdk._sites import ROOT_NAME, site_name
 from sqrtdk.audit.records import CheckReport, Finding, SourceFile
 from sqrtdk.messages import Message
-from sqrtdk.report.places import Spot, calls_of_finding, spots
+from sqrtdk.report.check.places import Spot, calls_of_finding, spots
 from sqrtdk.report.plain import plain
 from sqrtdk.tracing.records import NotMeasured
 

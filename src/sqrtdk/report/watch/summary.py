@@ -19,7 +19,7 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.monitor.reading import Run, of_checkpoints
 from sqrtdk.monitor.rows import alarm_of, how_of
 from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm, place_and_reason, reason_unmeasured
-from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN, Array, badness
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.store.lock import Writer
 
 # Ascending, and equal to the audit's, which would import torch: a run is read without it.

@@ -15,7 +15,7 @@ import numpy as np
 from sqrtdk.messages import Message, joined, mentions, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number
-from sqrtdk.report.watch_summary import Summary, rank
+from sqrtdk.report.watch.summary import Summary, rank
 
 NONFINITE = "nonfinite"
 UPDATE = "update"

@@ -10,11 +10,11 @@ from typing import Any
 from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.report.watch_compare import RunComparison
-from sqrtdk.report.watch_fix import alarm_fix
-from sqrtdk.report.watch_headline import Headline, compared_headline, run_headline
-from sqrtdk.report.watch_statistics import STATISTIC_BY_COLUMN
-from sqrtdk.report.watch_summary import Site, Summary, UnmeasuredEntry
+from sqrtdk.report.watch.compare import RunComparison
+from sqrtdk.report.watch.fix import alarm_fix
+from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
+from sqrtdk.report.watch.summary import Site, Summary, UnmeasuredEntry
 
 SCHEMA_VERSION = 1
 

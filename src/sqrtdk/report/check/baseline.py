@@ -17,9 +17,9 @@ from sqrtdk._sites import ROOT_NAME, fold
 from sqrtdk.audit.baseline import BASELINE_VERSION, BaselineComparison, Ledger, LedgerChange
 from sqrtdk.audit.records import VERDICTS
 from sqrtdk.messages import Message, named, said, word
+from sqrtdk.report.check.fold import verdict_text
+from sqrtdk.report.check.markdown import details, fitted, markdown_code, markdown_table, markdown_text
 from sqrtdk.report.console import bracketed, console_text, paragraph
-from sqrtdk.report.fold import verdict_text
-from sqrtdk.report.markdown import details, fitted, markdown_code, markdown_table, markdown_text
 from sqrtdk.report.plain import plain
 
 _MOST_CHANGE_ROWS = 40  # rows of folded changes; the rest is counted
@@ -117,7 +117,7 @@ def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = Fa
 
 
 def to_markdown(comparison: BaselineComparison, language: Language = "en") -> str:
-    """Return the comparison as a pull request comment; see `sqrtdk.report.markdown`."""
+    """Return the comparison as a pull request comment; see `sqrtdk.report.check.markdown`."""
     return fitted(_parts(comparison, language), language)
 
 

@@ -1,0 +1,1 @@
+"""Shows the comparison of two models: terminal, HTML and JSON."""

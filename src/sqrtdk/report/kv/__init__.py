@@ -1,0 +1,1 @@
+"""Shows the forecast of a quantised cache, which is part of a check."""

@@ -1,0 +1,1 @@
+"""Shows one run or several, or the comparison of two: terminal, HTML and JSON."""
