@@ -9,7 +9,7 @@ import pytest
 
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
-from sqrtdk.messages import Message, said
+from sqrtdk.messages import Message, joined, said
 from sqrtdk.report.check.headline import consequences, headline
 from sqrtdk.tracing.records import BY_BLOCK, Factor
 from tests.report.sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
@@ -88,7 +88,9 @@ def test_other_faults_are_told_beside_right_scales() -> None:
     assert told.en == (
         "All 3 attentions have the textbook scale; something else is wrong: the causal mask is off by one (h.1.attn)"
     )
-    warned = report(judged("h.0", stats=head_stats()), findings=(finding("unused", "warn", "h.0", message="x; y"),))
+    warned = report(
+        judged("h.0", stats=head_stats()), findings=(finding("unused", "warn", "h.0", message=joined(["x", "y"])),)
+    )
     assert headline(warned).en == "The one attention has the textbook scale; with a warning: x (h.0)"
     many = tuple(finding(f"r{i}", "fail", "", message=f"fault {i}") for i in range(4))
     assert headline(report(judged("h.0"), findings=many)).en.endswith(": fault 0; fault 1; 2 more")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,11 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk._sites import ROOT_NAME
 from sqrtdk.messages import word
 from sqrtdk.report.plain import plain
+from sqrtdk.report.speaker import Speaker
 
-_MOST_SITES_NAMED = 3
 _PROSE_WIDTH = 110
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
 _GAP = 2
@@ -61,29 +60,6 @@ def console_text(draw: Callable[[Console], None], width: int, color: bool) -> st
 def line(text: str, width: int) -> str:
     """Return a text as a line that wraps at `width` columns."""
     return console_text(lambda console: paragraph(console, text, most=console.width), width, False)
-
-
-def list_sites(sites: Sequence[str], language: Language = "en") -> str:
-    """Return the names of sites without repetition: the first few, then the number of the rest.
-
-    Example:
-        >>> list_sites(["h.0", "", "h.0", "h.2", "h.4", "h.6"])
-        'h.0, (root), h.2 and 2 more'
-    """
-    names = list(dict.fromkeys(plain(site) or ROOT_NAME for site in sites))
-    shown = word("words.mark.list", language).join(names[:_MOST_SITES_NAMED])
-    left = len(names) - _MOST_SITES_NAMED
-    return word("terminal.listed_more", language, sites=shown, count=left) if left > 0 else shown
-
-
-def bracketed(sites: str, language: Language) -> str:
-    """Return sites in brackets, to be put behind a text; the root has brackets already.
-
-    Example:
-        >>> bracketed("h.0, h.1", "en"), bracketed("(root)", "en")
-        (' (h.0, h.1)', ' (root)')
-    """
-    return f" {ROOT_NAME}" if sites == ROOT_NAME else word("terminal.in_brackets", language, sites=sites)
 
 
 def wrapped(text: Text, width: int) -> list[Text]:
@@ -197,20 +173,56 @@ def print_table(
     widths = [_widest(column, [row[at] for row in cells]) for at, column in enumerate(columns)]
     room = console.width - indent
     if _needed(columns, widths) <= room:
-        console.print(Padding(_table(columns, widths, cells, titles=True), (0, 0, 0, indent)))
+        shared = _shared(columns, widths, room)
+        console.print(Padding(_table(columns, shared, cells, titles=True), (0, 0, 0, indent)))
         return
     rest, rest_widths = columns[lead:], widths[lead:]
     # the columns below the lead are indented if there is room for that
     step = 2 if _needed(rest, rest_widths) + 2 <= room else 0
     fits = _needed(rest, rest_widths) <= room - step
+    shared = _shared(rest, rest_widths, room - step)
     if fits and any(column.title for column in rest):
-        console.print(Padding(_table(rest, rest_widths, [], titles=True), (0, 0, 0, indent + step)))
+        console.print(Padding(_table(rest, shared, [], titles=True), (0, 0, 0, indent + step)))
     for row in cells:
         _lead(console, row[:lead], indent)
         if fits:
-            console.print(Padding(_table(rest, rest_widths, [row[lead:]], titles=False), (0, 0, 0, indent + step)))
+            console.print(Padding(_table(rest, shared, [row[lead:]], titles=False), (0, 0, 0, indent + step)))
         else:
             paragraph(console, _pairs(rest, row[lead:], language), indent + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Printer(Speaker):
+    """Prints sentences in one language. Every `str` passes `plain`, as it may hold a name from an untrusted model."""
+
+    console: Console
+
+    def line(self, sentence: Text | str, style: str = "") -> Text:
+        """Return a sentence as a text for the console; a text of rich stays as it is."""
+        return sentence if isinstance(sentence, Text) else Text(plain(self.said(sentence)), style)
+
+    def paragraph(self, sentence: Text | str, indent: int = 0, style: str = "", *, most: int = _PROSE_WIDTH) -> None:
+        """Print a paragraph; see the function `paragraph`."""
+        paragraph(self.console, self.line(sentence, style), indent, most=most)
+
+    def table(self, columns: Sequence[TableColumn], rows: Sequence[Sequence[Cell]], **layout: int) -> None:
+        """Print a table whose titles and cells may be messages; see `print_table`."""
+        titled = [replace(column, title=self.said(column.title)) for column in columns]
+        cells = [[self.line(cell) for cell in row] for row in rows]
+        print_table(self.console, titled, cells, language=self.language, **layout)
+
+    def print(self, sentence: str, style: str = "") -> None:
+        """Print a sentence that is known to fit on a line."""
+        self.console.print(self.line(sentence, style))
+
+    def blank(self) -> None:
+        """Print an empty line."""
+        self.console.print()
+
+
+def printed(draw: Callable[[Printer], None], width: int, color: bool, language: Language) -> str:
+    """Return what `draw` prints in a language, as `console_text`."""
+    return console_text(lambda console: draw(Printer(language, console)), width, color)
 
 
 def _widest(column: TableColumn, cells: Sequence[Text]) -> int:
@@ -223,8 +235,19 @@ def _needed(columns: Sequence[TableColumn], widths: Sequence[int]) -> int:
     return sum(least) + _GAP * (len(columns) - 1)
 
 
+def _shared(columns: Sequence[TableColumn], widths: Sequence[int], room: int) -> list[int | None]:
+    """Return the width of each column, the same for all rows: prose gets what the other columns leave.
+
+    Several columns of prose share the room; rich then decides for each row, and None stands for that.
+    """
+    prose = [width for column, width in zip(columns, widths, strict=True) if column.prose]
+    left = room - sum(widths) + sum(prose) - _GAP * (len(columns) - 1)
+    fixed = min(prose[0], max(left, 1)) if len(prose) == 1 else None
+    return [fixed if column.prose else width for column, width in zip(columns, widths, strict=True)]
+
+
 def _table(
-    columns: Sequence[TableColumn], widths: Sequence[int], rows: Sequence[Sequence[Text]], *, titles: bool
+    columns: Sequence[TableColumn], widths: Sequence[int | None], rows: Sequence[Sequence[Text]], *, titles: bool
 ) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     table.show_header = titles and any(column.title for column in columns)
@@ -233,7 +256,8 @@ def _table(
             Text(column.title),
             justify="right" if column.right else "left",
             no_wrap=not column.prose,
-            min_width=None if column.prose else width,
+            min_width=width,
+            max_width=width if column.prose else None,
         )
     for row in rows:
         table.add_row(*(Prose(cell) if column.prose else cell for column, cell in zip(columns, row, strict=True)))

@@ -1,27 +1,25 @@
-"""Draws the environment: lines for the terminal, names and values for a page."""
+"""Draws the environment: lines and notes for the terminal, names and values for a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sqrtdk._language import Language
-from sqrtdk.messages import Message, joined, named, said
-from sqrtdk.report.console import TableColumn, console_text, print_table
-from sqrtdk.report.plain import plain
+from sqrtdk.messages import Message, joined, named
+from sqrtdk.report.console import Printer, TableColumn, printed
+
+_MOST_NOTES_PRINTED = 8
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
     """Draw the result of `sqrtdk._environment.environment`, one name and value a line."""
     versions = environment["versions"].items()
     lines = {name: version or Message("terminal.machine.not_installed") for name, version in versions}
-    rows = [
-        (said(entry_name(name), language), plain(said(text, language)))
-        for name, text in (lines | _machine(environment)).items()
-    ]
     columns = (TableColumn(""), TableColumn("", prose=True))
-    return console_text(lambda console: print_table(console, columns, rows, language=language), width, color)
+    rows = [(entry_name(name), text) for name, text in (lines | _machine(environment)).items()]
+    return printed(lambda printer: printer.table(columns, rows), width, color, language)
 
 
 def shown_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -31,7 +29,7 @@ def shown_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str
         environment: that of `sqrtdk._environment.environment`, or a flat table of names and values.
 
     Example:
-        >>> [(said(name, "zh"), value) for name, value in shown_environment({"device": "cpu", "dtype": ""})]
+        >>> [(name.said("zh"), value) for name, value in shown_environment({"device": "cpu", "dtype": ""})]
         [('设备', 'cpu')]
     """
     shown = environment
@@ -41,6 +39,20 @@ def shown_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str
     for name, value in shown.items():
         if value is not None and value != "" and value != []:
             yield entry_name(name), entry_value(value)
+
+
+def premises(environment: Mapping[str, Any]) -> list[str]:
+    """Return the notes on what was decided for the user (random weights, random ids, a cut length), each once."""
+    notes = environment.get("notes") or ()
+    return list(dict.fromkeys(note if isinstance(note, str) else str(note) for note in notes))
+
+
+def print_premises(printer: Printer, notes: Sequence[str]) -> None:
+    """Print the notes above a report, because they affect all of its figures."""
+    for note in notes[:_MOST_NOTES_PRINTED]:
+        printer.paragraph(f"! {printer.said(note)}", style="yellow")
+    if len(notes) > _MOST_NOTES_PRINTED:
+        printer.paragraph(Message("terminal.more", count=len(notes) - _MOST_NOTES_PRINTED), 2)
 
 
 def entry_name(name: str) -> str:

@@ -31,7 +31,7 @@ WRITERS: Mapping[str, Mapping[str, Draw]] = {
         ".json": drawn("report.watch.json.to_json"),
         ".html": lambda run: drawn("report.watch.html.to_html")([run]),
     },
-    "CacheForecast": {".json": drawn("report.check.json.forecast_to_json")},
+    "CacheForecast": {".json": drawn("report.kv.json.to_json")},
 }
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from sqrtdk._language import Language, chosen
-from sqrtdk.report import figures, page
+from sqrtdk.report import page
 
 MOST_NOTEBOOK_ROWS = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
 ROW_UNITS = {
@@ -54,7 +54,7 @@ def to_html(record: object) -> str:
 
 def table_fragment(name: str, context: Mapping[str, Any], home: str = page.HOME) -> str:
     """Render the template of a notebook's table."""
-    return page.fragment(name, {"most": MOST_NOTEBOOK_ROWS, "number": figures.format_number, **context}, home)
+    return page.fragment(name, {"most": MOST_NOTEBOOK_ROWS, **context}, environment_language(), home)
 
 
 def environment_language() -> Language:

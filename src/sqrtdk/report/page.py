@@ -13,17 +13,20 @@ import importlib.resources
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import jinja2
+from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
-from sqrtdk._language import Choice
+from sqrtdk._language import Choice, Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message, Text
+from sqrtdk.messages import Message, Text, named
 from sqrtdk.messages import text_of_value as text_of
+from sqrtdk.report import figures
 from sqrtdk.report.plain import plain
+from sqrtdk.report.speaker import Speaker
 
 HOME = "sqrtdk.report"
 # "</script>" and "<!--" would end or open something in HTML; U+2028 and U+2029 break lines in older JavaScript
@@ -43,7 +46,9 @@ def render(
 
     Args:
         name: name of the template, style and script, without ending.
-        context: values that the template shows and functions that it calls.
+        context: values that the template shows, and functions that only this page has. Every template also has
+            `say(id)`, `said(sentence)` and `named(section, name)`, in the languages of the page, and the formats of
+            numbers.
         languages: whether the page is in two languages and needs the style and script that switch between them.
         before: names of scripts that the page's own script uses.
         opens: the language that a bilingual page opens in; "auto" follows the reader's browser. The template's
@@ -68,13 +73,14 @@ def render(
         "languages": both(Message("pages.languages")),
         "more_below": both(Message("pages.more_below", count="{count}")),
     }
-    return _environment(home).get_template(f"{name}.html").render({**context, **assets})
+    return _environment(home).get_template(f"{name}.html").render({"said": both, **context, **assets})
 
 
-def fragment(name: str, context: Mapping[str, Any], home: str = HOME) -> str:
+def fragment(name: str, context: Mapping[str, Any], language: Language, home: str = HOME) -> str:
     """Render a template as the output of a notebook's cell, with its style and without a script."""
     style = Markup(_asset("notebook/notebook.css", home))
-    return _environment(home).get_template(f"notebook/{name}.html").render({**context, "style": style})
+    words = {"said": Speaker(language).said, "style": style}
+    return _environment(home).get_template(f"notebook/{name}.html").render({**words, **context})
 
 
 def both(text: Text | str) -> Markup:
@@ -120,9 +126,28 @@ def _environment(home: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["root"] = ROOT_NAME
+    environment.globals |= {
+        "root": ROOT_NAME,
+        "say": _say,
+        "named": _named,
+        "number": figures.format_number,
+        "ratio": figures.format_ratio,
+        "percent": figures.format_percent,
+    }
     environment.filters["prose"] = prose
     return environment
+
+
+@jinja2.pass_context
+def _say(context: Context, id: str, /, **values: str | float) -> str:
+    """Return a sentence of the catalogue in the languages of the page."""
+    return cast(str, context["said"](Message(id, **values)))
+
+
+@jinja2.pass_context
+def _named(context: Context, section: str, name: str) -> str:
+    """Return the word for a name; see `sqrtdk.messages.named`."""
+    return cast(str, context["said"](named(section, name)))
 
 
 def _visible(value: Any) -> Any:

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold_sites
-from sqrtdk.messages import Message, named, said, word
-from sqrtdk.report.console import TableColumn, console_text, paragraph, print_table
-from sqrtdk.report.plain import plain
+from sqrtdk.messages import Message, named
+from sqrtdk.report.console import Printer, TableColumn, printed
+from sqrtdk.report.speaker import Speaker
 
 # titles are keys of words.column; one that is not there, as "d_model", stands for itself
 _SIZES = tuple(
@@ -32,35 +29,33 @@ _MOST_PARAMS_NOTES = 8
 def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
     """Draw the document as tables."""
 
-    def draw(console: Console) -> None:
+    def draw(printer: Printer) -> None:
         if document["kind"] == "presets":
             columns = (TableColumn("preset"), *_SIZES, TableColumn("of_all", right=True))
-            print_table(console, _titled(columns, language), list(_all_presets(document["presets"])), language=language)
+            printer.table(_titled(columns), list(_all_presets(document["presets"])))
             return
-        paragraph(console, Text(said(_summary(document), language), style="bold"))
+        printer.paragraph(_summary(document), style="bold")
         if document["kind"] == "preset":
-            paragraph(console, Text(word("terminal.params.sizes", language, source=document["source"]), style="dim"))
+            printer.paragraph(Message("terminal.params.sizes", source=document["source"]), style="dim")
         for note in document.get("notes", [])[:_MOST_PARAMS_NOTES]:
-            paragraph(console, Text(plain(said(note, language)), style="dim"))
-        console.print()
+            printer.paragraph(note, style="dim")
+        printer.blank()
         if document["kind"] == "preset":
             columns = (TableColumn("layer"), *_SIZES, TableColumn("formula_of_a_layer", prose=True))
-            rows = list(_preset_rows(document["layers"], language))
-            print_table(console, _titled(columns, language), rows, language=language)
+            printer.table(_titled(columns), list(_preset_rows(document["layers"])))
         else:
-            rows = list(_model_rows(document["layers"], language))
-            print_table(console, _titled(_OF_A_MODEL, language), rows, lead=2, language=language)
+            printer.table(_titled(_OF_A_MODEL), list(_model_rows(printer, document["layers"])), lead=2)
 
-    return console_text(draw, width, color)
+    return printed(draw, width, color, language)
 
 
-def _titled(columns: Iterable[TableColumn], language: Language) -> list[TableColumn]:
-    return [replace(column, title=said(named("words.column", column.title), language)) for column in columns]
+def _titled(columns: Iterable[TableColumn]) -> list[TableColumn]:
+    return [replace(column, title=named("words.column", column.title)) for column in columns]
 
 
 def _summary(document: dict[str, Any]) -> str:
     attention, whole = document["attention_parameters"], document["parameters"]
-    values = {"target": plain(document["target"]), "attention": f"{attention:,}", "whole": f"{whole:,}"}
+    values = {"target": document["target"], "attention": f"{attention:,}", "whole": f"{whole:,}"}
     if not whole:
         return Message("terminal.params.summary", **values)
     return Message("terminal.params.summary_share", share=f"{attention / whole:.1%}", **values)
@@ -75,11 +70,11 @@ def _all_presets(presets: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             yield name, *_sizes(layers), share if last else ""
 
 
-def _preset_rows(every: list[dict[str, Any]], language: Language) -> Iterator[tuple[str, ...]]:
+def _preset_rows(every: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for layers in every:
         formula = layers["formula"]
         if layers["once"]:
-            formula = word("terminal.params.once", language, formula=formula, once=layers["once"])
+            formula = Message("terminal.params.once", formula=formula, once=layers["once"])
         yield layers["name"], *_sizes(layers), formula
 
 
@@ -88,14 +83,13 @@ def _sizes(layers: dict[str, Any]) -> list[str]:
     return [f"{layers[name]:,}" for name in names]
 
 
-def _model_rows(layers: list[dict[str, Any]], language: Language) -> Iterator[tuple[str, ...]]:
-    comma = word("words.mark.list", language)
+def _model_rows(speaker: Speaker, layers: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for sites, group in _equal(layers):
         first = group[0]
         total = sum(layer["parameters"] for layer in group)
-        weights = first["formula"] or comma.join(_shown(name, shape) for name, shape in first["weights"].items())
+        weights = first["formula"] or speaker.join((_shown(*weight) for weight in first["weights"].items()), "list")
         numbers = (len(group), first["parameters"], total)
-        yield comma.join(sites), plain(first["class"]), *(f"{number:,}" for number in numbers), plain(weights)
+        yield speaker.join(sites, "list"), first["class"], *(f"{number:,}" for number in numbers), weights
 
 
 def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
@@ -107,7 +101,7 @@ def _equal(layers: list[dict[str, Any]]) -> Iterator[tuple[list[str], list[dict[
         groups.setdefault(key, []).append(layer)
     for group in groups.values():
         by_site = {layer["site"]: layer for layer in group}
-        yield [plain(site) or ROOT_NAME for site in fold_sites(by_site)], group
+        yield [site or ROOT_NAME for site in fold_sites(by_site)], group
 
 
 def _shown(name: str, shape: list[int]) -> str:

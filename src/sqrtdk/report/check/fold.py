@@ -7,10 +7,9 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqrtdk._language import Language
 from sqrtdk._sites import fold, site_name
 from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite, without_call
-from sqrtdk.messages import Message, Text, joined, named, said, text_of_value, word
+from sqrtdk.messages import Message, Text, joined, named, text_of_value
 from sqrtdk.report.check.places import in_files, places_text
 from sqrtdk.report.figures import format_number, format_ratio
 
@@ -201,18 +200,14 @@ def _figure(folded: FoldedFinding, figure: float) -> str:
     return f"{figure:.{max(0, 1 - math.floor(round(math.log10(gap), 9)))}f}"
 
 
-def verdict_text(verdict: str, mistake: str | None, language: Language) -> str:
+def verdict_text(verdict: str, mistake: str | None) -> str:
     """Return a verdict, followed by what went wrong with the scale.
 
     Example:
-        >>> verdict_text("unexplained", "missing", "en"), verdict_text("unexplained", "missing", "zh")
+        >>> verdict_text("unexplained", "missing"), verdict_text("unexplained", "missing").said("zh")
         ('unexplained: missing', '未声明：缺少缩放')
-        >>> verdict_text("exact", None, "en")
+        >>> verdict_text("exact", None)
         'exact'
     """
-    parts = [
-        said(named(f"words.{kind}", name), language)
-        for kind, name in (("verdict", verdict), ("mistake", mistake))
-        if name
-    ]
-    return word("words.mark.colon", language).join(parts)
+    words = (("verdict", verdict), ("mistake", mistake))
+    return joined([named(f"words.{table}", name) for table, name in words if name], "colon")

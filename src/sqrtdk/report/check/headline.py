@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, told_of
-from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall
+from sqrtdk.audit.records import FAILING, SEVERITIES, UNMEASURED, CheckReport, Finding, JudgedCall, without_call
 from sqrtdk.audit.rules.numbers import is_consequence
 from sqrtdk.audit.tolerance import is_close
 from sqrtdk.messages import Message, Text, capitalised, joined
@@ -28,6 +28,7 @@ _LAWS_OF_MASKS = {
     "mask_audit": "law_causal",
     "padding": "law_padding",
 }  # rule that reads the mask -> law that the outputs break by it
+_DETAILS_FOLLOW = {"joins.semicolon": "first", "rules.joined.seen": "text"}  # id -> the value before the details
 _MOST_FINDINGS_NAMED = 2  # findings that a headline names beside the scale
 
 
@@ -141,11 +142,11 @@ def _not_finite(report: CheckReport) -> str | None:
     caused = next((one for one in consequences(report.findings) if one.cause.first.rule == NOT_FINITE), None)
     if caused is None:
         return None
-    why = _message(caused.cause)
+    why = _without_details(caused.cause.message)
     site = caused.cause.first.site if caused.consequences else ""
     told = Message("headline.not_finite", why=why)
     told = Message("headline.not_finite_from", site=site, why=why) if site else told
-    return joined([told, *map(_message, caused.consequences)])
+    return joined([told, *(_without_details(folded.message) for folded in caused.consequences)])
 
 
 def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[str]:
@@ -253,22 +254,24 @@ def _others(report: CheckReport) -> list[FoldedFinding]:
 
 
 def _named(folded: FoldedFinding) -> str:
-    """Return a finding's message up to its details, with the site."""
-    told = _message(folded)
-    return Message("joins.brackets", first=told, second=folded.site) if folded.site else told
-
-
-def _message(folded: FoldedFinding) -> str:
-    return _without_details(folded.message)
+    """Return a finding's message without its details, with the site."""
+    short = _without_details(folded.message)
+    return Message("joins.brackets", first=short, second=folded.site) if folded.site else short
 
 
 def _without_details(message: str) -> str:
-    """Return a message up to the first semicolon, where its details begin."""
+    """Return a message without the sentences that were joined to it. A plain `str` is one sentence, whatever it says.
+
+    Example:
+        >>> _without_details(joined([Message("joins.same"), "in head 3"])), _without_details("one; two")
+        ('the same', 'one; two')
+    """
     if not isinstance(message, Message):
-        return message.partition("; ")[0]
-    inner = message.values.get("first" if message.id == "joins.semicolon" else "text")
-    if not isinstance(inner, str):
         return message
-    short = _without_details(inner)
-    # what "(call 2 of 3 here)" adds stays at the end of a short message
-    return short if short != inner or message.id in ("joins.semicolon", "rules.joined.seen") else message
+    if message.id in _DETAILS_FOLLOW:
+        before = message.values[_DETAILS_FOLLOW[message.id]]
+        return _without_details(before) if isinstance(before, str) else message
+    # "... (call 2 of 3 here)" stays behind a message that has no details
+    text = without_call(message)
+    short = message if text is message else _without_details(text)
+    return message if short == text else short

@@ -9,7 +9,7 @@ import importlib.metadata
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -18,17 +18,15 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
-from sqrtdk.messages import Message, Text, named, said, text_of_value, word
+from sqrtdk.messages import Message, named, text_of_value, word
 from sqrtdk.report import figures, notebook, page
-from sqrtdk.report.check import laws as law_table
 from sqrtdk.report.check.fold import Fold, expected_text, fold_calls, values
 from sqrtdk.report.check.headline import consequences, headline
+from sqrtdk.report.check.laws import laws_section
 from sqrtdk.report.check.payload import check_page_data
 from sqrtdk.report.check.places import at_text, source_lines
-from sqrtdk.report.check.terminal import premises
-from sqrtdk.report.environment import shown_environment
+from sqrtdk.report.environment import premises, shown_environment
 from sqrtdk.report.kv.forecast import cache_section, formats_section
-from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 from sqrtdk.tracing.records import AttentionCall
 
@@ -68,52 +66,36 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     severities = Counter(finding.severity for finding in report.findings)
     without = [judged.call.stats_reason or Message("words.no_reason") for judged in calls if judged.call.stats is None]
     version = importlib.metadata.version("sqrtdk")  # that drew the page
-    context: dict[str, Any] = {
+    context = {
         "report": report,
         "payload": Markup(page.script_json(check_page_data(report))),
-        "headline": both(headline(report)),
+        "headline": headline(report),
         "folds": fold_calls(calls),
         "causes": consequences(report.findings),
-        "verdicts": [(*key, verdicts[key]) for key in product(VERDICTS, (False, True)) if verdicts[key]],
-        "premises": premises(report)[:_MOST_NOTES_OPEN],
-        "result": (both(Message(f"pages.result.{report.outcome}")), OUTCOME_TONES[report.outcome]),
-        "mode": both(named("pages.mode", report.mode)),
+        "verdicts": [
+            (name, failing, total, Message("words.calls_with", count=total, what=Message(f"words.verdict.{name}")))
+            for name, failing in product(VERDICTS, (False, True))
+            if (total := verdicts[name, failing])
+        ],
+        "notes": premises(report.environment)[:_MOST_NOTES_OPEN],
+        "tone": OUTCOME_TONES[report.outcome],
         "environment": [*shown_environment({**report.environment, "sqrtdk": version})],
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
-        "severities": [(name, severities[name]) for name in reversed(SEVERITIES) if severities[name]],
+        "severities": [
+            (name, Message("words.findings_with", count=severities[name], what=_health(name)))
+            for name in reversed(SEVERITIES)
+            if severities[name]
+        ],
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
         "kv_cache": cache_section(report.kv_cache) or formats_section(report.kv_formats),
-        "laws": law_table.laws_section(report.laws),
-        "both": both,
-        "say": _say,
-        "said": both,
-        "step_word": lambda name: both(named("pages.step", name)),
-        "kind_word": lambda name: both(named("pages.kind", name)),
-        "broken": _broken,
-        "verdict_word": lambda name: both(Message(f"words.verdict.{name}")),
-        "mistake_word": lambda name: both(named("words.mistake", name)),
-        "calls_with": lambda name, count: _say("words.calls_with", count=count, what=Message(f"words.verdict.{name}")),
-        "findings_with": lambda name, count: _say("words.findings_with", count=count, what=_health(name)),
-        "at_text": lambda at: both(Text(at, at_text(at, "zh"))),
-        "health_word": lambda name: both(_health(name)),
-        "number": figures.format_number,
-        "ratio": figures.format_ratio,
-        "percent": figures.format_percent,
-        "worst_head": figures.worst_head,
-        "values": lambda folded: both(values(folded)),
-        "expected": lambda folded: both(expected_text(folded)),
-        "dial": _dial,
-        "written": _written,
-        "searched": _searched,
+        "laws": laws_section(report.laws),
     }
-    return page.render("report", context, languages=True, before=("report_sites",), opens=language)
-
-
-def _say(id: str, **values: str | int) -> Markup:
-    return both(Message(id, **values))
+    return page.render(
+        "report", {**context, **CHECK_FUNCTIONS}, languages=True, before=("report_sites",), opens=language
+    )
 
 
 def _health(name: str) -> str:
@@ -123,12 +105,6 @@ def _health(name: str) -> str:
 def _broken(path: str) -> Markup:
     """Return a site or a path that may wrap after each dot or slash."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", plain(path)))
-
-
-def _written(call: AttentionCall) -> dict[str, Markup]:
-    """Return file and line -> what stands there in the code."""
-    chinese = source_lines(call, "zh")
-    return {at: both(Text(what, chinese[at])) for at, what in source_lines(call).items()}
 
 
 def _searched(fold: Fold) -> str:
@@ -144,15 +120,8 @@ def _searched(fold: Fold) -> str:
 
 def to_table(report: CheckReport) -> str:
     """Return the table of sites and the findings as HTML for a notebook."""
-    language = notebook.environment_language()
-    return _table(
-        report.calls,
-        report=report,
-        result=(word(f"pages.result.{report.outcome}", language), OUTCOME_TONES[report.outcome]),
-        told=text_of_value(headline(report)).of(language),
-        causes=consequences(report.findings),
-        judges=True,
-    )
+    outcome = {"headline": headline(report), "tone": OUTCOME_TONES[report.outcome]}
+    return _table(report.calls, report=report, causes=consequences(report.findings), judges=True, **outcome)
 
 
 def judged_table(judged: JudgedCall) -> str:
@@ -166,19 +135,8 @@ def call_table(call: AttentionCall) -> str:
 
 
 def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
-    language = notebook.environment_language()
-    functions = {"ratio": figures.format_ratio, "percent": figures.format_percent}
-    words: dict[str, Any] = {
-        "say": lambda id, **values: word(id, language, **values),
-        "said": lambda text: said(text, language),
-        "verdict_word": lambda name: word(f"words.verdict.{name}", language),
-        "mistake_word": lambda name: said(named("words.mistake", name), language),
-        "health_word": lambda name: said(_health(name), language),
-        "step_word": lambda name: said(named("pages.step", name), language),
-        "kind_word": lambda name: said(named("pages.kind", name), language),
-    }
-    shown = {"folds": fold_calls(calls), "worst_head": figures.worst_head, "causes": (), **functions, **words}
-    return notebook.table_fragment("check", {"report": None, "call": None, "judges": False, **shown, **context})
+    values = {"report": None, "call": None, "judges": False, "causes": (), "folds": fold_calls(calls)}
+    return notebook.table_fragment("check", {**values, **CHECK_FUNCTIONS, **context})
 
 
 def _dial(ratio: float | None) -> float | None:
@@ -186,3 +144,16 @@ def _dial(ratio: float | None) -> float | None:
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return None
     return round(max(-1.0, min(1.0, math.log2(ratio) / _DIAL_OCTAVES)), 3)
+
+
+CHECK_FUNCTIONS: Mapping[str, Any] = {  # what the templates of a check call, beside the functions of every template
+    "at_text": at_text,
+    "broken": _broken,
+    "dial": _dial,
+    "expected": expected_text,
+    "health_word": _health,
+    "searched": _searched,
+    "source_lines": source_lines,
+    "values": values,
+    "worst_head": figures.worst_head,
+}

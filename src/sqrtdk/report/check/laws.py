@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text as Line
-
-from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.messages import Message, joined, named, said, text_of_value, word
-from sqrtdk.report.console import TableColumn, paragraph, print_table
+from sqrtdk.messages import Message, joined, named
+from sqrtdk.report.console import Printer, TableColumn
 from sqrtdk.report.page import both
-from sqrtdk.report.plain import plain
 
 MOST_SQUARES = 64  # squares of a picture; with more positions, several share a square
 LAW_STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
@@ -109,37 +104,30 @@ def what_of(row: LawRow, *, message: bool = False) -> str:
     return answer.site or answer.about  # a law that changes no input has a place alone
 
 
-def draw_laws(console: Console, answers: Sequence[LawAnswer], language: Language = "en") -> None:
+def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
     """Print the table and the pictures of broken laws, or nothing if there are no answers."""
     if not answers:
         return
-    title = Line(word("laws.page.title", language), style="bold")
-    title.append(f"  {said(counts(answers), language)}", style="not bold dim")
-    paragraph(console, title, 0)
+    title = printer.line(Message("laws.page.title"), "bold")
+    printer.paragraph(title.append(f"  {printer.said(counts(answers))}", style="not bold dim"))
     rows = law_rows(answers)
     columns = [TableColumn("", prose=True), TableColumn(""), TableColumn("", prose=True)]
     cells = [
         (
-            Line(plain(said(listed_laws(row), language))),
-            Line(said(answer_in_words(row), language), style=_LAW_STYLES.get(row.severity or row.answer.state, "red")),
-            Line(plain(said(what_of(row), language))),
+            listed_laws(row),
+            printer.line(answer_in_words(row), _LAW_STYLES.get(row.severity or row.answer.state, "red")),
+            what_of(row),
         )
         for row in rows
     ]
-    print_table(console, columns, cells, indent=2, language=language)
+    printer.table(columns, cells, indent=2)
     for row in rows:
-        for line in _pictured(row, min(MOST_SQUARES, console.width - 6), language):
-            paragraph(console, line, 2)
-    console.print()
-
-
-def _pictured(row: LawRow, most: int, language: Language) -> Iterator[Line]:
-    moved = row.answer.moved
-    if row.answer.state != BROKEN or not moved:
-        return
-    yield Line(plain(said(caption(row, most), language)))
-    marks = "".join(_SQUARE_MARKS[mark] for mark in picture(moved, most))
-    yield Line(f"  {marks}", style=_LAW_STYLES.get(row.severity or "", ""))
+        if row.answer.state == BROKEN and row.answer.moved:
+            most = min(MOST_SQUARES, printer.console.width - 6)
+            printer.paragraph(caption(row, most), 2)
+            marks = "".join(_SQUARE_MARKS[mark] for mark in picture(row.answer.moved, most))
+            printer.paragraph(f"  {marks}", 2, _LAW_STYLES.get(row.severity or "", ""))
+    printer.blank()
 
 
 def caption(row: LawRow, most: int = MOST_SQUARES) -> Message:
@@ -166,20 +154,20 @@ def laws_section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
     if not answers:
         return None
     return {
-        "title": both(Message("laws.page.title").text),
-        "counts": both(counts(answers).text),
-        "mean": both(Message("laws.page.meaning").text),
-        "titles": [both(Message(f"laws.page.columns.{key}").text) for key in ("law", "answer", "what")],
+        "title": both(Message("laws.page.title")),
+        "counts": both(counts(answers)),
+        "mean": both(Message("laws.page.meaning")),
+        "titles": [both(Message(f"laws.page.columns.{key}")) for key in ("law", "answer", "what")],
         "rows": [
             {
-                "laws": [both(text_of_value(named_law(law))) for law in row.laws],
+                "laws": [both(named_law(law)) for law in row.laws],
                 "tone": _tone(row),
-                "answer": both(text_of_value(answer_in_words(row))),
-                "what": both(text_of_value(what_of(row, message=True))),
-                "about": both(text_of_value(row.answer.about)) if row.answer.finding is not None else "",
+                "answer": both(answer_in_words(row)),
+                "what": both(what_of(row, message=True)),
+                "about": both(row.answer.about) if row.answer.finding is not None else "",
                 "site": (row.answer.site or ROOT_NAME) if row.answer.finding is not None else "",
                 "squares": picture(row.answer.moved),
-                "caption": both(caption(row).text) if row.answer.moved else "",
+                "caption": both(caption(row)) if row.answer.moved else "",
             }
             for row in law_rows(answers)
         ],

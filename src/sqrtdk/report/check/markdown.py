@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
-from sqrtdk.messages import Message, named, said, word
+from sqrtdk.messages import Message, named
 from sqrtdk.report.check import laws
 from sqrtdk.report.check.fold import Fold, FoldedFinding, fold_calls, fold_findings, verdict_text
 from sqrtdk.report.check.places import at_text, places_text
-from sqrtdk.report.check.terminal import premises, summary_line
-from sqrtdk.report.console import bracketed, list_sites
+from sqrtdk.report.check.terminal import summary_line
+from sqrtdk.report.environment import premises
 from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.plain import plain
+from sqrtdk.report.speaker import Speaker
 
 MOST_CHARACTERS = 60_000  # GitHub rejects comments beyond 65536
 _MOST_CALL_ROWS = 12
@@ -50,13 +51,14 @@ def to_markdown(report: CheckReport, language: Language = "en") -> str:
         >>> print(to_markdown(report).splitlines()[0])
         ### Attention of <code>a&#124;b</code>: passed
     """
-    return fitted(_parts(report, language), language)
+    speaker = Speaker(language)
+    return fitted(_parts(report, speaker), speaker)
 
 
-def fitted(parts: Iterable[str], language: Language = "en") -> str:
+def fitted(parts: Iterable[str], speaker: Speaker) -> str:
     """Join as many whole parts as fit. A `<details>` block is one part, so that it is never cut open."""
     chosen: list[str] = []
-    cut = f"\n{word('terminal.comment.cut', language)}\n"
+    cut = f"\n{speaker.word('terminal.comment.cut')}\n"
     room = MOST_CHARACTERS - len(cut)
     for part in parts:
         room -= len(part) + 1
@@ -95,104 +97,107 @@ def details(title: str, lines: Iterable[str]) -> str:
     return "\n".join((f"<details><summary>{title}</summary>\n", *lines, "\n</details>\n"))
 
 
-def _parts(report: CheckReport, language: Language) -> Iterator[str]:
+def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
     outcome = Message(f"terminal.outcome.{report.outcome}")
-    yield f"### {word('terminal.comment.title', language, model=markdown_code(report.model.id), outcome=outcome)}\n"
-    yield markdown_text(summary_line(report, language), 1000) + "\n"
+    yield f"### {speaker.word('terminal.comment.title', model=markdown_code(report.model.id), outcome=outcome)}\n"
+    yield markdown_text(summary_line(report, speaker.language), 1000) + "\n"
     if report.calls:
-        yield _ledger(report, language)
+        yield _ledger(report, speaker)
     folded = fold_findings(report.findings)
     failing = [entry for entry in folded if any(map(report.fails, entry.findings))]
     for entry in failing[:_MOST_OPEN]:
-        yield _finding(entry, language)
+        yield _finding(entry, speaker)
     rest = [*failing[_MOST_OPEN:], *(entry for entry in folded if entry not in failing)]
     if rest:
         yield ""
         id = "terminal.comment.more_findings" if failing else "terminal.findings"
-        yield details(word(id, language, count=f"{len(rest):,}"), (_finding(entry, language) for entry in rest[:40]))
+        yield details(speaker.word(id, count=f"{len(rest):,}"), (_finding(entry, speaker) for entry in rest[:40]))
     if report.laws:
         yield ""
-        title, counts = (said(part, language) for part in (Message("laws.page.title"), laws.counts(report.laws)))
-        yield details(title + bracketed(counts, language), _laws(report, language))
-    yield from _asides(report, language)
+        counts = speaker.bracketed(laws.counts(report.laws))
+        yield details(speaker.word("laws.page.title") + counts, _laws(report, speaker))
+    yield from _asides(report, speaker)
 
 
-def _ledger(report: CheckReport, language: Language) -> str:
+def _ledger(report: CheckReport, speaker: Speaker) -> str:
     """Return the table of sites, worst health first."""
     order = ("critical", "fail", UNMEASURED, "warn", "note", OK)
     folds = sorted(fold_calls(report.calls), key=lambda fold: order.index(fold.first.health))
-    rows = [_row(fold, language) for fold in folds[:_MOST_CALL_ROWS]]
+    rows = [_row(fold, speaker) for fold in folds[:_MOST_CALL_ROWS]]
     if len(folds) > _MOST_CALL_ROWS:
         left = sum(len(fold.calls) for fold in folds[_MOST_CALL_ROWS:])
-        rows.append([word("terminal.comment.more_calls", language, count=f"{left:,}"), "", "", "", ""])
-    titles = [word(f"words.column.{key}", language) for key in ("site", "formula", "ratio", "verdict", "health")]
+        rows.append([speaker.word("terminal.comment.more_calls", count=f"{left:,}"), "", "", "", ""])
+    titles = [speaker.word(f"words.column.{key}") for key in ("site", "formula", "ratio", "verdict", "health")]
     return markdown_table(titles, rows)
 
 
-def _row(fold: Fold, language: Language) -> list[str]:
+def _row(fold: Fold, speaker: Speaker) -> list[str]:
     judged = fold.first
-    verdict = verdict_text(judged.verdict, judged.mistake, language)
+    verdict = speaker.said(verdict_text(judged.verdict, judged.mistake))
     verdict = verdict if judged.verdict in ("exact", "declared") else f"**{markdown_text(verdict)}**"
-    health = word(f"words.severity.{judged.health}", language)
-    sites = markdown_code(fold.site) + (bracketed(str(len(fold.calls)), language) if len(fold.calls) > 1 else "")
+    health = speaker.word(f"words.severity.{judged.health}")
+    sites = markdown_code(fold.site) + (speaker.bracketed(str(len(fold.calls))) if len(fold.calls) > 1 else "")
     return [sites, markdown_code(judged.call.formula, 240), format_ratio(judged.call.scale.ratio), verdict, health]
 
 
-def _finding(entry: FoldedFinding, language: Language) -> str:
+def _finding(entry: FoldedFinding, speaker: Speaker) -> str:
     first = entry.first
     sites = markdown_code(entry.site or ROOT_NAME)
     if entry.several is not None:
-        sites += bracketed(said(entry.several, language), language)
-    comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
-    at = f"{comma}{markdown_code(at_text(first.at, language))}" if first.at else ""
-    severity = word(f"words.severity.{first.severity}", language)
-    message, fix = (markdown_text(said(one, language)) for one in (entry.message, first.fix))
-    fix = word("terminal.comment.fix", language, fix=fix)
-    return f"- **{severity}** {sites}{at}{colon}{message}{fix}"
+        sites += speaker.bracketed(entry.several)
+    at = f"{speaker.mark('comma')}{markdown_code(speaker.said(at_text(first.at)))}" if first.at else ""
+    severity = speaker.word(f"words.severity.{first.severity}")
+    message, fix = (markdown_text(speaker.said(sentence)) for sentence in (entry.message, first.fix))
+    fix = speaker.word("terminal.comment.fix", fix=fix)
+    return f"- **{severity}** {sites}{at}{speaker.mark('colon')}{message}{fix}"
 
 
-def _laws(report: CheckReport, language: Language) -> Iterator[str]:
+def _laws(report: CheckReport, speaker: Speaker) -> Iterator[str]:
     """Yield one line for each row of `laws.law_rows`."""
-    comma, colon = (word(f"words.mark.{mark}", language) for mark in ("comma", "colon"))
     for row in laws.law_rows(report.laws):
-        names = said(laws.listed_laws(row), language)
-        parts = (said(laws.answer_in_words(row), language), said(laws.what_of(row), language))
-        yield f"- **{markdown_text(names)}**{colon}{markdown_text(comma.join(filter(None, parts)))}"
+        names = markdown_text(speaker.said(laws.listed_laws(row)))
+        answer = speaker.join(filter(None, (laws.answer_in_words(row), laws.what_of(row))))
+        yield f"- **{names}**{speaker.mark('colon')}{markdown_text(answer)}"
 
 
-def _asides(report: CheckReport, language: Language) -> Iterator[str]:
+def _asides(report: CheckReport, speaker: Speaker) -> Iterator[str]:
+    lines = [
+        f"- {markdown_text(what + speaker.bracketed(speaker.sites(sites)))}"
+        for what, sites in list((_written(report, speaker) | _unmeasured(report, speaker)).items())[:40]
+    ]
+    lines += [f"- {markdown_text(speaker.said(note))}" for note in premises(report.environment)[:8]]
+    names = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
+    environment = [
+        f"{speaker.said(named('terminal.environment', name))} {report.environment[name]}"
+        for name in names
+        if report.environment.get(name)
+    ]
+    if environment:
+        environment += [named("terminal.mode", report.mode), Message("words.seed", seed=report.seed)]
+        lines.append(f"- {markdown_text(speaker.join(environment))}")
+    if lines:
+        yield ""
+        yield details(speaker.word("terminal.comment.how"), lines)
+
+
+def _written(report: CheckReport, speaker: Speaker) -> dict[str, list[str]]:
+    """Return who declared a scale and where an attention is written -> the sites for which that holds."""
     written: dict[str, list[str]] = {}
     for fold in fold_calls(report.calls):
-        if declared := fold.first.declared_by:
-            at, by = fold.first.declared_at, said(declared, language)
-            what = (
-                word("terminal.declared_at", language, by=by, at=at)
-                if at
-                else word("terminal.declared_by", language, by=by)
-            )
-            written.setdefault(what, []).append(fold.site)
-        if places := places_text(fold.first.call, language):
-            written.setdefault(word("terminal.written", language, places=places), []).append(fold.site)
+        if by := fold.first.declared_by:
+            at = fold.first.declared_at
+            declared = Message("terminal.declared_at", by=by, at=at) if at else Message("terminal.declared_by", by=by)
+            written.setdefault(speaker.said(declared), []).append(fold.site)
+        if places := places_text(fold.first.call):
+            written.setdefault(speaker.word("terminal.written", places=places), []).append(fold.site)
+    return written
+
+
+def _unmeasured(report: CheckReport, speaker: Speaker) -> dict[str, list[str]]:
+    """Return why something was not measured -> the sites for which that holds."""
     missed: dict[str, list[str]] = {}
     for entry in report.not_measured:
         if not report.repeated(entry):
-            unmeasured = word(f"words.severity.{UNMEASURED}", language)
-            what = f"{unmeasured}{word('words.mark.colon', language)}{said(entry.reason, language)}"
+            what = speaker.join([Message(f"words.severity.{UNMEASURED}"), entry.reason], "colon")
             missed.setdefault(what, []).append(entry.site or ROOT_NAME)
-    lines = [
-        f"- {markdown_text(what + bracketed(list_sites(sites, language), language))}"
-        for what, sites in list((written | missed).items())[:40]
-    ]
-    lines += [f"- {markdown_text(said(note, language))}" for note in premises(report)[:8]]
-    versions = ("sqrtdk", "python", "torch", "transformers", "device", "dtype", "attn")
-    told = [
-        f"{said(named('terminal.environment', name), language)} {report.environment[name]}"
-        for name in versions
-        if report.environment.get(name)
-    ]
-    if told:
-        told += [said(named("terminal.mode", report.mode), language), word("words.seed", language, seed=report.seed)]
-        lines.append(f"- {markdown_text(word('words.mark.comma', language).join(told))}")
-    if lines:
-        yield ""
-        yield details(word("terminal.comment.how", language), lines)
+    return missed

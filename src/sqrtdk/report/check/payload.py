@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from sqrtdk._sites import ROOT_NAME, site_name
 from sqrtdk.audit.records import FAILING, HEALTH, CheckReport, JudgedCall
-from sqrtdk.messages import Message, Text, text_of_value, unfilled
+from sqrtdk.messages import Message, unfilled
+from sqrtdk.report.json_values import pair, rounded
 from sqrtdk.report.plain import plain
 from sqrtdk.stats.heads import HeadStats, Histogram
 from sqrtdk.theory.gaussian import LARGEST_N, expected_entropy_nats
@@ -34,6 +36,7 @@ UNIT_BY_STATISTIC = {  # field of HeadStats, or "scale_ratio" -> unit
     "nan_rows": "rows",
     "blind_rows": "rows",
 }
+_STATISTIC_DIGITS = 5  # of a number; a script draws them, and the JSON document has all
 _NUMBER_IN_SITE = re.compile(r"\d+")
 
 
@@ -63,23 +66,19 @@ def check_page_data(report: CheckReport) -> dict[str, Any]:
             if repeated[row["label"]] > 1:  # the same layer ran twice: number its rows
                 row["label"] = f"{row['label']}·{position}".lstrip("·")
     return {
-        "words": {key: _pair(words) for key, words in unfilled("pages.script").items()},
+        "words": {key: pair(words) for key, words in unfilled("pages.script").items()},
         "statistics": [
             {
                 "key": key,
-                "name": _pair(Message(f"pages.statistics.{key}.name")),
-                "unit": _pair(Message(f"pages.unit.{unit}") if unit else ""),
-                "help": _pair(Message(f"pages.statistics.{key}.mean")),
+                "name": pair(Message(f"pages.statistics.{key}.name")),
+                "unit": pair(Message(f"pages.unit.{unit}") if unit else ""),
+                "help": pair(Message(f"pages.statistics.{key}.mean")),
             }
             for key, unit in UNIT_BY_STATISTIC.items()
         ],
         "groups": [{"title": title, "rows": rows} for title, rows in groups.items()],
         "opens": _opens([judged for calls in drawn.values() for judged in calls]),
     }
-
-
-def _pair(words: Text | str) -> list[str]:
-    return [text_of_value(words).en, text_of_value(words).zh]
 
 
 def _opens(calls: list[JudgedCall]) -> list[int]:
@@ -126,12 +125,11 @@ def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
         "formula": plain(call.formula),
         "fails": _fails(judged),
         "values": {
-            key: [_short(value) for value in (_ratios(judged) if key == "scale_ratio" else getattr(stats, key))]
-            for key in UNIT_BY_STATISTIC
+            key: _numbers(_ratios(judged) if key == "scale_ratio" else getattr(stats, key)) for key in UNIT_BY_STATISTIC
         },
-        "p05": [_short(value) for value in stats.entropy_p05],
-        "p50": [_short(value) for value in stats.entropy_p50],
-        "p95": [_short(value) for value in stats.entropy_p95],
+        "p05": _numbers(stats.entropy_p05),
+        "p50": _numbers(stats.entropy_p50),
+        "p95": _numbers(stats.entropy_p95),
         "expected": [_expected(n, sigma) for n, sigma in zip(stats.keys, stats.std_logit, strict=True)],
         "logits": [_bins(histogram) for histogram in stats.logit_histogram],
         "entropies": [_bins(histogram) for histogram in stats.entropy_histogram],
@@ -142,20 +140,15 @@ def _expected(keys: float, sigma: float) -> float | str | None:
     """Return the entropy (nats) of Gaussian logits with this spread over this many keys; None without visible keys."""
     if not (math.isfinite(keys) and math.isfinite(sigma)) or keys < 1:
         return None
-    return _short(expected_entropy_nats(min(keys, LARGEST_N), sigma))
+    return rounded(expected_entropy_nats(min(keys, LARGEST_N), sigma), _STATISTIC_DIGITS)
 
 
 def _bins(histogram: Histogram) -> dict[str, Any] | None:
     if not histogram.counts or not sum(histogram.counts):
         return None
-    return {"low": _short(histogram.low), "high": _short(histogram.high), "counts": list(histogram.counts)}
+    low, high = _numbers((histogram.low, histogram.high))
+    return {"low": low, "high": high, "counts": list(histogram.counts)}
 
 
-def _short(value: float) -> float | str | None:
-    if isinstance(value, int):
-        return value
-    if math.isnan(value):
-        return None
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(f"{value:.5g}")
+def _numbers(values: Iterable[float]) -> list[float | str | None]:
+    return [rounded(value, _STATISTIC_DIGITS) for value in values]

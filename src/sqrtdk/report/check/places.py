@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sqrtdk._language import Language
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall, SourceFile, about_call
 from sqrtdk.audit.sources import split_lines
-from sqrtdk.messages import word
+from sqrtdk.messages import Message, joined
 from sqrtdk.report.figures import format_number
 from sqrtdk.tracing.records import AttentionCall
 
 
-def source_lines(call: AttentionCall, language: Language = "en") -> dict[str, str]:
+def source_lines(call: AttentionCall) -> dict[str, str]:
     """Return "file:line" -> the parts written there: the product, factors of the scale, the softmax."""
-    factors = [
-        (word("terminal.by_kernel" if factor.where == "op" else "terminal.factor_on", language,
-              value=format_number(factor.value), where=factor.where), factor.at)
-        for factor in call.scale.factors
-    ]  # fmt: skip
     parts: dict[str, list[str]] = {}
-    for what, at in (("q.k", call.product_at), *factors, ("softmax", call.softmax_at)):
+    for what, at in (("q.k", call.product_at), *_factors(call), ("softmax", call.softmax_at)):
         if at is not None:
             parts.setdefault(at, []).append(what)
-    return {at: word("words.mark.list", language).join(dict.fromkeys(whats)) for at, whats in parts.items()}
+    return {at: joined(list(dict.fromkeys(whats)), "comma") for at, whats in parts.items()}
+
+
+def _factors(call: AttentionCall) -> Iterator[tuple[str, str | None]]:
+    for factor in call.scale.factors:
+        id = "terminal.by_kernel" if factor.where == "op" else "terminal.factor_on"
+        yield Message(id, value=format_number(factor.value), where=factor.where), factor.at
 
 
 def in_files(call: AttentionCall) -> bool:
@@ -33,22 +33,22 @@ def in_files(call: AttentionCall) -> bool:
     return not any(at.startswith("<") for at in source_lines(call))
 
 
-def at_text(at: str, language: Language = "en") -> str:
-    """Return a finding's files and lines with the language's punctuation between them.
+def at_text(at: str) -> str:
+    """Return a finding's files and lines as a list.
 
     Example:
-        >>> at_text("a.py:3, b.py:14"), at_text("a.py:3, b.py:14", "zh")
+        >>> at_text("a.py:3, b.py:14"), at_text("a.py:3, b.py:14").said("zh")
         ('a.py:3, b.py:14', 'a.py:3、b.py:14')
     """
-    return re.sub(r"(?<=:)(\d+), ", rf"\1{word('words.mark.list', language)}", at)
+    # "a.py:3, b.py:14" -> "a.py", ":3", "b.py:14": a comma elsewhere belongs to the name of a file
+    parts = re.split(r"(:\d+), ", at)
+    return joined(["".join(parts[place : place + 2]) for place in range(0, len(parts), 2)], "comma")
 
 
-def places_text(call: AttentionCall, language: Language = "en") -> str:
+def places_text(call: AttentionCall) -> str:
     """Return the result of `source_lines` as one line; empty if no place is known."""
-    written = source_lines(call, language).items()
-    return word("words.mark.semicolon", language).join(
-        word("terminal.what_at", language, what=what, at=at) for at, what in written
-    )
+    written = [Message("terminal.what_at", what=what, at=at) for at, what in source_lines(call).items()]
+    return joined(written) if written else ""
 
 
 # their findings also show the scale's declaration

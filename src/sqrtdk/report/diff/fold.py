@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqrtdk._language import Language
 from sqrtdk._sites import common_label, fold, site_name, site_shape
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, cause_word
 from sqrtdk.compare.suspect import NO_VALUE
 from sqrtdk.compare.words import excess, largest_pair, shown_causes
-from sqrtdk.messages import Message, said
+from sqrtdk.messages import Message, Text, said, text_of_value
 from sqrtdk.report.figures import format_number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
@@ -81,33 +80,30 @@ def mark(pair: PairDiff, stage: StageDiff) -> str:
     return DIFFERS if not began or stage.stage in began else FOLLOWS
 
 
-def change(cause: Cause, language: Language = "en") -> str:
+def change(cause: Cause) -> Text:
     """Return a cause in a few characters.
 
     Example:
         >>> change(Cause("softcap", 50.0, None, 1.0, "leaves out the softcap (50)", "softcap"))
-        'softcap 50 -> none'
-        >>> change(Cause("unknown", None, None, 0.0, "", "output"))
+        Text(en='softcap 50 -> none', zh='软上限（softcap）50 -> 无')
+        >>> change(Cause("unknown", None, None, 0.0, "", "output")).en
         'unknown'
-        >>> change(Cause("weights", "q, k", "q, k", 1.0, "has other weights for q and k", "query"))
+        >>> change(Cause("weights", "q, k", "q, k", 1.0, "has other weights for q and k", "query")).en
         'weights q, k'
-        >>> change(Cause("softcap", 50.0, None, 1.0, "leaves out the softcap (50)", "softcap"), "zh")
-        '软上限（softcap）50 -> 无'
     """
-    name = cause_name(cause.name, language)
+    name = cause_name(cause.name)
     if not has_short_values(cause):
         return name
-    gap = "" if name.endswith("）") else " "  # a full-width bracket brings its own space
-    if is_one(cause):
-        return f"{name}{gap}{value_in_words(cause.a, language)}"
-    return f"{name}{gap}{value_in_words(cause.a, language)} -> {value_in_words(cause.b, language)}"
+    a, b = value_in_words(cause.a), value_in_words(cause.b)
+    values = a if is_one(cause) else Text(f"{a.en} -> {b.en}", f"{a.zh} -> {b.zh}")
+    # a full-width bracket brings its own space
+    gaps = ["" if words.endswith("）") else " " for words in (name.en, name.zh)]
+    return Text(f"{name.en}{gaps[0]}{values.en}", f"{name.zh}{gaps[1]}{values.zh}")
 
 
-def cause_name(name: str, language: Language) -> str:
+def cause_name(name: str) -> Text:
     """Return a cause's name; in Chinese its title, followed by the name that JSON and the documentation have."""
-    if language == "en" or not has_words(name):
-        return name
-    return f"{said(cause_word(name), language)}（{name}）"
+    return Text(name, f"{said(cause_word(name), 'zh')}（{name}）" if has_words(name) else name)
 
 
 def has_words(name: str) -> bool:
@@ -125,12 +121,13 @@ def is_one(cause: Cause) -> bool:
     return cause.name == "weights" and cause.a == cause.b
 
 
-def value_in_words(of: str | float | None, language: Language = "en") -> str:
+def value_in_words(of: str | float | None) -> Text:
     """Return one side's value as words or as a number; None reads "none"."""
     if of is None:
         of = Message(NO_VALUE)
+    words = text_of_value(of if isinstance(of, str) else format_number(of))
     # the Chinese for "cos and sin" begins with a blank, which is right inside a sentence only
-    return said(of, language).strip() if isinstance(of, str) else format_number(of)
+    return Text(words.en.strip(), words.zh.strip())
 
 
 def outcome_word(name: str) -> Message:

@@ -10,7 +10,7 @@ import importlib.metadata
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -21,7 +21,7 @@ from sqrtdk.compare.records import CANCELS as CANCELLED
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import share_text, short, shown_causes, site_text
-from sqrtdk.messages import Message, Text, id_of, said, text_of_value, word
+from sqrtdk.messages import Message, id_of, said
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff.fold import (
     CANCELS,
@@ -42,7 +42,6 @@ from sqrtdk.report.diff.fold import (
 )
 from sqrtdk.report.diff.payload import diff_page_data, drawable
 from sqrtdk.report.environment import shown_environment
-from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
 _FORMULA_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
@@ -72,84 +71,36 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     outcomes = Counter(map(outcome, report.pairs))
     causes = Counter(cause.name for pair in report.pairs for cause in pair.causes)
     result, tone = verdict(report)
-    context: dict[str, Any] = {
+    context = {
         "report": report,
         "version": importlib.metadata.version("sqrtdk"),
         "payload": Markup(page.script_json(diff_page_data(folds))),
         "folds": folds,
         "outcomes": [(name, outcomes[name]) for name in OUTCOMES_IN_ORDER],
         "causes": causes.most_common(),
-        "named": len(set(causes) - {UNKNOWN_CAUSE}),
-        "result": (both(result_word(result).text), tone),
+        "named_causes": len(set(causes) - {UNKNOWN_CAUSE}),
+        "result": (result_word(result), tone),
         "chinese": [said(paragraph, "zh") for paragraph in report.paragraphs],
         "unjudged": [pair for pair in report.pairs if pair.same is None],
         "open": len(report.unpaired_a) + len(report.unpaired_b) + outcomes["not compared"],
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": [*shown_environment(report.environment)],
-        "long": lambda text: len(text) > _SHORT_FACT,
         "columns": STAGES,
         "legend": STAGE_MARKS,
-        "said": both,
-        "unbroken": unbroken,
-        "say": lambda key, **parts: both(Message(f"diff.page.{key}", **parts).text),
-        "kind": lambda kind: both(text_of_value(kind_word(plain(kind)))),
-        "stage": lambda name: both(text_of_value(stage_word(name))),
-        "outcome": outcome,
-        "outcome_word": lambda name: both(outcome_word(name).text),
-        "outcome_means": _outcome_means,
-        "tone": _tone,
-        "marks": _marks,
-        "mark": mark,
-        "meaning": _meaning,
-        "fix": _fix,
-        "formulas": marked_formulas,
-        "drawable": lambda fold: any(map(drawable, fold.pairs)),
-        "ladder": ladder,
-        "reason": lambda reason: both(text_of_value(reason)),
-        "stage_reason": _stage_reason,
-        "value": lambda of: both(Text(value_in_words(of), value_in_words(of, "zh"))),
-        "cause_name": lambda name: both(Text(name, cause_name(name, "zh"))),
-        **TEMPLATE_FUNCTIONS,
     }
-    return page.render("diff", context, languages=True, opens=language)
-
-
-TEMPLATE_FUNCTIONS = {  # functions that both the page and the notebook's table call
-    "left": largest_left,
-    "place": site_text,
-    "short": short,
-    "share": share_text,
-    "has_values": has_short_values,
-    "is_one": is_one,
-    "told_causes": shown_causes,
-    "unknown": UNKNOWN_CAUSE,
-}
+    return page.render("diff", {**context, **DIFF_FUNCTIONS}, languages=True, opens=language)
 
 
 def to_table(report: DiffReport) -> str:
     """Return the result and the table of pairs as HTML for a notebook."""
-    language = notebook.environment_language()
     result, tone = verdict(report)
-    return notebook.table_fragment(
-        "diff",
-        {
-            "report": report,
-            "result": (said(result_word(result), language), tone),
-            "told": [said(paragraph, language) for paragraph in report.paragraphs],
-            "folds": fold_pairs(report.pairs),
-            "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
-            "say": lambda key, **parts: word(f"diff.page.{key}", language, **parts),
-            "terminal": lambda key: word(f"diff.terminal.{key}", language),
-            "stage": lambda name: said(stage_word(name), language),
-            "reason": lambda reason: said(reason, language),
-            "value": lambda of: value_in_words(of, language),
-            "cause_name": lambda name: cause_name(name, language),
-            "outcome": outcome,
-            "outcome_word": lambda name: said(outcome_word(name), language),
-            "tone": _tone,
-            **TEMPLATE_FUNCTIONS,
-        },
-    )
+    context = {
+        "report": report,
+        "result": (result_word(result), tone),
+        "folds": fold_pairs(report.pairs),
+        "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
+    }
+    return notebook.table_fragment("diff", {**context, **DIFF_FUNCTIONS})
 
 
 def _tone(name: str) -> str:
@@ -240,26 +191,50 @@ def unbroken(sentence: str) -> Markup:
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(page.prose(sentence))))
 
 
-def _outcome_means(name: str) -> Markup:
-    return both(Message(f"diff.means.{name.replace(' ', '_')}").text)
+def _outcome_means(name: str) -> Message:
+    return Message(f"diff.means.{name.replace(' ', '_')}")
 
 
-def _stage_reason(stage: StageDiff) -> Markup:
+def _stage_reason(stage: StageDiff) -> str | None:
     """Return the reason of a stage; that nothing differs in the end is said in the words of the legend."""
-    return _outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else both(text_of_value(stage.reason))
+    return _outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else stage.reason
 
 
-def _meaning(cause: Cause) -> Markup:
-    known = has_words(cause.name)
-    return both(Message(f"causes.{cause.name}.meaning").text) if known else escape(plain(cause.text))
-
-
-def _fix(cause: Cause) -> Markup | None:
-    fix = fix_of(cause)
-    return None if fix is None else both(fix.text)
+def _meaning(cause: Cause) -> str:
+    return Message(f"causes.{cause.name}.meaning") if has_words(cause.name) else str(cause.text)
 
 
 def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
     """Return each stage of the header with its mark, which is None if the pair has no such stage."""
     by_name = {stage.stage: stage for stage in pair.stages}
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
+
+
+DIFF_FUNCTIONS: Mapping[str, Any] = {  # what the templates of a comparison call, beside the functions of every template
+    "cause_name": cause_name,
+    "drawable": lambda fold: any(map(drawable, fold.pairs)),
+    "fix": fix_of,
+    "formulas": marked_formulas,
+    "has_values": has_short_values,
+    "is_one": is_one,
+    "kind": lambda kind: kind_word(plain(kind)),
+    "ladder": ladder,
+    "left": largest_left,
+    "long": lambda text: len(text) > _SHORT_FACT,
+    "mark": mark,
+    "marks": _marks,
+    "meaning": _meaning,
+    "merged": shown_causes,  # other weights of q, k and v are one cause
+    "outcome": outcome,
+    "outcome_means": _outcome_means,
+    "outcome_word": outcome_word,
+    "place": site_text,
+    "share": share_text,
+    "short": short,
+    "stage": stage_word,
+    "stage_reason": _stage_reason,
+    "tone": _tone,
+    "unbroken": unbroken,
+    "unknown": UNKNOWN_CAUSE,
+    "value": value_in_words,
+}

@@ -5,14 +5,13 @@ NaN is written as null and an infinity as a string: see `sqrtdk._json`.
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
 from typing import Any
 
 from sqrtdk._json import json_document
 from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.messages import fields
+from sqrtdk.report.json_values import reasoned, record_fields, tool
 
 SCHEMA_VERSION = 1
 _DRAWN = ("scatter", "mends")  # thousands of points, which only the HTML page holds; what `fix` says
@@ -39,7 +38,7 @@ def to_json(report: DiffReport) -> str:
     return json_document(
         {
             "schema_version": SCHEMA_VERSION,
-            "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},
+            "tool": tool(),
             "environment": report.environment,
             "command": report.command,
             "seed": report.seed,
@@ -48,8 +47,8 @@ def to_json(report: DiffReport) -> str:
             "forwards": report.forwards,
             "same": report.same,
             "pairs": [_pair(pair) for pair in report.pairs],
-            "unpaired_a": [_reasoned(call) for call in report.unpaired_a],
-            "unpaired_b": [_reasoned(call) for call in report.unpaired_b],
+            "unpaired_a": [reasoned(call) for call in report.unpaired_a],
+            "unpaired_b": [reasoned(call) for call in report.unpaired_b],
             "paragraphs": report.paragraphs,
             "paragraph_messages": [fields(paragraph) for paragraph in report.paragraphs],
             "fail_on": report.fail_on,
@@ -62,23 +61,13 @@ def to_json(report: DiffReport) -> str:
     )
 
 
-def _fields(record: Any) -> dict[str, Any]:
-    names = (field.name for field in dataclasses.fields(record))
-    return {name: getattr(record, name) for name in names if name not in _DRAWN}
-
-
-def _reasoned(record: Any) -> dict[str, Any]:
-    """Return the fields of a record with a `reason`, and the id and values of that sentence."""
-    return _fields(record) | fields(record.reason)
-
-
 def _pair(pair: PairDiff) -> dict[str, Any]:
-    causes = [_fields(cause) | fields(cause.text) | {"fix": fix_of(cause)} for cause in pair.causes]
-    return _reasoned(pair) | {"causes": causes, "stages": [_reasoned(stage) for stage in pair.stages]}
+    causes = [record_fields(cause, _DRAWN) | fields(cause.text) | {"fix": fix_of(cause)} for cause in pair.causes]
+    return reasoned(pair, _DRAWN) | {"causes": causes, "stages": [reasoned(stage) for stage in pair.stages]}
 
 
 def _output(output: OutputDiff) -> dict[str, Any]:
     """Return the fields of an output, without those of its reason if it has none."""
     if output.reason:
-        return _reasoned(output)
-    return {name: value for name, value in _fields(output).items() if name != "reason"}
+        return reasoned(output)
+    return {name: value for name, value in record_fields(output).items() if name != "reason"}

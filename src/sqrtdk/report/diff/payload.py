@@ -9,8 +9,10 @@ from typing import Any
 from sqrtdk.compare.records import MaskPicture, PairDiff, Scatter
 from sqrtdk.compare.words import site_of_pair
 from sqrtdk.report.diff.fold import PairFold
+from sqrtdk.report.json_values import rounded
 from sqrtdk.report.plain import plain
 
+_LOGIT_DIGITS = 6  # of a logit
 _MASK_CELLS = frozenset(".+ab")
 
 
@@ -45,7 +47,7 @@ def _points(scatter: Scatter) -> dict[str, Any]:
     points = [point for point in every if math.isfinite(point[2]) and math.isfinite(point[3])]
     return {
         "head": scatter.head,
-        "points": [[row, key, _short(a), _short(b)] for row, key, a, b in points],
+        "points": [[row, key, rounded(a, _LOGIT_DIGITS), rounded(b, _LOGIT_DIGITS)] for row, key, a, b in points],
         "dropped": len(every) - len(points),
     }
 
@@ -55,7 +57,3 @@ def _picture(picture: MaskPicture) -> dict[str, Any]:
     wide = max(map(len, picture.rows), default=0)
     rows = ["".join(cell if cell in _MASK_CELLS else "." for cell in row).ljust(wide, ".") for row in picture.rows]
     return {"row": picture.first_row, "key": picture.first_key, "rows": rows}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

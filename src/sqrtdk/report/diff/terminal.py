@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from sqrtdk._language import Language
@@ -13,9 +12,8 @@ from sqrtdk._sites import ROOT_NAME
 from sqrtdk.compare.fixes import fixes_of
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
-from sqrtdk.messages import said
-from sqrtdk.messages import word as of_catalogue
-from sqrtdk.report.console import console_text, paragraph, wrapped
+from sqrtdk.messages import Message
+from sqrtdk.report.console import Printer, TableColumn, printed
 from sqrtdk.report.diff.fold import (
     DIFFERS,
     FOLLOWS,
@@ -32,14 +30,12 @@ from sqrtdk.report.diff.fold import (
     result_word,
     verdict,
 )
+from sqrtdk.report.environment import premises, print_premises
 from sqrtdk.report.plain import plain
+from sqrtdk.report.speaker import Speaker
 
 OUTCOME_STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONE_STYLES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
-_PAIR_COLUMNS = ("first", "cause", "explained", "residue", "allowed")
-_NARROW_CONSOLE = 80  # on a narrower console, columns are one blank apart instead of two
-_NARROWEST_CAUSE = 12
-_MOST_DIFF_NOTES = 8
 _MOST_FIXES = 8
 
 
@@ -70,153 +66,120 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
         <BLANKLINE>
     """
 
-    def draw(console: Console) -> None:
+    def draw(printer: Printer) -> None:
         for letter, side in (("A", report.a), ("B", report.b)):
-            paragraph(console, _side(letter, side, language), 0, most=console.width)
-        _premises(console, report, language)
-        console.print()
-        _pairs(console, fold_pairs(report.pairs), language)
-        for text in report.paragraphs:
-            paragraph(console, Text(plain(said(text, language))), 0)
+            printer.paragraph(_side(printer, letter, side), most=printer.console.width)
+        print_premises(printer, premises(report.environment))
+        printer.blank()
+        _pairs(printer, fold_pairs(report.pairs))
+        for sentence in report.paragraphs:
+            printer.paragraph(sentence)
         if report.paragraphs:
-            console.print()
-        _fixes(console, report, language)
-        _alone(console, report, language)
-        paragraph(console, _summary(report, language), 0, most=console.width)
+            printer.blank()
+        _fixes(printer, report)
+        _alone(printer, report)
+        printer.paragraph(_summary(printer, report), most=printer.console.width)
 
-    return console_text(draw, width, color)
+    return printed(draw, width, color, language)
 
 
 def diff_summary_line(report: DiffReport, language: Language = "en") -> str:
     """Return the last line of the report: the number of pairs by outcome, and the exit code."""
-    return _summary(report, language).plain
+    return _summary(Speaker(language), report).plain
 
 
-def _side(letter: str, side: SideInfo, language: Language) -> Text:
+def _side(printer: Printer, letter: str, side: SideInfo) -> Text:
+    facts = filter(None, (kind_word(side.kind), side.module_class, side.attn, side.dtype, side.device))
+    calls = Message("words.attentions", count=f"{side.calls:,}")
     line = Text.assemble((letter, "bold magenta"), "  ", (plain(side.name), "bold"))
-    facts = (said(kind_word(side.kind), language), side.module_class, side.attn, side.dtype, side.device)
-    parts = [plain(fact) for fact in facts if fact]
-    parts.append(word_of_diff("attentions", language, count=f"{side.calls:,}"))
-    return line.append(f"  {word_of_diff('comma', language).join(parts)}", style="dim")
+    return line.append(f"  {plain(printer.join([*facts, calls]))}", style="dim")
 
 
-def _premises(console: Console, report: DiffReport, language: Language) -> None:
-    """Print what was decided on the user's behalf: random weights, random token ids, a shortened input."""
-    notes = list(dict.fromkeys(report.environment.get("notes") or ()))
-    for note in notes[:_MOST_DIFF_NOTES]:
-        paragraph(console, Text(f"! {plain(said(note, language))}", style="yellow"), 0)
-    if len(notes) > _MOST_DIFF_NOTES:
-        paragraph(console, Text(word_of_diff("more", language, count=len(notes) - _MOST_DIFF_NOTES)), 2)
-
-
-def _pairs(console: Console, folds: Sequence[PairFold], language: Language) -> None:
+def _pairs(printer: Printer, folds: Sequence[PairFold]) -> None:
     if not folds:
         return
-    names = [Text(plain(fold.site), style="bold") for fold in folds]
-    cells = [_figures(fold, language) for fold in folds]
-    head, *titles = (Text(word_of_diff(title, language)) for title in ("site", *_PAIR_COLUMNS))
-    widths = [max(cell.cell_len for cell in column) for column in zip(titles, *cells, strict=True)]
-    site = max(head.cell_len, *(name.cell_len for name in names))
-    if site + sum(widths) + 2 * len(widths) <= console.width:
-        console.print(_row((head, *titles), [site, *widths], 3), style="dim")
-        for name, row in zip(names, cells, strict=True):
-            console.print(_row((name, *row), [site, *widths], 3))
-    else:
-        # too wide for one line: the site gets a line above, and the cause (column 1) wraps in what is left
-        gap = 2 if console.width >= _NARROW_CONSOLE else 1
-        room = console.width - sum(widths) + widths[1] - gap * len(widths)
-        widths[1] = min(widths[1], max(_NARROWEST_CAUSE, room))
-        console.print(Text(" " * gap) + _row(titles, widths, 2, gap), style="dim", overflow="fold")
-        for name, row in zip(names, cells, strict=True):
-            paragraph(console, name, 0)
-            _broken(console, row, widths, gap)
-    console.print()
+    columns = (
+        TableColumn(Message("diff.terminal.site")),
+        TableColumn(Message("diff.terminal.first")),
+        TableColumn(Message("diff.terminal.cause"), prose=True),
+        TableColumn(Message("diff.terminal.explained"), right=True),
+        TableColumn(Message("diff.terminal.residue"), right=True),
+        TableColumn(Message("diff.terminal.allowed"), right=True),
+    )
+    printer.table(columns, [_row(printer, fold) for fold in folds])
+    printer.blank()
 
 
-def _broken(console: Console, row: Sequence[Text], widths: Sequence[int], gap: int) -> None:
-    """Print a row whose cause wraps over as many lines as it needs."""
-    blank = [Text()] * len(widths)
-    for index, line in enumerate(wrapped(row[1], widths[1])):
-        cells = [*(row if index == 0 else blank)]
-        cells[1] = line
-        console.print(Text(" " * gap) + _row(cells, widths, 2, gap), overflow="fold")
-
-
-def _row(cells: Sequence[Text], widths: Sequence[int], left: int, gap: int = 2) -> Text:
-    """Return cells in columns, `gap` blanks apart. The first `left` cells are aligned left, the others right."""
-    line = Text()
-    for position, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        pad = Text(" " * max(0, width - cell.cell_len))
-        line = line + Text(" " * gap if position else "") + (cell + pad if position < left else pad + cell)
-    return line
-
-
-def _figures(fold: PairFold, language: Language) -> tuple[Text, ...]:
+def _row(printer: Printer, fold: PairFold) -> tuple[Text, ...]:
     first, worst, how = fold.first, fold.worst, outcome(fold.first)
-    where = said(stage_word(first.first_stage or "-"), language)
-    stage = Text(plain(where), style=OUTCOME_STYLES[how] if how in (DIFFERS, FOLLOWS) else "")
-    cause = Text(_cause(first, how, language), style=OUTCOME_STYLES[how])
-    explained = share_text(worst.explained) if how == DIFFERS else "-"
-    return stage, cause, Text(explained), Text(short(largest_left(worst))), Text(short(worst.allowed))
+    return (
+        printer.line(fold.site, "bold"),
+        printer.line(stage_word(first.first_stage or "-"), OUTCOME_STYLES[how] if how in (DIFFERS, FOLLOWS) else ""),
+        printer.line(_cause(printer, first, how), OUTCOME_STYLES[how]),
+        Text(share_text(worst.explained) if how == DIFFERS else "-"),
+        Text(short(largest_left(worst))),
+        Text(short(worst.allowed)),
+    )
 
 
-def _cause(pair: PairDiff, how: str, language: Language) -> str:
+def _cause(speaker: Speaker, pair: PairDiff, how: str) -> str:
     if how == FOLLOWS:
-        return plain(word_of_diff("follows_from", language, site=pair.follows_from or ROOT_NAME))
+        return Message("diff.terminal.follows_from", site=pair.follows_from or ROOT_NAME)
     if how == DIFFERS:
-        causes = (change(cause, language) for cause in shown_causes(pair.causes))
-        return plain(word_of_diff("semicolon", language).join(causes) or cause_name(UNKNOWN_CAUSE, language))
-    return said(outcome_word(how), language)
+        causes = [speaker.said(change(cause)) for cause in shown_causes(pair.causes)]
+        return speaker.join(causes, "semicolon") or speaker.said(cause_name(UNKNOWN_CAUSE))
+    return outcome_word(how)
 
 
-def _fixes(console: Console, report: DiffReport, language: Language) -> None:
+def _fixes(printer: Printer, report: DiffReport) -> None:
     """Print what to change in B, once for each cause of a difference that follows from no other."""
     own = (pair for pair in report.pairs if outcome(pair) == DIFFERS)
-    found = fixes_of(cause for pair in own for cause in shown_causes(pair.causes))
-    if not found:
+    fixes = fixes_of(cause for pair in own for cause in shown_causes(pair.causes))
+    if not fixes:
         return
-    paragraph(console, Text(word_of_diff("to_change", language), style="bold"), 0)
-    for fix, cause in [*found.items()][:_MOST_FIXES]:
-        name, at = plain(cause_name(cause.name, language)), f"  {plain(cause.at_b)}" if cause.at_b else ""
-        paragraph(console, Text.assemble((name, "bold red"), (at, "dim"), "  ", plain(said(fix, language))), 2)
-    if len(found) > _MOST_FIXES:
-        paragraph(console, Text(word_of_diff("more", language, count=len(found) - _MOST_FIXES)), 2)
-    console.print()
+    printer.paragraph(Message("diff.terminal.to_change"), style="bold")
+    for fix, cause in [*fixes.items()][:_MOST_FIXES]:
+        name, at = plain(printer.said(cause_name(cause.name))), f"  {plain(cause.at_b)}" if cause.at_b else ""
+        printer.paragraph(Text.assemble((name, "bold red"), (at, "dim"), "  ", plain(printer.said(fix))), 2)
+    if len(fixes) > _MOST_FIXES:
+        printer.paragraph(Message("terminal.more", count=len(fixes) - _MOST_FIXES), 2)
+    printer.blank()
 
 
-def _alone(console: Console, report: DiffReport, language: Language) -> None:
+def _alone(printer: Printer, report: DiffReport) -> None:
     """Print the calls without a partner and the pairs that could not be compared, with counts and names."""
-    shown = False
+    lines: list[Text] = []
     for letter, calls in (("A", report.unpaired_a), ("B", report.unpaired_b)):
-        for text, sites in _by_text(calls, language).items():
-            title = word_of_diff("only_in", language, side=letter, count=len(sites))
-            paragraph(console, Text.assemble((title, "bold"), plain(f"{said(site_list(sites), language)}{text}")), 0)
-            shown = True
+        for what, sites in _by_text(printer, calls).items():
+            title = printer.word("diff.terminal.only_in", side=letter, count=len(sites))
+            lines.append(Text.assemble((title, "bold"), _listed(printer, sites, what)))
     lost: dict[str, list[str]] = {}
     for pair in report.pairs:
         if pair.same is None:
-            reason = said(pair.reason, language) if pair.reason else word_of_diff("no_reason", language)
+            reason = printer.said(pair.reason or Message("words.no_reason"))
             lost.setdefault(reason, []).append(site_text(pair.site_a, pair.index_a))
     for reason, sites in lost.items():
-        title = word_of_diff("uncompared", language, count=len(sites))
-        text = f"{said(site_list(sites), language)}{word_of_diff('colon', language)}{reason}"
-        paragraph(console, Text.assemble((title, "bold yellow"), plain(text)), 0)
-        shown = True
-    if shown:
-        console.print()
+        title = printer.word("diff.terminal.uncompared", count=len(sites))
+        lines.append(Text.assemble((title, "bold yellow"), _listed(printer, sites, reason)))
+    for line in lines:
+        printer.paragraph(line)
+    if lines:
+        printer.blank()
 
 
-def _by_text(calls: Sequence[Unpaired], language: Language) -> dict[str, list[str]]:
+def _listed(printer: Printer, sites: Sequence[str], what: str) -> str:
+    return plain(printer.join([site_list(sites), *([what] if what else [])], "colon"))
+
+
+def _by_text(speaker: Speaker, calls: Sequence[Unpaired]) -> dict[str, list[str]]:
     by_text: dict[str, list[str]] = {}
     for call in calls:
-        reason = said(call.reason, language) if call.reason else None
-        what = word_of_diff("comma", language).join(filter(None, (reason, call.formula)))
-        text = f"{word_of_diff('colon', language)}{what}" if what else ""
-        by_text.setdefault(text, []).append(site_text(call.site, call.index))
+        what = speaker.join(filter(None, (call.reason, call.formula)))
+        by_text.setdefault(what, []).append(site_text(call.site, call.index))
     return by_text
 
 
-def _summary(report: DiffReport, language: Language) -> Text:
+def _summary(speaker: Speaker, report: DiffReport) -> Text:
     outcomes = Counter(outcome(pair) for pair in report.pairs)
     # "1 differs, 3 follow from it"
     follow = "follow_from_it" if outcomes[DIFFERS] == 1 else "follow_from_these"
@@ -226,15 +189,10 @@ def _summary(report: DiffReport, language: Language) -> Text:
         counts.append(("alone", alone))
     if any(one.same is False for one in report.outputs):
         counts.append(("outputs", 0))
-    parts = [word_of_diff(name, language, count=f"{total:,}") for name, total in counts]
-    text = Text(word_of_diff("pairs", language, count=f"{len(report.pairs):,}"))
-    if parts:
-        text.append(word_of_diff("colon", language) + word_of_diff("comma", language).join(parts))
+    text = Text(speaker.word("diff.terminal.pairs", count=f"{len(report.pairs):,}"))
+    if counts:
+        parts = [speaker.word(f"diff.terminal.{key}", count=f"{total:,}") for key, total in counts]
+        text.append(speaker.mark("colon") + speaker.join(parts))
     result, tone = verdict(report)
-    text.append(word_of_diff("stop", language)).append(said(result_word(result), language), style=_TONE_STYLES[tone])
-    return text.append(word_of_diff("exit", language, code=report.exit_code, fail_on=report.fail_on))
-
-
-def word_of_diff(key: str, language: Language, **values: str | int) -> str:
-    """Return a fixed word of the terminal's report."""
-    return of_catalogue(f"diff.terminal.{key}", language, **values)
+    text.append(speaker.mark("stop")).append(speaker.said(result_word(result)), style=_TONE_STYLES[tone])
+    return text.append(speaker.word("terminal.exit", code=report.exit_code, fail_on=report.fail_on))

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-from rich.console import Console
-from rich.text import Text as Line
+from rich.text import Text
 
-from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
 from sqrtdk.kv.findings import KL_BARS, blamed_text, fix_text, level, scale_text
-from sqrtdk.messages import Message, joined, said, text_of_value, word
-from sqrtdk.report.console import TableColumn, bracketed, list_sites, paragraph, print_table
+from sqrtdk.messages import Message, joined
+from sqrtdk.report.console import Printer, TableColumn
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
@@ -29,44 +26,53 @@ MOST_CALLS_SHOWN = 40
 _CACHE_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
-def draw_cache(console: Console, forecast: CacheForecast | None, language: Language = "en") -> None:
+def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
     """Print the forecast, or nothing if the check made none."""
     if forecast is None:
         return
-    title = Line(said(_title(forecast), language), style="bold")
-    title.append(f"  {_counted(forecast, language)}", style="not bold dim")
-    paragraph(console, title, 0)
+    title = printer.line(_title(forecast), "bold")
+    printer.paragraph(title.append(f"  {printer.join(_counts(forecast))}", style="not bold dim"))
     if forecast.calls:
-        _table(console, forecast, language)
+        _print_calls(printer, forecast)
     if len(forecast.calls) > MOST_CALLS_SHOWN:
-        paragraph(console, Line(word("terminal.more_json", language, count=len(forecast.calls) - MOST_CALLS_SHOWN)), 2)
+        printer.paragraph(Message("terminal.more_json", count=len(forecast.calls) - MOST_CALLS_SHOWN), 2)
     for entry in forecast.without_cache[:1]:
-        sites = bracketed(list_sites([one.site for one in forecast.without_cache], language), language)
-        paragraph(
-            console,
-            Line(word("terminal.no_cache", language, why=said(entry.reason, language), sites=sites), style="dim"),
-            0,
-        )
-    console.print()
+        sites = printer.bracketed(printer.sites([one.site for one in forecast.without_cache]))
+        printer.paragraph(Message("terminal.no_cache", why=entry.reason, sites=sites), style="dim")
+    printer.blank()
 
 
-def draw_formats(console: Console, forecasts: Sequence[CacheForecast], language: Language = "en") -> None:
+def _print_calls(printer: Printer, forecast: CacheForecast) -> None:
+    titles, rows = _cells(forecast.calls[:MOST_CALLS_SHOWN])
+    lines = []
+    for row, call in zip(rows, forecast.calls, strict=False):
+        worst = max((blame.severity for blame in call.blame), key=list(_CACHE_STYLES).index, default="")
+        lines.append(_line(printer, row, worst))
+    printer.table([TableColumn(name, right=at > 0) for at, name in enumerate(titles)], lines)
+    printer.paragraph(legend(forecast), style="dim")
+
+
+def _line(printer: Printer, cells: Sequence[str], severity: str) -> list[Text]:
+    """Return the cells of a line, whose first names it; the others have the colour of its severity."""
+    style = _CACHE_STYLES.get(severity, "")
+    return [printer.line(cells[0], "bold"), *(printer.line(cell, style) for cell in cells[1:])]
+
+
+def draw_formats(printer: Printer, forecasts: Sequence[CacheForecast]) -> None:
     """Print a line for each format, or nothing if none were compared."""
     if not forecasts:
         return
-    paragraph(console, Line(word("cache.formats.title", language), style="bold"), 0)
-    columns = [TableColumn(said(name, language), right=at in _OF_NUMBERS) for at, name in _format_titles()]
+    printer.paragraph(Message("cache.formats.title"), style="bold")
+    columns = [TableColumn(Message(id), right=at in _OF_NUMBERS) for at, id in enumerate(FORMAT_COLUMNS)]
     lines = []
     for forecast in forecasts:
         severity, cells = _format_row(forecast)
-        style = _CACHE_STYLES.get(severity, "")
-        told = [said(cell, language) for cell in cells]
-        lines.append([Line(told[0], style="bold"), *(Line(cell, style=style) for cell in told[1:])])
-    print_table(console, columns, lines, language=language)
+        lines.append(_line(printer, cells, severity))
+    printer.table(columns, lines)
     for name, note in _notes_of_formats(forecasts):
-        paragraph(console, Line(said(joined([name, note], "colon"), language), style="dim"), 0)
-    paragraph(console, Line(word("cache.formats.legend", language), style="dim"), 0)
-    console.print()
+        printer.paragraph(joined([name, note], "colon"), style="dim")
+    printer.paragraph(Message("cache.formats.legend"), style="dim")
+    printer.blank()
 
 
 def formats_section(forecasts: Sequence[CacheForecast]) -> dict[str, Any] | None:
@@ -74,17 +80,13 @@ def formats_section(forecasts: Sequence[CacheForecast]) -> dict[str, Any] | None
     if not forecasts:
         return None
     return {
-        "title": _both(Message("cache.formats.title")),
-        "legend": _both(Message("cache.formats.legend")),
-        "titles": [_both(name) for _, name in _format_titles()],
-        "rows": [[_both(cell) for cell in _format_row(forecast)[1]] for forecast in forecasts],
-        "notes": [(name, _both(note)) for name, note in _notes_of_formats(forecasts)],
-        "source": _both(joined(list(dict.fromkeys(forecast.source for forecast in forecasts)), "semicolon")),
+        "title": both(Message("cache.formats.title")),
+        "legend": both(Message("cache.formats.legend")),
+        "titles": [both(Message(id)) for id in FORMAT_COLUMNS],
+        "rows": [[both(cell) for cell in _format_row(forecast)[1]] for forecast in forecasts],
+        "notes": [(name, both(note)) for name, note in _notes_of_formats(forecasts)],
+        "source": both(joined(list(dict.fromkeys(forecast.source for forecast in forecasts)), "semicolon")),
     }
-
-
-def _format_titles() -> list[tuple[int, Message]]:
-    return list(enumerate(Message(name) for name in FORMAT_COLUMNS))
 
 
 def _format_row(forecast: CacheForecast) -> tuple[str, list[str]]:
@@ -128,22 +130,17 @@ def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:
         return None
     names, rows = _cells(forecast.calls)
     at_fault = [
-        (call.site, _both(joined([blamed_text(one), fix_text(one)]))) for call in forecast.calls for one in call.blame
+        (call.site, both(joined([blamed_text(one), fix_text(one)]))) for call in forecast.calls for one in call.blame
     ]
-    others = [(one.site, _both(one.reason)) for one in (*forecast.not_measured, *forecast.without_cache)]
+    others = [(one.site, both(one.reason)) for one in (*forecast.not_measured, *forecast.without_cache)]
     return {
-        "title": _both(_title(forecast)),
-        "legend": _both(legend(forecast)),
-        "titles": [_both(name) for name in names],
+        "title": both(_title(forecast)),
+        "legend": both(legend(forecast)),
+        "titles": [both(name) for name in names],
         "rows": rows,
         "notes": [*at_fault, *others],
-        "source": _both(forecast.source),
+        "source": both(forecast.source),
     }
-
-
-def _both(sentence: str) -> Markup:
-    """Return a sentence in both languages."""
-    return both(text_of_value(sentence))
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:
@@ -179,11 +176,11 @@ def legend(forecast: CacheForecast) -> str:
     return joined([figures, Message("cache.table.legend")], "colon")
 
 
-def _counted(forecast: CacheForecast, language: Language) -> str:
-    parts = [word("words.attentions", language, count=f"{len(forecast.calls):,}")]
+def _counts(forecast: CacheForecast) -> list[str]:
+    counts: list[str] = [Message("words.attentions", count=f"{len(forecast.calls):,}")]
     if forecast.not_measured:
-        parts.append(said(Message("cache.table.not_judged", count=len(forecast.not_measured)), language))
-    return word("words.mark.comma", language).join(parts)
+        counts.append(Message("cache.table.not_judged", count=len(forecast.not_measured)))
+    return counts
 
 
 def _title(forecast: CacheForecast) -> Message:
@@ -198,16 +195,3 @@ def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str,
     names = titles(max(calls, key=lambda call: len(call.others)))
     rows = [row_of(call) for call in calls]  # a call may lack ways to quantise that others have
     return names, [(*row, *("-" for _ in names[len(row) :])) for row in rows]
-
-
-def _table(console: Console, forecast: CacheForecast, language: Language) -> None:
-    head, rows = _cells(forecast.calls[:MOST_CALLS_SHOWN])
-    columns = [TableColumn(said(name, language), right=at > 0) for at, name in enumerate(head)]
-    lines = []
-    for row, call in zip(rows, forecast.calls, strict=False):
-        worst = max((blame.severity for blame in call.blame), key=list(_CACHE_STYLES).index, default="")
-        lines.append(
-            [Line(row[0], style="bold"), *(Line(cell, style=_CACHE_STYLES.get(worst, "")) for cell in row[1:])]
-        )
-    print_table(console, columns, lines, language=language)
-    paragraph(console, Line(said(legend(forecast), language), style="dim"), 0)

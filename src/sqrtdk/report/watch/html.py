@@ -9,7 +9,7 @@ import importlib.metadata
 import math
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -17,11 +17,10 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message, joined, named, said, word
+from sqrtdk.messages import Message, Text, joined, named, said, word
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
-from sqrtdk.report.page import both
 from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarm
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
@@ -64,62 +63,33 @@ def to_html(
             hint=Message("errors.hint.watch_page"),
         )
     drawn = watch_page_data(runs, compared.by if compared else "name")
-    context: dict[str, Any] = {
+    context = {
         "version": importlib.metadata.version("sqrtdk"),
         "runs": list(zip(_RUN_LETTERS, runs, strict=False)),
         "two": len(runs) > 1,
         "live": live,
-        "writers": _writers(runs[0]) if live else {},
-        "killed": lambda run: _writers(run)["killed"],
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
         "a_point": drawn["samples_a_point"],
-        "statistics": STATISTIC_BY_COLUMN,
-        "newest_statistics": {name: STATISTIC_BY_COLUMN[name] for name in NEWEST},
         "drawable": any(run.sites for run in runs),
-        "groups": {True: Message("watch.group.most_used").text, False: Message("watch.group.more").text},
-        "label": _label,
-        "share": _share,
-        "result": result,
         "heads": _heads(runs, compared),
-        "shown_alarms": shown_alarms,
-        "fix": lambda run, alarm: both(alarm_fix(run, alarm)),
-        "in_chinese": in_chinese,
-        "how": _how,
-        "missing": lambda run: [both(entry.message) for entry in run.missing[:_MOST_UNMEASURED_ON_PAGE]],
-        "missing_left": lambda run: max(0, len(run.missing) - _MOST_UNMEASURED_ON_PAGE),
-        "newest": newest,
-        "value": format_value,
-        "number": format_number,
-        "steps_of": steps_of,
-        "model_of": model_rows,
-        "losses": lambda run: tuple(_loss(float(run.losses[at])) for at in (0, -1)),
-        "least_loss": lambda run: _loss(min((x for x in run.losses.tolist() if not math.isnan(x)), default=math.nan)),
-        "alarms_with": lambda name, count: both(
-            Message("watch.terminal.alarms_with", count=count, what=named("words.severity", name))
-        ),
-        "severity": lambda name: both(named("words.severity", name)),
-        "means": lambda name: both(STATISTIC_BY_COLUMN[name].meaning),
-        "say": _say,
-        "say_fix": both(Message("runs.fix.label")),
-        "both": both,
-        "letters": _RUN_LETTERS,
     }
     before = ("watch_numbers", "watch_parts", *(["watch_live"] if live else []))
-    return page.render("watch", context, languages=True, before=before, opens=language, asks=bool(live))
+    shown = {**context, **WATCH_FUNCTIONS}
+    return page.render("watch", shown, languages=True, before=before, opens=language, asks=bool(live))
 
 
-def result(run: Summary) -> tuple[Markup, str]:
+def result(run: Summary) -> tuple[str, str]:
     """Return a run's result and tone: those of the worst alarm. Green requires that everything was measured."""
     for severity, number_of in run.counts.items():
         if number_of:
-            return both(named("words.severity", severity)), _SEVERITY_TONES[severity]
+            return named("words.severity", severity), _SEVERITY_TONES[severity]
     if run.alarms:  # all are of severities that only a later version knows
-        return both(Message("words.severity.critical")), "bad"
+        return Message("words.severity.critical"), "bad"
     if not run.sites:
-        return _say("nothing"), "doubtful"
-    return _say("good"), "doubtful" if run.lacks else "good"
+        return Message("watch.page.nothing"), "doubtful"
+    return Message("watch.page.good"), "doubtful" if run.lacks else "good"
 
 
 def newest(site: Site, column: str) -> str:
@@ -139,27 +109,26 @@ def format_value(column: str, number_of: float | None) -> str:
     return format_percent(number_of) if STATISTIC_BY_COLUMN[column].unit == "%" else format_number(number_of)
 
 
-def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tuple[str, str, Markup, Markup | str]]:
+def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tuple[str, str, Headline]]:
     """Return what the page says first: letter of the run ("" for all), tone, headline, and what to do."""
     tones = [result(run)[1] for run in runs]
     if compared is not None:
         worst = max(tones, key=("good", "", "doubtful", "bad").index)
-        return [_told("", worst, compared_headline(runs[0], runs[1], compared))]
+        return [_head("", worst, compared_headline(runs[0], runs[1], compared))]
     letters = _RUN_LETTERS if len(runs) > 1 else ("",)
-    return [_told(letter, tone, run_headline(run)) for letter, tone, run in zip(letters, tones, runs, strict=False)]
+    return [_head(letter, tone, run_headline(run)) for letter, tone, run in zip(letters, tones, runs, strict=False)]
 
 
-def _writers(run: Summary) -> dict[str, Markup]:
+def _writers(run: Summary) -> dict[str, Message]:
     """Return what a served page may say of the run's writer, by the state that it asks for."""
     step = "-" if run.last_step is None else run.last_step
     states = {"writing": {}, "unknown": {}, "gone": {}, "ended": {"step": step}, "killed": {"step": step}}
-    return {name: both(Message(f"runs.writer.{name}", **values)) for name, values in states.items()}
+    return {name: Message(f"runs.writer.{name}", **values) for name, values in states.items()}
 
 
-def _told(letter: str, tone: str, head: Headline) -> tuple[str, str, Markup, Markup | str]:
+def _head(letter: str, tone: str, head: Headline) -> tuple[str, str, Headline]:
     # a loss of NaN between two samples is wrong although no alarm could be raised
-    tone = "bad" if head.wrong and tone == "good" else tone
-    return letter, tone, both(head.text), both(head.fix) if head.fix else ""
+    return letter, "bad" if head.wrong and tone == "good" else tone, head
 
 
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
@@ -208,22 +177,22 @@ def steps_of(steps: Sequence[int]) -> str:
     return joined(list(map(str, steps)), "comma")
 
 
-def model_rows(run: Summary) -> list[tuple[Markup, Markup]]:
+def model_rows(run: Summary) -> list[tuple[str, str]]:
     """Return what the writer recorded on the model and the watch; options left at None, False or [] are dropped."""
-    told: list[tuple[str, Any]] = []
+    recorded: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
-        told += list(part.items()) if isinstance(part, dict) else [("", part)]
+        recorded += list(part.items()) if isinstance(part, dict) else [("", part)]
     chosen = [
-        (key, value) for key, value in told if key == "rows" or not (value is None or value is False or value == [])
+        (key, value) for key, value in recorded if key == "rows" or not (value is None or value is False or value == [])
     ]
-    return [(both(named("watch.model", key)), _setting(key, value)) for key, value in chosen[:40]]
+    return [(named("watch.model", key), _setting(key, value)) for key, value in chosen[:40]]
 
 
-def _setting(key: str, value: Any) -> Markup:
+def _setting(key: str, value: Any) -> str:
     if key == "rows" and value is None:
-        return both(Message("watch.setting.all_rows"))
+        return Message("watch.setting.all_rows")
     if isinstance(value, str | bool) and (key, value) in _SETTING_MESSAGES:
-        return both(Message(_SETTING_MESSAGES[key, value]))
+        return Message(_SETTING_MESSAGES[key, value])
     # not isinstance: True is an int, too
     shown = (
         f"{value:,}" if type(value) is int else "; ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -231,14 +200,18 @@ def _setting(key: str, value: Any) -> Markup:
     shown = shown[:200]
     every = _EVERY.fullmatch(shown) if key == "every" else None
     if every is None:
-        return both(shown)
+        return shown
     if every[2] == "None":
-        return both(Message("watch.setting.every", steps=every[1]))
-    return both(Message("watch.setting.every_urgent", steps=every[1], urgent=every[2]))
+        return Message("watch.setting.every", steps=every[1])
+    return Message("watch.setting.every_urgent", steps=every[1], urgent=every[2])
 
 
-def _how(way: str, count: int) -> Markup:
-    return both(Message("watch.terminal.samples_with", count=count, what=way_run(way)))
+def _samples_with(way: str, count: int) -> Message:
+    return Message("watch.terminal.samples_with", count=count, what=way_run(way))
+
+
+def _alarms_with(severity: str, count: int) -> Message:
+    return Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
 
 
 def _label(key: str, of: str) -> Markup:
@@ -252,9 +225,43 @@ def _share(value: float | None) -> str:
     return format_percent(value) if value is None or math.isfinite(value) else "∞"
 
 
-def _loss(value: float) -> str:
-    return "NaN" if math.isnan(value) else format_number(value)
+def _loss(run: Summary, at: int) -> str:
+    """Return a loss of the run by its place; NaN is written as such."""
+    return _loss_text(float(run.losses[at]))
 
 
-def _say(key: str, **values: str | int) -> Markup:
-    return both(Message(f"watch.page.{key}", **values))
+def _least_loss(run: Summary) -> str:
+    return _loss_text(min((loss for loss in run.losses.tolist() if not math.isnan(loss)), default=math.nan))
+
+
+def _loss_text(loss: float) -> str:
+    return "NaN" if math.isnan(loss) else format_number(loss)
+
+
+def _groups() -> dict[bool, Text]:
+    """Return the titles of both groups of statistics, by whether the table of the newest sample shows them."""
+    return {True: Message("watch.group.most_used").text, False: Message("watch.group.more").text}
+
+
+WATCH_FUNCTIONS: Mapping[str, Any] = {  # what the template of runs calls, beside the functions of every template
+    "alarms_with": _alarms_with,
+    "fix": alarm_fix,
+    "groups": _groups,
+    "in_chinese": in_chinese,
+    "label": _label,
+    "least_loss": _least_loss,
+    "letters": _RUN_LETTERS,
+    "loss": _loss,
+    "model_of": model_rows,
+    "most_missing": _MOST_UNMEASURED_ON_PAGE,
+    "newest": newest,
+    "newest_statistics": {name: STATISTIC_BY_COLUMN[name] for name in NEWEST},
+    "result": result,
+    "samples_with": _samples_with,
+    "share": _share,
+    "shown_alarms": shown_alarms,
+    "statistics": STATISTIC_BY_COLUMN,
+    "steps_of": steps_of,
+    "value": format_value,
+    "writers": _writers,
+}

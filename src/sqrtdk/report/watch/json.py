@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
 from sqrtdk._json import json_document
 from sqrtdk.messages import fields
 from sqrtdk.monitor.samples import Alarm
+from sqrtdk.report.json_values import record_fields, tool
 from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import alarm_fix
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
@@ -61,10 +60,7 @@ def comparison_json(a: Summary, b: Summary, compared: RunComparison) -> str:
 
 
 def _head() -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")},
-    }
+    return {"schema_version": SCHEMA_VERSION, "tool": tool()}
 
 
 def _first(head: Headline) -> dict[str, Any]:
@@ -96,12 +92,12 @@ def _run(summary: Summary) -> dict[str, Any]:
 
 def _with_message(record: Alarm | UnmeasuredEntry, of: str) -> dict[str, Any]:
     """Return the fields of a record, and beside one of them the id and the values of its sentence."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        found[field.name] = value = getattr(record, field.name)
-        if field.name == of:
-            found |= fields(value)
-    return found
+    written: dict[str, Any] = {}
+    for name, value in record_fields(record).items():
+        written[name] = value
+        if name == of:
+            written |= fields(value)
+    return written
 
 
 def _site(site: Site) -> dict[str, Any]:

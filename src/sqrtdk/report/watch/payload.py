@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sqrtdk.messages import said, unfilled
+from sqrtdk.messages import unfilled
+from sqrtdk.report.json_values import pair, rounded
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, Array, badness
 from sqrtdk.report.watch.summary import SEVERITY_ORDER, Site, Summary, rank
@@ -23,6 +24,7 @@ MOST_COLUMNS = 240  # columns of a site's map; with more samples, several share 
 MOST_CELLS_OF_PAGE = 600_000  # cells of all maps on a page
 MOST_NUMBERS_OF_PAGE = 4_500_000  # values of single heads on a page: about 8 MB
 MOST_LOSSES = 2000
+_LOSS_DIGITS = 4  # of losses and of the ends of a scale
 MOST_ALARMS_OF_PAGE = 400
 _NOBODY = 0xFFFF  # index of the worst head if no head has a value
 _TOP = 14  # the largest value of a series is scaled to 2^14..2^15; float16 ends at 65504, just below 2^16
@@ -85,14 +87,14 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
     drawn = [_run(run, a_column, a_point, block) for run in runs]
     return {
         "by": by,
-        "words": {key: [words.en, words.zh] for key, words in unfilled("watch.script").items()},
+        "words": {key: pair(words) for key, words in unfilled("watch.script").items()},
         "columns": list(STATISTIC_BY_COLUMN),
         "statistics": {
             name: {
                 "worst": one.worst,
                 "unit": one.unit,
-                "of": _pair(one.unit_name),
-                "name": _pair(one.name),
+                "of": pair(one.unit_name),
+                "name": pair(one.name),
                 "ends": _ends(runs, name),
             }
             for name, one in STATISTIC_BY_COLUMN.items()
@@ -102,10 +104,6 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
         "runs": drawn,
         "block": block.text(),
     }
-
-
-def _pair(words: str) -> list[str]:
-    return [said(words, "en"), said(words, "zh")]
 
 
 def alarms_shown(run: Summary) -> list[int]:
@@ -147,7 +145,7 @@ def _losses(run: Summary) -> list[list[Any]]:
     every = math.ceil(len(run.losses) / MOST_LOSSES) or 1
     bad = np.where(np.isfinite(run.losses), run.losses, math.inf)  # NaN ranks with the infinities: argmax picks it
     places = [start + int(bad[start : start + every].argmax()) for start in range(0, len(bad), every)]
-    return [run.loss_steps[places].tolist(), [_short(value) for value in run.losses[places].tolist()]]
+    return [run.loss_steps[places].tolist(), [rounded(value, _LOSS_DIGITS) for value in run.losses[places].tolist()]]
 
 
 def _site(site: Site, a_column: int, a_point: int, block: NumberBlock) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def _ends(runs: Sequence[Summary], column: str) -> list[Any] | None:
     every = np.concatenate([np.empty(0), *(site.worst(column)[0] for run in runs for site in run.sites)])
     known = every[~np.isnan(every)]
     shown = known[np.isfinite(known)] if np.isfinite(known).any() else known
-    return [_short(float(end)) for end in (shown.min(), shown.max())] if len(shown) else None
+    return [rounded(float(end), _LOSS_DIGITS) for end in (shown.min(), shown.max())] if len(shown) else None
 
 
 def _last_of(steps: Array, a_column: int) -> list[int]:
@@ -194,10 +192,3 @@ def _thinned(values: Array, column: str, a_column: int) -> Array:
     cells = [values[start : start + a_column] for start in range(0, len(values), a_column)]
     places = [np.expand_dims(badness(cell, column).argmax(0), 0) for cell in cells]
     return np.stack([np.take_along_axis(cell, at, 0)[0] for cell, at in zip(cells, places, strict=True)])
-
-
-def _short(value: float) -> float | str | None:
-    """Return a number with four digits. NaN becomes None and infinities strings, as JSON has neither."""
-    if math.isnan(value):
-        return None
-    return float(f"{value:.4g}") if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")

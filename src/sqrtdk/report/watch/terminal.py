@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk.messages import joined, named, said, word
-from sqrtdk.report.console import console_text, paragraph
+from sqrtdk.messages import Message, named
+from sqrtdk.report.console import Printer, printed
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
@@ -49,8 +48,7 @@ def to_text(
         color: whether to write ANSI colours.
         language: "en" or "zh"; names of sites and statistics stay English.
     """
-
-    return console_text(lambda console: _whole(console, summary, columns, language), width, color)
+    return printed(lambda printer: _whole(printer, summary, columns), width, color, language)
 
 
 def live_text(
@@ -77,8 +75,8 @@ def live_text(
     while len(text) > lines and most > 1:  # halve the excess each time: wrapped lines make the height hard to predict
         most -= max(1, (len(text) - lines) // (2 * max(1, len(columns))))
         few = _Few(max(1, most), max(1, lines // 8))
-        draw = functools.partial(_whole, summary=summary, columns=columns, language=language, few=few)
-        text = console_text(draw, width, color).split("\n")
+        draw = functools.partial(_whole, summary=summary, columns=columns, few=few)
+        text = printed(draw, width, color, language).split("\n")
     shown = "".join(f"{line}{_TO_END_OF_LINE}\n" for line in text[: lines - 1])
     return f"{_HOME}{shown}{_TO_END}"
 
@@ -91,28 +89,25 @@ class _Few:
     alarms: int
 
 
-def _whole(
-    console: Console, summary: Summary, columns: Sequence[str], language: Language, few: _Few | None = None
-) -> None:
-    _told_first(console, run_headline(summary), language)
-    _head(console, summary, language)
-    bars = max(12, min(60, console.width - 64))  # a sparkline takes what the other columns leave
+def _whole(printer: Printer, summary: Summary, columns: Sequence[str], few: _Few | None = None) -> None:
+    _headline(printer, run_headline(summary))
+    _head(printer, summary)
+    bars = max(12, min(60, printer.console.width - 64))  # a sparkline takes what the other columns leave
     if len(summary.losses):
         line, low, high = _loss(summary, bars)
         first, newest = (format_number(float(summary.losses[at])) for at in (0, -1))
-        console.print(
-            Text.assemble((word("watch.terminal.loss", language), "bold"), (line, "cyan"), f"  {first} -> {newest}")
-        )
-        console.print(Text(f"      {_ends(low, high)}", style="dim"))
+        label = (printer.word("watch.terminal.loss"), "bold")
+        printer.console.print(Text.assemble(label, (line, "cyan"), f"  {first} -> {newest}"))
+        printer.console.print(Text(f"      {_ends(low, high)}", style="dim"))
     for column in columns:
-        console.print()
-        _statistic(console, summary, column, bars, language, few.sites if few else None)
-    console.print()
-    _alarms(console, summary, language, few)
+        printer.blank()
+        _statistic(printer, summary, column, bars, few.sites if few else None)
+    printer.blank()
+    _alarms(printer, summary, few)
     if few is None:
-        _missing(console, summary, language)
+        _missing(printer, summary)
     elif summary.missing:
-        console.print(Text(_count("watch.terminal.missing", len(summary.missing), language)))
+        printer.print(_count("watch.terminal.missing", len(summary.missing)))
 
 
 def comparison_text(
@@ -120,63 +115,64 @@ def comparison_text(
 ) -> str:
     """Return the differences of two runs as text."""
 
-    def draw(console: Console) -> None:
-        _told_first(console, compared_headline(a, b, compared), language)
+    def draw(printer: Printer) -> None:
+        _headline(printer, compared_headline(a, b, compared))
         for letter, run in (("A", a), ("B", b)):
-            _head(console, run, language, f"{letter}  ")
-        console.print()
-        _differences(console, compared, language)
+            _head(printer, run, f"{letter}  ")
+        printer.blank()
+        _differences(printer, compared)
         for letter, labels in (("A", compared.only_a), ("B", compared.only_b)):
             if labels:
-                names = said(joined([plain(label) for label in labels[:5]], "comma"), language)
-                names += word("watch.terminal.and_more", language, count=len(labels) - 5) if len(labels) > 5 else ""
-                paragraph(console, Text(word("watch.terminal.only_in", language, side=letter, names=names)), 0)
+                names = printer.join(labels[:5], "list")
+                names += printer.word("watch.terminal.and_more", count=len(labels) - 5) if len(labels) > 5 else ""
+                printer.paragraph(Message("watch.terminal.only_in", side=letter, names=names))
         for letter, run in (("A", a), ("B", b)):
-            console.print()
-            console.print(Text(letter, style="bold"))
-            _alarms(console, run, language)
-            _missing(console, run, language)
+            printer.blank()
+            printer.print(letter, "bold")
+            _alarms(printer, run)
+            _missing(printer, run)
 
-    return console_text(draw, width, color)
+    return printed(draw, width, color, language)
 
 
-def _differences(console: Console, compared: RunComparison, language: Language) -> None:
+def _differences(printer: Printer, compared: RunComparison) -> None:
     if not compared.measured:
-        console.print(Text(word("watch.terminal.no_shared", language), style="yellow"))
+        printer.print(Message("watch.terminal.no_shared"), "yellow")
         return
-    a, b = (said(joined(list(map(str, steps)), "comma"), language) for steps in (compared.steps_a, compared.steps_b))
-    at = word("watch.terminal.at" if a == b else "watch.terminal.at_both", language, a=a, b=b)
-    why = "" if compared.overlap else word("watch.terminal.no_overlap", language)
+    a, b = (printer.join(map(str, steps), "list") for steps in (compared.steps_a, compared.steps_b))
+    at = Message("watch.terminal.at" if a == b else "watch.terminal.at_both", a=a, b=b)
+    why = "" if compared.overlap else printer.word("watch.terminal.no_overlap")
     if compared.by == "order":
-        why += word("watch.terminal.in_order", language)
-    medians = word("watch.terminal.medians", language, at=at, why=why)
-    paragraph(console, Text.assemble((word("watch.terminal.differs", language), "bold"), medians), 0)
+        why += printer.word("watch.terminal.in_order")
+    title = (printer.word("watch.terminal.differs"), "bold")
+    printer.paragraph(Text.assemble(title, printer.word("watch.terminal.medians", at=at, why=why)))
     bar = f"{NOTABLE_DIFFERENCE:.0%}"
-    table = _table(language, "statistic", "apart", "over", "farthest", "A", "B", bar=bar)
+    table = _table(printer, "statistic", "apart", "over", "farthest", "A", "B", bar=bar)
     alike = [one.column for one in compared.differences if one.measured and not one.count]
     unmeasured = [
         one.column for one in compared.differences if not one.measured and STATISTIC_BY_COLUMN[one.column].always
     ]
     for one in compared.differences:
         pair = one.farthest
-        name = Text(one.column, style="cyan")
         if pair is None or one.typical is None or one.column in alike:
             continue
-        differ = Text(
-            word("watch.terminal.count_of", language, count=one.count, all=one.measured),
-            style="yellow" if one.count else "",
-        )
+        count = Message("watch.terminal.count_of", count=one.count, all=one.measured)
         apart = format_percent(one.typical) if math.isfinite(one.typical) else "inf"
         values = (_value(one.column, pair.a), _value(one.column, pair.b))
-        table.add_row(name, Text(apart, style="bold"), differ, plain(pair.label), *values)
+        table.add_row(
+            Text(one.column, style="cyan"),
+            Text(apart, style="bold"),
+            printer.line(count, "yellow" if one.count else ""),
+            plain(pair.label),
+            *values,
+        )
     if table.row_count:
-        console.print(table)
-        paragraph(console, Text(word("watch.terminal.apart_means", language), style="dim"), 0)
-    nowhere = word("watch.terminal.nowhere", language, bar=bar)
-    for words, names in ((nowhere, alike), (word("watch.terminal.unmeasured_both", language), unmeasured)):
+        printer.console.print(table)
+        printer.paragraph(Message("watch.terminal.apart_means"), style="dim")
+    nowhere = Message("watch.terminal.nowhere", bar=bar)
+    for what, names in ((nowhere, alike), (Message("watch.terminal.unmeasured_both"), unmeasured)):
         if names:
-            listed = said(joined(names, "comma"), language)
-            paragraph(console, Text(words + word("words.mark.colon", language) + listed), 0)
+            printer.paragraph(printer.join([what, printer.join(names, "list")], "colon"))
 
 
 def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
@@ -221,48 +217,47 @@ def worst_of(values: Array, column: str, width: int) -> Array:
     return np.array([cell[badness(cell, column).argmax()] for cell in cells])
 
 
-def _told_first(console: Console, head: Headline, language: Language) -> None:
+def _headline(printer: Printer, head: Headline) -> None:
     """Print the headline and what to do, above everything else."""
-    stop = word("words.mark.stop", language).rstrip()
-    paragraph(console, Text(plain(head.text.of(language)) + stop, style="bold"), 0)
+    printer.paragraph(printer.said(head.text) + printer.mark("stop").rstrip(), style="bold")
     if head.fix:
-        paragraph(console, _to_do(head.fix, language), 0)
-    console.print()
+        printer.paragraph(_to_do(printer, head.fix))
+    printer.blank()
 
 
-def _to_do(fix: str, language: Language) -> Text:
-    return Text.assemble((word("runs.fix.label", language), "bold"), plain(said(fix, language)))
+def _to_do(printer: Printer, fix: str) -> Text:
+    return Text.assemble((printer.word("runs.fix.label"), "bold"), plain(printer.said(fix)))
 
 
-def _head(console: Console, summary: Summary, language: Language, letter: str = "") -> None:
+def _head(printer: Printer, summary: Summary, letter: str = "") -> None:
     model = summary.model if isinstance(summary.model, dict) else {}
-    name = f"  {plain(str(model['class']))}" if "class" in model else ""
+    about = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
     if type(parameters) is int:
-        name += word("words.mark.comma", language) + _count("watch.terminal.parameters", parameters, language)
-    paragraph(console, Text.assemble((letter, "bold"), (plain(summary.name), "bold"), name), 0)
+        about += printer.mark("comma") + printer.said(_count("watch.terminal.parameters", parameters))
+    printer.paragraph(Text.assemble((letter, "bold"), (plain(summary.name), "bold"), about))
     if summary.first_step is None:
-        console.print(word("watch.terminal.nothing", language))
+        printer.print(Message("watch.terminal.nothing"))
         return
     # longer texts are reasons why steps were not measured, which are listed below
-    counted = [(way, number_of) for way, number_of in summary.how.items() if len(way) < 40]
     ways = [
-        word("watch.terminal.samples_with", language, count=number_of, what=plain(_way(way, language)))
-        for way, number_of in counted
+        Message("watch.terminal.samples_with", count=count, what=way_run(way))
+        for way, count in summary.how.items()
+        if len(way) < 40
     ]
-    text = word(
-        "watch.terminal.steps",
-        language,
-        first=summary.first_step,
-        last=summary.last_step or summary.first_step,
-        samples=_count("watch.terminal.samples", len(summary.samples), language),
-        ways=word("words.mark.comma", language).join(ways),
-        attempts=_count("watch.terminal.attempts", summary.attempts, language),
-        attentions=_count("watch.terminal.attentions", len(summary.sites), language),
+    printer.paragraph(
+        Message(
+            "watch.terminal.steps",
+            first=summary.first_step,
+            last=summary.last_step or summary.first_step,
+            samples=_count("watch.terminal.samples", len(summary.samples)),
+            ways=printer.join(ways),
+            attempts=_count("watch.terminal.attempts", summary.attempts),
+            attentions=_count("watch.terminal.attentions", len(summary.sites)),
+        )
     )
-    paragraph(console, Text(text), 0)
     if summary.writer == "killed":
-        paragraph(console, Text(word("runs.writer.killed", language, step=summary.last_step or "-"), style="yellow"), 0)
+        printer.paragraph(Message("runs.writer.killed", step=summary.last_step or "-"), style="yellow")
 
 
 def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
@@ -270,19 +265,17 @@ def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
     return sparkline(summary.losses, bars, low, high, log=log), low, high
 
 
-def _statistic(
-    console: Console, summary: Summary, column: str, bars: int, language: Language, most: int | None = None
-) -> None:
+def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most: int | None = None) -> None:
     worst = {id(site): worst_of(site.worst(column)[0], column, bars) for site in summary.sites}
     every = np.concatenate([*worst.values(), np.empty(0)])
     low, high, log = _range(every)
     if np.isnan(every).all():
-        console.print(Text.assemble((column, "bold"), f"  {word('watch.terminal.unmeasured', language)}"))
+        printer.console.print(Text.assemble((column, "bold"), f"  {printer.word('watch.terminal.unmeasured')}"))
         return
-    scale = _ends(low, high, column) + (word("watch.terminal.logarithmic", language) if log else "")
-    console.print(Text.assemble((column, "bold"), word("watch.terminal.worst", language, scale=scale)))
-    wide = console.width >= _WIDE_TABLE
-    table = _table(language, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
+    scale = _ends(low, high, column) + (printer.word("watch.terminal.logarithmic") if log else "")
+    printer.console.print(Text.assemble((column, "bold"), printer.word("watch.terminal.worst", scale=scale)))
+    wide = printer.console.width >= _WIDE_TABLE
+    table = _table(printer, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
     order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
     for at in sorted(order.tolist()):  # the worst ones, in the order of the model
@@ -297,81 +290,66 @@ def _statistic(
             "-" if math.isnan(newest) else str(site.heads[heads[-1]]),
             *(more if wide else ()),
         )
-    console.print(table)
+    printer.console.print(table)
     if left := len(summary.sites) - len(order):
-        console.print(Text(_count("watch.terminal.better", left, language), style="dim"))
+        printer.print(_count("watch.terminal.better", left), "dim")
 
 
-def _alarms(console: Console, summary: Summary, language: Language, few: _Few | None = None) -> None:
+def _alarms(printer: Printer, summary: Summary, few: _Few | None = None) -> None:
     if not summary.alarms:
-        none = "watch.terminal.no_alarms" if summary.sites else "watch.terminal.no_alarms_nothing"
-        console.print(word(none, language))
+        printer.print(Message("watch.terminal.no_alarms" if summary.sites else "watch.terminal.no_alarms_nothing"))
         return
-    some = [
-        word("watch.terminal.alarms_with", language, count=count, what=_severity(severity, language))
+    counts = [
+        Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
         for severity, count in summary.counts.items()
         if count
     ]
-    counts = word("words.mark.comma", language).join(some)
-    console.print(Text.assemble((word("watch.terminal.alarms", language), "bold"), f"  {counts}"))
+    title = (printer.word("watch.terminal.alarms"), "bold")
+    printer.console.print(Text.assemble(title, f"  {printer.join(counts)}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
     # sorted ascending, so the last ones are the worst, and among equals the newest
     worst = worst[-(few.alarms if few else MOST_ALARMS_PRINTED) :]
     if left := len(summary.alarms) - len(worst):
-        console.print(word("watch.terminal.more_alarms", language, shown=len(worst), count=left))
+        printer.print(Message("watch.terminal.more_alarms", shown=len(worst), count=left))
     sources: set[str] = set()
     fixes = {run_headline(summary).fix}
     root = root_alarm(summary)
     first = [] if root is None else [summary.alarms.index(root)]
     for alarm in (summary.alarms[at] for at in [*first, *sorted({*worst} - {*first})]):
-        style = SEVERITY_STYLES.get(alarm.severity, "red")
-        severity = Text(plain(_severity(alarm.severity, language)), style)
+        severity = printer.line(named("words.severity", alarm.severity), SEVERITY_STYLES.get(alarm.severity, "red"))
         severity.pad_right(max(0, 8 - severity.cell_len))
-        step = word("watch.terminal.at_step", language, step=alarm.step)
-        head = severity + Text(step + plain(said(alarm.text, language)))
-        paragraph(console, head, 2)
+        step = printer.word("watch.terminal.at_step", step=alarm.step)
+        printer.paragraph(severity + Text(step + plain(printer.said(alarm.text))), 2)
         if few is None and alarm.source not in sources:  # print each source once
-            paragraph(
-                console,
-                Text(word("watch.terminal.source", language) + plain(said(alarm.source, language)), style="dim"),
-                11,
-            )
+            printer.paragraph(printer.word("watch.terminal.source") + printer.said(alarm.source), 11, "dim")
         sources.add(alarm.source)
         if few is None and (fix := alarm_fix(summary, alarm)) not in fixes:  # the headline's stands above
-            paragraph(console, _to_do(fix, language), 11)
+            printer.paragraph(_to_do(printer, fix), 11)
             fixes.add(fix)
 
 
-def _missing(console: Console, summary: Summary, language: Language) -> None:
+def _missing(printer: Printer, summary: Summary) -> None:
     if not summary.missing:
         return
-    console.print(Text(word("watch.terminal.unmeasured", language), style="bold"))
+    printer.print(Message("watch.terminal.unmeasured"), "bold")
     for entry in summary.missing[:MOST_UNMEASURED_PRINTED]:
-        paragraph(console, Text(plain(said(entry.message, language))), 2)
+        printer.paragraph(entry.message, 2)
     if len(summary.missing) > MOST_UNMEASURED_PRINTED:
-        console.print(word("watch.terminal.more", language, count=len(summary.missing) - MOST_UNMEASURED_PRINTED))
+        printer.print(Message("watch.terminal.more", count=len(summary.missing) - MOST_UNMEASURED_PRINTED))
 
 
-def _table(language: Language, *columns: str, **parts: str) -> Table:
+def _table(printer: Printer, *columns: str, **parts: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
-        title = column if column in _RUN_NAMES else word(f"watch.column.{column}", language, **parts)
+        title = column if column in _RUN_NAMES else printer.word(f"watch.column.{column}", **parts)
         justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
         table.add_column(title, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
     return table
 
 
-def _count(id: str, number_of: int, language: Language) -> str:
+def _count(id: str, count: int) -> Message:
     """Return a count with its noun."""
-    return word(id, language, count=f"{number_of:,}")
-
-
-def _severity(name: str, language: Language) -> str:
-    return said(named("words.severity", name), language)
-
-
-def _way(way: str, language: Language) -> str:
-    return said(way_run(way), language)
+    return Message(id, count=f"{count:,}")
 
 
 def _range(values: Array) -> tuple[float, float, bool]:

@@ -1,0 +1,51 @@
+"""What JSON documents and the data of pages hold: the tool, fields of records, rounded numbers, texts as pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+from collections.abc import Container
+from typing import Any
+
+from sqrtdk.messages import Text, fields, text_of_value
+
+
+def tool() -> dict[str, str]:
+    """Return the name and the version of what wrote a document."""
+    return {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")}
+
+
+def record_fields(record: Any, without: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields uncopied: `dataclasses.asdict` would deep-copy objects of the model, which runs their code."""
+    names = (field.name for field in dataclasses.fields(record))
+    return {name: getattr(record, name) for name in names if name not in without}
+
+
+def reasoned(record: Any, without: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields of a record with a `reason`, and the id and values of that sentence."""
+    return record_fields(record, without) | fields(record.reason)
+
+
+def rounded(value: float, digits: int) -> float | str | None:
+    """Return a number with so many digits; a whole number keeps all of its own.
+
+    JSON has neither NaN nor infinities: NaN becomes None, an infinity a string.
+
+    Example:
+        >>> [rounded(value, 3) for value in (0.12345, 12345, math.nan, -math.inf)]
+        [0.123, 12345, None, '-Infinity']
+    """
+    if isinstance(value, int):
+        return value
+    if math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.{digits}g}")
+
+
+def pair(sentence: Text | str) -> list[str]:
+    """Return a sentence in English and in Chinese, of which the script of a page shows one."""
+    text = text_of_value(sentence)
+    return [text.en, text.zh]

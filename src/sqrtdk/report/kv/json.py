@@ -1,0 +1,28 @@
+"""Writes the forecast of a quantised cache as JSON: alone, or as a part of the document of a check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqrtdk._json import json_document
+from sqrtdk.audit.cache import CacheForecast
+from sqrtdk.messages import fields
+from sqrtdk.report.json_values import reasoned, record_fields
+
+
+def to_json(forecast: CacheForecast) -> str:
+    """Return the forecast as one JSON document, ASCII only, that ends with a newline."""
+    return json_document(forecast_fields(forecast))
+
+
+def forecast_fields(forecast: CacheForecast) -> dict[str, Any]:
+    """Return the fields of a forecast, with the ids and values of its sentences."""
+    calls = [
+        record_fields(call) | {"blame": [record_fields(blame) | fields(blame.text) for blame in call.blame]}
+        for call in forecast.calls
+    ]
+    unjudged = {
+        "not_measured": [reasoned(entry) for entry in forecast.not_measured],
+        "without_cache": [reasoned(entry) for entry in forecast.without_cache],
+    }
+    return record_fields(forecast) | {"calls": calls} | unjudged
