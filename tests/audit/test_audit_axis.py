@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sqrtdk import check
-from sqrtdk.report.check.headline import consequences
+from sqrtdk.report.check.consequences import consequences
 from tests.attentions.each import each
 
 

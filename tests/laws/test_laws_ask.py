@@ -19,7 +19,8 @@ from sqrtdk.audit.baseline import compare_with_baseline, ledger_of
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, CheckReport
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.messages import said
-from sqrtdk.report.check.headline import consequences, headline
+from sqrtdk.report.check.consequences import consequences
+from sqrtdk.report.check.headline import headline
 from sqrtdk.report.check.junit import to_junit
 from sqrtdk.report.check.laws import caption, counts, law_rows, named_law, picture
 from sqrtdk.report.check.sarif import to_sarif

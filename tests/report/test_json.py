@@ -24,7 +24,8 @@ from sqrtdk.report.check.html import OUTCOME_TONES
 from sqrtdk.report.diff import json as diff_json
 from sqrtdk.report.watch import json as watch_json
 from sqrtdk.report.watch.compare import compare_runs
-from sqrtdk.report.watch.summary import MISSING, Summary, summarise
+from sqrtdk.report.watch.missing import MISSING
+from sqrtdk.report.watch.summary import Summary, summarise
 from tests.report import sample_diff, sample_report
 from tests.report.sample_report import EVIL, head_stats, healthy, judged, sick
 from tests.support.optional import jsonschema

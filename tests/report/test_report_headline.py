@@ -10,7 +10,8 @@ import pytest
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import CheckReport, Finding, JudgedCall
 from sqrtdk.messages import Message, joined, said
-from sqrtdk.report.check.headline import consequences, headline
+from sqrtdk.report.check.consequences import consequences
+from sqrtdk.report.check.headline import headline
 from sqrtdk.tracing.records import BY_BLOCK, Factor
 from tests.report.sample_report import head_stats, healthy, judged, leaking, sick, static, unjudged
 

@@ -28,9 +28,10 @@ from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.watch import payload as watch_payload
 from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
 from sqrtdk.report.watch.json import comparison_json, to_json
+from sqrtdk.report.watch.missing import MISSING
+from sqrtdk.report.watch.sparkline import sparkline
 from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch.summary import MISSING, SEVERITY_ORDER, Summary, summarise
-from sqrtdk.report.watch.terminal import sparkline
+from sqrtdk.report.watch.summary import SEVERITY_ORDER, Summary, summarise
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
 

@@ -12,7 +12,8 @@ from rich.cells import cell_len
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.plain import plain
 from sqrtdk.report.watch.compare import compare_runs
-from sqrtdk.report.watch.summary import STATISTIC_BY_COLUMN, Summary, summarise
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
+from sqrtdk.report.watch.summary import Summary, summarise
 from sqrtdk.report.watch.terminal import MOST_ALARMS_PRINTED, comparison_text, live_text, to_text
 from tests.support.optional import SnapshotAssertion
 

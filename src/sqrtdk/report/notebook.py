@@ -9,11 +9,11 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from sqrtdk._language import Language, chosen
 from sqrtdk.report import page
+from sqrtdk.report.files import drawn
 
 MOST_NOTEBOOK_ROWS = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
 ROW_UNITS = {
@@ -80,16 +80,10 @@ def _summary(name: str, rows: Any) -> NotebookRow:
     return NotebookRow(*told, finite.min().item(), finite.mean().item(), finite.max().item(), lost)
 
 
-def _drawn(name: str) -> Callable[[Any], str]:
-    """Return a function of `sqrtdk.report` that is imported on its first call."""
-    module, _, function = name.rpartition(".")
-    return lambda record: str(getattr(import_module(f"sqrtdk.report.{module}"), function)(record))
-
-
 DRAW: Mapping[str, Callable[[Any], str]] = {
-    "CheckReport": _drawn("check.html.to_table"),
-    "JudgedCall": _drawn("check.html.judged_table"),
-    "AttentionCall": _drawn("check.html.call_table"),
-    "DiffReport": _drawn("diff.html.to_table"),
+    "CheckReport": drawn("report.check.html.to_table"),
+    "JudgedCall": drawn("report.check.html.judged_table"),
+    "AttentionCall": drawn("report.check.html.call_table"),
+    "DiffReport": drawn("report.diff.html.to_table"),
     "AuxOutput": _rows,
 }

@@ -20,8 +20,9 @@ from sqrtdk._sites import site_name
 from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
 from sqrtdk.messages import Message, named, text_of_value, word
 from sqrtdk.report import figures, notebook, page
+from sqrtdk.report.check.consequences import consequences
 from sqrtdk.report.check.fold import Fold, expected_text, fold_calls, values
-from sqrtdk.report.check.headline import consequences, headline
+from sqrtdk.report.check.headline import headline
 from sqrtdk.report.check.laws import laws_section
 from sqrtdk.report.check.payload import check_page_data
 from sqrtdk.report.check.places import at_text, source_lines

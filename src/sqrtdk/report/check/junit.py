@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from sqrtdk._sites import fold_sites, site_name
 from sqrtdk.audit.records import BROKEN, NOT_ASKED, UNMEASURED, CheckReport, Finding, JudgedCall, about_call
 from sqrtdk.messages import Message
-from sqrtdk.report.check.headline import NOT_FINITE
+from sqrtdk.report.check.consequences import NOT_FINITE
 from sqrtdk.report.check.places import at_lines, calls_of_finding
 from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.plain import plain

@@ -12,8 +12,9 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
 from sqrtdk.messages import Message, id_of, named
+from sqrtdk.report.check.consequences import consequences
 from sqrtdk.report.check.fold import Fold, FoldedFinding, expected_text, fold_calls, values, verdict_text
-from sqrtdk.report.check.headline import consequences, headline
+from sqrtdk.report.check.headline import headline
 from sqrtdk.report.check.laws import draw_laws
 from sqrtdk.report.check.places import at_text, in_files, places_text
 from sqrtdk.report.console import Printer, TableColumn, printed

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, Array
-from sqrtdk.report.watch.summary import Site, Summary
+from sqrtdk.report.watch.summary import Summary
 
 NOTABLE_DIFFERENCE = 0.10  # differences above this share of the larger value are counted
 SAMPLES_COMPARED = 5  # samples compared: several, so that one batch or one NaN sample decides little

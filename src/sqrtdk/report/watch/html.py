@@ -25,8 +25,9 @@ from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarm
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.payload import alarms_shown, watch_page_data
-from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch.summary import Site, Summary, rank, way_run
+from sqrtdk.report.watch.sites import Site
+from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN, value_text
+from sqrtdk.report.watch.summary import Summary, rank, way_run
 
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_UNMEASURED_ON_PAGE = 200
@@ -94,19 +95,7 @@ def result(run: Summary) -> tuple[str, str]:
 
 def newest(site: Site, column: str) -> str:
     """Return the worst head's value in the newest sample as text."""
-    return format_value(column, float(site.worst(column)[0][-1]))
-
-
-def format_value(column: str, number_of: float | None) -> str:
-    """Format a value in the statistic's unit.
-
-    Example:
-        >>> format_value("saturated", 0.25), format_value("max_logit", 12.5), format_value("max_logit", None)
-        ('25%', '12.5', '-')
-    """
-    if number_of is None or math.isnan(number_of):
-        return "-"
-    return format_percent(number_of) if STATISTIC_BY_COLUMN[column].unit == "%" else format_number(number_of)
+    return value_text(column, float(site.worst(column)[0][-1]))
 
 
 def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tuple[str, str, Headline]]:
@@ -262,6 +251,6 @@ WATCH_FUNCTIONS: Mapping[str, Any] = {  # what the template of runs calls, besid
     "shown_alarms": shown_alarms,
     "statistics": STATISTIC_BY_COLUMN,
     "steps_of": steps_of,
-    "value": format_value,
+    "value": value_text,
     "writers": _writers,
 }

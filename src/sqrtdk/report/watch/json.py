@@ -12,8 +12,10 @@ from sqrtdk.report.json_values import record_fields, tool
 from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import alarm_fix
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
+from sqrtdk.report.watch.missing import UnmeasuredEntry
+from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
-from sqrtdk.report.watch.summary import Site, Summary, UnmeasuredEntry
+from sqrtdk.report.watch.summary import Summary
 
 SCHEMA_VERSION = 1
 

@@ -17,8 +17,9 @@ import numpy as np
 from sqrtdk.messages import unfilled
 from sqrtdk.report.json_values import pair, rounded
 from sqrtdk.report.plain import plain
+from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, Array, badness
-from sqrtdk.report.watch.summary import SEVERITY_ORDER, Site, Summary, rank
+from sqrtdk.report.watch.summary import SEVERITY_ORDER, Summary, rank
 
 MOST_COLUMNS = 240  # columns of a site's map; with more samples, several share a column
 MOST_CELLS_OF_PAGE = 600_000  # cells of all maps on a page

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sqrtdk.messages import Message
+from sqrtdk.report.figures import format_number, format_percent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,3 +109,16 @@ def badness(values: Array, column: str) -> Array:
         with np.errstate(divide="ignore"):
             values = np.where(np.isnan(values), values, np.abs(np.log(np.abs(values))))
     return np.where(np.isnan(values), -math.inf, -values if kind == "least" else values)
+
+
+def value_text(column: str, value: float | None) -> str:
+    """Return a value in the unit of its statistic, as text; a column that is no statistic has none.
+
+    Example:
+        >>> value_text("saturated", 0.25), value_text("max_logit", 12.5), value_text("max_logit", None)
+        ('25%', '12.5', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    share = column in STATISTIC_BY_COLUMN and STATISTIC_BY_COLUMN[column].unit == "%"
+    return format_percent(value) if share else format_number(value)

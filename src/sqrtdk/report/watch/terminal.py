@@ -20,20 +20,18 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
 from sqrtdk.report.watch.fix import alarm_fix, root_alarm
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
-from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, Array, badness
+from sqrtdk.report.watch.sparkline import drawn_range, ends_text, sparkline, worst_of
+from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, badness, value_text
 from sqrtdk.report.watch.summary import Summary, rank, way_run
 
 SEVERITY_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS_PRINTED = 12
 MOST_UNMEASURED_PRINTED = 12
 _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
-_BAR_GLYPHS = "▁▂▃▄▅▆▇█"
-_NO_VALUE = "·"
 _WIDE_TABLE = 90  # least width at which a table has further columns beside trend and newest value
 _WRAPPED = ("site", "farthest")
 _RUN_NAMES = ("A", "B")
 _RIGHT = ("first", "newest", "head", "median", "step", "apart", *_RUN_NAMES)
-_LOG_FROM = 30.0  # positive values that span more than this factor are drawn on a log scale
 
 
 def to_text(
@@ -98,7 +96,7 @@ def _whole(printer: Printer, summary: Summary, columns: Sequence[str], few: _Few
         first, newest = (format_number(float(summary.losses[at])) for at in (0, -1))
         label = (printer.word("watch.terminal.loss"), "bold")
         printer.console.print(Text.assemble(label, (line, "cyan"), f"  {first} -> {newest}"))
-        printer.console.print(Text(f"      {_ends(low, high)}", style="dim"))
+        printer.console.print(Text(f"      {ends_text(low, high)}", style="dim"))
     for column in columns:
         printer.blank()
         _statistic(printer, summary, column, bars, few.sites if few else None)
@@ -158,7 +156,7 @@ def _differences(printer: Printer, compared: RunComparison) -> None:
             continue
         count = Message("watch.terminal.count_of", count=one.count, all=one.measured)
         apart = format_percent(one.typical) if math.isfinite(one.typical) else "inf"
-        values = (_value(one.column, pair.a), _value(one.column, pair.b))
+        values = (value_text(one.column, pair.a), value_text(one.column, pair.b))
         table.add_row(
             Text(one.column, style="cyan"),
             Text(apart, style="bold"),
@@ -173,48 +171,6 @@ def _differences(printer: Printer, compared: RunComparison) -> None:
     for what, names in ((nowhere, alike), (Message("watch.terminal.unmeasured_both"), unmeasured)):
         if names:
             printer.paragraph(printer.join([what, printer.join(names, "list")], "colon"))
-
-
-def sparkline(values: Sequence[float] | Array, width: int, low: float, high: float, *, log: bool = False) -> str:
-    """Draw values as bars of eight heights, at most `width` characters. A bar shows the last known value of its share.
-
-    Args:
-        values: NaN ("not measured") is drawn as a dot, an infinity as the highest or the lowest bar.
-        width: in characters.
-        low: value of the lowest bar.
-        high: value of the highest bar.
-        log: whether bars show the logarithm, which needs `low` > 0.
-
-    Example:
-        >>> sparkline([0, 1, 2, 3, math.nan, 7], 10, 0, 7)
-        '▁▂▃▄·█'
-        >>> sparkline(range(100), 4, 0, 99), sparkline([1, 10, 100], 3, 1, 100, log=True)
-        ('▃▄▆█', '▁▅█')
-    """
-    cells = np.array_split(np.asarray(values, dtype=float), min(width, len(values))) if len(values) else []
-    drawing = ""
-    for cell in cells:
-        known = cell[~np.isnan(cell)]
-        if not len(known):
-            drawing += _NO_VALUE
-            continue
-        value = min(max(float(known[-1]), low), high)  # an infinity becomes the lowest or the highest bar
-        share = 0.0
-        if high > low:
-            share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
-        drawing += _BAR_GLYPHS[round(share * (len(_BAR_GLYPHS) - 1))]
-    return drawing
-
-
-def worst_of(values: Array, column: str, width: int) -> Array:
-    """Return at most `width` values, each the worst of its share of the input.
-
-    Example:
-        >>> worst_of(np.array([1.0, 9.0, 2.0, math.nan]), "max_logit", 2).tolist()
-        [9.0, 2.0]
-    """
-    cells = np.array_split(values, min(width, len(values)))
-    return np.array([cell[badness(cell, column).argmax()] for cell in cells])
 
 
 def _headline(printer: Printer, head: Headline) -> None:
@@ -261,18 +217,18 @@ def _head(printer: Printer, summary: Summary, letter: str = "") -> None:
 
 
 def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
-    low, high, log = _range(summary.losses)
+    low, high, log = drawn_range(summary.losses)
     return sparkline(summary.losses, bars, low, high, log=log), low, high
 
 
 def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most: int | None = None) -> None:
     worst = {id(site): worst_of(site.worst(column)[0], column, bars) for site in summary.sites}
     every = np.concatenate([*worst.values(), np.empty(0)])
-    low, high, log = _range(every)
+    low, high, log = drawn_range(every)
     if np.isnan(every).all():
         printer.console.print(Text.assemble((column, "bold"), f"  {printer.word('watch.terminal.unmeasured')}"))
         return
-    scale = _ends(low, high, column) + (printer.word("watch.terminal.logarithmic") if log else "")
+    scale = ends_text(low, high, column) + (printer.word("watch.terminal.logarithmic") if log else "")
     printer.console.print(Text.assemble((column, "bold"), printer.word("watch.terminal.worst", scale=scale)))
     wide = printer.console.width >= _WIDE_TABLE
     table = _table(printer, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
@@ -282,13 +238,13 @@ def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most:
         site = summary.sites[at]
         values, heads = site.worst(column)
         newest = float(values[-1])
-        more = (_value(column, float(values[0])), _value(column, float(site.median(column)[-1])), str(site.steps[-1]))
+        first, median = value_text(column, float(values[0])), value_text(column, float(site.median(column)[-1]))
         table.add_row(
             plain(site.label),
             Text(sparkline(worst[id(site)], bars, low, high, log=log), style="cyan"),
-            Text(_value(column, newest), style="bold"),
+            Text(value_text(column, newest), style="bold"),
             "-" if math.isnan(newest) else str(site.heads[heads[-1]]),
-            *(more if wide else ()),
+            *((first, median, str(site.steps[-1])) if wide else ()),
         )
     printer.console.print(table)
     if left := len(summary.sites) - len(order):
@@ -350,26 +306,3 @@ def _table(printer: Printer, *columns: str, **parts: str) -> Table:
 def _count(id: str, count: int) -> Message:
     """Return a count with its noun."""
     return Message(id, count=f"{count:,}")
-
-
-def _range(values: Array) -> tuple[float, float, bool]:
-    """Return the least and the largest finite value, and whether to draw them on a log scale."""
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return 0.0, 1.0, False
-    low, high = float(finite.min()), float(finite.max())
-    return low, high, low > 0 and high > _LOG_FROM * low
-
-
-def _ends(low: float, high: float, column: str = "") -> str:
-    return f"{_BAR_GLYPHS[0]} {_value(column, low)}  {_BAR_GLYPHS[-1]} {_value(column, high)}"
-
-
-def _value(column: str, value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    return (
-        format_percent(value)
-        if column in STATISTIC_BY_COLUMN and STATISTIC_BY_COLUMN[column].unit == "%"
-        else format_number(value)
-    )
