@@ -276,9 +276,9 @@ def _lead(console: Console, cells: Sequence[Text], indent: int) -> None:
 
 def _pairs(columns: Sequence[TableColumn], cells: Sequence[Text], language: Language) -> Text:
     """Return the titles and cells of a row as one text. A no-break space joins a title to its cell."""
-    told = [
+    titled = [
         Text.assemble((f"{column.title} ".lstrip(), "dim"), cell)
         for column, cell in zip(columns, cells, strict=True)
         if cell.plain
     ]
-    return Text(word("words.mark.semicolon", language)).join(told)
+    return Text(word("words.mark.semicolon", language)).join(titled)

@@ -70,14 +70,14 @@ def _rows(aux: Any) -> str:
 def _summary(name: str, rows: Any) -> NotebookRow:
     from sqrtdk.impl.call import has_values
 
-    told = (name, ROW_UNITS.get(name, ""), " x ".join(map(str, rows.shape)))
+    labels = (name, ROW_UNITS.get(name, ""), " x ".join(map(str, rows.shape)))
     if not has_values(rows):
-        return NotebookRow(*told)
+        return NotebookRow(*labels)
     finite = rows[rows.isfinite()].double()
     lost = rows.numel() - finite.numel()
     if not finite.numel():
-        return NotebookRow(*told, math.nan, math.nan, math.nan, lost)
-    return NotebookRow(*told, finite.min().item(), finite.mean().item(), finite.max().item(), lost)
+        return NotebookRow(*labels, math.nan, math.nan, math.nan, lost)
+    return NotebookRow(*labels, finite.min().item(), finite.mean().item(), finite.max().item(), lost)
 
 
 DRAW: Mapping[str, Callable[[Any], str]] = {

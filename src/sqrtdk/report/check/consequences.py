@@ -63,11 +63,11 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
                 cause_of.setdefault(place, index)  # the first cause is the worst one
     # folded anew under each cause, as consequences of unlike causes must not share a line
     below = [fold_findings(f for p, f in enumerate(findings) if cause_of.get(p) == i) for i in range(len(causes))]
-    told = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
+    caused = [Caused(cause, under) for cause, under in zip(causes, below, strict=True)]
     alone = fold_findings(f for p, f in enumerate(findings) if p not in cause_of and not _leads_to(f))
-    told += [Caused(folded) for folded in alone]
+    caused += [Caused(folded) for folded in alone]
     order = {id(finding): place for place, finding in enumerate(findings)}
-    return tuple(sorted(told, key=lambda one: min(order[id(finding)] for finding in _all(one))))
+    return tuple(sorted(caused, key=lambda one: min(order[id(finding)] for finding in _all(one))))
 
 
 def _all(one: Caused) -> list[Finding]:

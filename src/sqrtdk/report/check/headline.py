@@ -34,21 +34,21 @@ def headline(report: CheckReport) -> Text:
     """
     wrong = [judged for judged in report.calls if judged.verdict == "unexplained"]
     parts = _wrong(wrong, len(report.calls)) if wrong else [_right(report)]
-    told = joined(parts + _unjudged(report))
+    sentence = joined(parts + _unjudged(report))
     if nan := _not_finite(report):
         rest = (parts if wrong else []) + _unjudged(report)
-        told = Message("headline.also", first=nan, second=joined(rest)) if rest else nan
+        sentence = Message("headline.also", first=nan, second=joined(rest)) if rest else nan
     if others := _others(report):
         failing = any(folded.first.severity in FAILING for folded in others)
         shown = [_named(folded) for folded in others[:_MOST_FINDINGS_NAMED]]
         if len(others) > _MOST_FINDINGS_NAMED:
             shown.append(Message("headline.more", number=len(others) - _MOST_FINDINGS_NAMED))
         if not (wrong or nan) and _broken_law(report):  # a broken law must not hide behind praise for the scale
-            told = joined([*shown, *_unjudged(report)])
+            sentence = joined([*shown, *_unjudged(report)])
         else:
             beside = "headline.also" if wrong or nan else "headline.but"
-            told = Message(beside if failing else "headline.warned", first=told, second=joined(shown))
-    return capitalised(told)
+            sentence = Message(beside if failing else "headline.warned", first=sentence, second=joined(shown))
+    return capitalised(sentence)
 
 
 def _broken_law(report: CheckReport) -> bool:
@@ -63,9 +63,9 @@ def _not_finite(report: CheckReport) -> str | None:
         return None
     why = _without_details(caused.cause.message)
     site = caused.cause.first.site if caused.consequences else ""
-    told = Message("headline.not_finite", why=why)
-    told = Message("headline.not_finite_from", site=site, why=why) if site else told
-    return joined([told, *(_without_details(folded.message) for folded in caused.consequences)])
+    sentence = Message("headline.not_finite", why=why)
+    sentence = Message("headline.not_finite_from", site=site, why=why) if site else sentence
+    return joined([sentence, *(_without_details(folded.message) for folded in caused.consequences)])
 
 
 def _wrong(wrong: Sequence[JudgedCall], total: int) -> list[str]:
@@ -158,11 +158,11 @@ def _unjudged(report: CheckReport) -> list[str]:
 
 def _others(report: CheckReport) -> list[FoldedFinding]:
     """Return the causes other than wrong scales and unjudged attentions: failing ones, else warnings."""
-    told = [one.cause for one in consequences(report.findings)]
+    causes = [one.cause for one in consequences(report.findings)]
     unexplained = {judged.call.site for judged in report.calls if judged.verdict == "unexplained"}
     others = [
         folded
-        for folded in told
+        for folded in causes
         if folded.first.rule not in (UNMEASURED, NOT_FINITE)
         and not (folded.first.rule in RULES_ON_SCALES and folded.first.site in unexplained)
     ]

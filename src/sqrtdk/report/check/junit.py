@@ -92,11 +92,11 @@ def _of_laws(report: CheckReport) -> Iterable[_Case]:
 
 def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
     """Yield the cases without a call: attentions that did not run, findings on the whole model, checks not made."""
-    told = {id(finding) for judged in report.calls for finding in about_call(judged.call, report.findings)}
-    told |= {id(answer.finding) for answer in report.laws}
+    in_cases = {id(finding) for judged in report.calls for finding in about_call(judged.call, report.findings)}
+    in_cases |= {id(answer.finding) for answer in report.laws}
     by_site: dict[str, list[Finding]] = {}
     for finding in report.findings:
-        if id(finding) not in told:
+        if id(finding) not in in_cases:
             by_site.setdefault(finding.site, []).append(finding)
     for site, findings in by_site.items():
         lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
@@ -120,8 +120,8 @@ def _case(report: CheckReport, case: _Case) -> Element:
     failing = [finding for finding in case.findings if report.fails(finding)]
     if failing:
         first = failing[0]
-        said = {"type": plain(first.rule), "message": plain(f"{first.severity}: {first.message}")}
-        ElementTree.SubElement(element, "failure", said).text = _text(failing)
+        failure = {"type": plain(first.rule), "message": plain(f"{first.severity}: {first.message}")}
+        ElementTree.SubElement(element, "failure", failure).text = _text(failing)
     elif case.unjudged is not None:
         ElementTree.SubElement(element, "skipped", {"message": plain(f"{case.skipped}: {case.unjudged}")})
     others = [finding for finding in case.findings if finding not in failing]

@@ -82,18 +82,18 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     declared = [judged.declared_at for judged in calls] if finding.rule in _RULES_AT_THE_SCALE else []
     audited: tuple[list[str | None], str] = ([report.model.at], "audited here")
     groups: list[tuple[list[str | None], str]] = [(code, "written here"), (declared, "declared here")]
-    found = at_lines(report, groups)
+    known = at_lines(report, groups)
     # no line of the repository so far: add the one that was audited
-    return found if found and found[0].source.base == "root" else at_lines(report, [*groups, audited])
+    return known if known and known[0].source.base == "root" else at_lines(report, [*groups, audited])
 
 
 def at_lines(report: CheckReport, groups: Iterable[tuple[Iterable[str | None], str]]) -> tuple[Spot, ...]:
     """Return texts like "a.py:3, b.py:4" as lines of known files without repetition, the repository's first."""
     known = {source.file: source for source in report.sources}
-    found: dict[tuple[SourceFile, int], Spot] = {}
+    by_line: dict[tuple[SourceFile, int], Spot] = {}
     for texts, what in groups:
         for text in texts:
             for file, line in split_lines(text):
                 if file in known and line:
-                    found.setdefault((known[file], line), Spot(known[file], line, what))
-    return tuple(sorted(found.values(), key=lambda spot: spot.source.base != "root"))
+                    by_line.setdefault((known[file], line), Spot(known[file], line, what))
+    return tuple(sorted(by_line.values(), key=lambda spot: spot.source.base != "root"))

@@ -134,18 +134,18 @@ def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, 
     text = f"{site}: {finding.message}. Fix: {finding.fix}"
     rule = plain(finding.rule)
     kind: dict[str, Any] = {"level": SARIF_LEVELS[finding.severity]}
-    said = (finding.rule, finding.site, finding.message)
-    return _entry(rule, ids, kind, text, finding.site, spots(report, finding), said, more)
+    identity = (finding.rule, finding.site, finding.message)
+    return _entry(rule, ids, kind, text, finding.site, spots(report, finding), identity, more)
 
 
 def _open(report: CheckReport, entry: NotMeasured, ids: list[str]) -> dict[str, Any]:
     """Return a result of kind "open" for a site that was not measured: it is neither right nor wrong."""
-    seen = f"; seen up to there: {entry.formula}" if entry.formula else ""
-    text = f"{site_name(entry.site)}: not measured: {entry.reason}{seen}"
+    so_far = f"; seen up to there: {entry.formula}" if entry.formula else ""
+    text = f"{site_name(entry.site)}: not measured: {entry.reason}{so_far}"
     finding = Finding(NOT_MEASURED_RULE, "note", entry.site, None, None, entry.reason, "", "", entry.at)
     kind = {"kind": "open", "level": "none"}
-    said = (NOT_MEASURED_RULE, entry.site, entry.reason)
-    return _entry(NOT_MEASURED_RULE, ids, kind, text, entry.site, spots(report, finding), said, {})
+    identity = (NOT_MEASURED_RULE, entry.site, entry.reason)
+    return _entry(NOT_MEASURED_RULE, ids, kind, text, entry.site, spots(report, finding), identity, {})
 
 
 def _entry(
@@ -155,7 +155,7 @@ def _entry(
     text: str,
     site: str,
     where: tuple[Spot, ...],
-    said: tuple[str, ...],
+    identity: tuple[str, ...],
     more: dict[str, Any],
 ) -> dict[str, Any]:
     logical = {"fullyQualifiedName": plain(site) or ROOT_NAME, "kind": "module"}
@@ -170,7 +170,7 @@ def _entry(
         **kind,
         "message": {"text": _message(text)},
         "locations": [first | {"logicalLocations": [logical]}],
-        "partialFingerprints": {FINGERPRINT: _fingerprint(said)},
+        "partialFingerprints": {FINGERPRINT: _fingerprint(identity)},
         "properties": more,
     }
     return result | ({"relatedLocations": related} if related else {})
@@ -203,9 +203,9 @@ def _plain_value(value: float | str | None) -> float | str | None:
     return plain(value) if isinstance(value, str) else value
 
 
-def _fingerprint(said: Iterable[str]) -> str:
+def _fingerprint(identity: Iterable[str]) -> str:
     """Hash rule, site and message without its numbers, so that moved code and drifting values change nothing."""
-    rule, site, message = said
+    rule, site, message = identity
     text = json.dumps((rule, site, _NUMBER_IN_TEXT.sub("#", message)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

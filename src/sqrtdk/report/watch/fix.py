@@ -174,13 +174,13 @@ def _last_fine(run: Summary, step: int) -> int:
 
 def scale_ratios(run: Summary) -> list[float]:
     """Return the newest known scale ratio of each attention, of the head that is farthest from 1."""
-    found = []
+    ratios = []
     for site in run.sites:
         values = site.worst("scale_ratio")[0]
         known = values[~np.isnan(values)]
         if len(known):
-            found.append(float(known[-1]))
-    return found
+            ratios.append(float(known[-1]))
+    return ratios
 
 
 def scales_too_large(run: Summary) -> list[float]:

@@ -51,14 +51,14 @@ class Headline:
 
     Attributes:
         what: what is wrong and since when, or that nothing is wrong.
-        told: the same and why.
+        sentence: the same and why.
         more: what else there is, in few words.
         fix: what to do; "" if nothing has to be done.
         wrong: whether something is wrong.
     """
 
     what: str
-    told: str
+    sentence: str
     more: tuple[str, ...]
     fix: str
     wrong: bool
@@ -66,7 +66,7 @@ class Headline:
     @property
     def text(self) -> Text:
         """All but the fix as a sentence without a full stop."""
-        return capitalised(joined([self.told, *self.more]))
+        return capitalised(joined([self.sentence, *self.more]))
 
 
 def run_headline(run: Summary) -> Headline:
@@ -78,9 +78,9 @@ def _not_finite(run: Summary) -> Headline | None:
     """Return the headline of a run whose loss, logits, q or gradients are not finite, in the order of their steps."""
     alarm = first_nonfinite(run)
     bad = run.loss_steps[~np.isfinite(run.losses)].tolist()
-    told: list[tuple[int, str]] = []
+    wrong: list[tuple[int, str]] = []  # step and sentence
     if bad:
-        told.append((bad[0], _loss(run, bad)))
+        wrong.append((bad[0], _loss(run, bad)))
     if alarm is None:
         since = bool(bad) and bool((run.samples >= bad[0]).any())
         why: str | float | None = None if since else Message("runs.headline.not_sampled")
@@ -91,12 +91,12 @@ def _not_finite(run: Summary) -> Headline | None:
         why = next((_begins(values[name]) for name in _REASON_VALUES if name in values), None)
         fix = alarm_fix(run, alarm)
         if what := _tensor(run, alarm):
-            told.append((alarm.step, what))
+            wrong.append((alarm.step, what))
         elif not bad:  # a recorded alarm of a later version, or of an older one
-            told.append((alarm.step, alarm.text))
-    if not told:
+            wrong.append((alarm.step, alarm.text))
+    if not wrong:
         return None
-    what = joined([one for _, one in sorted(told, key=lambda one: one[0])], "clause")
+    what = joined([one for _, one in sorted(wrong, key=lambda one: one[0])], "clause")
     return Headline(what, Message("joins.colon", first=what, second=why) if why else what, (), fix, True)
 
 
@@ -147,12 +147,12 @@ def _worst(run: Summary) -> Headline | None:
             what = joined([jump, what], "clause")
         elif not len(run.losses) and not run.of_checkpoints:
             more.append(Message("runs.headline.no_loss"))
-    told = Message("runs.headline.because", what=what, why=why) if why else what
+    sentence = Message("runs.headline.because", what=what, why=why) if why else what
     others = dict.fromkeys(one.name for one in alarms if one.name not in family and one is not update)
     if others:
         names = joined([named("watch.alarm", name) for name in others], "comma")
         more.append(Message("runs.headline.also", names=names))
-    return Headline(what, told, tuple(more), alarm_fix(run, lead), True)
+    return Headline(what, sentence, tuple(more), alarm_fix(run, lead), True)
 
 
 def _order(name: str) -> int:
@@ -242,8 +242,8 @@ def _quiet(run: Summary) -> Headline:
     if not run.sites:
         none = Message("runs.headline.unmeasured", steps=f"{run.recorded:,}")
         why = next((entry.reason for entry in run.missing if entry.reason), "")
-        told = Message("joins.colon", first=none, second=why) if why else none
-        return Headline(none, told, (), Message("runs.fix.lost"), True)
+        sentence = Message("joins.colon", first=none, second=why) if why else none
+        return Headline(none, sentence, (), Message("runs.fix.lost"), True)
     quiet = Message(
         "runs.headline.quiet",
         steps=f"{run.recorded:,}",
@@ -275,19 +275,19 @@ def compared_headline(a: Summary, b: Summary, compared: RunComparison) -> Headli
     finite = {letter: _not_finite(run) is None for letter, run in runs.items()}
     wrong = sorted((letter for letter in runs if heads[letter].wrong), key=finite.__getitem__)  # NaN first
     if not wrong:
-        told = Message("runs.headline.none_wrong" if a.sites and b.sites else "runs.headline.none_known")
-        return Headline(told, told, (_scales_differ(compared) or _most_apart(compared),), "", False)
+        sentence = Message("runs.headline.none_wrong" if a.sites and b.sites else "runs.headline.none_known")
+        return Headline(sentence, sentence, (_scales_differ(compared) or _most_apart(compared),), "", False)
     differs = _scales_differ(compared)
     # an unlike scale is why logits are large, and need not be told twice
-    texts = {letter: head.what if differs and finite[letter] else head.told for letter, head in heads.items()}
+    texts = {letter: head.what if differs and finite[letter] else head.sentence for letter, head in heads.items()}
     first = wrong[0]
     second = "B" if first == "A" else "A"
     if len(wrong) == 2:
         values = {"first": first, "told": texts[first], "second": second, "more": texts[second]}
-        told = Message("runs.headline.both_wrong", **values)
+        sentence = Message("runs.headline.both_wrong", **values)
     else:
-        told = Message("runs.headline.one_wrong", wrong=first, other=second, told=texts[first])
-    return Headline(told, told, (differs,) if differs else (), heads[first].fix, True)
+        sentence = Message("runs.headline.one_wrong", wrong=first, other=second, told=texts[first])
+    return Headline(sentence, sentence, (differs,) if differs else (), heads[first].fix, True)
 
 
 def _scales_differ(compared: RunComparison) -> str | None:

@@ -17,10 +17,11 @@ from markupsafe import Markup
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message, Text, joined, named, said, word
+from sqrtdk.messages import Message, Text, joined, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
+from sqrtdk.report.speaker import Speaker
 from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarm
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
@@ -140,27 +141,29 @@ def in_chinese(alarm: Alarm) -> str:
         >>> in_chinese(Alarm("max_logit", "warn", 5, "", "", site="h.0", index=0, head=3, value=120.0, bar=100.0))
         '最大 logit：h.0，头 3，测得 120，阈值 100'
     """
+    chinese = Speaker("zh")
     if isinstance(alarm.text, Message):
-        return alarm.text.said("zh")
-    found = []
+        return chinese.said(alarm.text)
+    fields = []
     if alarm.site is not None:
-        found.append(site_name(alarm.site, alarm.index or 0))
+        fields.append(site_name(alarm.site, alarm.index or 0))
     if alarm.head is not None:
-        found.append(word("watch.field.head", "zh", head=alarm.head))
+        fields.append(Message("watch.field.head", head=alarm.head))
     if alarm.value is not None:
-        found.append(word("watch.field.value", "zh", value=format_number(alarm.value)))
+        fields.append(Message("watch.field.value", value=format_number(alarm.value)))
     if alarm.bar is not None:
-        found.append(word("watch.field.bar", "zh", bar=format_number(alarm.bar)))
-    name = said(named("watch.alarm", alarm.name), "zh")
-    listed = word("words.mark.comma", "zh").join(found)
-    return word("watch.field.named", "zh", name=name, fields=listed) if found else name
+        fields.append(Message("watch.field.bar", bar=format_number(alarm.bar)))
+    name = named("watch.alarm", alarm.name)
+    if not fields:
+        return chinese.said(name)
+    return chinese.word("watch.field.named", name=name, fields=chinese.join(fields))
 
 
 def steps_of(steps: Sequence[int]) -> str:
     """Return a list of steps as text.
 
     Example:
-        >>> steps_of([5, 10, 15]), said(steps_of([5, 10, 15]), "zh")
+        >>> steps_of([5, 10, 15]), steps_of([5, 10, 15]).said("zh")
         ('5, 10, 15', '5、10、15')
     """
     return joined(list(map(str, steps)), "comma")

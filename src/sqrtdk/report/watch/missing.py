@@ -102,11 +102,11 @@ def missing_parts(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: in
 
 def noted_parts(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[UnmeasuredEntry]:
     """Yield what the watch noted as unmeasured, grouped by reason. Reasons of whole steps are listed elsewhere."""
-    told = {reason_unmeasured(way) for way in how}
+    of_whole_steps = {reason_unmeasured(way) for way in how}
     places: dict[str, dict[str, None]] = defaultdict(dict)
     steps: dict[str, list[int]] = defaultdict(list)
     for alarm in alarms:
-        if alarm.name == STEP_UNMEASURED and alarm.text not in told:
+        if alarm.name == STEP_UNMEASURED and alarm.text not in of_whole_steps:
             place, reason = place_and_reason(alarm.text)
             places[reason][place or Message("watch.missing.whole_run")] = None
             steps[reason].append(alarm.step)

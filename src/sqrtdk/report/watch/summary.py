@@ -75,8 +75,8 @@ class Summary(Saved):
     @property
     def counts(self) -> dict[str, int]:
         """The number of alarms of each of `SEVERITY_ORDER`, worst first."""
-        found = Counter(alarm.severity for alarm in self.alarms)
-        return {severity: found[severity] for severity in reversed(SEVERITY_ORDER)}
+        counted = Counter(alarm.severity for alarm in self.alarms)
+        return {severity: counted[severity] for severity in reversed(SEVERITY_ORDER)}
 
     @property
     def lacks(self) -> bool:
@@ -123,7 +123,7 @@ def summarise(run: Run) -> Summary:
     steps, sampled = column_numbers(run.steps, "step"), np.array(run.steps["sampled"].to_pylist(), dtype=bool)
     losses = column_numbers(run.steps, "loss")
     # null means that no loss was given; NaN is a loss, and a bad one
-    told = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)
+    with_loss = ~np.array(run.steps["loss"].is_null().to_pylist(), dtype=bool)
     # no text means that the model ran as it is
     how = Counter(how_of(row) or AS_IS for row in run.steps.to_pylist() if row["sampled"])
     sites = tuple(sites_of(run))
@@ -136,11 +136,14 @@ def summarise(run: Run) -> Summary:
         recorded=len(steps),
         samples=steps[sampled],
         how=how,
-        loss_steps=steps[told],
-        losses=losses[told],
+        loss_steps=steps[with_loss],
+        losses=losses[with_loss],
         sites=sites,
         alarms=tuple(alarm for alarm in alarms if alarm.name != STEP_UNMEASURED),
-        missing=(*missing_parts(run, sites, steps[sampled], len(steps) - int(told.sum())), *noted_parts(alarms, how)),
+        missing=(
+            *missing_parts(run, sites, steps[sampled], no_loss=int((~with_loss).sum())),
+            *noted_parts(alarms, how),
+        ),
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
         updates={name: _known(run, name) for name in UPDATE_COLUMNS},
