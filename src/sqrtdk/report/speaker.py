@@ -20,7 +20,7 @@ class Speaker:
     Example:
         >>> english, chinese = Speaker("en"), Speaker("zh")
         >>> english.word("words.findings"), chinese.word("words.findings")
-        ('Findings', '发现')
+        ('Findings', '问题')
         >>> chinese.said("h.0")  # a name is the same in every language
         'h.0'
     """
