@@ -23,9 +23,9 @@ from sqrtdk.messages import word
 from sqrtdk.report.plain import plain
 from sqrtdk.report.speaker import Speaker
 
-_PROSE_WIDTH = 110
+_PROSE_WIDTH = 110  # columns; on a wider line the eye loses the beginning of the next one
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
-_GAP = 2
+_GAP = 2  # blanks between columns; with one, two numbers read as one
 # ranges of East Asian characters that take two cells
 _WIDE_CHARACTERS = (
     "\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6"
@@ -172,6 +172,7 @@ def print_table(
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     widths = [_widest(column, [row[at] for row in cells]) for at, column in enumerate(columns)]
     room = console.width - indent
+    # prose counts with its least width: it wraps before the table is broken up
     if _needed(columns, widths) <= room:
         shared = _shared(columns, widths, room)
         console.print(Padding(_table(columns, shared, cells, titles=True), (0, 0, 0, indent)))
@@ -199,6 +200,7 @@ class Printer(Speaker):
 
     def line(self, sentence: Text | str, style: str = "") -> Text:
         """Return a sentence as a text for the console; a text of rich stays as it is."""
+        # who made a text of rich has coloured it, and made its parts safe one by one
         return sentence if isinstance(sentence, Text) else Text(plain(self.said(sentence)), style)
 
     def paragraph(self, sentence: Text | str, indent: int = 0, style: str = "", *, most: int = _PROSE_WIDTH) -> None:

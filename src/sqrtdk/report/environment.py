@@ -10,7 +10,7 @@ from sqrtdk._language import Language
 from sqrtdk.messages import Message, joined, named
 from sqrtdk.report.console import Printer, TableColumn, printed
 
-_MOST_NOTES_PRINTED = 8
+_MOST_NOTES_PRINTED = 8  # an untrusted config may cause hundreds
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:

@@ -51,6 +51,7 @@ def report_document(record: object, ending: str, writers: Mapping[str, Mapping[s
         >>> report_document(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ()), ".json")[:21]
         '{\n  "schema_version":'
     """
+    # by name: the classes of the records would import torch
     kind = type(record).__name__
     endings = writers[kind]
     if ending not in endings:

@@ -73,6 +73,7 @@ def render(
         "languages": both(Message("pages.languages")),
         "more_below": both(Message("pages.more_below", count="{count}")),
     }
+    # a page of another package may bring a `said` of its own, as for formulas inside sentences
     return _environment(home).get_template(f"{name}.html").render({"said": both, **context, **assets})
 
 
@@ -126,6 +127,7 @@ def _environment(home: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # what every template calls stands here once; a room adds only what it alone draws
     environment.globals |= {
         "root": ROOT_NAME,
         "say": _say,
@@ -138,6 +140,7 @@ def _environment(home: str) -> jinja2.Environment:
     return environment
 
 
+# the environment is one for all pages, so only the context knows in which languages a page speaks
 @jinja2.pass_context
 def _say(context: Context, id: str, /, **values: str | float) -> str:
     """Return a sentence of the catalogue in the languages of the page."""

@@ -10,7 +10,7 @@ from sqrtdk._sites import ROOT_NAME
 from sqrtdk.messages import Text, said, word
 from sqrtdk.report.plain import plain
 
-_MOST_SITES_NAMED = 3
+_MOST_SITES_NAMED = 3  # of a longer list a reader looks up the rest in JSON
 
 
 @dataclass(frozen=True, slots=True)

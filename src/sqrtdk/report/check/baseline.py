@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +11,8 @@ from sqrtdk import _json
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold
 from sqrtdk.audit.baseline import BASELINE_VERSION, BaselineComparison, Ledger, LedgerChange
-from sqrtdk.audit.records import VERDICTS
 from sqrtdk.messages import Message, named
-from sqrtdk.report.check.fold import verdict_text
+from sqrtdk.report.check.fold import verdict_counts, verdict_text
 from sqrtdk.report.check.markdown import details, fitted, markdown_code, markdown_table, markdown_text
 from sqrtdk.report.console import Printer, printed
 from sqrtdk.report.json_values import record_fields, tool
@@ -43,12 +41,7 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
     """Return one line that counts a ledger's attentions by verdict, and its findings."""
     speaker = Speaker(language)
     attentions = [line for line in ledger.lines if line.verdict is not None]
-    verdicts = Counter(line.verdict for line in attentions)
-    each = [
-        Message("words.attentions_with", count=verdicts[name], what=Message(f"words.verdict.{name}"))
-        for name in VERDICTS
-        if verdicts[name]
-    ]
+    each = verdict_counts("words.attentions_with", (line.verdict for line in attentions))
     counts = speaker.said(_attentions(len(attentions))) + speaker.mark("colon") + speaker.join(each)
     findings = Message("terminal.findings", count=f"{sum(len(line.findings) for line in ledger.lines):,}")
     return counts + speaker.mark("stop") + speaker.word("baseline.kept", findings=findings)
@@ -162,6 +155,7 @@ def _folded(comparison: BaselineComparison) -> Iterator[tuple[str, LedgerChange,
         return change.fails, change.kind, change.what, change.before, change.after, change.index
 
     for site, group in fold(comparison.changes, lambda change: change.site, shown):
+        # calls of one module differ in their index alone, and a change names one of them
         index = group[0].index
         yield f"{site} #{index}" if index else site, group[0], len(group)
 

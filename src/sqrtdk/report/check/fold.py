@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqrtdk._sites import fold, site_name
-from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite, without_call
+from sqrtdk.audit.records import SEVERITIES, VERDICTS, Finding, JudgedCall, has_nonfinite, without_call
 from sqrtdk.messages import Message, Text, joined, named, text_of_value
 from sqrtdk.report.check.places import in_files, places_text
 from sqrtdk.report.figures import format_number, format_ratio
@@ -198,6 +199,23 @@ def _figure(folded: FoldedFinding, figure: float) -> str:
         return format_number(figure)
     # 0.99971 against 0.999: the gap of 0.00071 needs five decimals
     return f"{figure:.{max(0, 1 - math.floor(round(math.log10(gap), 9)))}f}"
+
+
+def verdict_counts(id: str, verdicts: Iterable[str | None]) -> list[str]:
+    """Return how often each verdict occurs, in the order of `VERDICTS`; `id` is the sentence of a count."""
+    # a zero says nothing: verdicts that do not occur are left out
+    counts = Counter(verdicts)
+    return [Message(id, count=counts[name], what=Message(f"words.verdict.{name}")) for name in VERDICTS if counts[name]]
+
+
+def severity_counts(findings: Iterable[Finding]) -> dict[str, Message]:
+    """Return each severity that occurs, worst first, and how many findings have it."""
+    counts = Counter(finding.severity for finding in findings)
+    return {
+        name: Message("words.findings_with", count=counts[name], what=Message(f"words.severity.{name}"))
+        for name in reversed(SEVERITIES)
+        if counts[name]
+    }
 
 
 def verdict_text(verdict: str, mistake: str | None) -> str:

@@ -32,6 +32,7 @@ def headline(report: CheckReport) -> Text:
         >>> headline(CheckReport(ModelInfo("m", "M", 1), "static", (), (), (), ())).en
         'No attention was seen'
     """
+    # what comes later in the sentence is read less: NaN makes all other figures void, so it comes first
     wrong = [judged for judged in report.calls if judged.verdict == "unexplained"]
     parts = _wrong(wrong, len(report.calls)) if wrong else [_right(report)]
     sentence = joined(parts + _unjudged(report))
@@ -92,6 +93,7 @@ def _mistake(name: str, calls: Sequence[JudgedCall], total: int) -> str:
 
 def _which(phrase: str, some: int, total: int) -> str:
     """Return a phrase such as "in 3 of 12 attentions"; `phrase` is "in", "have" or "lost"."""
+    # "1 of 1 attentions" would sound as if there were more
     if total == 1:
         return Message(f"headline.{phrase}.the_one")
     if some == total:

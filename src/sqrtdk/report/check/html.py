@@ -17,13 +17,13 @@ from markupsafe import Markup
 
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, JudgedCall
+from sqrtdk.audit.records import UNMEASURED, VERDICTS, CheckReport, JudgedCall
 from sqrtdk.messages import Message, named, text_of_value, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report.check.consequences import consequences
-from sqrtdk.report.check.fold import Fold, expected_text, fold_calls, values
+from sqrtdk.report.check.fold import Fold, expected_text, fold_calls, severity_counts, values
 from sqrtdk.report.check.headline import headline
-from sqrtdk.report.check.laws import laws_section
+from sqrtdk.report.check.laws import LAW_FUNCTIONS
 from sqrtdk.report.check.payload import check_page_data
 from sqrtdk.report.check.places import at_text, source_lines
 from sqrtdk.report.environment import premises, shown_environment
@@ -64,7 +64,6 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     """
     calls = report.calls
     verdicts = Counter((judged.verdict, judged.sound_but_failing) for judged in calls)
-    severities = Counter(finding.severity for finding in report.findings)
     without = [judged.call.stats_reason or Message("words.no_reason") for judged in calls if judged.call.stats is None]
     version = importlib.metadata.version("sqrtdk")  # that drew the page
     context = {
@@ -83,16 +82,11 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
         "environment": [*shown_environment({**report.environment, "sqrtdk": version})],
         "not_measured": [entry for entry in report.not_measured if not report.repeated(entry)],
         "not_attention": [entry for entry in report.not_attention if not report.repeated(entry)],
-        "severities": [
-            (name, Message("words.findings_with", count=severities[name], what=_health(name)))
-            for name in reversed(SEVERITIES)
-            if severities[name]
-        ],
+        "severities": severity_counts(report.findings),
         "several_kinds": len({judged.call.kind for judged in calls}) > 1,
         "why_no_stats": sorted(set(without)),
         "has_stats": len(without) < len(calls),
         "kv_cache": cache_section(report.kv_cache) or formats_section(report.kv_formats),
-        "laws": laws_section(report.laws),
     }
     return page.render(
         "report", {**context, **CHECK_FUNCTIONS}, languages=True, before=("report_sites",), opens=language
@@ -157,4 +151,5 @@ CHECK_FUNCTIONS: Mapping[str, Any] = {  # what the templates of a check call, be
     "source_lines": source_lines,
     "values": values,
     "worst_head": figures.worst_head,
+    **LAW_FUNCTIONS,
 }

@@ -60,6 +60,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:
+    # the verdict stands behind the fields of the call, as in the schema
     stats = judged.call.stats
     return (
         record_fields(judged.call)

@@ -69,6 +69,7 @@ def to_junit(report: CheckReport) -> str:
 
 
 def _of_calls(report: CheckReport) -> Iterable[_Case]:
+    # with a self- and a cross-attention at one site, the name alone would be twice in the suite
     several_kinds = len({judged.call.kind for judged in report.calls}) > 1
     for judged in report.calls:
         call = judged.call

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqrtdk._sites import ROOT_NAME, range_list
+from sqrtdk._sites import range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.messages import Message, joined, named
 from sqrtdk.report.console import Printer, TableColumn
-from sqrtdk.report.page import both
 
 MOST_SQUARES = 64  # squares of a picture; with more positions, several share a square
 LAW_STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
@@ -149,33 +148,20 @@ def counts(answers: Sequence[LawAnswer]) -> Message:
     return Message("laws.page.counts", kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
 
 
-def laws_section(answers: Sequence[LawAnswer]) -> dict[str, Any] | None:
-    """Return the page's section on laws, or None if there are no answers."""
-    if not answers:
-        return None
-    return {
-        "title": both(Message("laws.page.title")),
-        "counts": both(counts(answers)),
-        "mean": both(Message("laws.page.meaning")),
-        "titles": [both(Message(f"laws.page.columns.{key}")) for key in ("law", "answer", "what")],
-        "rows": [
-            {
-                "laws": [both(named_law(law)) for law in row.laws],
-                "tone": _tone(row),
-                "answer": both(answer_in_words(row)),
-                "what": both(what_of(row, message=True)),
-                "about": both(row.answer.about) if row.answer.finding is not None else "",
-                "site": (row.answer.site or ROOT_NAME) if row.answer.finding is not None else "",
-                "squares": picture(row.answer.moved),
-                "caption": both(caption(row)) if row.answer.moved else "",
-            }
-            for row in law_rows(answers)
-        ],
-    }
-
-
-def _tone(row: LawRow) -> str:
+def law_tone(row: LawRow) -> str:
     """Return the CSS class of a row's badge."""
     if row.answer.state == BROKEN:
         return f"s-{row.severity or 'critical'}"
     return "v-exact" if row.answer.state == KEPT else "v-plain"
+
+
+LAW_FUNCTIONS: Mapping[str, Any] = {  # what the page's section on laws calls
+    "answer_in_words": answer_in_words,
+    "caption": caption,
+    "law_counts": counts,
+    "law_rows": law_rows,
+    "law_tone": law_tone,
+    "named_law": named_law,
+    "picture": picture,
+    "what_of": what_of,
+}

@@ -98,6 +98,7 @@ def details(title: str, lines: Iterable[str]) -> str:
 
 
 def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
+    # the first line is all that a mail or a phone shows of the comment
     outcome = Message(f"terminal.outcome.{report.outcome}")
     yield f"### {speaker.word('terminal.comment.title', model=markdown_code(report.model.id), outcome=outcome)}\n"
     yield markdown_text(summary_line(report, speaker.language), 1000) + "\n"
@@ -122,6 +123,7 @@ def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
 def _ledger(report: CheckReport, speaker: Speaker) -> str:
     """Return the table of sites, worst health first."""
     order = ("critical", "fail", UNMEASURED, "warn", "note", OK)
+    # worst first: what is cut off below must be the harmless part
     folds = sorted(fold_calls(report.calls), key=lambda fold: order.index(fold.first.health))
     rows = [_row(fold, speaker) for fold in folds[:_MOST_CALL_ROWS]]
     if len(folds) > _MOST_CALL_ROWS:

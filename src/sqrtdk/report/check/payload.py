@@ -52,6 +52,7 @@ def check_page_data(report: CheckReport) -> dict[str, Any]:
         A dictionary: `words` of the script and `statistics` to choose from, as pairs of English and Chinese; `groups`
         of calls that share a map, each with a `title` and `rows`; `opens`, the row and head that are shown first.
     """
+    # self- and cross-attention of one layer have maps of their own
     several_kinds = len({judged.call.kind for judged in report.calls}) > 1
     groups: dict[str, list[dict[str, Any]]] = {}
     drawn: dict[str, list[JudgedCall]] = {}

@@ -76,6 +76,7 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
     They are the finding's own lines, or else those of the call at its site, followed by the lines that declare the
     scale. If none of them is in the repository, the line that was audited is added.
     """
+    # the line that computes comes first: that is where an editor opens
     calls = calls_of_finding(report, finding)
     by_call = [at for judged in calls for at in (judged.call.product_at, judged.call.softmax_at)]
     code = [finding.at] if split_lines(finding.at) else by_call

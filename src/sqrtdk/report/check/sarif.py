@@ -63,6 +63,7 @@ def to_sarif(report: CheckReport) -> str:
 
 def _run(report: CheckReport) -> dict[str, Any]:
     missed = [entry for entry in report.not_measured if not report.repeated(entry)]
+    # rules of users come behind ours, so that a rule's index stays the same between runs
     ids = list(dict.fromkeys((*DESCRIBED, *(plain(finding.rule) for finding in report.findings))))
     results = [
         *(_result(report, finding, ids) for finding in report.findings),
@@ -206,6 +207,7 @@ def _plain_value(value: float | str | None) -> float | str | None:
 def _fingerprint(identity: Iterable[str]) -> str:
     """Hash rule, site and message without its numbers, so that moved code and drifting values change nothing."""
     rule, site, message = identity
+    # JSON, because a separator could stand in a site's name: ("a b", "c") is not ("a", "b c")
     text = json.dumps((rule, site, _NUMBER_IN_TEXT.sub("#", message)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

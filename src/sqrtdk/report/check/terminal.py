@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold_sites
-from sqrtdk.audit.records import OK, SEVERITIES, UNMEASURED, VERDICTS, CheckReport
+from sqrtdk.audit.records import OK, UNMEASURED, CheckReport
 from sqrtdk.messages import Message, id_of, named
 from sqrtdk.report.check.consequences import consequences
-from sqrtdk.report.check.fold import Fold, FoldedFinding, expected_text, fold_calls, values, verdict_text
+from sqrtdk.report.check.fold import (
+    Fold,
+    FoldedFinding,
+    expected_text,
+    fold_calls,
+    severity_counts,
+    values,
+    verdict_counts,
+    verdict_text,
+)
 from sqrtdk.report.check.headline import headline
 from sqrtdk.report.check.laws import draw_laws
 from sqrtdk.report.check.places import at_text, in_files, places_text
@@ -116,6 +124,7 @@ def _calls(printer: Printer, report: CheckReport) -> None:
         return
     folds = fold_calls(report.calls)
     several_kinds = len({judged.call.kind for judged in report.calls}) > 1
+    # site and formula lead the row: if the table is too wide, they get a line of their own
     rows = []
     for fold in folds:
         kind = f" ({fold.first.call.kind})" if several_kinds else ""
@@ -220,6 +229,7 @@ def _finding(printer: Printer, folded: FoldedFinding, indent: int) -> None:
     if figures:
         where.append(f"  {plain(printer.join(figures))}", style="not bold dim")
     printer.paragraph(where, indent + 4)
+    # only a cause is to be fixed: what it led to goes away with it
     if not indent:
         printer.paragraph(Message("terminal.fix", fix=first.fix), 4)
         printer.paragraph(Message("terminal.source", source=first.source), 4, "dim")
@@ -244,18 +254,8 @@ def _asides(printer: Printer, report: CheckReport) -> None:
 
 
 def _summary(speaker: Speaker, report: CheckReport) -> Text:
-    verdicts = Counter(judged.verdict for judged in report.calls)
-    severities = Counter(finding.severity for finding in report.findings)
-    calls = [
-        Message("words.calls_with", count=verdicts[name], what=Message(f"words.verdict.{name}"))
-        for name in VERDICTS
-        if verdicts[name]
-    ]
-    kinds = [
-        Message("words.findings_with", count=severities[name], what=Message(f"words.severity.{name}"))
-        for name in reversed(SEVERITIES)
-        if severities[name]
-    ]
+    calls = verdict_counts("words.calls_with", (judged.verdict for judged in report.calls))
+    kinds = severity_counts(report.findings).values()
     colon, stop = speaker.mark("colon"), speaker.mark("stop")
     text = Text(speaker.word("terminal.calls", count=f"{len(report.calls):,}"))
     text.append((colon + speaker.join(calls) if calls else "") + stop)

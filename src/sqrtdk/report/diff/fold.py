@@ -47,6 +47,7 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
     """Fold pairs that agree in everything a line shows and whose sites differ in one integer (the layer)."""
 
     def shown(pair: PairDiff) -> object:
+        # as shown, so that layers fold whose values differ only behind the digits that are printed
         causes = tuple(map(change, shown_causes(pair.causes)))
         how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
         beside = (pair.cancelling, pair.rows_left_out, pair.rows)

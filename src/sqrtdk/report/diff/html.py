@@ -119,6 +119,7 @@ def marked_formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
         a, b = (None if text is None else escape(plain(text)) for text in (pair.formula_a, pair.formula_b))
         return a, b
     left, right = _FORMULA_TOKEN.findall(plain(pair.formula_a)), _FORMULA_TOKEN.findall(plain(pair.formula_b))
+    # the formula of an untrusted graph may have a million tokens
     if max(len(left), len(right)) > _MOST_TOKENS:
         return escape("".join(left)), escape("".join(right))
     alike = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
@@ -148,6 +149,7 @@ def ladder(pair: PairDiff) -> Markup | None:
     known = {name: size for name, size in figures.items() if size is not None and math.isfinite(size) and size >= 0}
     if "left" not in known or "allowed" not in known:
         return None
+    # 0 has no place on a log scale: it is drawn at the lower end
     sizes = [min(max(size, _LADDER[0]), _LADDER[1]) for size in known.values() if size > 0] or [1e-9]  # all are 0
     low = math.floor(math.log10(min(sizes)))
     high = max(math.ceil(math.log10(max(sizes))), low + 3)

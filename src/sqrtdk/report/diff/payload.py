@@ -44,6 +44,7 @@ def _pair(pair: PairDiff) -> dict[str, Any]:
 
 def _points(scatter: Scatter) -> dict[str, Any]:
     every = list(zip(scatter.rows, scatter.keys, scatter.a, scatter.b, strict=True))
+    # a point at infinity would leave all others on one line
     points = [point for point in every if math.isfinite(point[2]) and math.isfinite(point[3])]
     return {
         "head": scatter.head,

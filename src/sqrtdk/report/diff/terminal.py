@@ -133,6 +133,7 @@ def _cause(speaker: Speaker, pair: PairDiff, how: str) -> str:
 
 def _fixes(printer: Printer, report: DiffReport) -> None:
     """Print what to change in B, once for each cause of a difference that follows from no other."""
+    # a difference that follows from another goes away with that one
     own = (pair for pair in report.pairs if outcome(pair) == DIFFERS)
     fixes = fixes_of(cause for pair in own for cause in shown_causes(pair.causes))
     if not fixes:

@@ -13,7 +13,6 @@ from sqrtdk.kv.findings import KL_BARS, blamed_text, fix_text, level, scale_text
 from sqrtdk.messages import Message, joined
 from sqrtdk.report.console import Printer, TableColumn
 from sqrtdk.report.figures import format_number, format_percent
-from sqrtdk.report.page import both
 from sqrtdk.report.plain import plain
 
 CACHE_COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
@@ -80,18 +79,19 @@ def formats_section(forecasts: Sequence[CacheForecast]) -> dict[str, Any] | None
     if not forecasts:
         return None
     return {
-        "title": both(Message("cache.formats.title")),
-        "legend": both(Message("cache.formats.legend")),
-        "titles": [both(Message(id)) for id in FORMAT_COLUMNS],
-        "rows": [[both(cell) for cell in _format_row(forecast)[1]] for forecast in forecasts],
-        "notes": [(name, both(note)) for name, note in _notes_of_formats(forecasts)],
-        "source": both(joined(list(dict.fromkeys(forecast.source for forecast in forecasts)), "semicolon")),
+        "title": Message("cache.formats.title"),
+        "legend": Message("cache.formats.legend"),
+        "titles": [Message(id) for id in FORMAT_COLUMNS],
+        "rows": [_format_row(forecast)[1] for forecast in forecasts],
+        "notes": _notes_of_formats(forecasts),
+        "source": joined(list(dict.fromkeys(forecast.source for forecast in forecasts)), "semicolon"),
     }
 
 
 def _format_row(forecast: CacheForecast) -> tuple[str, list[str]]:
     """Return the worst severity of a format, and the cells of its line, with the figures of the head that has it."""
     ranks = ["", *reversed([name for name, _ in KL_BARS])]  # "": below every bar
+    # one bad head spoils a layer, so a format is judged by its worst head
     heads = [(call, head) for call in forecast.calls for head in range(len(call.stored.heads))]
     stored = (format_number(forecast.bits), forecast.scale)
     if not heads:
@@ -129,17 +129,15 @@ def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:
     if forecast is None:
         return None
     names, rows = _cells(forecast.calls)
-    at_fault = [
-        (call.site, both(joined([blamed_text(one), fix_text(one)]))) for call in forecast.calls for one in call.blame
-    ]
-    others = [(one.site, both(one.reason)) for one in (*forecast.not_measured, *forecast.without_cache)]
+    at_fault = [(call.site, joined([blamed_text(one), fix_text(one)])) for call in forecast.calls for one in call.blame]
+    others = [(one.site, one.reason) for one in (*forecast.not_measured, *forecast.without_cache)]
     return {
-        "title": both(_title(forecast)),
-        "legend": both(legend(forecast)),
-        "titles": [both(name) for name in names],
+        "title": _title(forecast),
+        "legend": legend(forecast),
+        "titles": names,
         "rows": rows,
         "notes": [*at_fault, *others],
-        "source": both(forecast.source),
+        "source": forecast.source,
     }
 
 
@@ -192,6 +190,7 @@ def _cells(calls: Sequence[CacheCall]) -> tuple[tuple[str, ...], list[tuple[str,
     """Return the titles and one row for each call, padded with "-" to the length of the titles."""
     if not calls:
         return (), []
+    # the titles of the call with most ways hold for all others
     names = titles(max(calls, key=lambda call: len(call.others)))
     rows = [row_of(call) for call in calls]  # a call may lack ways to quantise that others have
     return names, [(*row, *("-" for _ in names[len(row) :])) for row in rows]

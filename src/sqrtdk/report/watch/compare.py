@@ -43,6 +43,7 @@ class Pair:
             return 0.0
         if not (math.isfinite(self.a) and math.isfinite(self.b)):
             return math.inf
+        # of the larger one: symmetric, and defined where one value is 0
         return abs(self.a - self.b) / max(abs(self.a), abs(self.b))
 
     @property
@@ -130,6 +131,7 @@ def compare_runs(a: Summary, b: Summary) -> RunComparison:
     sites_a, sites_b = ({(site.site, site.index): site for site in run.sites} for run in (a, b))
     shared = [(sites_a[place], sites_b[place]) for place in sites_a if place in sites_b]
     by = "name"
+    # a port gives its modules other names, but keeps their order
     if not shared and len(a.sites) == len(b.sites):
         by, shared = "order", list(zip(a.sites, b.sites, strict=True))
     steps_a, steps_b, overlap = _steps(_measured(a), _measured(b))
@@ -147,6 +149,7 @@ def compare_runs(a: Summary, b: Summary) -> RunComparison:
         )
         for column in STATISTIC_BY_COLUMN
     ]
+    # by identity: names may occur in both runs and still be paired by order
     together = {id(site) for pair in shared for site in pair}
     return RunComparison(
         steps_a,

@@ -72,6 +72,7 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
     if alarm.name == NONFINITE:
         first = first_nonfinite(run)
         return _fix_nonfinite(run, alarm if first is None or alarm.severity == "note" else first)
+    # a clip would hide a wrong scale, which costs one line to mend
     if alarm.name in OF_LARGE_LOGITS and scales_too_large(run):
         return Message("runs.fix.scale")
     update = alarm if alarm.name == UPDATE else update_before(run, alarm)

@@ -59,6 +59,7 @@ def to_html(
     Raises:
         InvalidValueError: there are more runs than letters to name them.
     """
+    # runs are named by letters, in the page's script too
     if len(runs) > len(_RUN_LETTERS):
         raise InvalidValueError(
             Message("errors.output.runs", most=len(_RUN_LETTERS), runs=len(runs)),

@@ -68,6 +68,7 @@ def missing_parts(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: in
         yield UnmeasuredEntry(
             "gap", str(gap.attempt), gap.last_step - gap.first_step + 1, gap.first_step, gap.last_step
         )
+    # a run without samples looks healthy: nothing was seen that could alarm
     if not len(samples):
         yield UnmeasuredEntry("nothing", count=run.steps.num_rows)
     reasons: dict[str, list[int]] = defaultdict(list)
@@ -96,6 +97,7 @@ def missing_parts(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: in
                 yield UnmeasuredEntry(column, site.label, number)
     yield from _unread(sites, gradients=not run.of_checkpoints)
     if no_loss:
+        # checkpoints have no loss to record, so that its absence says nothing there
         never = no_loss == run.steps.num_rows and not run.of_checkpoints
         yield UnmeasuredEntry("loss", Message("watch.missing.pass_loss") if never else "", no_loss)
 

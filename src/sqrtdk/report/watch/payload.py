@@ -55,6 +55,7 @@ class NumberBlock:
     def whole(self, values: Array) -> list[int]:
         """Append whole numbers from 0 to 65535, and return offset and length."""
         flat = values.astype("<u2").ravel()
+        # a constant series, as of a fixed scale, costs one number
         if flat.size and (flat == flat[0]).all():
             flat = flat[:1]
         self._parts.append(flat)
@@ -109,6 +110,7 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
 
 def alarms_shown(run: Summary) -> list[int]:
     """Return the indices of the alarms on the page: the worst `MOST_ALARMS_OF_PAGE`, among equals the earliest."""
+    # the worst ones stay, and the page shows them in the order of their steps
     order = sorted(range(len(run.alarms)), key=lambda at: (-rank(run.alarms[at].severity), at))
     return sorted(order[:MOST_ALARMS_OF_PAGE])
 

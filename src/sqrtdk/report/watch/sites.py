@@ -75,6 +75,7 @@ def sites_of(run: Run) -> Iterator[Site]:
     places, first, of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     steps, heads = column_numbers(table, "step"), column_numbers(table, "head")
     columns = {name: column_numbers(table, name) for name in STATISTIC_BY_COLUMN}
+    # one sort instead of a mask for each site: a long run has millions of rows
     order = np.argsort(of.reshape(-1), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(of.reshape(-1)))[:-1])
     for place in np.argsort(first, kind="stable"):  # sites in the order of their first row

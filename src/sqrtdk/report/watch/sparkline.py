@@ -61,6 +61,7 @@ def drawn_range(values: Array) -> tuple[float, float, bool]:
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 0.0, 1.0, False
+    # infinities would flatten all other bars
     low, high = float(finite.min()), float(finite.max())
     return low, high, low > 0 and high > _LOG_FROM * low
 
