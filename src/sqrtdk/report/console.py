@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk.messages import word
+from sqrtdk.messages import Message, word
 from sqrtdk.report.plain import plain
 from sqrtdk.report.speaker import Speaker
 
@@ -216,6 +216,11 @@ class Printer(Speaker):
     def print(self, sentence: str, style: str = "") -> None:
         """Print a sentence that is known to fit on a line."""
         self.console.print(self.line(sentence, style))
+
+    def more(self, count: int, id: str = "terminal.more", indent: int = 2) -> None:
+        """Print how many entries are left out, if any are."""
+        if count > 0:
+            self.paragraph(Message(id, count=count), indent)
 
     def blank(self) -> None:
         """Print an empty line."""

@@ -51,8 +51,7 @@ def print_premises(printer: Printer, notes: Sequence[str]) -> None:
     """Print the notes above a report, because they affect all of its figures."""
     for note in notes[:_MOST_NOTES_PRINTED]:
         printer.paragraph(f"! {printer.said(note)}", style="yellow")
-    if len(notes) > _MOST_NOTES_PRINTED:
-        printer.paragraph(Message("terminal.more", count=len(notes) - _MOST_NOTES_PRINTED), 2)
+    printer.more(len(notes) - _MOST_NOTES_PRINTED)
 
 
 def entry_name(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import importlib.metadata
 import importlib.resources
 import json
 import re
@@ -70,6 +71,7 @@ def render(
         "connects": "'self'" if asks else "'none'",
         "colon": both(Message("words.mark.colon")),
         "verb": both(Message(f"pages.verb.{name}")),
+        "version": importlib.metadata.version("sqrtdk"),
         "languages": both(Message("pages.languages")),
         "more_below": both(Message("pages.more_below", count="{count}")),
     }

@@ -84,8 +84,7 @@ def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = Fa
         folds = list(_folded(comparison))
         for site, change, sites in folds[:_MOST_CHANGE_ROWS]:
             _print_change(printer, site, change, sites)
-        if len(folds) > _MOST_CHANGE_ROWS:
-            printer.paragraph(Message("terminal.more_json", count=len(folds) - _MOST_CHANGE_ROWS))
+        printer.more(len(folds) - _MOST_CHANGE_ROWS, "terminal.more_json", 0)
         if folds:
             printer.blank()
         if any(change.fails for change in comparison.changes):

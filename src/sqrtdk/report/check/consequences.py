@@ -11,18 +11,11 @@ from sqrtdk.audit.tolerance import is_close
 from sqrtdk.report.check.fold import FoldedFinding, fold_findings
 
 RULES_ON_SCALES = ("scale_ledger", "declared_vs_actual", "blocks")
-RULES_ON_LARGE_LOGITS = (
-    "max_logit",
-    "entropy",
-    "saturation",
-    "range_forecast",
-)  # consequences of a scale that is too large
-TOO_SMALL = ("flat",)  # consequences of a scale that is too small
+# consequences of a scale that is too large, and of one that is too small
+RULES_ON_LARGE_LOGITS, TOO_SMALL = ("max_logit", "entropy", "saturation", "range_forecast"), ("flat",)
 NOT_FINITE = "nonfinite"
-_LAWS_OF_MASKS = {
-    "mask_audit": "law_causal",
-    "padding": "law_padding",
-}  # rule that reads the mask -> law that the outputs break by it
+# rule that reads the mask -> law that the outputs break by it
+_LAWS_OF_MASKS = {"mask_audit": "law_causal", "padding": "law_padding"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,8 +203,7 @@ def _findings(printer: Printer, report: CheckReport) -> None:
             printer.paragraph(Message("terminal.leads_to"), 4)
         for consequence in one.consequences:
             _finding(printer, consequence, 6)
-    if len(caused) > _MOST_FINDINGS:
-        printer.paragraph(Message("terminal.more", count=len(caused) - _MOST_FINDINGS), 2)
+    printer.more(len(caused) - _MOST_FINDINGS)
     printer.blank()
 
 

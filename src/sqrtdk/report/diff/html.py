@@ -6,7 +6,6 @@ Names, formulas and reasons come from untrusted models and files, and are escape
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import math
 import re
 from collections import Counter
@@ -73,7 +72,6 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     result, tone = verdict(report)
     context = {
         "report": report,
-        "version": importlib.metadata.version("sqrtdk"),
         "payload": Markup(page.script_json(diff_page_data(folds))),
         "folds": folds,
         "outcomes": [(name, outcomes[name]) for name in OUTCOMES_IN_ORDER],
@@ -219,7 +217,7 @@ DIFF_FUNCTIONS: Mapping[str, Any] = {  # what the templates of a comparison call
     "formulas": marked_formulas,
     "has_values": has_short_values,
     "is_one": is_one,
-    "kind": lambda kind: kind_word(plain(kind)),
+    "kind": kind_word,
     "ladder": ladder,
     "left": largest_left,
     "long": lambda text: len(text) > _SHORT_FACT,

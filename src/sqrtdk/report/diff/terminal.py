@@ -36,6 +36,7 @@ from sqrtdk.report.speaker import Speaker
 
 OUTCOME_STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
 _TONE_STYLES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
+_NUMBERS = ("explained", "residue", "allowed")  # columns of the table
 _MOST_FIXES = 8
 
 
@@ -98,14 +99,10 @@ def _side(printer: Printer, letter: str, side: SideInfo) -> Text:
 def _pairs(printer: Printer, folds: Sequence[PairFold]) -> None:
     if not folds:
         return
-    columns = (
-        TableColumn(Message("diff.terminal.site")),
-        TableColumn(Message("diff.terminal.first")),
-        TableColumn(Message("diff.terminal.cause"), prose=True),
-        TableColumn(Message("diff.terminal.explained"), right=True),
-        TableColumn(Message("diff.terminal.residue"), right=True),
-        TableColumn(Message("diff.terminal.allowed"), right=True),
-    )
+    columns = [
+        TableColumn(Message(f"diff.terminal.{name}"), right=name in _NUMBERS, prose=name == "cause")
+        for name in ("site", "first", "cause", *_NUMBERS)
+    ]
     printer.table(columns, [_row(printer, fold) for fold in folds])
     printer.blank()
 
@@ -142,8 +139,7 @@ def _fixes(printer: Printer, report: DiffReport) -> None:
     for fix, cause in [*fixes.items()][:_MOST_FIXES]:
         name, at = plain(printer.said(cause_name(cause.name))), f"  {plain(cause.at_b)}" if cause.at_b else ""
         printer.paragraph(Text.assemble((name, "bold red"), (at, "dim"), "  ", plain(printer.said(fix))), 2)
-    if len(fixes) > _MOST_FIXES:
-        printer.paragraph(Message("terminal.more", count=len(fixes) - _MOST_FIXES), 2)
+    printer.more(len(fixes) - _MOST_FIXES)
     printer.blank()
 
 

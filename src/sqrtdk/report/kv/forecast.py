@@ -33,8 +33,7 @@ def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
     printer.paragraph(title.append(f"  {printer.join(_counts(forecast))}", style="not bold dim"))
     if forecast.calls:
         _print_calls(printer, forecast)
-    if len(forecast.calls) > MOST_CALLS_SHOWN:
-        printer.paragraph(Message("terminal.more_json", count=len(forecast.calls) - MOST_CALLS_SHOWN), 2)
+    printer.more(len(forecast.calls) - MOST_CALLS_SHOWN, "terminal.more_json")
     for entry in forecast.without_cache[:1]:
         sites = printer.bracketed(printer.sites([one.site for one in forecast.without_cache]))
         printer.paragraph(Message("terminal.no_cache", why=entry.reason, sites=sites), style="dim")

@@ -5,7 +5,6 @@ Names of sites, texts of alarms and reasons come from untrusted records: see `sq
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import re
 import string
@@ -67,7 +66,6 @@ def to_html(
         )
     drawn = watch_page_data(runs, compared.by if compared else "name")
     context = {
-        "version": importlib.metadata.version("sqrtdk"),
         "runs": list(zip(_RUN_LETTERS, runs, strict=False)),
         "two": len(runs) > 1,
         "live": live,
