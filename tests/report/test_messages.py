@@ -51,7 +51,7 @@ def of_templates() -> Mapping[str, str]:
 
 def sections_of_templates() -> Iterator[str]:
     """Every section in a template: "pages.step." of `named("pages.step", ...)`."""
-    for path in SOURCE.rglob("*.html"):
+    for path in (path for source in SOURCES for path in source.rglob("*.html")):
         for section in re.findall(r"""named\(["']([\w.]+)["']""", path.read_text(encoding="utf-8")):
             yield f"{section}."
 
