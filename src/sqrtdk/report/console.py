@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,11 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
-from sqrtdk.messages import Message, word
-from sqrtdk.report.plain import plain
-from sqrtdk.report.speaker import Speaker
+from sqrtdk.messages import word
 
-_PROSE_WIDTH = 110  # columns; on a wider line the eye loses the beginning of the next one
+PROSE_WIDTH = 110  # columns; on a wider line the eye loses the beginning of the next one
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
 _GAP = 2  # blanks between columns; with one, two numbers read as one
 # ranges of East Asian characters that take two cells
@@ -112,7 +110,7 @@ def _pieces(text: str, width: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int = _PROSE_WIDTH) -> None:
+def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int = PROSE_WIDTH) -> None:
     """Print a paragraph of at most `most` columns. Wrapped lines are indented by two more columns."""
     text = Text(text) if isinstance(text, str) else text
     width = min(console.width, most) - indent
@@ -190,46 +188,6 @@ def print_table(
             console.print(Padding(_table(rest, shared, [row[lead:]], titles=False), (0, 0, 0, indent + step)))
         else:
             paragraph(console, _pairs(rest, row[lead:], language), indent + 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Printer(Speaker):
-    """Prints sentences in one language. Every `str` passes `plain`, as it may hold a name from an untrusted model."""
-
-    console: Console
-
-    def line(self, sentence: Text | str, style: str = "") -> Text:
-        """Return a sentence as a text for the console; a text of rich stays as it is."""
-        # who made a text of rich has coloured it, and made its parts safe one by one
-        return sentence if isinstance(sentence, Text) else Text(plain(self.said(sentence)), style)
-
-    def paragraph(self, sentence: Text | str, indent: int = 0, style: str = "", *, most: int = _PROSE_WIDTH) -> None:
-        """Print a paragraph; see the function `paragraph`."""
-        paragraph(self.console, self.line(sentence, style), indent, most=most)
-
-    def table(self, columns: Sequence[TableColumn], rows: Sequence[Sequence[Cell]], **layout: int) -> None:
-        """Print a table whose titles and cells may be messages; see `print_table`."""
-        titled = [replace(column, title=self.said(column.title)) for column in columns]
-        cells = [[self.line(cell) for cell in row] for row in rows]
-        print_table(self.console, titled, cells, language=self.language, **layout)
-
-    def print(self, sentence: str, style: str = "") -> None:
-        """Print a sentence that is known to fit on a line."""
-        self.console.print(self.line(sentence, style))
-
-    def more(self, count: int, id: str = "terminal.more", indent: int = 2) -> None:
-        """Print how many entries are left out, if any are."""
-        if count > 0:
-            self.paragraph(Message(id, count=count), indent)
-
-    def blank(self) -> None:
-        """Print an empty line."""
-        self.console.print()
-
-
-def printed(draw: Callable[[Printer], None], width: int, color: bool, language: Language) -> str:
-    """Return what `draw` prints in a language, as `console_text`."""
-    return console_text(lambda console: draw(Printer(language, console)), width, color)
 
 
 def _widest(column: TableColumn, cells: Sequence[Text]) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqrtdk._language import Language
 from sqrtdk.messages import Message, joined, named
-from sqrtdk.report.console import Printer, TableColumn, printed
+from sqrtdk.report.console import TableColumn
+from sqrtdk.report.printer import Printer, printed
 
 _MOST_NOTES_PRINTED = 8  # an untrusted config may cause hundreds
 

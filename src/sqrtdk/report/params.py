@@ -10,7 +10,8 @@ from typing import Any
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.messages import Message, named
-from sqrtdk.report.console import Printer, TableColumn, printed
+from sqrtdk.report.console import TableColumn
+from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.speaker import Speaker
 
 # titles are keys of words.column; one that is not there, as "d_model", stands for itself

@@ -14,9 +14,9 @@ from sqrtdk.audit.baseline import BASELINE_VERSION, BaselineComparison, Ledger, 
 from sqrtdk.messages import Message, named
 from sqrtdk.report.check.fold import verdict_counts, verdict_text
 from sqrtdk.report.check.markdown import details, fitted, markdown_code, markdown_table, markdown_text
-from sqrtdk.report.console import Printer, printed
 from sqrtdk.report.json_values import record_fields, tool
 from sqrtdk.report.plain import plain
+from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.speaker import Speaker
 
 _MOST_CHANGE_ROWS = 40  # rows of folded changes; the rest is counted

@@ -25,11 +25,12 @@ from sqrtdk.report.check.fold import (
 from sqrtdk.report.check.headline import headline
 from sqrtdk.report.check.laws import draw_laws
 from sqrtdk.report.check.places import at_text, in_files, places_text
-from sqrtdk.report.console import Printer, TableColumn, printed
+from sqrtdk.report.console import TableColumn
 from sqrtdk.report.environment import premises, print_premises
 from sqrtdk.report.figures import format_number, format_percent, format_ratio, worst_head
 from sqrtdk.report.kv.forecast import draw_cache, draw_formats
 from sqrtdk.report.plain import plain
+from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.speaker import Speaker
 
 _SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}

@@ -13,7 +13,7 @@ from sqrtdk.compare.fixes import fixes_of
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
 from sqrtdk.messages import Message
-from sqrtdk.report.console import Printer, TableColumn, printed
+from sqrtdk.report.console import TableColumn
 from sqrtdk.report.diff.fold import (
     DIFFERS,
     FOLLOWS,
@@ -32,6 +32,7 @@ from sqrtdk.report.diff.fold import (
 )
 from sqrtdk.report.environment import premises, print_premises
 from sqrtdk.report.plain import plain
+from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.speaker import Speaker
 
 OUTCOME_STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}

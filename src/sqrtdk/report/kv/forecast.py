@@ -11,9 +11,10 @@ from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
 from sqrtdk.kv.findings import KL_BARS, blamed_text, fix_text, level, scale_text
 from sqrtdk.messages import Message, joined
-from sqrtdk.report.console import Printer, TableColumn
+from sqrtdk.report.console import TableColumn
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
+from sqrtdk.report.printer import Printer
 
 CACHE_COLUMNS = ("site", "worst", "kl", "median", "max", "key_changes", "output_off")
 FORMAT_COLUMNS = (

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk.messages import Message, named
-from sqrtdk.report.console import Printer, printed
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
+from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
 from sqrtdk.report.watch.fix import alarm_fix, root_alarm
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline

@@ -1,0 +1,55 @@
+"""Prints the sentences of a report in one language: a speaker with a console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.text import Text
+
+from sqrtdk._language import Language
+from sqrtdk.messages import Message
+from sqrtdk.report.console import PROSE_WIDTH, Cell, TableColumn, console_text, paragraph, print_table
+from sqrtdk.report.plain import plain
+from sqrtdk.report.speaker import Speaker
+
+
+@dataclass(frozen=True, slots=True)
+class Printer(Speaker):
+    """Prints sentences in one language. Every `str` passes `plain`, as it may hold a name from an untrusted model."""
+
+    console: Console
+
+    def line(self, sentence: Text | str, style: str = "") -> Text:
+        """Return a sentence as a text for the console; a text of rich stays as it is."""
+        # who made a text of rich has coloured it, and made its parts safe one by one
+        return sentence if isinstance(sentence, Text) else Text(plain(self.said(sentence)), style)
+
+    def paragraph(self, sentence: Text | str, indent: int = 0, style: str = "", *, most: int = PROSE_WIDTH) -> None:
+        """Print a paragraph; see the function `paragraph`."""
+        paragraph(self.console, self.line(sentence, style), indent, most=most)
+
+    def table(self, columns: Sequence[TableColumn], rows: Sequence[Sequence[Cell]], **layout: int) -> None:
+        """Print a table whose titles and cells may be messages; see `print_table`."""
+        titled = [replace(column, title=self.said(column.title)) for column in columns]
+        cells = [[self.line(cell) for cell in row] for row in rows]
+        print_table(self.console, titled, cells, language=self.language, **layout)
+
+    def print(self, sentence: str, style: str = "") -> None:
+        """Print a sentence that is known to fit on a line."""
+        self.console.print(self.line(sentence, style))
+
+    def more(self, count: int, id: str = "terminal.more", indent: int = 2) -> None:
+        """Print how many entries are left out, if any are."""
+        if count > 0:
+            self.paragraph(Message(id, count=count), indent)
+
+    def blank(self) -> None:
+        """Print an empty line."""
+        self.console.print()
+
+
+def printed(draw: Callable[[Printer], None], width: int, color: bool, language: Language) -> str:
+    """Return what `draw` prints in a language, as `console_text`."""
+    return console_text(lambda console: draw(Printer(language, console)), width, color)
