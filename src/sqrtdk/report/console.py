@@ -22,6 +22,7 @@ from sqrtdk._language import Language
 from sqrtdk.messages import word
 
 PROSE_WIDTH = 110  # columns; on a wider line the eye loses the beginning of the next one
+_LEAST_NAME = 8  # a name is folded down to this width
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead
 _GAP = 2  # blanks between columns; with one, two numbers read as one
 # ranges of East Asian characters that take two cells
@@ -138,11 +139,19 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table. `right` aligns numbers to the right; `prose` lets the text wrap."""
+    """A column of a table.
+
+    Attributes:
+        title: above the column.
+        right: whether to align to the right, as numbers are.
+        prose: whether the text may wrap between words.
+        fold: whether a long name may break anywhere, so that a row stays a row.
+    """
 
     title: str
     right: bool = False
     prose: bool = False
+    fold: bool = False
 
 
 Cell = str | Text
@@ -196,7 +205,10 @@ def _widest(column: TableColumn, cells: Sequence[Text]) -> int:
 
 def _needed(columns: Sequence[TableColumn], widths: Sequence[int]) -> int:
     """Return the least width of a table, in terminal cells."""
-    least = [min(width, _LEAST_PROSE) if one.prose else width for one, width in zip(columns, widths, strict=True)]
+    least = [
+        min(width, _LEAST_PROSE if column.prose else _LEAST_NAME) if column.prose or column.fold else width
+        for column, width in zip(columns, widths, strict=True)
+    ]
     return sum(least) + _GAP * (len(columns) - 1)
 
 
@@ -208,7 +220,9 @@ def _shared(columns: Sequence[TableColumn], widths: Sequence[int], room: int) ->
     prose = [width for column, width in zip(columns, widths, strict=True) if column.prose]
     left = room - sum(widths) + sum(prose) - _GAP * (len(columns) - 1)
     fixed = min(prose[0], max(left, 1)) if len(prose) == 1 else None
-    return [fixed if column.prose else width for column, width in zip(columns, widths, strict=True)]
+    return [
+        fixed if column.prose else None if column.fold else width for column, width in zip(columns, widths, strict=True)
+    ]
 
 
 def _table(
@@ -220,7 +234,8 @@ def _table(
         table.add_column(
             Text(column.title),
             justify="right" if column.right else "left",
-            no_wrap=not column.prose,
+            no_wrap=not (column.prose or column.fold),
+            overflow="fold",
             min_width=width,
             max_width=width if column.prose else None,
         )

@@ -6,14 +6,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk.messages import Message, named
+from sqrtdk.report.console import TableColumn
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.printer import Printer, printed
@@ -29,7 +28,7 @@ MOST_ALARMS_PRINTED = 12
 MOST_UNMEASURED_PRINTED = 12
 _HOME, _TO_END_OF_LINE, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _WIDE_TABLE = 90  # least width at which a table has further columns beside trend and newest value
-_WRAPPED = ("site", "farthest")
+_FOLDED = ("site", "farthest")
 _RUN_NAMES = ("A", "B")
 _RIGHT = ("first", "newest", "head", "median", "step", "apart", *_RUN_NAMES)
 
@@ -145,7 +144,7 @@ def _differences(printer: Printer, compared: RunComparison) -> None:
     title = (printer.word("watch.terminal.differs"), "bold")
     printer.paragraph(Text.assemble(title, printer.word("watch.terminal.medians", at=at, why=why)))
     bar = f"{NOTABLE_DIFFERENCE:.0%}"
-    table = _table(printer, "statistic", "apart", "over", "farthest", "A", "B", bar=bar)
+    rows: list[Sequence[Text | str]] = []
     alike = [one.column for one in compared.differences if one.measured and not one.count]
     unmeasured = [
         one.column for one in compared.differences if not one.measured and STATISTIC_BY_COLUMN[one.column].always
@@ -156,16 +155,11 @@ def _differences(printer: Printer, compared: RunComparison) -> None:
             continue
         count = Message("watch.terminal.count_of", count=one.count, all=one.measured)
         apart = format_percent(one.typical) if math.isfinite(one.typical) else "inf"
-        values = (value_text(one.column, pair.a), value_text(one.column, pair.b))
-        table.add_row(
-            Text(one.column, style="cyan"),
-            Text(apart, style="bold"),
-            printer.line(count, "yellow" if one.count else ""),
-            plain(pair.label),
-            *values,
-        )
-    if table.row_count:
-        printer.console.print(table)
+        sites = printer.line(count, "yellow" if one.count else "")
+        values = (value_text(one.column, value) for value in (pair.a, pair.b))
+        rows.append((Text(one.column, "cyan"), Text(apart, "bold"), sites, pair.label, *values))
+    if rows:
+        printer.table(_columns("statistic", "apart", "over", "farthest", "A", "B", bar=bar), rows)
         printer.paragraph(Message("watch.terminal.apart_means"), style="dim")
     nowhere = Message("watch.terminal.nowhere", bar=bar)
     for what, names in ((nowhere, alike), (Message("watch.terminal.unmeasured_both"), unmeasured)):
@@ -231,7 +225,7 @@ def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most:
     scale = ends_text(low, high, column) + (printer.word("watch.terminal.logarithmic") if log else "")
     printer.console.print(Text.assemble((column, "bold"), printer.word("watch.terminal.worst", scale=scale)))
     wide = printer.console.width >= _WIDE_TABLE
-    table = _table(printer, "site", "trend", "newest", "head", *(("first", "median", "step") if wide else ()))
+    rows: list[Sequence[Text | str]] = []
     newest_values = np.array([float(site.worst(column)[0][-1]) for site in summary.sites])
     order = np.argsort(-badness(newest_values, column), kind="stable")[:most]
     for at in sorted(order.tolist()):  # the worst ones, in the order of the model
@@ -239,14 +233,12 @@ def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most:
         values, heads = site.worst(column)
         newest = float(values[-1])
         first, median = value_text(column, float(values[0])), value_text(column, float(site.median(column)[-1]))
-        table.add_row(
-            plain(site.label),
-            Text(sparkline(worst[id(site)], bars, low, high, log=log), style="cyan"),
-            Text(value_text(column, newest), style="bold"),
-            "-" if math.isnan(newest) else str(site.heads[heads[-1]]),
-            *((first, median, str(site.steps[-1])) if wide else ()),
-        )
-    printer.console.print(table)
+        trend = Text(sparkline(worst[id(site)], bars, low, high, log=log), "cyan")
+        head = "-" if math.isnan(newest) else str(site.heads[heads[-1]])
+        more = (first, median, str(site.steps[-1])) if wide else ()
+        rows.append((site.label, trend, Text(value_text(column, newest), "bold"), head, *more))
+    wide_columns = ("first", "median", "step") if wide else ()
+    printer.table(_columns("site", "trend", "newest", "head", *wide_columns), rows)
     if left := len(summary.sites) - len(order):
         printer.print(_count("watch.terminal.better", left), "dim")
 
@@ -294,13 +286,15 @@ def _missing(printer: Printer, summary: Summary) -> None:
         printer.print(Message("watch.terminal.more", count=len(summary.missing) - MOST_UNMEASURED_PRINTED))
 
 
-def _table(printer: Printer, *columns: str, **parts: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for column in columns:
-        title = column if column in _RUN_NAMES else printer.word(f"watch.column.{column}", **parts)
-        justify: Literal["left", "right"] = "right" if column in _RIGHT else "left"
-        table.add_column(title, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
-    return table
+def _columns(*names: str, **parts: str) -> list[TableColumn]:
+    return [
+        TableColumn(
+            name if name in _RUN_NAMES else Message(f"watch.column.{name}", **parts),
+            right=name in _RIGHT,
+            fold=name in _FOLDED,
+        )
+        for name in names
+    ]
 
 
 def _count(id: str, count: int) -> Message:
