@@ -19,8 +19,8 @@ from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.check import json as check_json
-from sqrtdk.report.check import terminal
-from sqrtdk.report.check.html import OUTCOME_TONES
+from sqrtdk.report.check.headline import OUTCOME_TONES
+from sqrtdk.report.console import TONE_STYLES
 from sqrtdk.report.diff import json as diff_json
 from sqrtdk.report.watch import json as watch_json
 from sqrtdk.report.watch.compare import compare_runs
@@ -183,7 +183,8 @@ def test_the_words_of_the_records_are_those_of_the_schemas_and_of_the_reports() 
     assert tuple(law["state"]["enum"]) == LAW_STATES
     assert set(law) == {field.name for field in dataclasses.fields(LawAnswer)} - {"finding"} | SAID
     assert set(SCHEMAS["check"]["properties"]["fail_on"]["enum"]) == set(FAIL_ON)
-    assert set(terminal._OUTCOME_STYLE) == set(OUTCOME_TONES) == set(OUTCOMES)
+    assert set(OUTCOME_TONES) == set(OUTCOMES)
+    assert set(OUTCOME_TONES.values()) <= set(TONE_STYLES)
     assert tuple(SCHEMAS["diff"]["properties"]["fail_on"]["enum"]) == DIFF_FAIL_ON
     stage = SCHEMAS["diff"]["$defs"]["stage"]["properties"]["stage"]
     assert stage["description"] == f"One of: {', '.join(STAGES)}."

@@ -10,7 +10,7 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages._catalogue import topic, unfilled
 from sqrtdk.report import html
-from sqrtdk.report.check.html import OUTCOME_TONES
+from sqrtdk.report.check.headline import OUTCOME_TONES
 from sqrtdk.report.check.payload import UNIT_BY_STATISTIC
 from sqrtdk.report.diff.fold import STAGE_MARKS
 from tests.report import sample_report

@@ -21,6 +21,8 @@ from rich.text import Text
 from sqrtdk._language import Language
 from sqrtdk.messages import word
 
+TONE_STYLES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow", "": "bold"}
+FINDING_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}  # by severity
 PROSE_WIDTH = 110  # columns; on a wider line the eye loses the beginning of the next one
 _LEAST_NAME = 8  # a name is folded down to this width
 _LEAST_PROSE = 24  # a column of text narrower than this reads badly: the table is broken up instead

@@ -16,15 +16,9 @@ from sqrtdk.report import page
 from sqrtdk.report.files import drawn
 
 MOST_NOTEBOOK_ROWS = 40  # rows of a table; a notebook stores its outputs, so a long table would bloat the file
-ROW_UNITS = {
-    "lse": "logits",
-    "max_logit": "logits",
-    "min_logit": "logits",
-    "mean": "logits",
-    "variance": "logits squared",
-    "entropy_nats": "nats",
-    "keys": "keys",
-}
+ROW_UNITS = dict.fromkeys(("lse", "max_logit", "min_logit", "mean"), "logits") | {
+    "variance": "logits squared", "entropy_nats": "nats", "keys": "keys",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = Fa
         printer.more(len(folds) - _MOST_CHANGE_ROWS, "terminal.more_json", 0)
         if folds:
             printer.blank()
+        # a change may be meant: the report says how to accept it
         if any(change.fails for change in comparison.changes):
             printer.paragraph(Message("baseline.if_meant"))
             printer.blank()

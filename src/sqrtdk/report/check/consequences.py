@@ -46,6 +46,7 @@ def consequences(findings: Iterable[Finding]) -> tuple[Caused, ...]:
         [('scale_ledger', 1)]
     """
     findings = tuple(findings)
+    # folded first: a mistake in all layers is one cause
     causes = [cause for cause in fold_findings(findings) if _leads_to(cause.first)]
     sites = [{finding.site for finding in cause.findings} for cause in causes]
     cause_of: dict[int, int] = {}

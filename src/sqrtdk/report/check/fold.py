@@ -161,6 +161,7 @@ def values(folded: FoldedFinding) -> Text:
             dict.fromkeys(value if isinstance(value, str) else format_number(value) for value in all_values)
         )
         return text_of_value(shown)
+    # the values of folded findings are unlike: a range says how far they lie apart
     low, high = (_figure(folded, value) for value in (min(numbers), max(numbers)))
     return text_of_value(low if low == high else Message("rules.bound.range", low=low, high=high))
 

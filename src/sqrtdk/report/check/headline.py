@@ -14,6 +14,10 @@ from sqrtdk.report.check.consequences import NOT_FINITE, RULES_ON_SCALES, conseq
 from sqrtdk.report.check.fold import FoldedFinding
 from sqrtdk.report.figures import format_number
 
+OUTCOME_TONES = {  # outcome of a report -> tone of its word
+    "failed": "bad", "findings": "bad", "incomplete": "doubtful", "warnings": "doubtful",
+    "scales": "", "passed": "good",
+}  # fmt: skip
 _DETAILS_FOLLOW = {"joins.semicolon": "first", "rules.joined.seen": "text"}  # id -> the value before the details
 _MOST_FINDINGS_NAMED = 2  # findings that a headline names beside the scale
 

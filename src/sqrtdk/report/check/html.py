@@ -22,7 +22,7 @@ from sqrtdk.messages import Message, named, text_of_value, word
 from sqrtdk.report import figures, notebook, page
 from sqrtdk.report.check.consequences import consequences
 from sqrtdk.report.check.fold import Fold, expected_text, fold_calls, severity_counts, values
-from sqrtdk.report.check.headline import headline
+from sqrtdk.report.check.headline import OUTCOME_TONES, headline
 from sqrtdk.report.check.laws import LAW_FUNCTIONS
 from sqrtdk.report.check.payload import check_page_data
 from sqrtdk.report.check.places import at_text, source_lines
@@ -32,14 +32,6 @@ from sqrtdk.report.plain import plain
 from sqrtdk.tracing.records import AttentionCall
 
 _DIAL_OCTAVES = 8.0  # the dial of the scale ratio reaches from 2^-8 to 2^8
-OUTCOME_TONES = {  # outcome of a report -> tone of its word
-    "failed": "bad",
-    "findings": "bad",
-    "incomplete": "doubtful",
-    "warnings": "doubtful",
-    "scales": "",
-    "passed": "good",
-}
 _MOST_NOTES_OPEN = 6  # notes on values that were made up or chosen for the user; they stand beside the figures
 
 

@@ -93,6 +93,7 @@ def _of_laws(report: CheckReport) -> Iterable[_Case]:
 
 def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
     """Yield the cases without a call: attentions that did not run, findings on the whole model, checks not made."""
+    # by identity: equal findings of two layers are two
     in_cases = {id(finding) for judged in report.calls for finding in about_call(judged.call, report.findings)}
     in_cases |= {id(answer.finding) for answer in report.laws}
     by_site: dict[str, list[Finding]] = {}
@@ -102,6 +103,7 @@ def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
     for site, findings in by_site.items():
         lost = [finding.message for finding in findings if finding.rule == UNMEASURED]
         yield _Case(site_name(site), tuple(findings), "; ".join(lost) or None)
+    # one case a reason: a graph may have thousands of sites that no rule could look at
     by_reason: dict[str, list[NotMeasured]] = {}
     for entry in report.not_measured:
         if not report.repeated(entry):
@@ -115,6 +117,7 @@ def _case(report: CheckReport, case: _Case) -> Element:
     attributes = {"classname": plain(report.model.id), "name": plain(case.name), "time": "0"}
     calls = (case.call,) if case.call else calls_of_finding(report, case.findings[0]) if case.findings else ()
     at = (place for judged in calls for place in (judged.call.product_at, judged.call.softmax_at))
+    # only a file of the repository: a CI system links it, and has no others
     if own := [spot for spot in at_lines(report, [(at, "")]) if spot.source.base == "root"]:
         attributes |= {"file": plain(own[0].source.path), "line": str(own[0].line)}
     element = Element("testcase", attributes)
@@ -126,6 +129,7 @@ def _case(report: CheckReport, case: _Case) -> Element:
     elif case.unjudged is not None:
         ElementTree.SubElement(element, "skipped", {"message": plain(f"{case.skipped}: {case.unjudged}")})
     others = [finding for finding in case.findings if finding not in failing]
+    # a passed case has its formula too, so that a later change can be looked up
     lines = [_ledger(case.call)] if case.call else []
     if others:
         lines.append(_text(others))

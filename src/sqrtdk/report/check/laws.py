@@ -10,15 +10,12 @@ from typing import Any
 from sqrtdk._sites import range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.messages import Message, joined, named
-from sqrtdk.report.console import TableColumn
+from sqrtdk.report.console import FINDING_STYLES, TableColumn
 from sqrtdk.report.printer import Printer
 
 MOST_SQUARES = 64  # squares of a picture; with more positions, several share a square
 LAW_STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
-_LAW_STYLES = {
-    KEPT: "green", NOT_ASKED: "dim",
-    "note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red",
-}  # fmt: skip
+_LAW_STYLES = {KEPT: "green", NOT_ASKED: "dim"} | FINDING_STYLES
 _SQUARE_MARKS = {True: "#", False: "."}
 
 

@@ -112,6 +112,7 @@ def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
     if rest:
         yield ""
         id = "terminal.comment.more_findings" if failing else "terminal.findings"
+        # folded away: a comment that is too long is not read at all
         yield details(speaker.word(id, count=f"{len(rest):,}"), (_finding(entry, speaker) for entry in rest[:40]))
     if report.laws:
         yield ""

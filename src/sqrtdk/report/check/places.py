@@ -66,6 +66,7 @@ class Spot:
 
 def calls_of_finding(report: CheckReport, finding: Finding) -> tuple[JudgedCall, ...]:
     """Return the calls that a finding is about: those of its module, else those of a module around it."""
+    # a finding on a block belongs to the attentions inside it, unless the block itself attends
     about = tuple(judged for judged in report.calls if about_call(judged.call, (finding,)))
     return tuple(judged for judged in about if judged.call.site == finding.site) or about
 

@@ -103,6 +103,7 @@ def _run(report: CheckReport) -> dict[str, Any]:
 
 def _bases(report: CheckReport) -> dict[str, Any]:
     root: dict[str, Any] = {"description": {"text": "The root of the repository that the check ran in."}}
+    # outside of a repository the root is not known, and a viewer asks for it
     if report.root:
         root["uri"] = _file_uri(report.root).rstrip("/") + "/"
     packages = {"description": {"text": "A directory of Python's import path, such as site-packages."}}
@@ -132,6 +133,7 @@ def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, 
         "source": plain(finding.source),
         "formulas": [plain(text) for text in dict.fromkeys(judged.call.formula for judged in calls)],
     }
+    # viewers show the message alone, so that the fix has to stand in it
     text = f"{site}: {finding.message}. Fix: {finding.fix}"
     rule = plain(finding.rule)
     kind: dict[str, Any] = {"level": SARIF_LEVELS[finding.severity]}
@@ -214,6 +216,7 @@ def _fingerprint(identity: Iterable[str]) -> str:
 
 def _number_fingerprints(results: Iterable[dict[str, Any]]) -> None:
     """Append ":1", ":2" to equal fingerprints, which equal messages at one site have."""
+    # code scanning takes results with equal fingerprints for one
     counts: Counter[str] = Counter()
     for result in results:
         prints = result["partialFingerprints"]

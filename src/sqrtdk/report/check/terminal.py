@@ -22,10 +22,10 @@ from sqrtdk.report.check.fold import (
     verdict_counts,
     verdict_text,
 )
-from sqrtdk.report.check.headline import headline
+from sqrtdk.report.check.headline import OUTCOME_TONES, headline
 from sqrtdk.report.check.laws import draw_laws
 from sqrtdk.report.check.places import at_text, in_files, places_text
-from sqrtdk.report.console import TableColumn
+from sqrtdk.report.console import FINDING_STYLES, TONE_STYLES, TableColumn
 from sqrtdk.report.environment import premises, print_premises
 from sqrtdk.report.figures import format_number, format_percent, format_ratio, worst_head
 from sqrtdk.report.kv.forecast import draw_cache, draw_formats
@@ -33,17 +33,8 @@ from sqrtdk.report.plain import plain
 from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.speaker import Speaker
 
-_SEVERITY_STYLE = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold white on red"}
 _VERDICT_STYLE = {"exact": "green", "declared": "cyan", "unexplained": "bold red", "unmeasured": "yellow"}
-_HEALTH_STYLE = _SEVERITY_STYLE | {OK: "green"}
-_OUTCOME_STYLE = {
-    "failed": "bold red",
-    "findings": "bold red",
-    "incomplete": "bold yellow",
-    "warnings": "bold yellow",
-    "scales": "bold",
-    "passed": "bold green",
-}
+_HEALTH_STYLE = FINDING_STYLES | {OK: "green"}
 _CALL_COLUMNS = (  # key of words.column, and whether the column is aligned to the right
     ("site", False), ("formula", False), ("ratio", True), ("verdict", False), ("health", False),
     ("max_logit", True), ("entropy_nats", True), ("peak", True), ("saturated", True),
@@ -116,7 +107,7 @@ def _head(printer: Printer, report: CheckReport) -> None:
     print_premises(printer, notes)
     printer.blank()
     sentence = printer.said(headline(report)) + printer.mark("stop").rstrip()
-    printer.paragraph(sentence, style=_OUTCOME_STYLE[report.outcome])
+    printer.paragraph(sentence, style=TONE_STYLES[OUTCOME_TONES[report.outcome]])
     printer.blank()
 
 
@@ -211,7 +202,7 @@ def _findings(printer: Printer, report: CheckReport) -> None:
 def _finding(printer: Printer, folded: FoldedFinding, indent: int) -> None:
     """Print a finding. A consequence is printed without its fix, because its cause is what to fix."""
     first = folded.first
-    line = Text(f" {printer.word(f'words.severity.{first.severity}')} ", _SEVERITY_STYLE.get(first.severity, ""))
+    line = Text(f" {printer.word(f'words.severity.{first.severity}')} ", FINDING_STYLES.get(first.severity, ""))
     line.append(f" {plain(printer.said(folded.message))}", style="not bold default on default")
     printer.paragraph(line, indent)
     where = printer.line(folded.site or ROOT_NAME, "bold")
@@ -266,5 +257,5 @@ def _summary(speaker: Speaker, report: CheckReport) -> Text:
     if kinds:
         findings = speaker.word("terminal.findings", count=f"{len(report.findings):,}") + colon + speaker.join(kinds)
     findings += speaker.word("terminal.formulas") if report.mode == "static" else ""
-    text.append(findings, style=_OUTCOME_STYLE[report.outcome])
+    text.append(findings, style=TONE_STYLES[OUTCOME_TONES[report.outcome]])
     return text.append(speaker.word("terminal.exit", code=report.exit_code, fail_on=report.fail_on))

@@ -33,6 +33,7 @@ class PairFold:
     @property
     def worst(self) -> PairDiff:
         """The pair whose figures are shown: largest residue relative to what is allowed, or largest difference."""
+        # how well a difference is explained is the question there; elsewhere how large it is
         if outcome(self.first) == DIFFERS:
             return max(self.pairs, key=excess)
         return largest_pair(self.pairs, largest_left)

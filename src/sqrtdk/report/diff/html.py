@@ -120,6 +120,7 @@ def marked_formulas(pair: PairDiff) -> tuple[Markup | None, Markup | None]:
     # the formula of an untrusted graph may have a million tokens
     if max(len(left), len(right)) > _MOST_TOKENS:
         return escape("".join(left)), escape("".join(right))
+    # without the heuristic for junk, which drops the signs that occur often: "*", "(" and "."
     alike = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     return _marked(left, [(one.a, one.size) for one in alike]), _marked(right, [(one.b, one.size) for one in alike])
 

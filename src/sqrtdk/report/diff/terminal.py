@@ -13,7 +13,7 @@ from sqrtdk.compare.fixes import fixes_of
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
 from sqrtdk.messages import Message
-from sqrtdk.report.console import TableColumn
+from sqrtdk.report.console import TONE_STYLES, TableColumn
 from sqrtdk.report.diff.fold import (
     DIFFERS,
     FOLLOWS,
@@ -36,7 +36,6 @@ from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.speaker import Speaker
 
 OUTCOME_STYLES = {SAME: "green", DIFFERS: "bold red", FOLLOWS: "cyan", UNJUDGED: "yellow"}
-_TONE_STYLES = {"good": "bold green", "bad": "bold red", "doubtful": "bold yellow"}
 _NUMBERS = ("explained", "residue", "allowed")  # columns of the table
 _MOST_FIXES = 8
 
@@ -192,5 +191,5 @@ def _summary(speaker: Speaker, report: DiffReport) -> Text:
         parts = [speaker.word(f"diff.terminal.{key}", count=f"{total:,}") for key, total in counts]
         text.append(speaker.mark("colon") + speaker.join(parts))
     result, tone = verdict(report)
-    text.append(speaker.mark("stop")).append(speaker.said(result_word(result)), style=_TONE_STYLES[tone])
+    text.append(speaker.mark("stop")).append(speaker.said(result_word(result)), style=TONE_STYLES[tone])
     return text.append(speaker.word("terminal.exit", code=report.exit_code, fail_on=report.fail_on))

@@ -11,7 +11,7 @@ from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.cache import QK_NORM, CacheCall, CacheForecast
 from sqrtdk.kv.findings import KL_BARS, blamed_text, fix_text, level, scale_text
 from sqrtdk.messages import Message, joined
-from sqrtdk.report.console import TableColumn
+from sqrtdk.report.console import FINDING_STYLES, TableColumn
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.printer import Printer
@@ -23,7 +23,6 @@ FORMAT_COLUMNS = (
 )  # fmt: skip
 _OF_NUMBERS = (2, 4, 5, 6)  # places of the columns of numbers
 MOST_CALLS_SHOWN = 40
-_CACHE_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red"}
 
 
 def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
@@ -35,6 +34,7 @@ def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
     if forecast.calls:
         _print_calls(printer, forecast)
     printer.more(len(forecast.calls) - MOST_CALLS_SHOWN, "terminal.more_json")
+    # one line for all: an attention in which every row sees every key keeps no cache
     for entry in forecast.without_cache[:1]:
         sites = printer.bracketed(printer.sites([one.site for one in forecast.without_cache]))
         printer.paragraph(Message("terminal.no_cache", why=entry.reason, sites=sites), style="dim")
@@ -45,7 +45,7 @@ def _print_calls(printer: Printer, forecast: CacheForecast) -> None:
     titles, rows = _cells(forecast.calls[:MOST_CALLS_SHOWN])
     lines = []
     for row, call in zip(rows, forecast.calls, strict=False):
-        worst = max((blame.severity for blame in call.blame), key=list(_CACHE_STYLES).index, default="")
+        worst = max((blame.severity for blame in call.blame), key=list(FINDING_STYLES).index, default="")
         lines.append(_line(printer, row, worst))
     printer.table([TableColumn(name, right=at > 0) for at, name in enumerate(titles)], lines)
     printer.paragraph(legend(forecast), style="dim")
@@ -53,7 +53,7 @@ def _print_calls(printer: Printer, forecast: CacheForecast) -> None:
 
 def _line(printer: Printer, cells: Sequence[str], severity: str) -> list[Text]:
     """Return the cells of a line, whose first names it; the others have the colour of its severity."""
-    style = _CACHE_STYLES.get(severity, "")
+    style = FINDING_STYLES.get(severity, "")
     return [printer.line(cells[0], "bold"), *(printer.line(cell, style) for cell in cells[1:])]
 
 

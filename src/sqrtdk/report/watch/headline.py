@@ -142,6 +142,7 @@ def _worst(run: Summary) -> Headline | None:
     update = update_before(run, lead) if large else None
     why = _why(run, update) if large else None
     more = _forecast(run, lead) if what is not lead.text else []
+    # a loss that rises is why a reader looks at the logits at all
     if large or lead.name == UPDATE:
         if (jump := _jump(run)) is not None:
             what = joined([jump, what], "clause")
@@ -273,6 +274,7 @@ def compared_headline(a: Summary, b: Summary, compared: RunComparison) -> Headli
     """Return what is said first of two runs: which goes wrong, and what differs between them."""
     runs = {"A": a, "B": b}
     heads = {letter: run_headline(run) for letter, run in runs.items()}
+    # a run with NaN is worse than one with an alarm, and is named first
     finite = {letter: _not_finite(run) is None for letter, run in runs.items()}
     wrong = sorted((letter for letter in runs if heads[letter].wrong), key=finite.__getitem__)  # NaN first
     if not wrong:

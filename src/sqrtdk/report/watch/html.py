@@ -104,6 +104,7 @@ def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tupl
     if compared is not None:
         worst = max(tones, key=("good", "", "doubtful", "bad").index)
         return [_head("", worst, compared_headline(runs[0], runs[1], compared))]
+    # a single run needs no letter
     letters = _RUN_LETTERS if len(runs) > 1 else ("",)
     return [_head(letter, tone, run_headline(run)) for letter, tone, run in zip(letters, tones, runs, strict=False)]
 

@@ -104,6 +104,7 @@ def badness(values: Array, column: str) -> Array:
         >>> badness(np.array([0.5, 1.0, math.nan]), "scale_ratio").round(2).tolist()
         [0.69, 0.0, -inf]
     """
+    # half and twice the right scale are equally bad
     kind = STATISTIC_BY_COLUMN[column].worst
     if kind == "farthest":
         with np.errstate(divide="ignore"):

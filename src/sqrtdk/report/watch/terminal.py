@@ -259,6 +259,7 @@ def _alarms(printer: Printer, summary: Summary, few: _Few | None = None) -> None
     worst = worst[-(few.alarms if few else MOST_ALARMS_PRINTED) :]
     if left := len(summary.alarms) - len(worst):
         printer.print(Message("watch.terminal.more_alarms", shown=len(worst), count=left))
+    # ten alarms of one rule have one source
     sources: set[str] = set()
     fixes = {run_headline(summary).fix}
     root = root_alarm(summary)
