@@ -9,7 +9,7 @@ import importlib.metadata
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -85,22 +85,23 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
     )
 
 
-def _health(name: str) -> str:
+def health_word(name: str) -> str:
+    """Return the word for a health."""
     return Message(f"words.verdict.{UNMEASURED}") if name == UNMEASURED else named("words.severity", name)
 
 
-def _broken(path: str) -> Markup:
+def breakable(path: str) -> Markup:
     """Return a site or a path that may wrap after each dot or slash."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", plain(path)))
 
 
-def _searched(fold: Fold) -> str:
+def searched_text(fold: Fold) -> str:
     """Return the lower-case text that the page's site filter searches."""
     first = fold.first
     words = [site_name(judged.call.site) for judged in fold.calls]
     mistake = text_of_value(named("words.mistake", first.mistake or ""))
     words += [first.call.formula, mistake.en, mistake.zh, first.verdict, word(f"words.verdict.{first.verdict}", "zh")]
-    health = text_of_value(_health(first.health))
+    health = text_of_value(health_word(first.health))
     words += [health.en, health.zh, first.call.kind, *source_lines(first.call)]
     return "\n".join((fold.site, *words)).lower()
 
@@ -126,22 +127,17 @@ def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
     return notebook.table_fragment("check", {**values, **CHECK_FUNCTIONS, **context})
 
 
-def _dial(ratio: float | None) -> float | None:
+def dial_place(ratio: float | None) -> float | None:
     """Return a ratio's place on a logarithmic dial from -1 to 1; the textbook ratio 1 is at 0."""
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return None
     return round(max(-1.0, min(1.0, math.log2(ratio) / _DIAL_OCTAVES)), 3)
 
 
-CHECK_FUNCTIONS: Mapping[str, Any] = {  # what the templates of a check call, beside the functions of every template
-    "at_text": at_text,
-    "broken": _broken,
-    "dial": _dial,
-    "expected": expected_text,
-    "health_word": _health,
-    "searched": _searched,
-    "source_lines": source_lines,
-    "values": values,
-    "worst_head": figures.worst_head,
-    **LAW_FUNCTIONS,
-}
+CHECK_FUNCTIONS = LAW_FUNCTIONS | {  # what the templates of a check call, beside the functions of every template
+    function.__name__: function
+    for function in (
+        at_text, breakable, dial_place, expected_text, health_word, searched_text, source_lines, values,
+        figures.worst_head,
+    )
+}  # fmt: skip

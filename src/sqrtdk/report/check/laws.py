@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +153,7 @@ def law_tone(row: LawRow) -> str:
     return "v-exact" if row.answer.state == KEPT else "v-plain"
 
 
-LAW_FUNCTIONS: Mapping[str, Any] = {  # what the page's section on laws calls
-    "answer_in_words": answer_in_words,
-    "caption": caption,
-    "law_counts": counts,
-    "law_rows": law_rows,
-    "law_tone": law_tone,
-    "named_law": named_law,
-    "picture": picture,
-    "what_of": what_of,
+LAW_FUNCTIONS: dict[str, Any] = {  # what the page's section on laws calls
+    function.__name__: function
+    for function in (answer_in_words, caption, counts, law_rows, law_tone, named_law, picture, what_of)
 }

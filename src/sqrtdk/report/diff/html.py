@@ -9,8 +9,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
@@ -45,7 +44,6 @@ from sqrtdk.report.plain import plain
 
 _FORMULA_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
 _MOST_TOKENS = 2000  # tokens of a formula; difflib takes quadratic time, so longer formulas get no marks
-_SHORT_FACT = 32  # characters; a longer value gets a line of its own
 _LADDER = (1e-12, 1e2)  # smallest and largest difference on the ladder
 
 
@@ -84,6 +82,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
         "sides": (("A", "a", report.a, report.unpaired_a), ("B", "b", report.b, report.unpaired_b)),
         "environment": [*shown_environment(report.environment)],
         "columns": STAGES,
+        "unknown": UNKNOWN_CAUSE,
         "legend": STAGE_MARKS,
     }
     return page.render("diff", {**context, **DIFF_FUNCTIONS}, languages=True, opens=language)
@@ -96,12 +95,14 @@ def to_table(report: DiffReport) -> str:
         "report": report,
         "result": (result_word(result), tone),
         "folds": fold_pairs(report.pairs),
+        "unknown": UNKNOWN_CAUSE,
         "alone": (("A", report.unpaired_a), ("B", report.unpaired_b)),
     }
     return notebook.table_fragment("diff", {**context, **DIFF_FUNCTIONS})
 
 
-def _tone(name: str) -> str:
+def outcome_class(name: str) -> str:
+    """Return the CSS class of an outcome: "not-compared"."""
     return name.replace(" ", "-")
 
 
@@ -192,50 +193,32 @@ def unbroken(sentence: str) -> Markup:
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', str(page.prose(sentence))))
 
 
-def _outcome_means(name: str) -> Message:
+def outcome_means(name: str) -> Message:
+    """Return what an outcome means, for the legend."""
     return Message(f"diff.means.{name.replace(' ', '_')}")
 
 
-def _stage_reason(stage: StageDiff) -> str | None:
+def stage_reason(stage: StageDiff) -> str | None:
     """Return the reason of a stage; that nothing differs in the end is said in the words of the legend."""
-    return _outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else stage.reason
+    return outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else stage.reason
 
 
-def _meaning(cause: Cause) -> str:
+def meaning_of(cause: Cause) -> str:
+    """Return what a cause means; one without words in the catalogue says it itself."""
     return Message(f"causes.{cause.name}.meaning") if has_words(cause.name) else str(cause.text)
 
 
-def _marks(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
+def marks_of(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
     """Return each stage of the header with its mark, which is None if the pair has no such stage."""
     by_name = {stage.stage: stage for stage in pair.stages}
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
 
 
-DIFF_FUNCTIONS: Mapping[str, Any] = {  # what the templates of a comparison call, beside the functions of every template
-    "cause_name": cause_name,
-    "drawable": lambda fold: any(map(drawable, fold.pairs)),
-    "fix": fix_of,
-    "formulas": marked_formulas,
-    "has_values": has_short_values,
-    "is_one": is_one,
-    "kind": kind_word,
-    "ladder": ladder,
-    "left": largest_left,
-    "long": lambda text: len(text) > _SHORT_FACT,
-    "mark": mark,
-    "marks": _marks,
-    "meaning": _meaning,
-    "merged": shown_causes,  # other weights of q, k and v are one cause
-    "outcome": outcome,
-    "outcome_means": _outcome_means,
-    "outcome_word": outcome_word,
-    "place": site_text,
-    "share": share_text,
-    "short": short,
-    "stage": stage_word,
-    "stage_reason": _stage_reason,
-    "tone": _tone,
-    "unbroken": unbroken,
-    "unknown": UNKNOWN_CAUSE,
-    "value": value_in_words,
-}
+DIFF_FUNCTIONS = {  # what the templates of a comparison call, beside the functions of every template
+    function.__name__: function
+    for function in (
+        cause_name, outcome_class, drawable, fix_of, has_short_values, is_one, kind_word, ladder, largest_left, mark,
+        marked_formulas, marks_of, meaning_of, outcome, outcome_means, outcome_word, share_text, short, shown_causes,
+        site_text, stage_reason, stage_word, unbroken, value_in_words,
+    )
+}  # fmt: skip

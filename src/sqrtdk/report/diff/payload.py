@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqrtdk.compare.records import MaskPicture, PairDiff, Scatter
@@ -26,12 +26,12 @@ def diff_page_data(folds: Sequence[PairFold]) -> dict[str, Any]:
         A dictionary whose `folds` lists, for each fold, its drawable pairs. Each has a `label`, `heads` (finite logits
         as points, and the number of points dropped) and a `picture` of the masks.
     """
-    return {"folds": [[_pair(pair) for pair in fold.pairs if drawable(pair)] for fold in folds]}
+    return {"folds": [[_pair(pair) for pair in drawable(fold.pairs)] for fold in folds]}
 
 
-def drawable(pair: PairDiff) -> bool:
-    """Return whether a pair has logits or masks to draw."""
-    return bool(pair.scatter) or pair.picture is not None
+def drawable(pairs: Iterable[PairDiff]) -> list[PairDiff]:
+    """Return the pairs that have logits or masks to draw."""
+    return [pair for pair in pairs if pair.scatter or pair.picture is not None]
 
 
 def _pair(pair: PairDiff) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -27,7 +27,7 @@ from sqrtdk.report.watch.headline import Headline, compared_headline, run_headli
 from sqrtdk.report.watch.payload import alarms_shown, watch_page_data
 from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN, value_text
-from sqrtdk.report.watch.summary import Summary, rank, way_run
+from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with
 
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_UNMEASURED_ON_PAGE = 200
@@ -73,6 +73,10 @@ def to_html(
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
         "a_point": drawn["samples_a_point"],
+        "letters": _RUN_LETTERS,
+        "most_missing": _MOST_UNMEASURED_ON_PAGE,
+        "statistics": STATISTIC_BY_COLUMN,
+        "newest_statistics": {name: STATISTIC_BY_COLUMN[name] for name in NEWEST},
         "drawable": any(run.sites for run in runs),
         "heads": _heads(runs, compared),
     }
@@ -109,7 +113,7 @@ def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tupl
     return [_head(letter, tone, run_headline(run)) for letter, tone, run in zip(letters, tones, runs, strict=False)]
 
 
-def _writers(run: Summary) -> dict[str, Message]:
+def writer_states(run: Summary) -> dict[str, Message]:
     """Return what a served page may say of the run's writer, by the state that it asks for."""
     step = "-" if run.last_step is None else run.last_step
     states = {"writing": {}, "unknown": {}, "gone": {}, "ended": {"step": step}, "killed": {"step": step}}
@@ -198,31 +202,24 @@ def _setting(key: str, value: Any) -> str:
     return Message("watch.setting.every_urgent", steps=every[1], urgent=every[2])
 
 
-def _samples_with(way: str, count: int) -> Message:
-    return Message("watch.terminal.samples_with", count=count, what=way_run(way))
-
-
-def _alarms_with(severity: str, count: int) -> Message:
-    return Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
-
-
-def _label(key: str, of: str) -> Markup:
+def labelled(key: str, of: str) -> Markup:
     """Return a label for screen readers, in both languages so that the page's script can switch it."""
     label = Message(f"watch.page.{key}", what=Message(f"watch.page.{of}")).text
     return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(label.en, label.en, label.zh)
 
 
-def _share(value: float | None) -> str:
+def share_apart(value: float | None) -> str:
     """Format a difference in percent: up to 200% if signs differ, ∞ if a value is infinite."""
     return format_percent(value) if value is None or math.isfinite(value) else "∞"
 
 
-def _loss(run: Summary, at: int) -> str:
+def loss_shown(run: Summary, at: int) -> str:
     """Return a loss of the run by its place; NaN is written as such."""
     return _loss_text(float(run.losses[at]))
 
 
-def _least_loss(run: Summary) -> str:
+def least_loss(run: Summary) -> str:
+    """Return the least loss of a run; NaN if it has no other."""
     return _loss_text(min((loss for loss in run.losses.tolist() if not math.isnan(loss)), default=math.nan))
 
 
@@ -230,30 +227,15 @@ def _loss_text(loss: float) -> str:
     return "NaN" if math.isnan(loss) else format_number(loss)
 
 
-def _groups() -> dict[bool, Text]:
+def statistic_groups() -> dict[bool, Text]:
     """Return the titles of both groups of statistics, by whether the table of the newest sample shows them."""
     return {True: Message("watch.group.most_used").text, False: Message("watch.group.more").text}
 
 
-WATCH_FUNCTIONS: Mapping[str, Any] = {  # what the template of runs calls, beside the functions of every template
-    "alarms_with": _alarms_with,
-    "fix": alarm_fix,
-    "groups": _groups,
-    "in_chinese": in_chinese,
-    "label": _label,
-    "least_loss": _least_loss,
-    "letters": _RUN_LETTERS,
-    "loss": _loss,
-    "model_of": model_rows,
-    "most_missing": _MOST_UNMEASURED_ON_PAGE,
-    "newest": newest,
-    "newest_statistics": {name: STATISTIC_BY_COLUMN[name] for name in NEWEST},
-    "result": result,
-    "samples_with": _samples_with,
-    "share": _share,
-    "shown_alarms": shown_alarms,
-    "statistics": STATISTIC_BY_COLUMN,
-    "steps_of": steps_of,
-    "value": value_text,
-    "writers": _writers,
-}
+WATCH_FUNCTIONS = {  # what the template of runs calls, beside the functions of every template
+    function.__name__: function
+    for function in (
+        alarm_fix, alarms_with, in_chinese, labelled, least_loss, loss_shown, model_rows, newest, result, samples_with,
+        share_apart, shown_alarms, statistic_groups, steps_of, value_text, writer_states,
+    )
+}  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sqrtdk._shown import Saved
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, named
 from sqrtdk.monitor.reading import Run, of_checkpoints
 from sqrtdk.monitor.rows import alarm_of, how_of
 from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm
@@ -112,6 +112,16 @@ def way_run(how: str) -> str:
     """Return the words for how a step ran, a key of `Summary.how`."""
     ids = {AS_IS: "watch.how.as_is", EAGER: "watch.how.eager"}
     return Message(ids[how]) if how in ids else how
+
+
+def samples_with(way: str, count: int) -> Message:
+    """Return how many samples ran in a way."""
+    return Message("watch.terminal.samples_with", count=count, what=way_run(way))
+
+
+def alarms_with(severity: str, count: int) -> Message:
+    """Return how many alarms have a severity."""
+    return Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
 
 
 def rank(severity: str) -> int:

@@ -21,7 +21,7 @@ from sqrtdk.report.watch.fix import alarm_fix, root_alarm
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.sparkline import drawn_range, ends_text, sparkline, worst_of
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, badness, value_text
-from sqrtdk.report.watch.summary import Summary, rank, way_run
+from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with
 
 SEVERITY_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS_PRINTED = 12
@@ -190,11 +190,7 @@ def _head(printer: Printer, summary: Summary, letter: str = "") -> None:
         printer.print(Message("watch.terminal.nothing"))
         return
     # longer texts are reasons why steps were not measured, which are listed below
-    ways = [
-        Message("watch.terminal.samples_with", count=count, what=way_run(way))
-        for way, count in summary.how.items()
-        if len(way) < 40
-    ]
+    ways = [samples_with(way, count) for way, count in summary.how.items() if len(way) < 40]
     printer.paragraph(
         Message(
             "watch.terminal.steps",
@@ -247,11 +243,7 @@ def _alarms(printer: Printer, summary: Summary, few: _Few | None = None) -> None
     if not summary.alarms:
         printer.print(Message("watch.terminal.no_alarms" if summary.sites else "watch.terminal.no_alarms_nothing"))
         return
-    counts = [
-        Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
-        for severity, count in summary.counts.items()
-        if count
-    ]
+    counts = [alarms_with(severity, count) for severity, count in summary.counts.items() if count]
     title = (printer.word("watch.terminal.alarms"), "bold")
     printer.console.print(Text.assemble(title, f"  {printer.join(counts)}"))
     worst = sorted(range(len(summary.alarms)), key=lambda at: (rank(summary.alarms[at].severity), at))
