@@ -90,3 +90,19 @@ def test_a_paragraph_that_fits_takes_the_whole_width() -> None:
     text = "x" * 36 + " yz"
     assert console_text(lambda console: paragraph(console, f"{text} "), 40, False) == f"{text}\n"
     assert console_text(lambda console: paragraph(console, f"{text} 0"), 40, False) == f"{'x' * 36}\n  yz 0\n"
+
+
+def test_a_table_that_is_broken_up_keeps_its_columns() -> None:
+    columns = (TableColumn("site"), TableColumn("cause", prose=True), TableColumn("explained", right=True))
+    rows = [("h.0." + "a" * 40, "one", "9%"), ("h.1." + "a" * 40, "a cause of so many words that it wraps", "100%")]
+    text = console_text(lambda console: print_table(console, columns, rows), 48, False)
+    assert {len(line) for line in text.split("\n") if line.endswith(("explained", "%"))} == {48}
+
+
+def test_a_long_name_folds_and_its_row_stays_a_row() -> None:
+    columns = (TableColumn("site", fold=True), TableColumn("newest", right=True))
+    text = console_text(lambda console: print_table(console, columns, [("a" * 60, "9.5")]), 40, False)
+    first, second, third = text.rstrip("\n").split("\n")
+    assert first.split() == ["site", "newest"]
+    assert second.split() == ["a" * 32, "9.5"]
+    assert third == "a" * 28
