@@ -8,7 +8,7 @@ from sqrtdk.audit.records import SEVERITIES, CheckReport, Finding, SourceFile
 from sqrtdk.audit.rules import RULES
 from sqrtdk.laws import LAWS
 from sqrtdk.messages import Message
-from sqrtdk.report.check.sarif import DESCRIBED, FINGERPRINT, NOT_MEASURED_RULE, SARIF_LEVELS, to_sarif
+from sqrtdk.report.check.sarif import FINGERPRINT, NOT_MEASURED_RULE, RULES_WITH_HELP, SARIF_LEVELS, to_sarif
 from tests.report import sarif_rules
 from tests.report.sample_report import EVIL, healthy, hostile, lawless, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema
@@ -65,9 +65,9 @@ def test_the_rules_of_the_log_refuse() -> None:
 
 def test_every_rule_has_words_and_every_severity_a_level() -> None:
     laws = {f"law_{name}" for name in LAWS} - {"law_finite"}  # whose finding is that of the rule nonfinite
-    assert set(DESCRIBED) == {*RULES, *laws, "kv_cache", NOT_MEASURED_RULE}
+    assert set(RULES_WITH_HELP) == {*RULES, *laws, "kv_cache", NOT_MEASURED_RULE}
     assert set(SARIF_LEVELS) == set(SEVERITIES)
-    for rule in DESCRIBED:
+    for rule in RULES_WITH_HELP:
         assert len(Message(f"help.{rule}.title")) < 80
         assert Message(f"help.{rule}.text").endswith(".")
         assert Message(f"help.{rule}.text").said("zh").endswith("。")

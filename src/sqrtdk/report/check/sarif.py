@@ -27,7 +27,7 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 SARIF_LEVELS = {"note": "note", "warn": "warning", "fail": "error", "critical": "error"}
 FINGERPRINT = "sqrtdkFinding/v1"
 NOT_MEASURED_RULE = "not_measured"  # pseudo-rule for sites that no rule could look at and that have no finding
-DESCRIBED = (  # rules with a title and a help text
+RULES_WITH_HELP = (  # rules with a title and a help text
     "nonfinite", "scale_ledger", "blocks", "declared_vs_actual", "unmeasured", "softmax_axis", "mask_audit",
     "sliding_window", "padding", "unused", "dropout", "max_logit", "range_forecast", "saturation", "entropy", "flat",
     "responsiveness", "eager_vs_sdpa", "kv_cache", "law_causal", "law_samples", "law_padding", "law_documents",
@@ -64,7 +64,7 @@ def to_sarif(report: CheckReport) -> str:
 def _run(report: CheckReport) -> dict[str, Any]:
     missed = [entry for entry in report.not_measured if not report.repeated(entry)]
     # rules of users come behind ours, so that a rule's index stays the same between runs
-    ids = list(dict.fromkeys((*DESCRIBED, *(plain(finding.rule) for finding in report.findings))))
+    ids = list(dict.fromkeys((*RULES_WITH_HELP, *(plain(finding.rule) for finding in report.findings))))
     results = [
         *(_result(report, finding, ids) for finding in report.findings),
         *(_open(report, entry, ids) for entry in missed),
@@ -111,7 +111,7 @@ def _bases(report: CheckReport) -> dict[str, Any]:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    known = name in DESCRIBED
+    known = name in RULES_WITH_HELP
     title, text = (str(Message(f"help.{name}.{part}")) if known else name for part in ("title", "text"))
     return {
         "id": name,
