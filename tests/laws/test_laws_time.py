@@ -76,7 +76,7 @@ def test_a_slow_model_says_how_far_it_is() -> None:
     assert RUNS_OF_LAW.keys() == LAWS.keys()
     minute = Pace(run_seconds=60.0)
     assert [str(minute.left([law])) for law in ("cache", "causal", "finite")] == ["11 minutes", "1 minute", "None"]
-    assert str(Pace(run_seconds=1.0).left([*LAWS])) == "32 seconds"
+    assert str(Pace(run_seconds=1.0).left(["cache", "causal"])) == "12 seconds"
     assert Pace(most=5.0, run_seconds=60.0).is_up
     assert Pace(most=5.0, run_seconds=60.0).left([*LAWS]) is None
 
