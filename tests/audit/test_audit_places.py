@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from sqrtdk._check import check
 from sqrtdk.audit.records import CheckReport, Finding
 from sqrtdk.errors import ModelError
-from sqrtdk.messages import id_of
 from sqrtdk.report.html import to_html
 from sqrtdk.report.json import to_json
 from sqrtdk.report.terminal import to_text
-from sqrtdk.tracing.records import LOST_SIGHT
 from tests.support.optional import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "check.schema.json").read_text())
@@ -175,7 +173,7 @@ def test_an_attention_module_that_was_lost_names_its_softmax(port: Callable[...,
     (finding,) = report.findings
     assert (finding.site, finding.severity, finding.at) == ("1", "warn", lines("lost", "lost"))
     assert finding.message.endswith("no attention was found in it; seen up to there: softmax(0.3536 * q.k)")
-    assert [id_of(entry.reason) for entry in report.not_attention] == [LOST_SIGHT]
+    assert [entry.code for entry in report.not_attention] == ["lost_sight"]
 
 
 def test_where_nothing_could_be_read_the_error_says_where(port: Callable[..., CheckReport]) -> None:

@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.measured import seeing_entries
-from sqrtdk.compare.records import FOLLOWS
-from sqrtdk.messages import id_of
 from sqrtdk.report.diff.json import to_json
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
@@ -144,7 +142,7 @@ STRUCTURES = [(lambda y: {"out": y}, lambda y: y["out"]), (Gave, lambda y: y.out
 @pytest.mark.parametrize("ways", STRUCTURES)
 def test_an_attention_that_returns_a_structure_is_replaced(ways: Any) -> None:
     report = diff(held(decoder(), *ways), held(changed(unscaled), *ways), IDS)
-    assert (id_of(report.outputs_from), report.first_module) == (FOLLOWS, None)
+    assert (report.outputs_follow, report.first_module) == (True, None)
     report = diff(held(decoder(), *ways), held(changed(unscaled, doubled_head), *ways), IDS)
     assert first(report) == ("head", "head")
 

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.messages import Message
 from sqrtdk.tracing import AttentionCall, Trace
-from sqrtdk.tracing.lower.softmax import OTHER_GROUPS
 from tests.attentions.each import each
 from tests.attentions.edges import (
     MAXIMA,
@@ -180,7 +178,7 @@ def test_a_softmax_over_the_edges_of_other_nodes_is_named() -> None:
             return scatter_add(v[source] * weights[..., None], target, len(x)).flatten(1)
 
     call = read(Crossed())
-    assert call.unknown == (Message(OTHER_GROUPS),)
+    assert call.faults == ("other_nodes",)
     assert call.scale.effective is None
 
 

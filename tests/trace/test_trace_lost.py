@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sqrtdk
-from sqrtdk.messages import id_of
 from sqrtdk.tracing import NotAttention, NotMeasured, Trace
 from sqrtdk.tracing.readback import chain, kernels
-from sqrtdk.tracing.records import LOST_ADDITIVE, LOST_SIGHT, NEVER_USED, NOT_SEEN, SEPARABLE
 from sqrtdk.tracing.tape.recorder import KernelCall
 from tests.attentions.each import each
 
@@ -105,7 +103,7 @@ def hard(self, q, k, v):
 @each("middle", [distances, dropped, kept, hard])
 def test_a_lost_softmax_has_its_formula_and_its_line(middle: Callable[..., Tensor], device: str) -> None:
     (entry,) = run(middle, device).not_attention
-    assert (id_of(entry.reason), at(entry)) == (LOST_SIGHT, line(middle, "lost"))
+    assert (entry.code, at(entry)) == ("lost_sight", line(middle, "lost"))
     assert entry.formula == "softmax(0.25 * q.k + causal)"
 
 
@@ -144,17 +142,17 @@ def additive(self, q, k, v):
 
 
 @each(
-    "middle, reason, formula",
+    "middle, code, formula",
     [
-        (reduced, NEVER_USED, None),
-        (mixed, NOT_SEEN, None),
-        (separable, SEPARABLE, None),
-        (additive, LOST_ADDITIVE, "softmax(additive(q, k))"),
+        (reduced, "never_used", None),
+        (mixed, "not_seen", None),
+        (separable, "separable", None),
+        (additive, "lost_additive", "softmax(additive(q, k))"),
     ],
 )
-def test_never_is_said_only_where_it_was_seen(middle: Callable[..., Tensor], reason: str, formula: str | None) -> None:
+def test_never_is_said_only_where_it_was_seen(middle: Callable[..., Tensor], code: str, formula: str | None) -> None:
     (entry,) = run(middle).not_attention
-    assert (id_of(entry.reason), entry.formula, at(entry)) == (reason, formula, line(middle, "seen"))
+    assert (entry.code, entry.formula, at(entry)) == (code, formula, line(middle, "seen"))
 
 
 def test_a_pooling_keeps_its_own_reason_and_line() -> None:
@@ -252,9 +250,9 @@ def test_weights_that_meet_tensors_of_another_kind() -> None:
         weights = self.router(self.x).softmax(-1)
         return (weights * two.TwoTensor(v[..., :1], v[..., :1])).a  # lost
 
-    for middle, reason, formula in ((foreign, LOST_SIGHT, "softmax(0.25 * q.k)"), (routed, NOT_SEEN, None)):
+    for middle, code, formula in ((foreign, "lost_sight", "softmax(0.25 * q.k)"), (routed, "not_seen", None)):
         (entry,) = run(middle).not_attention
-        assert (id_of(entry.reason), entry.formula, at(entry)) == (reason, formula, line(middle, "lost"))
+        assert (entry.code, entry.formula, at(entry)) == (code, formula, line(middle, "lost"))
 
 
 # -- logits that go through what is not followed, before their softmax -------------------------------------------------

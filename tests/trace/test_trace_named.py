@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sqrtdk
-from sqrtdk.messages import id_of
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.records import FACTORS_APART, ONE_PROJECTION
 from tests.attentions.each import each
 
 B, H, L, E = 2, 4, 6, 8
@@ -140,7 +138,7 @@ def test_softmaxes_of_q_and_k_apart_are_no_poolings(context_first: bool) -> None
 
     run = run_of(attend)
     assert (len(run.calls), run.not_measured) == (1, ())
-    assert [(other.site, id_of(other.reason)) for other in run.not_attention] == [("odd", FACTORS_APART)] * 2
+    assert [(other.site, other.code) for other in run.not_attention] == [("odd", "apart")] * 2
 
 
 def test_a_pooling_of_what_a_pooling_gave_is_a_pooling() -> None:
@@ -156,7 +154,7 @@ def test_a_pooling_of_what_a_pooling_gave_is_a_pooling() -> None:
     model = Twice()
     with sqrtdk.trace(model) as run:
         model(torch.randn(2, 3, 5, 16))
-    assert [id_of(other.reason) for other in run.not_attention] == [ONE_PROJECTION] * 2
+    assert [other.code for other in run.not_attention] == ["one_projection"] * 2
 
 
 # -- more than a softmax -----------------------------------------------------------------------------------------------

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk import trace
-from sqrtdk.messages import id_of
 from sqrtdk.tracing import AttentionCall, Trace
-from sqrtdk.tracing.records import LOST_SIGHT
 from tests.attentions.each import each
 
 B, L, D, H, E = 2, 12, 32, 4, 8
@@ -99,7 +97,7 @@ def rolled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @over_devices
 def test_a_window_by_rotating_the_keys_is_not_silent(device: str) -> None:
-    assert [id_of(entry.reason) for entry in run(rolled, device).not_attention] == [LOST_SIGHT]
+    assert [entry.code for entry in run(rolled, device).not_attention] == ["lost_sight"]
 
 
 @each("gain, learned", [(2.0, True), (1.0, False)])

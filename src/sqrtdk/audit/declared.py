@@ -131,6 +131,7 @@ class Declaration:
     Any of `values` is right; with `interval`, so is anything between the smallest and the largest. Empty `values` stand
     for a learned scale, where any value is right. `length` is the factor that comes from a length extension (YaRN,
     longrope) and `layer_factor` the factor that comes from a per-layer rule; both are 1.0 by default.
+    `of_family` says that the family alone declares it.
     """
 
     values: tuple[float, ...]
@@ -138,6 +139,7 @@ class Declaration:
     interval: bool = False
     length: float = 1.0
     layer_factor: float = 1.0
+    of_family: bool = False
 
 
 # --- base: field -> scale. The value read is a number; (path, function of (value, call), id of the source).
@@ -179,24 +181,25 @@ KNOWN_FIELDS: tuple[str, ...] = (
 )  # fmt: skip
 
 
-def _base(call: AttentionCall, config: Any) -> tuple[tuple[float, ...], str] | None:
+def _base(call: AttentionCall, config: Any) -> Declaration | None:
     for path, function, source in BASE_FIELDS:
         value = number_at(config, path)
         if value is not None and value > 0:
-            return (function(value, call),), by_config(path, f"{value:g}", source)
+            return Declaration((function(value, call),), by_config(path, f"{value:g}", source))
     for path, switch, scale, source in BASE_SWITCHES:
         if field(config, path) is switch:
-            return (scale(call, config),), by_config(path, str(switch), source)
+            return Declaration((scale(call, config),), by_config(path, str(switch), source))
     divisor = number_at(config, "attn_scale")
     if field(config, "use_attn_scale") is True and divisor is not None and divisor > 0:
-        return (1.0 / divisor,), by_config("attn_scale", f"{divisor:g}", "sources.field.transformer_lens_divisor")
+        by = by_config("attn_scale", f"{divisor:g}", "sources.field.transformer_lens_divisor")
+        return Declaration((1.0 / divisor,), by)
     rule = family(call, config)
     if rule is not None:
-        return rule.values(call, config), by_family(model_type(config), rule)
+        return Declaration(rule.values(call, config), by_family(model_type(config), rule), of_family=True)
     for path in LOOSE_SWITCHES:
         unscaled = call.scale.effective is not None and is_close(call.scale.effective, 1.0)
         if field(config, path) is False and unscaled and not is_transformers(config):
-            return (1.0,), by_config(path, "False", "sources.field.no_scale")
+            return Declaration((1.0,), by_config(path, "False", "sources.field.no_scale"))
     return None
 
 
@@ -216,14 +219,15 @@ def declared_scale(
         base, factors = _base(call, config), list(multipliers(call, module, config, layer, arguments))
     except (ArithmeticError, ValueError):  # the config's numbers overflow, divide by zero, or have no logarithm
         return None
-    values = base[0] if base is not None else (inverse_root(call.head_dim),)
+    values = base.values if base is not None else (inverse_root(call.head_dim),)
     for factor in factors:
         values = tuple(value * multiple for value in values for multiple in factor.values)
     if (base is None and not factors) or not all(map(math.isfinite, values)):
         return None
-    texts = ([base[1]] if base is not None else []) + [factor.by for factor in factors]
+    texts = ([base.by] if base is not None else []) + [factor.by for factor in factors]
     length = next((factor.values[-1] for factor in factors if factor.kind == "length"), 1.0)
     layered = next((factor.values[0] for factor in factors if factor.kind == "layer"), 1.0)
     interval = any(factor.interval for factor in factors)
     by = functools.reduce(lambda first, second: Message("sources.declared.and", first=first, second=second), texts)
-    return Declaration(values, by, interval, length, layered)
+    of_family = base is not None and base.of_family and not factors
+    return Declaration(values, by, interval, length, layered, of_family)

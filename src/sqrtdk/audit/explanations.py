@@ -30,6 +30,7 @@ from sqrtdk.audit.configs import is_transformers, model_type
 from sqrtdk.audit.declared import Declaration, declared_scale
 from sqrtdk.audit.families import by_default_rule
 from sqrtdk.audit.gains import (
+    Rule,
     cosine_gain,
     divided_cosine,
     gain_text,
@@ -43,7 +44,7 @@ from sqrtdk.audit.gains import (
 )
 from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE, name_mistake
 from sqrtdk.audit.proportional import NO_ARGUMENTS, Arguments, by_scale
-from sqrtdk.audit.records import UNMEASURED, JudgedCall
+from sqrtdk.audit.records import UNMEASURED, DeclaredAs, JudgedCall
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, are_close, heads_agree, inverse_root, scales_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, AttentionCall
@@ -81,6 +82,11 @@ class Evidence:
     def of_family(self) -> bool:
         """Whether the call belongs to a family of transformers, whose rule is known."""
         return is_transformers(self.config) and bool(model_type(self.config))
+
+    @property
+    def declared_as(self) -> DeclaredAs | None:
+        """The kind of the declaration."""
+        return "family" if self.declaration is not None and self.declaration.of_family else None
 
     @property
     def in_own_attention(self) -> bool:
@@ -193,7 +199,7 @@ def _as_declared(e: Evidence) -> JudgedCall | None:
     if not agrees:
         return None
     verdict = "exact" if e.runs_textbook else "declared"
-    return JudgedCall(e.call, verdict, None, e.declaration.by, values[0])
+    return JudgedCall(e.call, verdict, None, e.declaration.by, values[0], declared_as=e.declared_as)
 
 
 def _against_declaration(e: Evidence) -> JudgedCall | None:
@@ -217,7 +223,7 @@ def _against_declaration(e: Evidence) -> JudgedCall | None:
     else:
         mistake, evidence = name_mistake(e.call, effective[0], length)
         reason = joined([reason, evidence]) if evidence else reason
-    return JudgedCall(e.call, "unexplained", mistake, e.declaration.by, expected, reason)
+    return JudgedCall(e.call, "unexplained", mistake, e.declaration.by, expected, reason, declared_as=e.declared_as)
 
 
 def _divided_cosine(e: Evidence) -> JudgedCall | None:
@@ -242,27 +248,36 @@ def _learned_gain(e: Evidence) -> JudgedCall | None:
 
 def _learned_family(e: Evidence) -> JudgedCall | None:
     """Accept a family whose scale is learned. It has no values; a declaration with values was settled above."""
-    return None if e.declaration is None else JudgedCall(e.call, "declared", declared_by=e.declaration.by)
+    if e.declaration is None:
+        return None
+    return JudgedCall(e.call, "declared", declared_by=e.declaration.by, declared_as=e.declared_as)
 
 
-def _by_rule(rule: Callable[[Evidence], str | None]) -> Explanation:
-    """Return the explanation that accepts what a rule admits; the rule returns its own name, or None.
+def _by_rule(rule: Callable[[Evidence], Rule | None]) -> Explanation:
+    """Return the explanation that accepts what a rule admits.
 
     A family's own attention has the family's rule and no other.
     """
 
     def explain(e: Evidence) -> JudgedCall | None:
-        by = None if e.in_own_attention else rule(e)
-        return None if by is None else JudgedCall(e.call, "declared", declared_by=by, expected=e.effective[0])
+        found = None if e.in_own_attention else rule(e)
+        if found is None:
+            return None
+        return JudgedCall(e.call, "declared", None, found.by, e.effective[0], declared_as=found.kind)
 
     return explain
 
 
-def _normalised(e: Evidence) -> str | None:
+def _normalised(e: Evidence) -> Rule | None:
     return norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads))
 
 
-def _channels(e: Evidence) -> str | None:
+def _proportional(e: Evidence) -> Rule | None:
+    by = by_scale(e.call, e.module, e.arguments)
+    return None if by is None else Rule(by)
+
+
+def _channels(e: Evidence) -> Rule | None:
     """Attention over channels: rows and keys are features of q and k, and the product sums over positions.
 
     No scale is the textbook there. XCiT (El-Nouby et al. 2021, arXiv:2106.09681) and Restormer (Zamir et al. 2022,
@@ -277,13 +292,13 @@ def _channels(e: Evidence) -> str | None:
         inverse_root(e.call.query_len): "sources.declared.channels_root",
         1.0 / e.call.head_dim: "sources.declared.channels_mean",
     }
-    return next((Message(rule) for value, rule in rules.items() if are_close(e.effective, (value,))), None)
+    return next((Rule(Message(rule)) for value, rule in rules.items() if are_close(e.effective, (value,))), None)
 
 
-def _recurrent(e: Evidence) -> str | None:
+def _recurrent(e: Evidence) -> Rule | None:
     """Luong's dot and general score: the states of a recurrence are bounded, and their product is not scaled."""
     applies = e.call.heads == 1 and are_close(e.effective, (1.0,)) and of_recurrent_states(e.call)
-    return Message("sources.declared.recurrent") if applies else None
+    return Rule(Message("sources.declared.recurrent"), "recurrent") if applies else None
 
 
 def _held(e: Evidence) -> tuple[str | None, bool]:
@@ -312,7 +327,7 @@ def _learned_attribute(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, "declared", None, by, e.effective[0], None, text)
 
 
-def _cosine_with_gain(e: Evidence) -> str | None:
+def _cosine_with_gain(e: Evidence) -> Rule | None:
     mistake = _by_mistake(e)[0] if heads_agree(e.effective) else UNKNOWN_MISTAKE
     return cosine_gain(e.call, e.effective) if mistake == UNKNOWN_MISTAKE else None
 
@@ -345,7 +360,8 @@ def _mistake(e: Evidence) -> JudgedCall:
     numbers = {"declared": f"{e.textbook:.6g}", "applied": f"{e.effective[0]:.6g}"}
     against = Message("rules.verdict.against_declaration", **numbers) if by else None
     reasons = [*filter(None, (against, holds, how))]
-    return JudgedCall(e.call, "unexplained", mistake, by, e.textbook, joined(reasons) if reasons else None, text)
+    judged = JudgedCall(e.call, "unexplained", mistake, by, e.textbook, joined(reasons) if reasons else None, text)
+    return judged if by is None else replace(judged, declared_as="family")
 
 
 def _heads(e: Evidence) -> str:
@@ -371,7 +387,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "learned_family": _learned_family,  # declared
     # rules of the computation, and parameters of the module
     "normalised_q_and_k": _by_rule(_normalised),  # declared
-    "proportional": _by_rule(lambda e: by_scale(e.call, e.module, e.arguments)),  # declared
+    "proportional": _by_rule(_proportional),  # declared
     "channels": _by_rule(_channels),  # declared
     "recurrent_states": _by_rule(_recurrent),  # declared
     "learned_attribute": _learned_attribute,  # declared

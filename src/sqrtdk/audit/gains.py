@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 from sqrtdk.audit.attributes import AS_IT_IS, INVERSE, SCALE_ATTRIBUTES, ScaleAttribute
 from sqrtdk.audit.mistakes import MISTAKES, UNKNOWN_MISTAKE, name_mistake, root_factors
+from sqrtdk.audit.records import DeclaredAs
 from sqrtdk.audit.tolerance import are_close, heads_agree, inverse_root, is_close
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import BY_ROW, FROM_DATA, AttentionCall, EffectiveScale, Factor
@@ -64,6 +66,13 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
     return False
 
 
+class Rule(NamedTuple):
+    """A rule of the computation that admits a scale, and its kind where a decision hangs on it."""
+
+    by: str
+    kind: DeclaredAs | None = None
+
+
 def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     """Return the sides with a gain of their norm ("q and k"), if the other factors make 1 or 1/sqrt(d); else None."""
     gains = [f for f in call.scale.factors if f.where in ("q", "k") and f.source.startswith(("tensor", "parameter"))]
@@ -80,17 +89,17 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     return joined(sides, "and")  # an RMS norm with gain d^-1/2 on both sides is the l2 norm
 
 
-def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> str | None:
+def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> Rule | None:
     """Return the rule that admits a scale after q/k normalisation, or None."""
     norm = norm_of_q_and_k(call)
     if norm is None:
         return None
     if sides := _gains(call, effective):
-        return Message("sources.declared.norm_with_gains", norm=norm, sides=sides)
+        return Rule(Message("sources.declared.norm_with_gains", norm=norm, sides=sides))
     if are_close(effective, (1.0,)) and not _dropped(call, attributes):
-        return Message("sources.declared.norm", norm=norm)
+        return Rule(Message("sources.declared.norm", norm=norm), "norm")
     if norm == "l2" and are_close(effective, (math.sqrt(call.head_dim),)):
-        return Message("sources.declared.unit_norm")
+        return Rule(Message("sources.declared.unit_norm"), "norm")
     return None
 
 
@@ -105,7 +114,7 @@ def divided_cosine(call: AttentionCall) -> bool:
     return norm_of_q_and_k(call) == "l2" and not call.norm_gain
 
 
-def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
+def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> Rule | None:
     """Return the rule that admits a fixed gain on the cosine of q and k, or None.
 
     A cosine is at most 1, so it takes a gain above 1 to let the softmax choose; one below 1 would only flatten it.
@@ -115,7 +124,7 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> str | None
         return None
     gain = f"{low:.6g}"
     gain = gain if is_close(high, low) else Message("rules.bound.range", low=gain, high=f"{high:.6g}")
-    return Message("sources.declared.cosine_gain", gain=gain)
+    return Rule(Message("sources.declared.cosine_gain", gain=gain), "norm")
 
 
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:

@@ -43,7 +43,7 @@ from sqrtdk.audit.sources import declared_at, named_at, read_lines, source_files
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.models.attentions import is_idle, watch_modules
+from sqrtdk.models.attentions import watch_modules
 from sqrtdk.models.copies import copied
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
@@ -53,7 +53,7 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
-from sqrtdk.tracing.tape.nonfinite import Origin, find_origin
+from sqrtdk.tracing.tape.nonfinite import Holder, Origin, find_origin
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def run_model(
         findings = with_calls_named(told, (judged.site for judged in context.calls))
     missed = (
         *lost,
-        *(entry for entry in idle_or_doubtful if is_idle(entry.reason)),
+        *(entry for entry in idle_or_doubtful if entry.code == "idle"),
         *(entry for entry in entries if isinstance(entry, NotMeasured)),
     )
     lines = read_lines(loaded.home)
@@ -211,11 +211,9 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
     """
     entering = copied(loaded.inputs)
     inputs = entering.items() if isinstance(entering, dict) else enumerate(entering)
-    held: dict[str, Tensor] = {
-        Message("rules.nonfinite.input", name=str(name)): value for name, value in inputs if isinstance(value, Tensor)
-    }
-    held |= {Message("rules.nonfinite.buffer", name=name): buffer for name, buffer in loaded.module.named_buffers()}
-    held |= {Message("rules.nonfinite.parameter", name=name): p for name, p in loaded.module.named_parameters()}
+    held = {Holder("input", str(name)): value for name, value in inputs if isinstance(value, Tensor)}
+    held |= {Holder("buffer", name): buffer for name, buffer in loaded.module.named_buffers()}
+    held |= {Holder("parameter", name): parameter for name, parameter in loaded.module.named_parameters()}
 
     def run() -> list[Tensor]:
         torch.manual_seed(seed)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.audit.cache import CacheForecast
@@ -26,6 +26,8 @@ OUTCOMES = ("failed", "findings", "incomplete", "warnings", "scales", "passed")
 SOURCE_BASES = ("root", "packages", "elsewhere")
 KEPT, BROKEN, NOT_ASKED = LAW_STATES = ("kept", "broken", "not asked")  # of a law
 VERDICTS = ("exact", "declared", "unexplained", UNMEASURED)
+# Rules that declare a scale: a family's alone; a norm's of q and k, without gains; that of recurrent states.
+DeclaredAs = Literal["family", "norm", "recurrent"]
 _ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls at a site
 
 
@@ -52,6 +54,7 @@ class Finding:
     source: str  # where the threshold comes from
     at: str | None = None  # file and line of the fault, "myport.py:14"; several are joined by commas
     call: int | None = None  # 0-based index of the call at its site; None: all calls of the site
+    consequence: bool = False  # it says what the fault of another finding reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class LawAnswer:
     site: str = ""  # the first module at which the law is broken
     moved: tuple[bool, ...] = ()  # which positions of a sample moved
     finding: Finding | None = None
+    by_length: bool = False  # whether the reason not to ask may lie in the number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class JudgedCall(Shown):
     reason: str | None = None  # why unmeasured, or how the mistake was distinguished from its look-alikes
     attribute: str | None = None  # reading of the module's attribute that holds the effective scale, "1/temperature"
     health: str = UNMEASURED  # one of HEALTH; unmeasured: no finding, and no statistics
+    declared_as: DeclaredAs | None = None  # the kind of rule in `declared_by`, where a decision hangs on it
     declared_at: str | None = None  # file and line of the config's fields in `declared_by`, "models/x/config.json:12"
 
     @property

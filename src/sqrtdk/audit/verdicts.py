@@ -13,11 +13,9 @@ from sqrtdk.audit.explanations import judge_scale
 from sqrtdk.audit.proportional import Arguments
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.tolerance import is_close
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall
 
-# Rules that a norm of q and k admits whatever the other layers do.
-RULES_OF_NORMS = ("sources.declared.norm", "sources.declared.unit_norm", "sources.declared.cosine_gain")
 LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
@@ -80,7 +78,7 @@ def strangers(judged: Sequence[JudgedCall]) -> dict[int, int]:
             others = [judged[other] for other in places if other != place]
             values = [other.call.scale.effective or 0.0 for other in others]
             own = judged[place].call.scale.effective or 0.0
-            by_rule = judged[place].verdict == "declared" and id_of(judged[place].declared_by) in RULES_OF_NORMS
+            by_rule = judged[place].verdict == "declared" and judged[place].declared_as == "norm"
             if not by_rule or not (len(others) > 1 or any(o.verdict == "exact" for o in others)):
                 continue
             if not is_close(own, values[0]) and all(is_close(value, values[0]) for value in values):

@@ -231,6 +231,7 @@ def sides_diff(
         outputs=ends.outputs,
         first_module=ends.chain.entries[0].module if ends.chain.entries else None,
         outputs_from=since_of(ends.chain),
+        outputs_follow=ends.chain.follows,
         outputs_missing=ends.missing,
     )
 

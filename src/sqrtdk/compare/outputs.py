@@ -170,8 +170,9 @@ def since_of(chain: DifferenceChain) -> str:
 def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
     """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
-        whole = chain.whole and chain.beside
-        return [("follows" if chain.inside else "outside", {})] if whole else []
+        if chain.follows:
+            return [("follows", {})]
+        return [("outside", {})] if chain.whole and chain.beside else []
     steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
     kinds: dict[str, Entry] = {}
     for entry in chain.entries:  # layers that differ alike are reported once

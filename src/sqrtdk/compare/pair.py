@@ -355,10 +355,12 @@ def _stages(
     if elsewhere:  # the norm of k, wrong as that of q is: A's own program shows it
         own = segment_gap(segment, sides.a)
         before, differing = (before, differing) if own.within else (own, set(elsewhere))
-    reason = Message(CANCELS) if same and not before.within else None
+    cancels = same and not before.within
+    reason = Message(CANCELS) if cancels else None
     if segment.name == "output":
         stages = [replace(stage_text(stage, sides), same=stage not in differing) for stage in segment.stages[:-1]]
-        return [*stages, StageDiff("output", before.within, before.largest, before.allowed, reason=reason)]
+        output = StageDiff("output", before.within, before.largest, before.allowed, reason=reason, cancels=cancels)
+        return [*stages, output]
     if not before.within and not differing:
         differing = {stage_of_unexplained(segment, sides)}
         stages_of = dict.fromkeys((*segment.stages, *differing))
@@ -371,7 +373,8 @@ def _stages(
         wrong = not before.within and stage in differing
         size = before if wrong else left
         largest, allowed = (None, None) if size is None else (size.largest, size.allowed)
-        found.append(StageDiff(stage, not wrong, largest, allowed, reason=reason if wrong else None))
+        said = reason if wrong else None
+        found.append(StageDiff(stage, not wrong, largest, allowed, reason=said, cancels=wrong and cancels))
     return found
 
 
@@ -379,7 +382,9 @@ def cancelled_within(judged: JudgedPair) -> JudgedPair:
     """Returns a pair that differs on the way and gives the same, with stages marked as making no difference."""
     caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
     stages = tuple(
-        replace(stage, same=False, reason=Message(CANCELS)) if stage.same is False or stage.stage in caused else stage
+        replace(stage, same=False, reason=Message(CANCELS), cancels=True)
+        if stage.same is False or stage.stage in caused
+        else stage
         for stage in judged.stages
         if stage.stage != "output"
     )

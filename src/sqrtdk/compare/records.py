@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqrtdk._shown import Saved, Shown
-from sqrtdk.messages import Message, id_of, mentions
+from sqrtdk.messages import Message
 
 DIFF_FAIL_ON = ("different", "unmeasured", "never")
 CANCELS = "compare.stage.cancels"
-FOLLOWS = "outputs.half.follows"
 UNKNOWN_CAUSE = "unknown"  # stands in for a cause that was not found
 
 
@@ -77,6 +76,7 @@ class StageDiff:
         a: for a stage that is no tensor, A's as short text.
         b: B's as short text.
         reason: why it could not be compared, `CANCELS`, or which rows are left out.
+        cancels: whether it differs without changing the output, like weights and a rotation that are permuted alike.
     """
 
     stage: str
@@ -86,11 +86,7 @@ class StageDiff:
     a: str | None = None
     b: str | None = None
     reason: str | None = None
-
-    @property
-    def cancels(self) -> bool:
-        """Whether it differs without changing the output, like weights and a rotation that are permuted alike."""
-        return self.same is False and mentions(self.reason, CANCELS)
+    cancels: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +259,7 @@ class DiffReport(Saved, Shown):
         outputs_from: half sentences on that place and on later differences: "the first difference is in `lm_head`:
             Linear in A, LowRank in B; nothing else differs"; "which follows from the attentions" if they explain all of
             it; "which the attentions alone do not explain; another difference is in `lm_head`".
+        outputs_follow: whether the differences of the attentions explain all of the difference of the outputs.
         outputs_missing: why the outputs were not compared.
     """
 
@@ -280,6 +277,7 @@ class DiffReport(Saved, Shown):
     outputs: tuple[OutputDiff, ...] = ()
     first_module: FirstModule | None = None
     outputs_from: str = ""
+    outputs_follow: bool = False
     outputs_missing: str | None = None
 
     def __repr__(self) -> str:
@@ -290,11 +288,6 @@ class DiffReport(Saved, Shown):
         word = "not judged" if self.same is None else "same" if self.same else "different"
         told = f"{len(self.pairs)} pairs, {differ} differ" + (f", {alone} without a partner" if alone else "")
         return f"DiffReport({self.a.name!r}, {self.b.name!r}, {word}; {told}; causes: {', '.join(causes) or 'none'})"
-
-    @property
-    def outputs_follow(self) -> bool:
-        """Whether the differences of the attentions explain all of the difference of the outputs."""
-        return id_of(self.outputs_from) == FOLLOWS
 
     @property
     def same(self) -> bool | None:

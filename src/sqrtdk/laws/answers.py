@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer
-from sqrtdk.laws.subject import Subject
+from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.tracing.records import AttentionCall
 
 NO_VALUES = "laws.asking.no_values"
@@ -18,9 +18,14 @@ def law_holds(law: str, about: str = "", reason: str = "") -> LawAnswer:
     return LawAnswer(law, about, KEPT, reason)
 
 
-def law_not_asked(law: str, about: str, reason: str) -> LawAnswer:
-    """Return the answer that the law does not apply or could not be asked."""
-    return LawAnswer(law, about, NOT_ASKED, reason)
+def law_not_asked(law: str, about: str, reason: str, *, by_length: bool = False) -> LawAnswer:
+    """Return the answer that the law does not apply or could not be asked; `by_length` as in `NotAsked`."""
+    return LawAnswer(law, about, NOT_ASKED, reason, by_length=by_length)
+
+
+def law_refused(law: str, about: str, error: NotAsked) -> LawAnswer:
+    """Return the answer that the law was not asked, for the reason of the error."""
+    return law_not_asked(law, about, error.reason, by_length=error.by_length)
 
 
 def law_broken(

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sqrtdk.audit.configs import field
 from sqrtdk.audit.records import BROKEN, KEPT, LawAnswer
-from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
+from sqrtdk.laws.answers import law_broken, law_holds, law_refused
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.decoding import (
     DecodingStep,
@@ -87,12 +87,12 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
         yield from given_keys(named, content)
         return
     if length < _LEAST_CACHED_TOKENS:
-        raise NotAsked(Message("laws.cache.few_tokens", count=length, least=_LEAST_CACHED_TOKENS))
+        raise NotAsked(Message("laws.cache.few_tokens", count=length, least=_LEAST_CACHED_TOKENS), by_length=True)
     for kind in _CACHE_KINDS:
         try:
             yield _answer_for_kind(named, content, kind, own)
         except NotAsked as error:
-            yield law_not_asked(LAW, _about(kind), error.reason)
+            yield law_refused(LAW, _about(kind), error)
 
 
 def steps_stay(subject: Subject) -> bool:
@@ -134,7 +134,7 @@ def _answer_for_kind(subject: Subject, content: Content, kind: str, own: dict[st
         if again.state != BROKEN:
             return law_holds(LAW, _about(kind), Message("laws.cache.with_position_ids"))
     if answer.state == BROKEN and kind == _STATIC and not all(map(in_a_band, self_attentions(subject, content))):
-        raise NotAsked(Message("laws.cache.data_picks_keys"))
+        raise NotAsked(Message("laws.cache.data_picks_keys"), by_length=True)
     return answer
 
 
@@ -182,7 +182,7 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
             # The encoder's keys are all written at once: no slots, and no window (T5Gemma's is the decoder's alone).
             cache = library.EncoderDecoderCache(cache, library.DynamicCache())
     except (AttributeError, TypeError, ValueError) as error:
-        raise NotAsked(Message("laws.cache.static_failed", error=str(error))) from error
+        raise NotAsked(Message("laws.cache.static_failed", error=str(error)), by_length=True) from error
     return {name: cache}
 
 
@@ -199,11 +199,11 @@ def _compared(
     base, steps = subject.base, list(decoded(subject, content, tuple(ends), caches, offset=offset))
     rows = [_unlike(base, step, batch, length) for step in steps]
     if all(row is None for row in rows[1:]):
-        raise NotAsked(Message("laws.asking.no_output_per_token"))
+        raise NotAsked(Message("laws.asking.no_output_per_token"), by_length=True)
     # In a static cache, a prefill that differs may see empty slots, which is a fault.
     if rows[0] is not None and bool(_without_padding(subject, content, rows[0]).any()) and kind != _STATIC:
         later = _later_tokens_move(subject, content, prefill)
-        raise NotAsked(Message("laws.cache.later_tokens_move" if later else "laws.cache.length_moves"))
+        raise NotAsked(Message("laws.cache.later_tokens_move" if later else "laws.cache.length_moves"), by_length=True)
     moved = [None if row is None else _without_padding(subject, content, row) for row in rows]
     faulty = [step for step, row in zip(steps, moved, strict=True) if row is not None and bool(row.any())]
     if not faulty:

@@ -47,7 +47,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     batch, length = content.tensor.shape[:2]
     run = _run(subject, content)
     if not run.moves:
-        raise NotAsked(Message("laws.asking.nothing_moves"))
+        raise NotAsked(Message("laws.asking.nothing_moves"), by_length=True)
     subject.moves = True
     if not run.leaked.any():
         yield law_holds(LAW, content.name)
@@ -144,7 +144,7 @@ def _of_cut(subject: Subject, content: Content, cut: Tensor, after: Outputs | No
         if name in after and after[name].shape == before[name].shape
     ]
     if not found:
-        raise NotAsked(Message("laws.asking.no_output_per_token"))
+        raise NotAsked(Message("laws.asking.no_output_per_token"), by_length=True)
     rows = torch.stack(found).any(0)
     protected = (torch.arange(length) < cut[:, None]) & ~_padding(subject, content)
     return _CutRun(changes, protected, rows & protected, bool(rows.any()))
@@ -173,7 +173,7 @@ def _cuts(subject: Subject, content: Content) -> tuple[Tensor, Tensor]:
     pairs = [_pair(*sample) or (length, length) for sample in zip(changes, visible, strict=True)]
     cuts = torch.tensor(pairs).T
     if bool((cuts == length).all()):
-        raise NotAsked(Message("laws.causal.all_special"))
+        raise NotAsked(Message("laws.causal.all_special"), by_length=True)
     return cuts[0], cuts[1]
 
 

@@ -46,9 +46,9 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
             yield _broken(subject, changes, starts, document, rows)
             return
     if not judged:
-        raise NotAsked(Message("laws.asking.no_output_per_token"))
+        raise NotAsked(Message("laws.asking.no_output_per_token"), by_length=True)
     if not moves:
-        raise NotAsked(Message("laws.asking.nothing_moves"))
+        raise NotAsked(Message("laws.asking.nothing_moves"), by_length=True)
     yield law_holds(LAW)
 
 

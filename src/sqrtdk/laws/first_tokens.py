@@ -27,12 +27,11 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.audit.configs import own_fields
-from sqrtdk.audit.records import BROKEN, KEPT, JudgedCall, LawAnswer
+from sqrtdk.audit.records import KEPT, NOT_ASKED, JudgedCall, LawAnswer
 from sqrtdk.laws.inputs import contents
 from sqrtdk.laws.padded import in_a_band
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import traced
-from sqrtdk.messages import id_of
 from sqrtdk.tracing.records import AttentionCall, Mask
 
 # Numbers of tokens, of which the first is taken that is no size of a head and no number of heads.
@@ -44,12 +43,6 @@ _COUNTS_TOKENS = re.compile(
 )
 _CAPACITY = "capacity"  # of an expert: it counts the tokens of a whole batch
 _DEEPEST_CONFIG = 4  # levels of configs inside configs
-# Reasons that may lie in the number of tokens, or in which tokens are the first.
-_OF_LENGTH = re.compile(
-    r"laws\.asking\.(nothing_moves|changes_nothing|model_raised|copy_raised|raised|no_output_per_token|time_is_up)$|"
-    r"laws\.cache\.(few_tokens|later_tokens_move|length_moves|static_failed|data_picks_keys)$|"
-    r"laws\.modes\.not_run$|\.all_special$"
-)
 
 
 def first_tokens(subject: Subject) -> Subject | None:
@@ -84,10 +77,7 @@ def first_tokens(subject: Subject) -> Subject | None:
 
 def stand_for_all(answers: list[LawAnswer]) -> bool:
     """Return whether what was answered of the first tokens holds of the whole inputs."""
-    return all(
-        answer.state == KEPT or (answer.state != BROKEN and not _OF_LENGTH.search(id_of(answer.reason) or ""))
-        for answer in answers
-    )
+    return all(answer.state == KEPT or (answer.state == NOT_ASKED and not answer.by_length) for answer in answers)
 
 
 def _length(subject: Subject) -> int | None:

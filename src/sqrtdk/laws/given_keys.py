@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
+from sqrtdk.laws.answers import law_broken, law_holds, law_refused
 from sqrtdk.laws.decoding import cache_arguments, misaligned
 from sqrtdk.laws.inputs import Content, other_content
 from sqrtdk.laws.moved import moved_entries, moved_positions, position_axis
@@ -32,7 +32,7 @@ def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
     try:
         yield _answer_on_keys(subject, content)
     except NotAsked as error:
-        yield law_not_asked(LAW, Message(GIVEN), error.reason)
+        yield law_refused(LAW, Message(GIVEN), error)
 
 
 def _answer_on_keys(subject: Subject, content: Content) -> LawAnswer:
@@ -134,7 +134,7 @@ def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tens
             part = one.narrow(axis, cached, new)
             if part.shape == step[name].shape:
                 return moved_positions(part, step[name], axis).cpu()
-    raise NotAsked(Message("laws.asking.no_output_per_token"))
+    raise NotAsked(Message("laws.asking.no_output_per_token"), by_length=True)
 
 
 def empty_slots(subject: Subject) -> LawAnswer | None:

@@ -53,13 +53,15 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if not kinds:
         raise NotAsked(Message("laws.heads.no_heads"))
     answers: dict[str, LawAnswer] = {}  # each message once, at the first attention that has it
+    by_length: set[str] = set()  # reasons that may lie in the number of tokens
     moves: list[HeadMove] = []
     kept = asked_of = 0
     for key in kinds:
         try:
             moves.append(move_heads(subject, kinds[key][0]))
-        except NotAsked as reason:
-            rest[reason.reason] += len(kinds[key])
+        except NotAsked as error:
+            rest[error.reason] += len(kinds[key])
+            by_length |= {error.reason} if error.by_length else set()
     sizes = {id(alike[0]): len(alike) for alike in kinds.values()}
     asked = [(move, one) for together in _apart(moves) for move, one in _answers(subject, together)]
     for move, answer in asked:
@@ -70,6 +72,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
             kept, asked_of = kept + size, asked_of + 1
         else:
             rest[answer.reason] += size
+            by_length |= {answer.reason} if answer.by_length else set()
     for move in moves:
         if not any(move is one for one, _ in asked):
             rest[Message("laws.heads.no_run")] += sizes[id(move.call)]
@@ -81,7 +84,8 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         some = Message("laws.heads.some", kept=kept, all=len(calls), rest=joined(parts)) if parts else ""
         yield law_holds(LAW, "", some)
     elif parts:
-        yield law_not_asked(LAW, "", joined(parts) if answers else rest.most_common(1)[0][0])
+        reason = joined(parts) if answers else rest.most_common(1)[0][0]
+        yield law_not_asked(LAW, "", reason, by_length=reason in by_length)
 
 
 def _kinds(calls: Sequence[CallTensors]) -> tuple[dict[object, list[CallTensors]], Counter[str]]:

@@ -53,7 +53,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         raise NotAsked(Message("laws.left_padding.absolute_positions"))
     open_mask = {name: torch.ones_like(both.left.inputs[name])}
     if not any_moved(left, both.left.run(open_mask)):
-        raise NotAsked(Message("laws.asking.changes_nothing", name=name))
+        raise NotAsked(Message("laws.asking.changes_nothing", name=name), by_length=True)
     site = first_unlike(
         (both.right, Protected(~both.hidden_right, rest="nothing")),
         (both.left, Protected(~both.hidden_left, rest="nothing")),
@@ -91,7 +91,7 @@ def _unlike(both: Padded, right: Outputs, left: Outputs) -> Tensor:
         found[shown_left] = entries.reshape(len(entries), -1).any(1)
         rows = found if rows is None else rows | found
     if rows is None:
-        raise NotAsked(Message("laws.asking.no_output_per_token"))
+        raise NotAsked(Message("laws.asking.no_output_per_token"), by_length=True)
     return rows
 
 

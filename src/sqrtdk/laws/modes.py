@@ -27,7 +27,7 @@ from torch import nn
 
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.eager_vs_sdpa import call_difference
-from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
+from sqrtdk.laws.answers import law_broken, law_holds, law_refused
 from sqrtdk.laws.first_place import first_of_modes
 from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.samples import batches, mixed, others_differ, same_alone
@@ -50,7 +50,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         try:
             yield answer(subject)
         except NotAsked as error:
-            yield law_not_asked(LAW, Message(about), error.reason)
+            yield law_refused(LAW, Message(about), error)
 
 
 def _of_one(subject: Subject) -> LawAnswer:
@@ -145,7 +145,7 @@ def _trained(runs: _Runs) -> Outputs:
     try:
         return runs.run(True)
     except NotAsked as error:
-        raise NotAsked(Message("laws.modes.not_run", error=error.reason)) from error
+        raise NotAsked(Message("laws.modes.not_run", error=error.reason), by_length=True) from error
 
 
 def _differ(one: Outputs, other: Outputs) -> bool:

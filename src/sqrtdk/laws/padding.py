@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
-from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_holds, law_not_asked
+from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_holds, law_refused
 from sqrtdk.laws.first_place import Protected, first_place
 from sqrtdk.laws.inputs import (
     Content,
@@ -51,12 +51,12 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         try:
             yield _of_mask(subject, mask)
         except NotAsked as error:
-            yield law_not_asked(LAW, mask.name, error.reason)
+            yield law_refused(LAW, mask.name, error)
     for name in sizes:
         try:
             yield _of_lengths(subject, name)
         except NotAsked as error:
-            yield law_not_asked(LAW, name, error.reason)
+            yield law_refused(LAW, name, error)
 
 
 def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
@@ -76,7 +76,7 @@ def _of_mask(subject: Subject, mask: MaskInput) -> LawAnswer:
     if not tells.any() or bool(hidden.all()):
         hidden = _positions_to_hide(subject, content, mask.tensor)
     if not hidden.any():
-        raise NotAsked(Message("laws.padding.all_special"))
+        raise NotAsked(Message("laws.padding.all_special"), by_length=True)
     hides, shows = mask.hiding(hidden), mask.hiding(torch.zeros_like(hidden))
     # Two contents for the hidden positions: the outputs must not tell them apart.
     changes = [

@@ -79,7 +79,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     if count and not found.known:
         raise NotAsked(Message(_UNKNOWN_AXIS))
     if not found.moves:
-        raise NotAsked(Message("laws.asking.nothing_moves"))
+        raise NotAsked(Message("laws.asking.nothing_moves"), by_length=True)
     subject.moves = True
     if not count:
         yield law_holds(LAW)

@@ -65,7 +65,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         # Stretched positions must move something, or the argument does nothing.
         apart = named.run({name: positions * 2})
         if not any(path in apart and bool(moved_entries(x, apart[path]).any()) for path, x in one.base.items()):
-            raise NotAsked(Message("laws.asking.changes_nothing", name=name))
+            raise NotAsked(Message("laws.asking.changes_nothing", name=name), by_length=True)
         yield law_holds(LAW, name)
         return
     before = [taken_by(run, calls[0].site, batch, length) for run in (one, other)]

@@ -39,11 +39,13 @@ class NotAsked(Exception):
 
     Args:
         reason: Why.
+        by_length: Whether the reason may lie in the number of tokens, or in which of them are the first.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, by_length: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.by_length = by_length
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class Subject:
             NotAsked: The model raises on these inputs, or the time of the laws is up.
         """
         if self.pace.is_up:
-            raise NotAsked(self.time_is_up)
+            raise NotAsked(self.time_is_up, by_length=True)
         named = {**self.inputs, **changes}
         try:  # a forward may write into its inputs or add to a cache
             own = copied({name: value for name, value in named.items() if name not in shared}, strict=True)
@@ -175,7 +177,7 @@ class Subject:
             with self.pace.run(), contextlib.nullcontext() if self.itself is None else _HalfAsFloat32():
                 return call(self.module, inputs, own_inputs=True)
         except ModelError as error:
-            raise NotAsked(self._raised(error.__cause__ or error)) from error
+            raise NotAsked(self._raised(error.__cause__ or error), by_length=True) from error
 
     def _raised(self, error: BaseException) -> Message:
         model = type(self.module).__name__

@@ -30,13 +30,12 @@ from sqrtdk.laws import (
     samples,
     shift,
 )
-from sqrtdk.laws.answers import NO_VALUES, law_not_asked
+from sqrtdk.laws.answers import NO_VALUES, law_not_asked, law_refused
 from sqrtdk.laws.first_tokens import first_tokens, stand_for_all
 from sqrtdk.laws.pace import Pace
 from sqrtdk.laws.steady import confirmed, outputs_move, steady
 from sqrtdk.laws.subject import NotAsked, Subject, subject_of
-from sqrtdk.messages import Message, id_of, joined
-from sqrtdk.models.attentions import is_idle
+from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
@@ -63,7 +62,6 @@ WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # la
 DEFAULT = "all"  # laws that `check` asks
 SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
 READ_ONLY = ("finite", "configured")  # laws that compare no two runs
-_OF_COMPARISONS = ("rules.eager_vs_sdpa", "rules.responsiveness")  # reasons why other runs of the audit tell nothing
 # Asked of the whole inputs once, where their first tokens keep a law.
 ON_ALL_TOKENS: dict[str, Callable[[Subject], bool]] = {"causal": causal.earlier_stay, "cache": cache.steps_stay}
 ASKED_OF_LARGE_MODELS = ("finite", "causal")  # asked of a large model: one forward more than the audit
@@ -173,8 +171,7 @@ def answers_of(
 
 def _all_read(run: ModelRun) -> bool:
     """Return whether every attention that ran was read."""
-    reasons = (entry.reason for entry in run.not_measured)
-    return all(is_idle(reason) or (id_of(reason) or "").startswith(_OF_COMPARISONS) for reason in reasons)
+    return all(entry.code in ("idle", "other_run") for entry in run.not_measured)
 
 
 def _report(number: int, names: Sequence[str], subject: Subject) -> None:
@@ -220,7 +217,7 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
     except NotAsked:  # the unchanged inputs ran before
         told = None
     if told is None and subject.pace.is_up:  # a law that looked broken could not be asked again
-        return [law_not_asked(name, "", subject.time_is_up)]
+        return [law_not_asked(name, "", subject.time_is_up, by_length=True)]
     return told
 
 
@@ -239,15 +236,16 @@ def _where_outputs_move(name: str, answers: list[LawAnswer], subject: Subject) -
     if name not in SEES_OUTPUTS or all(one.state != KEPT for one in answers) or outputs_move(subject):
         return answers
     nothing = Message("laws.asking.nothing_moves")
-    return [law_not_asked(name, one.about, nothing) if one.state == KEPT else one for one in answers]
+    return [law_not_asked(name, one.about, nothing, by_length=True) if one.state == KEPT else one for one in answers]
 
 
 def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
     try:
         return list(laws[name](subject))
     except NotAsked as error:
-        return [law_not_asked(name, "", error.reason)]
+        return [law_refused(name, "", error)]
     except INTERRUPTS:
         raise
     except Exception as error:  # outputs may be tensors of a kind that lacks an operation
-        return [law_not_asked(name, "", Message("laws.asking.raised", error=kind_and_text(error, 120)))]
+        reason = Message("laws.asking.raised", error=kind_and_text(error, 120))
+        return [law_not_asked(name, "", reason, by_length=True)]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from sqrtdk.messages import Message, id_of
-
-_IDLE_MESSAGE = "trace.silent.idle"
+SilentCode = Literal["idle", "unfound"]
 _ATTENTION_CLASS_NAME = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
 PROJECTIONS_OF_ATTENTION = 2  # one fused for q, k and v, and one for the output
 
@@ -31,8 +30,8 @@ def watch_modules() -> Iterator[set[int]]:
 
 def silent_attentions(
     model: nn.Module, ran: Collection[int], accounted_for: Collection[str], unused: Collection[str] = ()
-) -> Iterator[tuple[str, str]]:
-    """Yield the paths of the attentions in which nothing was recorded, each with the reason.
+) -> Iterator[tuple[str, SilentCode]]:
+    """Yield the paths of the attentions in which nothing was recorded, each with "idle" or "unfound".
 
     A module is an attention if its class is named like one and it holds projections, but no other attention. It is idle
     if neither it nor a part of it was called, and nothing was recorded inside it or in its parent: fused paths and
@@ -49,9 +48,9 @@ def silent_attentions(
         >>> with watch_modules() as ran:
         ...     _ = pair["a"](*[torch.ones(3, 8)] * 3)
         >>> list(silent_attentions(pair, ran, ["a"]))
-        [('b', 'did not run with these inputs')]
+        [('b', 'idle')]
         >>> dict(silent_attentions(pair, ran, []))["a"]
-        'an attention module ran, and no attention was found in it'
+        'unfound'
     """
     attentions = {path: module for path, module in model.named_modules() if _is_attention(module)}
     # An attention that holds another is a wrapper: the inner one is judged.
@@ -61,16 +60,11 @@ def silent_attentions(
             continue
         if id(module) in ran:
             if not _inside(path, accounted_for):
-                yield path, Message("trace.silent.unfound")
+                yield path, "unfound"
         elif not any(id(part) in ran for part in module.modules()):
             sites = (*accounted_for, *unused)
             if path.rpartition(".")[0] not in sites and not _inside(path, sites):
-                yield path, Message(_IDLE_MESSAGE)
-
-
-def is_idle(reason: str) -> bool:
-    """Return whether a reason of `silent_attentions` says that the attention did not run."""
-    return id_of(reason) == _IDLE_MESSAGE
+                yield path, "idle"
 
 
 def _inside(path: str, sites: Collection[str]) -> bool:

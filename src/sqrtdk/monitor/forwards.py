@@ -23,7 +23,7 @@ from sqrtdk._modes import eager_compiler
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message
 from sqrtdk.messages import joined as joined_names
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, site_of, was_compiled
@@ -31,7 +31,7 @@ from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_
 from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
 from sqrtdk.monitor.updates import ProjectionUpdate
 from sqrtdk.tracing import CallRows, CallTensors, ProjectionGradients, RowLimit, Sites, Trace, unseen
-from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, GATHERED, AttentionCall
+from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
 Place = tuple[str, int]
 MAX_PASSES_A_STEP = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
@@ -274,7 +274,7 @@ class StepTracer:
         for call, rows in zip(trace.calls, trace.rows, strict=True):
             place = site_of(call.site), call.index
             attention = self._found.setdefault(place, _Attention(call))
-            if rows is None or (call.part_of_row and not (self.whole_rows and id_of(call.stats_reason) == GATHERED)):
+            if rows is None or (call.part_of_row and not (self.whole_rows and call.part_of_row == "gathered")):
                 attention.call, attention.unread = call, True
             else:
                 attention.parts.append(head_sums(rows))

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqrtdk._records import quote
 from sqrtdk.errors import RunFolderError
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message
 from sqrtdk.monitor.names import PARTS_FOLDER, Listing, PartName, UnrecordedSteps, gaps, list_parts, lost_tails, spans
 from sqrtdk.monitor.tables import MAX_PART_FILE_BYTES, Table, Tables, arrow, concatenate, decode_part
 from sqrtdk.store import disk
@@ -26,7 +26,6 @@ _TRIES = 20  # parts can be merged away between listing and reading
 _PAUSE_S = 0.01  # between tries
 _GONE: tuple[Writer, ...] = ("ended", "killed")
 OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from checkpoints
-UNFINISHED = "alarms.part.unfinished"
 
 
 def of_checkpoints(settings: Any) -> bool:
@@ -43,12 +42,14 @@ class Damage:
         reason: why it could not be read.
         first_step: smallest step in it, if known.
         last_step: largest step in it, if known.
+        unfinished: whether it only lacks the row of its last step, which may still be written.
     """
 
     name: str
     reason: str
     first_step: int | None = None
     last_step: int | None = None
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ def _look(
         replaces_from=min(begun, default=None),
     )
     seen = replace(seen, told=seen.told.union(new))
-    unfinished = {damage.name for damage in odd if id_of(damage.reason) == UNFINISHED}
+    unfinished = {damage.name for damage in odd if damage.unfinished}
     while parts and parts[-1].name in unfinished:  # the missing row of their step may still come
         parts.pop()
     if parts:
@@ -283,13 +284,11 @@ def _whole_steps(
     odd: list[Damage] = []
     last = -1
     for (part, each), some in zip(tables, numbers, strict=True):
-        reason = ""
-        if len(some) and some[0] <= last:
-            reason = Message("alarms.part.steps_before")
-        elif not len(some) and len(each) and each.last_step not in ends:
-            reason = Message(UNFINISHED)
-        if reason:
-            odd.append(Damage(part.name, reason, part.first_step, part.last_step))
+        earlier = bool(len(some)) and some[0] <= last
+        unfinished = not len(some) and len(each) > 0 and each.last_step not in ends
+        if earlier or unfinished:
+            reason = Message("alarms.part.unfinished" if unfinished else "alarms.part.steps_before")
+            odd.append(Damage(part.name, reason, part.first_step, part.last_step, unfinished))
             continue
         kept.append((part, each))
         last = int(some[-1]) if len(some) else last

@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from sqrtdk._shown import Shown
-from sqrtdk.messages import id_of
+from sqrtdk.messages import Message
 from sqrtdk.stats.heads import HeadStats
 
-# Why an attention of several ranks has no statistics: ids of messages.
-GATHERED, PASSED = "trace.part_of_row.gathered", "trace.part_of_row.passed"
-PARTS_OF_ROWS = (GATHERED, PASSED)
+# How the keys of a row are spread over ranks, so that the attention of one rank has no statistics.
+PartOfRow = Literal["gathered", "passed"]
+# What is wrong with the steps of an attention.
+CallFault = Literal[
+    "over_queries",  # the value product sums over the queries, not over the softmax's axis
+    "other_axis",  # it sums over another axis, such as the heads
+    "other_nodes",  # the values of edges are summed by other groups than their softmax
+    "other_sum",  # the weights were divided by a sum over another axis than the softmax's
+    "skewed",  # a rotation that does not keep lengths
+]
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
 WITHOUT_PRODUCT = ("additive", "distance")  # scores without a product of q and k, which have no scale to judge
 BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
@@ -165,6 +173,9 @@ class AttentionCall(Shown):
     product_at: str | None = None  # file and line of q . k, or of the kernel's call: "myport.py:14"
     softmax_at: str | None = None  # file and line of the softmax, or of the kernel's call
     blocks: tuple[KeyBlock, ...] = ()  # blocks of keys with separate products; () if one product gave all logits
+    # Rows have other keys on other ranks, so that there are no statistics and the mask has no verdict.
+    part_of_row: PartOfRow | None = None
+    faults: tuple[CallFault, ...] = ()
 
     def __repr__(self) -> str:
         return f"AttentionCall({self.in_short})"
@@ -177,27 +188,46 @@ class AttentionCall(Shown):
         return f"{site}, {self.formula!r}, scale ratio {ratio}"
 
     @property
-    def part_of_row(self) -> bool:
-        """Whether its rows have other keys on other ranks, so that it has no statistics and its mask no verdict."""
-        return id_of(self.stats_reason or "") in PARTS_OF_ROWS
-
-    @property
     def unlike_blocks(self) -> bool:
         """Whether blocks of keys have different scales, so that the call has no single scale."""
         return any(factor.source == BY_BLOCK for factor in self.scale.factors)
 
 
-# Why a softmax is no attention: ids of messages.
-ONE_PROJECTION = "trace.not_attention.one_projection"
-SEPARABLE = "trace.not_attention.separable"
-FACTORS_APART = "trace.not_attention.apart"
-NEVER_USED = "trace.not_attention.never_used"  # the weights were dropped, or only reduced
-NOT_SEEN = "trace.not_attention.not_seen"  # the weights entered an operation that is not followed
-LOST_SIGHT = "trace.not_attention.lost_sight"
-LOST_ADDITIVE = "trace.not_attention.lost_additive"
-_MAYBE_ATTENTION = (LOST_SIGHT, LOST_ADDITIVE)
-PICKS_KEYS = "trace.without_softmax.picks"  # scores that meet no values: an indexer
-_NAMED_WITHOUT_SOFTMAX = ("trace.without_softmax.named", "trace.without_softmax.scaled", PICKS_KEYS)
+# Why a softmax is no attention.
+NotAttentionCode = Literal[
+    "one_projection",  # the logits come from one projection: a router, a pooling
+    "of_edges",  # the same, over the edges of a graph
+    "nested_logits",  # the product behind nested logits is unknown
+    "separable",  # the weights pool the positions of one projection
+    "apart",  # softmax(q) @ (softmax(k).mT @ v)
+    "positional",  # no product of q and k, mixed into the weights of an attention
+    "never_used",  # the weights were dropped, or only reduced
+    "not_seen",  # the weights entered an operation that is not followed
+    "lost_sight",  # the same, and the logits are a product of activations
+    "lost_additive",  # the same, and the logits are an additive score of q and k
+]
+_MAYBE_ATTENTION = ("lost_sight", "lost_additive")
+# Why an attention was not measured, where a decision hangs on it.
+NotMeasuredCode = Literal[
+    "without_softmax",  # such as linear attention
+    "picks_keys",  # scores that meet no values: an indexer
+    "idle",  # a module that did not run
+    "unfound",  # a module that ran, in which no attention was found
+    "other_run",  # it was measured; another run, which would show more, failed
+]
+
+
+def why_not_attention(code: NotAttentionCode) -> Message:
+    """Returns the sentence for a code.
+
+    Example:
+        >>> why_not_attention("never_used")
+        'its weights never reach a value product'
+    """
+    if code == "nested_logits":
+        return Message("trace.fault.nested_logits")
+    why = {"why": Message("trace.not_attention.one_projection")} if code == "of_edges" else {}
+    return Message(f"trace.not_attention.{code}", **why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +244,17 @@ class NotAttention:
     reason: str
     formula: str | None = None
     at: str | None = None
+    code: NotAttentionCode | None = None
 
     @property
     def doubtful(self) -> bool:
         """Whether it may still be an attention: its logits are scores of q and k."""
-        return id_of(self.reason) in _MAYBE_ATTENTION
+        return self.code in _MAYBE_ATTENTION
 
     @property
     def unused(self) -> bool:
         """Whether its weights were not seen to reach a value product."""
-        return id_of(self.reason) in (NEVER_USED, NOT_SEEN, *_MAYBE_ATTENTION)
+        return self.code in ("never_used", "not_seen", *_MAYBE_ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +268,12 @@ class NotMeasured:
     reason: str
     formula: str | None = None
     at: str | None = None
+    code: NotMeasuredCode | None = None
 
     @property
     def without_softmax(self) -> bool:
-        """Whether the reason names an attention that has no softmax, such as linear attention."""
-        return id_of(self.reason) in _NAMED_WITHOUT_SOFTMAX
+        """Whether it is known as an attention that has no softmax, such as linear attention."""
+        return self.code in ("without_softmax", "picks_keys")
 
 
 class Missed:
@@ -257,13 +289,20 @@ class Missed:
         self.formulas = formulas
         self._first: dict[tuple[str, str, str | None], NotMeasured] = {}
 
-    def add(self, site: str, reason: str, at: str | None, formula: Callable[[], str | None]) -> None:
+    def add(
+        self,
+        site: str,
+        reason: str,
+        at: str | None,
+        formula: Callable[[], str | None],
+        code: NotMeasuredCode | None = None,
+    ) -> None:
         """Lists an attention. The formula, which is costly, is read only if the attention is the first of its line."""
         if at is None:  # no line is known: the formula stands for it
             written = formula()
-            self._first.setdefault((site, reason, written), NotMeasured(site, reason, written))
+            self._first.setdefault((site, reason, written), NotMeasured(site, reason, written, code=code))
         elif (site, reason, at) not in self._first:
-            self._first[site, reason, at] = NotMeasured(site, reason, formula() if self.formulas else None, at)
+            self._first[site, reason, at] = NotMeasured(site, reason, formula() if self.formulas else None, at, code)
 
     def entries(self, sites: Iterable[str]) -> tuple[NotMeasured, ...]:
         """Returns all, in order; scores that pick keys only if an attention, at one of `sites` or lost, is around them.
@@ -271,12 +310,11 @@ class Missed:
         A graph of neighbours, `relu(a @ b.mT).topk(3)`, is none.
         """
         every = tuple(self._first.values())
-        around = {*sites, *(entry.site for entry in every if id_of(entry.reason) != PICKS_KEYS)}
+        around = {*sites, *(entry.site for entry in every if entry.code != "picks_keys")}
         return tuple(
             entry
             for entry in every
-            if id_of(entry.reason) != PICKS_KEYS
-            or any(f"{entry.site}.".startswith(f"{s}." if s else s) for s in around)
+            if entry.code != "picks_keys" or any(f"{entry.site}.".startswith(f"{s}." if s else s) for s in around)
         )
 
 

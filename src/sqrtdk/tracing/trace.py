@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk._modes import eager_compiler
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message
 from sqrtdk.tracing.calls.blocks import merge, merge_rows
 from sqrtdk.tracing.calls.finish import RowLimit, call_of_reading, site_in_program
 from sqrtdk.tracing.calls.formula import Lost, lost_formula, without_softmax
@@ -41,16 +41,12 @@ from sqrtdk.tracing.readback.online import read_online
 from sqrtdk.tracing.readback.orient import pools_positions
 from sqrtdk.tracing.readback.reading import Reading
 from sqrtdk.tracing.records import (
-    LOST_ADDITIVE,
-    LOST_SIGHT,
-    NEVER_USED,
-    NOT_SEEN,
-    SEPARABLE,
     AttentionCall,
     Missed,
     NotAttention,
     NotMeasured,
     numbers_by_site,
+    why_not_attention,
 )
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxEntry, SoftmaxRun
@@ -179,7 +175,9 @@ class Trace:
             self._end(weighing)
         lost = [entry for entry in scene.entries if not entry.attention]
         self.not_attention = tuple(
-            NotAttention(entry.site, number, entry.shape, entry.reason, entry.formula, _where(entry))
+            NotAttention(
+                entry.site, number, entry.shape, why_not_attention(entry.code), entry.formula, _where(entry), entry.code
+            )
             for entry, number in zip(lost, numbers_by_site(entry.site for entry in lost), strict=True)
         )
         self.not_measured = self._missed.entries(record.call.site for record in self._records if record)
@@ -229,7 +227,7 @@ class Trace:
                     weighing, value, output, heads_hint=places.declared_heads(self._modules, entry.site)
                 )
             if isinstance(reading, str):
-                entry.attention, entry.reason = False, reading
+                entry.attention, entry.code = False, reading
             else:
                 assert self._scene is not None
                 entry.record = len(self._records)
@@ -265,27 +263,27 @@ class Trace:
     def _unsoftened(self, site: str, seen: Unweighted) -> None:
         place = places.current_place()
         with self._guarded(site, seen, place), remembered():
-            reason, formula = without_softmax(seen)
-            self._missed.add(site, reason, places.place_text(place), lambda: formula or self._formula(seen))
+            code, reason, formula = without_softmax(seen)
+            self._missed.add(site, reason, places.place_text(place), lambda: formula or self._formula(seen), code)
 
     def _end(self, weighing: SoftmaxRun) -> None:
         """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
         entry = weighing.entry
-        if entry.attention or entry.told or id_of(entry.reason) not in (NEVER_USED, LOST_SIGHT) or self._scene is None:
+        if entry.attention or entry.told or entry.code not in ("never_used", "lost_sight") or self._scene is None:
             return
         entry.told = True
-        if entry.lost or id_of(entry.reason) == LOST_SIGHT:
+        if entry.lost or entry.code == "lost_sight":
             entry.formula = self._formula(weighing)
         # The weights entered an operation that is not followed. What the logits are decides how likely an attention is.
-        if id_of(entry.reason) == NEVER_USED and entry.lost:
+        if entry.code == "never_used" and entry.lost:
             if entry.formula is not None:
-                entry.reason = Message(LOST_ADDITIVE)
+                entry.code = "lost_additive"
             elif multiplies(weighing.node):
-                entry.reason = Message(LOST_SIGHT)
+                entry.code = "lost_sight"
             else:
-                entry.reason = Message(NOT_SEEN)
+                entry.code = "not_seen"
                 with contextlib.suppress(Exception), _apart():
-                    entry.reason = Message(SEPARABLE if pools_positions(weighing) else NOT_SEEN)
+                    entry.code = "separable" if pools_positions(weighing) else "not_seen"
 
     def _formula(self, seen: Lost | None) -> str | None:
         """Returns the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""

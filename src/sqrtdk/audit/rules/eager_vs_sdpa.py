@@ -124,7 +124,8 @@ def compare_eager_sdpa(context: Context) -> Iterable[Finding | NotMeasured]:
         if isinstance(entry, Finding):
             yield entry
         else:
-            yield NotMeasured("", Message("rules.eager_vs_sdpa.not_compared", other=other, reason=entry))
+            reason = Message("rules.eager_vs_sdpa.not_compared", other=other, reason=entry)
+            yield NotMeasured("", reason, code="other_run")
 
 
 def _compared(context: Context, other: str) -> Iterator[Finding | str]:

@@ -12,7 +12,7 @@ from sqrtdk._sites import ROOT_NAME, fold_sites
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
 from sqrtdk.errors import SqrtdkError, short_text
-from sqrtdk.messages import Message, id_of
+from sqrtdk.messages import Message
 from sqrtdk.models.modules import is_finite
 from sqrtdk.theory import spacing
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
@@ -33,12 +33,11 @@ _FIX_OF_ORIGIN = {  # kind of an origin -> id
 }
 _SCALE_FIRST = "rules.range_forecast.fix_fp16"
 _FIND_FIRST = "rules.nonfinite.fix_first"
-_REACHES = "rules.nonfinite.reaches."
 
 
 def is_consequence(finding: Finding) -> bool:
     """Return whether a finding says what NaN or infinity reaches, as opposed to where it begins."""
-    return (id_of(finding.message) or "").startswith(_REACHES)
+    return finding.consequence
 
 
 def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
@@ -76,7 +75,8 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     meant = set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
     if meant and not (reached or sick or lost):
         return
-    first = _parameter(origin)
+    holder = origin.holder if origin is not None else None
+    first = holder.name if holder is not None and holder.kind == "parameter" else None
     # The parameter that the run met first is named first.
     if first in sick:
         sick = [first, *(name for name in sick if name != first)]
@@ -93,14 +93,6 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
         yield _of_reached(reached, context)
 
 
-def _parameter(origin: Origin | None) -> str | None:
-    """Return the name of the parameter that is not finite, or None if it is another tensor, or an operation."""
-    what = None if origin is None else origin.name
-    if isinstance(what, Message) and what.id == "rules.nonfinite.parameter":
-        return str(what.values["name"])
-    return None
-
-
 def of_weights(sick: Sequence[str]) -> Finding:
     """Return the finding on non-finite parameters; the first name is the one reported."""
     message = Message("rules.nonfinite.parameters", number=len(sick), name=sick[0])
@@ -114,8 +106,9 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     here = [judged.call for judged in calls if judged.call.site == origin.site]
     value, bar, fix = None, 0.0, _FIX_OF_ORIGIN[origin.kind]
     blind = (origin.rows, origin.of) if origin.kind == "blind" else _blind_rows(origin, here)
-    if origin.kind == "held":
-        message = Message("rules.nonfinite.held", what=origin.name)
+    if origin.holder is not None:
+        holder = Message(f"rules.nonfinite.{origin.holder.kind}", name=origin.holder.name)
+        message = Message("rules.nonfinite.held", what=holder)
     elif origin.kind == "overflow":
         what = origin.op
         if origin.contracts and any(call.product_at in (None, origin.at) for call in here):
@@ -151,7 +144,7 @@ def _blind_rows(origin: Origin, calls: Iterable[AttentionCall]) -> tuple[int, in
 def _of_rows(reached: list[JudgedCall]) -> Finding:
     """Return the finding on the first attention that is reached, for when no operation shows the beginning."""
     if not reached:
-        return _finding("", None, Message("rules.nonfinite.reaches.output"), _FIND_FIRST)
+        return replace(_finding("", None, Message("rules.nonfinite.reaches.output"), _FIND_FIRST), consequence=True)
     call = reached[0].call
     if call.stats is None or not any(call.stats.nan_rows):
         return replace(_finding(call.site, None, Message("rules.nonfinite.output"), _FIND_FIRST), call=call.index)
@@ -163,7 +156,7 @@ def _of_rows(reached: list[JudgedCall]) -> Finding:
 def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
     message, fix = Message("rules.nonfinite.reaches.output"), "rules.nonfinite.fix_reaches"
     if not reached:
-        return _finding("", 0.0, message, fix)
+        return replace(_finding("", 0.0, message, fix), consequence=True)
     sites = fold_sites([judged.call.site for judged in reached])
     more = ", ..." if len(sites) > _MOST_SITES_NAMED else ""
     where = (
@@ -176,7 +169,7 @@ def _of_reached(reached: list[JudgedCall], context: Context) -> Finding:
     else:
         some = "rules.nonfinite.reaches.some_and_output" if context.spoiled else "rules.nonfinite.reaches.some"
         message = Message(some, sites=where, number=len(reached), total=total)
-    return _finding(reached[0].call.site, float(len(reached)), message, fix)
+    return replace(_finding(reached[0].call.site, float(len(reached)), message, fix), consequence=True)
 
 
 def _finding(

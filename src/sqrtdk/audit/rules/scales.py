@@ -18,10 +18,8 @@ from sqrtdk.audit.records import Finding, JudgedCall, with_calls_named
 from sqrtdk.audit.sources import join_lines, of_scale
 from sqrtdk.audit.tolerance import heads_agree, inverse_root, is_close, scales_of
 from sqrtdk.audit.verdicts import siblings_text, strangers
-from sqrtdk.messages import Message, id_of, joined, mentions
-from sqrtdk.tracing.lower.contract import OTHER_AXIS, OVER_QUERIES
-from sqrtdk.tracing.lower.weights import OTHER_SUM
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.messages import Message, joined
+from sqrtdk.tracing.records import AttentionCall, CallFault
 
 SCALE_RULES = ("scale_ledger", "declared_vs_actual")
 _TEXTBOOK_SOURCE = "sources.threshold.textbook"
@@ -38,9 +36,9 @@ _MEANT_TOGETHER = (  # words that mean something only together: routing also cho
     (frozenset(("memory", "memories")), frozenset(("write", "writes", "writer", "writing"))),
     (frozenset(("dynamic", "agreement")), frozenset(("routing",))),
 )
-_AXIS_MESSAGES = {
-    OVER_QUERIES: "rules.softmax_axis.rows",
-    OTHER_AXIS: "rules.softmax_axis.other",
+_AXIS_MESSAGES: dict[CallFault, str] = {
+    "over_queries": "rules.softmax_axis.rows",
+    "other_axis": "rules.softmax_axis.other",
 }
 
 
@@ -76,7 +74,7 @@ def scale_ledger(context: Context) -> Iterable[Finding]:
             siblings = siblings_text(different[place])
             message = Message("rules.scale_ledger.unlike_siblings", size=_size(call), siblings=siblings)
             severity, fix = "warn", Message("rules.scale_ledger.fix_unlike_siblings")
-        elif judged.declared_by is not None and id_of(judged.declared_by) == "sources.declared.recurrent":
+        elif judged.declared_by is not None and judged.declared_as == "recurrent":
             message = Message(
                 "rules.scale_ledger.by_rule", scale=f"{call.scale.effective:.6g}", rule=judged.declared_by
             )
@@ -141,7 +139,7 @@ def declared_vs_actual(context: Context) -> Iterable[Finding]:
             at, source = of_scale(call, judged.mistake), Message(_DECLARED_SOURCE)
             values = call.scale.effective, judged.expected
             fix: str = mistake.fix_declared
-            if id_of(judged.declared_by) == "sources.declared.family" and (call.scale.effective or 0.0) > 0:
+            if judged.declared_as == "family" and (call.scale.effective or 0.0) > 0:
                 declare = Message("rules.scale_ledger.fix_trained_so", value=f"{call.scale.effective:.6g}")
                 fix = joined([mistake.fix, declare]) if mistake.known else declare
             yield Finding("declared_vs_actual", "fail", call.site, *values, message, fix, source, at, call.index)
@@ -180,10 +178,9 @@ def softmax_axis(context: Context) -> Iterable[Finding]:
     """
     fix, source = Message("rules.softmax_axis.fix"), Message(_SOFTMAX_SOURCE)
     for call in (judged.call for judged in context.calls):
-        if _is_meant(call) or any(mentions(step, OTHER_SUM) for step in call.unknown):
+        if _is_meant(call) or "other_sum" in call.faults:
             continue
-        faults = {id_of(step) for step in call.unknown}
-        id = next((id for fault, id in _AXIS_MESSAGES.items() if fault in faults), None)
+        id = next((id for fault, id in _AXIS_MESSAGES.items() if fault in call.faults), None)
         if id is not None:
             at = call.softmax_at
             yield Finding("softmax_axis", "fail", call.site, None, None, Message(id), fix, source, at, call.index)

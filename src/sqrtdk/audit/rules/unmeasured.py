@@ -24,10 +24,9 @@ from torch import nn
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import UNMEASURED, Finding
 from sqrtdk.audit.sources import join_lines, of_loss
-from sqrtdk.messages import Message, mentions
-from sqrtdk.models.attentions import is_idle, silent_attentions
+from sqrtdk.messages import Message
+from sqrtdk.models.attentions import silent_attentions
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.readback.rotations import SKEWED
 from sqrtdk.tracing.records import NotMeasured
 
 UNMEASURED_SOURCE = "sources.threshold.unmeasured"
@@ -50,11 +49,11 @@ def silences(
     accounted_for = [entry.site for entry in run.not_attention if not entry.unused]
     accounted_for += [call.site for call in run.calls] + [entry.site for entry in run.not_measured]
     silent = [
-        _with_softmax(NotMeasured(path, reason), run)
-        for path, reason in silent_attentions(model, called, accounted_for, unused)
+        _with_softmax(NotMeasured(path, Message(f"trace.silent.{code}"), code=code), run)
+        for path, code in silent_attentions(model, called, accounted_for, unused)
     ]
-    idle = [entry for entry in silent if is_idle(entry.reason)]
-    unfound = [entry for entry in silent if not is_idle(entry.reason)]
+    idle = [entry for entry in silent if entry.code == "idle"]
+    unfound = [entry for entry in silent if entry.code == "unfound"]
     # The finding on an unfound module shows the softmax inside it already.
     inside_unfound = tuple(f"{entry.site}." for entry in unfound)
     doubtful = [
@@ -85,7 +84,7 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             yield _finding("note", call.site, message, _NO_SCALE_FIX, call.softmax_at, call.index)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):
             reason, fix = judged.reason or Message("rules.joined.no_reason"), _UNMEASURED_FIX
-            if any(mentions(name, SKEWED) for name in call.unknown):
+            if "skewed" in call.faults:
                 reason, fix = Message("rules.unmeasured.not_rotated"), "rules.unmeasured.fix_not_rotated"
             turns = tuple(sum((stage.where, stage.name) == (x, "rope") for stage in call.stages) for x in "qk")
             if turns in _ROTATION_COUNTS:
@@ -101,7 +100,7 @@ def unmeasured(context: Context) -> Iterable[Finding]:
         severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"
         yield _finding(severity, entry.site, _message(entry), _UNMEASURED_FIX, entry.at)
     for entry in _each_once(context.idle_or_doubtful):
-        fix = "rules.unmeasured.fix_idle" if is_idle(entry.reason) else _UNMEASURED_FIX
+        fix = "rules.unmeasured.fix_idle" if entry.code == "idle" else _UNMEASURED_FIX
         yield _finding("note", entry.site, _message(entry), fix, entry.at)
 
 
@@ -120,9 +119,9 @@ def _each_once(entries: Iterable[NotMeasured]) -> Iterator[NotMeasured]:
     alike: dict[tuple[str, str], list[NotMeasured]] = {}
     for entry in entries:
         alike.setdefault((entry.site, entry.reason), []).append(entry)
-    for (site, reason), group in alike.items():
+    for group in alike.values():
         formulas, places = (entry.formula for entry in group), (entry.at for entry in group)
-        yield NotMeasured(site, reason, join_lines(formulas, " and "), join_lines(places))
+        yield replace(group[0], formula=join_lines(formulas, " and "), at=join_lines(places))
 
 
 def _message(entry: NotMeasured) -> str:

@@ -169,12 +169,13 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
         with enlarged(changed):
             moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
     except Exception as error:  # the attribute has another use too: a size, for instance
-        yield NotMeasured("", Message("rules.responsiveness.raised", factor=PROBE_FACTOR, error=kind_and_text(error)))
+        reason = Message("rules.responsiveness.raised", factor=PROBE_FACTOR, error=kind_and_text(error))
+        yield NotMeasured("", reason, code="other_run")
         return
     for key, (judged, attribute) in holding.items():
         site, path = key[0], attribute.path
         if key not in moved:
-            yield NotMeasured(site, Message("rules.responsiveness.not_read", attribute=path))
+            yield NotMeasured(site, Message("rules.responsiveness.not_read", attribute=path), code="other_run")
         elif not moved[key]:
             scale = f"{judged.call.scale.effective:.6g}"
             message = Message("rules.responsiveness.idle", attribute=path, scale=scale, factor=PROBE_FACTOR)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from sqrtdk.compare.numbers import four_digits, unequal_texts
 from sqrtdk.compare.program import Rotation
 from sqrtdk.compare.suspect import BothParts
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
-from sqrtdk.messages import Message, id_of, joined
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.rotation import USUAL_BASES
 from sqrtdk.tracing.probe.tables import FREQUENCY_TOLERANCE, LEAST_TURN, Law, Turn
 
@@ -26,8 +27,15 @@ MORE_DIGITS = 1e-6  # relative: bases closer than this, as from float32 tables, 
 CONTEXT_LENGTHS = tuple(2**power for power in range(4, 21))  # context lengths for which models are trained
 LOW_HIGH = ((1.0, 4.0), (1.0, 2.0), (1.0, 8.0), (2.0, 4.0), (2.0, 8.0), (1.0, 32.0))  # of llama3, usual ones first
 FAST_SLOW = ((32.0, 1.0), (16.0, 1.0), (32.0, 2.0), (64.0, 1.0))  # of YaRN, usual ones first
-OTHER_LAW, FREQUENCY = "causes.rope_base.other_law", "causes.rope_base.frequency"
 Parameters = dict[str, float | bool]
+RecordAndWords = tuple[str | float, str]  # frequencies as the record shows them, and as the sentence does
+
+
+class Scaling(NamedTuple):
+    """A scaling for long contexts: the base that it scales, and words for it."""
+
+    base: str
+    words: Message
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
@@ -48,53 +56,54 @@ def frequency_words(
 
     `wanted` are B's frequencies for A's pairs; `near` is the allowed difference of equal angles, in radians.
     """
-    old, new = _base_words(a, near), _base_words(b, near)
+    (old, old_shown), (new, new_shown) = _frequencies(a, near), _frequencies(b, near)
     if old == new:
-        old, new = _more_digits(a, b, wanted)
-        return old, new, [_with_base(old), _with_base(new)]
+        one, other = _more_digits(a, b, wanted)
+        return one[0], other[0], [one[1], other[1]]
     plain = [turn.law.base for turn in (a, b) if turn.law is not None and turn.law.factor == 1]
     scaled = [_scaling(turn, plain, near) for turn in (a, b)]
     if scaled == [None, None] and both.a.width == both.b.width != both.sides.head_dim and len(plain) == 2:
         exponents = _exponents(plain[0], plain[1], both.a.width, both.sides.head_dim)
         if exponents is not None:
             return old, new, exponents
-    shown = [by_name or _with_base(words) for by_name, words in zip(scaled, (old, new), strict=True)]
-    if scaled[0] is not None and shown[1] == Message("causes.rope_base.base", base=scaled[0].values["base"]):
+    shown = [words if law is None else law.words for law, words in zip(scaled, (old_shown, new_shown), strict=True)]
+    if scaled[0] is not None and scaled[1] is None and isinstance(new, float) and f"{new:g}" == scaled[0].base:
         shown[1] = Message("causes.rope_base.unscaled", base=shown[1])
     return old, new, shown
 
 
-def _base_words(turn: Turn, tolerance: float) -> str | float:
+def _frequencies(turn: Turn, tolerance: float) -> RecordAndWords:
     """Returns the base of the frequencies, a usual one if it fits within `tolerance` radians; else their range."""
     sizes, law = turn.frequencies.abs(), turn.law
     if tolerance > MOST_UNCERTAINTY * turn.span:  # half precision shows a base to two digits
         apart = {base: float((Law(base).frequencies(len(sizes)) - sizes).abs().max()) for base in USUAL_BASES}
         base = min(USUAL_BASES, key=lambda base: apart[base])
         if apart[base] * turn.span <= tolerance:
-            return base
+            return _with_base(base)
     if law is None:
         most, least = four_digits(float(sizes.max())), four_digits(float(sizes.min()))
-        return Message(OTHER_LAW, most=most, least=least)
+        words = Message("causes.rope_base.other_law", most=most, least=least)
+        return words, words
     base = four_digits(law.base)
     if law.factor == 1:
-        return base
-    return Message("causes.rope_base.positions_times", base=f"{base:g}", factor=f"{four_digits(law.factor):g}")
+        return _with_base(base)
+    factor = f"{four_digits(law.factor):g}"
+    return _with_base(Message("causes.rope_base.positions_times", base=f"{base:g}", factor=factor))
 
 
-def _with_base(words: str | float) -> str:
-    if isinstance(words, str) and id_of(words) in (OTHER_LAW, FREQUENCY):
-        return words
-    return Message("causes.rope_base.base", base=f"{words:g}" if isinstance(words, float) else words)
+def _with_base(base: str | float) -> RecordAndWords:
+    return base, Message("causes.rope_base.base", base=f"{base:g}" if isinstance(base, float) else base)
 
 
-def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> tuple[str, str]:
+def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> Sequence[RecordAndWords]:
     """Returns two frequencies that agree to four digits: the base in more digits, or the pair that differs most."""
     one_width = len(a.frequencies) == len(b.frequencies)
     if a.law is not None and b.law is not None and one_width and abs(a.law.base / b.law.base - 1) > MORE_DIGITS:
-        return unequal_texts(a.law.base, b.law.base, 6)
+        return [_with_base(base) for base in unequal_texts(a.law.base, b.law.base, 6)]
     pair = int((wanted.abs() - a.frequencies.abs()).abs().argmax())
-    old, new = unequal_texts(float(a.frequencies[pair].abs()), float(wanted[pair].abs()))
-    return Message(FREQUENCY, value=old, pair=pair), Message(FREQUENCY, value=new, pair=pair)
+    values = unequal_texts(float(a.frequencies[pair].abs()), float(wanted[pair].abs()))
+    words = [Message("causes.rope_base.frequency", value=value, pair=pair) for value in values]
+    return [(each, each) for each in words]
 
 
 def _exponents(a: float, b: float, width: int, head: int) -> Sequence[Message] | None:
@@ -112,7 +121,7 @@ def _exponents(a: float, b: float, width: int, head: int) -> Sequence[Message] |
 # -- scalings for long contexts, by the names and the parameters that configs have -------------------------------------
 
 
-def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | None:
+def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Scaling | None:
     """Returns the scaling that turns a base's frequencies into these; None if no known scaling does.
 
     Unscaled `bases` of the tables are tried first: "base 10000 scaled by linear (factor 4)".
@@ -124,7 +133,8 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | 
 
     if law is not None and law.factor != 1:
         base, factor = f"{four_digits(law.base):g}", f"{four_digits(1 / law.factor):g}"
-        return Message("causes.rope_base.linear", base=base, factor=factor) if law.factor < 1 else None
+        linear = Message("causes.rope_base.linear", base=base, factor=factor)
+        return Scaling(base, linear) if law.factor < 1 else None
     if law is not None and fits(law.frequencies(pairs)):
         return next(filter(None, (_dynamic(law.base, base, pairs) for base in bases)), None)
     if tolerance > MOST_UNCERTAINTY * turn.span:
@@ -134,17 +144,19 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Message | 
             if fits(scaled_frequencies(name, usual, 2 * pairs, parameters)):
                 by = name if parameters.pop("truncate", True) else Message("causes.rope_base.not_truncated", law=name)
                 words = joined([f"{key} {four_digits(value):g}" for key, value in parameters.items()], "comma")
-                return Message("causes.rope_base.scaled", base=f"{usual:g}", law=by, parameters=words)
+                base = f"{usual:g}"
+                return Scaling(base, Message("causes.rope_base.scaled", base=base, law=by, parameters=words))
     for plain in bases if law is None else ():
         # Every pair slowed down, slow pairs at least as much as fast ones: longrope, whose factors are a table.
         divided = Law(plain).frequencies(pairs) / sizes.clamp_min(SMALLEST_DIVISOR)
         if bool((divided > 1 - FREQUENCY_TOLERANCE).all()) and bool((divided.diff() > -FREQUENCY_TOLERANCE).all()):
             least, most = (f"{four_digits(float(x)):g}" for x in torch.aminmax(divided))
-            return Message("causes.rope_base.longrope", base=f"{plain:g}", least=least, most=most)
+            base = f"{plain:g}"
+            return Scaling(base, Message("causes.rope_base.longrope", base=base, least=least, most=most))
     return None
 
 
-def _dynamic(base: float, plain: float, pairs: int) -> Message | None:
+def _dynamic(base: float, plain: float, pairs: int) -> Scaling | None:
     """Returns words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
     if pairs < 2 or base <= plain * (1 + FREQUENCY_TOLERANCE) or four_digits(base) == float(f"{base:.2g}"):
         return None
@@ -152,7 +164,7 @@ def _dynamic(base: float, plain: float, pairs: int) -> Message | None:
     if abs(alpha * 4 - round(alpha * 4)) > FREQUENCY_TOLERANCE * alpha:
         return None
     words = {"base": f"{plain:g}", "alpha": f"{round(alpha * 4) / 4:g}", "new": f"{four_digits(base):g}"}
-    return Message("causes.rope_base.dynamic", **words)
+    return Scaling(words["base"], Message("causes.rope_base.dynamic", **words))
 
 
 def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:

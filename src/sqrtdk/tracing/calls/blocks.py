@@ -127,6 +127,7 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         mask=_mask(calls, starts),
         stages=(*first.stages, Stage("logits", "joined", Message("trace.step.blocks_of_keys", count=len(calls)))),
         unknown=tuple(dict.fromkeys(name for call in calls for name in call.unknown)),
+        faults=tuple(dict.fromkeys(fault for call in calls for fault in call.faults)),
         dropout=max(call.dropout for call in calls),
         max_product=max((call.max_product for call in calls if call.max_product is not None), default=None),
         future_weight=None,

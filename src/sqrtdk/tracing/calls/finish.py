@@ -120,6 +120,7 @@ def call_of_reading(
         max_product=stats.max_product if stats is not None else None,
         output_rms=_root_mean_square(reading.output) if rows is None else None,
         unknown=unknown,
+        faults=formula.faults_of(reading),
         stats=stats.heads if stats is not None else None,
         stats_reason=no_stats,
         shared_qk=_shared(reading, width),
@@ -177,7 +178,7 @@ def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> 
     if carried.thinned:
         stages.append(Stage("weights", "thin", "by their own size"))
     stages += carried.stages
-    stages += [Stage("weights", "unknown", name) for name in carried.changes]
+    stages += [Stage("weights", "unknown", change.name) for change in carried.changes]
     if carried.renormalised:
         stages.append(Stage("weights", "normalise", "divided by their sum"))
     return tuple(stages)

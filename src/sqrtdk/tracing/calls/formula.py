@@ -17,7 +17,7 @@ from sqrtdk.tracing.readback.eager import read_eager
 from sqrtdk.tracing.readback.lineage import follow_side, unprobed
 from sqrtdk.tracing.readback.reading import Reading
 from sqrtdk.tracing.readback.side import ProductSide
-from sqrtdk.tracing.records import PICKS_KEYS, Factor
+from sqrtdk.tracing.records import CallFault, Factor, NotMeasuredCode
 from sqrtdk.tracing.steps import Expression, Hide, LearnedSinks, Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, SoftmaxEntry, SoftmaxRun, back
@@ -96,8 +96,17 @@ def _side(side: ProductSide, letter: str) -> str:
 def unknown_of(reading: Reading) -> tuple[str, ...]:
     """Returns the operations that could not be followed, each once."""
     on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    on_weights = [Message("trace.step.on_weights", name=name) for name in reading.carried.changes]
+    on_weights = [Message("trace.step.on_weights", name=change.name) for change in reading.carried.changes]
     return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
+
+
+def faults_of(reading: Reading) -> tuple[CallFault, ...]:
+    """Returns what is wrong with the operations of `unknown_of`, each once."""
+    faults: list[CallFault] = ["skewed"] if reading.query.skewed or reading.key.skewed else []
+    codes = (step.code for step in reading.steps if isinstance(step, Unknown))
+    faults += [code for code in codes if code is not None and code != "zero_one_factor"]
+    faults += ["other_sum"] if reading.carried.has("other_sum") else []
+    return tuple(dict.fromkeys(faults))
 
 
 # -- what was lost on the way ------------------------------------------------------------------------------------------
@@ -116,7 +125,7 @@ def lost_formula(seen: Lost) -> str | None:
         if isinstance(seen, SoftmaxRun):
             logits = seen
         else:
-            entry, x = SoftmaxEntry("", tuple(seen.logits.shape), ""), seen.logits
+            entry, x = SoftmaxEntry("", tuple(seen.logits.shape)), seen.logits
             logits = SoftmaxRun(seen.node, x, x, -1, "", entry, flex=False, stored=x.dtype)
         try:
             reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
@@ -152,7 +161,6 @@ class _Curve(Step):
         expression.wrap(self.name)
 
 
-_NAMED = "trace.without_softmax.named"
 _WEIGHT_FUNCTIONS = ("sigmoid", "relu", "erf", "gelu", "silu", "softplus")
 # With z = scale * q @ k.mT: sigmoid(z) @ v, relu(z) @ v, relu(z)**2 @ v, (1 + erf(z)) / 2 @ v and z @ v.
 _WEIGHT_FUNCTION_NAMES = {
@@ -164,19 +172,21 @@ _WEIGHT_FUNCTION_NAMES = {
 }
 
 
-def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
-    """Returns the kind of an attention without softmax, and the formula of its weights if it has one."""
-    unnamed = Message(PICKS_KEYS if seen.picks else "trace.without_softmax.unnamed")
+def without_softmax(seen: Unweighted) -> tuple[NotMeasuredCode | None, Message, str | None]:
+    """Returns the code and kind of an attention without softmax, and the formula of its weights if it has one."""
+    picks, named = Message("trace.without_softmax.picks"), "trace.without_softmax.named"
+    code: NotMeasuredCode | None = "picks_keys" if seen.picks else None
+    unnamed = picks if seen.picks else Message("trace.without_softmax.unnamed")
     with unprobed():
         way = chain.read_chain(seen.node, _UNNORMALISED_READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
         name_id = _WEIGHT_FUNCTION_NAMES.get(curves)
         if way.product is None or name_id is None:
-            return unnamed, None
+            return code, unnamed, None
         # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
         # Asked before q and k are followed, as those of a recurrence are long: z = decay * z + update, once a token.
         if not curves and not all(isinstance(step, (Scale, Hide)) for step in way.steps):
-            return unnamed, None
+            return code, unnamed, None
         operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]
         query, key = (follow_side(node, where) for node, where in zip(operands, "qk", strict=True))
     factors, name = [*query.factors, *key.factors], Message(name_id)
@@ -187,13 +197,13 @@ def without_softmax(seen: Unweighted) -> tuple[str, str | None]:
                 visible = step.visible.at_softmax()
                 step = replace(step, name=mask_pattern(visible if seen.keys == -1 else visible.mT))
             step.write(expression)
-        return Message(PICKS_KEYS) if seen.picks else Message(_NAMED, name=name), expression.text()
+        return code or "without_softmax", picks if seen.picks else Message(named, name=name), expression.text()
     factors += [step.factor for step in way.steps if isinstance(step, Scale)]
     known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
     if not known:
-        return Message(_NAMED, name=name), None
+        return "without_softmax", Message(named, name=name), None
     scale = joined([f"{value:.4g}" for value in known], "and")
-    return Message("trace.without_softmax.scaled", name=name, scale=scale), None
+    return "without_softmax", Message("trace.without_softmax.scaled", name=name, scale=scale), None
 
 
 def _curved(link: chain.Link) -> tuple[Step, ...]:

@@ -130,7 +130,7 @@ def _unscaled(vector: Vector, root: float) -> Vector:
 def _changed(reading: Reading) -> str | None:
     """Returns a reason if the weights were changed after the softmax in a way that can't be computed again."""
     carried = reading.carried
-    names = [*carried.changes, *(stage.detail or stage.name for stage in carried.stages)]
+    names = [*(change.name for change in carried.changes), *(stage.detail or stage.name for stage in carried.stages)]
     if names or carried.remasked or carried.thinned or carried.combined:
         what = joined(names, "comma") if names else Message("trace.kept.second_mask")
         return Message("trace.kept.weights", what=what)

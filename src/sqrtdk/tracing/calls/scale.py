@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.messages import Message, id_of, joined
+from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.calls.formula import unknown_of
 from sqrtdk.tracing.calls.visible_keys import NO_DATA, VisibleKeys, combined_masks
 from sqrtdk.tracing.readback.orient import coordinates
 from sqrtdk.tracing.readback.reading import Edges, Layout, Logits, Reading, Vectors
 from sqrtdk.tracing.records import WITHOUT_PRODUCT, EffectiveScale, Factor
-from sqrtdk.tracing.steps import ZERO_ONE_FACTOR, Beside, Mix, Softcap, Step, Unknown
+from sqrtdk.tracing.steps import Beside, Mix, Softcap, Step, Unknown
 from sqrtdk.tracing.steps import Scale as Scaling
 from sqrtdk.tracing.steps.placed import Sample
 from sqrtdk.tracing.tape.graph import replay_all
@@ -145,9 +145,8 @@ def _why_no_slope(reading: Reading) -> str | None:
             return reason
     if reading.carried.changes:
         return Message("trace.scale.weights")
-    unknown = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    zero_one = any(id_of(name) == ZERO_ONE_FACTOR for name in unknown)
-    if isinstance(reading.operands, Logits) and (zero_one or (unknown and reading.query.moves)):
+    unknown = [step.code for step in reading.steps if isinstance(step, Unknown)]
+    if isinstance(reading.operands, Logits) and ("zero_one_factor" in unknown or (unknown and reading.query.moves)):
         return Message("trace.scale.others")
     return None
 

@@ -16,22 +16,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sqrtdk.messages import Message, id_of
 from sqrtdk.tracing.lower.mixing import axes_along, complete_softmaxes, mix_heads
 from sqrtdk.tracing.lower.online import mark_finished, weigh_values
 from sqrtdk.tracing.lower.pairs import is_additive, list_serial, pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.lower.softmax import INDEX_ARGUMENT, group_fault
 from sqrtdk.tracing.lower.sums import as_matrix, largest_product, note_weighted_sum
 from sqrtdk.tracing.lower.vectors import holds_angles, keep_rotation
-from sqrtdk.tracing.lower.weights import OTHER_SUM, WHOLE_ROW_TOLERANCE
-from sqrtdk.tracing.records import FACTORS_APART, ONE_PROJECTION
+from sqrtdk.tracing.lower.weights import WHOLE_ROW_TOLERANCE
+from sqrtdk.tracing.records import CallFault
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, capacity, replay_all
 from sqrtdk.tracing.tape.node import Multiplied, Node, Product, SoftmaxRun, WeightSteps, back, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene, Unweighted
 
-OTHER_AXIS = "trace.step.other_axis"
-OVER_QUERIES = "trace.step.over_queries"
 _PARTIAL = 5e-2  # the sum over an axis other than the softmax's differs from 1 by more than this in some row
 
 
@@ -153,14 +150,10 @@ def _name_apart(weighing: SoftmaxRun, value: Node) -> None:
     """
     start, entry = origin(value), weighing.entry
     first = None if start.root is None else start.root.pooled
-    if (
-        first is None
-        or first is entry
-        or not {id_of(first.reason), id_of(entry.reason)} <= {ONE_PROJECTION, FACTORS_APART}
-    ):
+    if first is None or first is entry or not {first.code, entry.code} <= {"one_projection", "apart"}:
         return
     if not any(start.serial in root.root.lineage for root in weighing.node.roots if root.root is not None):
-        first.reason = entry.reason = Message(FACTORS_APART)
+        first.code = entry.code = "apart"
 
 
 def _is_tangent(scene: Scene, site: str) -> bool:
@@ -255,16 +248,16 @@ def over_their_sum(carried: WeightSteps, tensor: Tensor | None, contracted: int)
         tensor: the weights' numbers at the value product; None if they are unknown.
         contracted: the axis of `tensor` that the product sums over, -1 or -2.
     """
-    if not carried.has(OTHER_SUM) or tensor is None or tensor.is_meta or not tensor.numel():
+    if not carried.has("other_sum") or tensor is None or tensor.is_meta or not tensor.numel():
         return carried
     sums = tensor.detach().to(torch.float32).sum(contracted)
     if not bool(((sums - 1).abs() < WHOLE_ROW_TOLERANCE).all()):
         return carried
-    return carried.without(OTHER_SUM).over_sum()
+    return carried.without("other_sum").over_sum()
 
 
-def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: SoftmaxRun) -> str | None:
-    """Returns a message if the value product does not sum over the softmax's axis, else None.
+def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: SoftmaxRun) -> CallFault | None:
+    """Returns the fault if the value product does not sum over the softmax's axis, else None.
 
     Rows of a matrix that sum to 1 are right. If they do not (dropout, masks), the views since the softmax decide.
 
@@ -283,15 +276,15 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
         if bool((over < WHOLE_ROW_TOLERANCE).all()):
             return None
         if min(tensor.shape[-2:]) > 1 and bool((across < WHOLE_ROW_TOLERANCE).all()) and bool((over > _PARTIAL).any()):
-            return Message(OVER_QUERIES)
+            return "over_queries"
     axes = _axes(weights, weighing)
     if not axes or contracted in axes:
         return None
-    return Message(OVER_QUERIES if axes == {other} else OTHER_AXIS)
+    return "over_queries" if axes == {other} else "other_axis"
 
 
-def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> str | None:
-    """Returns the same message for weights and values that are multiplied by broadcasting and then summed.
+def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> CallFault | None:
+    """Returns the same for weights and values that are multiplied by broadcasting and then summed.
 
     Args:
         weights: the weights' node, an operand of the multiplication.
@@ -302,7 +295,7 @@ def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> str | N
     if not axes or axes & summed:
         return None
     beside = {axis for axis in summed if -axis <= len(weights.shape) and weights.shape[axis] > 1}
-    return Message(OVER_QUERIES if any(abs(a - b) == 1 for a in axes for b in beside) else OTHER_AXIS)
+    return "over_queries" if any(abs(a - b) == 1 for a in axes for b in beside) else "other_axis"
 
 
 def _axes(weights: Node, weighing: SoftmaxRun) -> set[int]:

@@ -28,7 +28,6 @@ CONVOLUTIONS = frozenset({"convolution", "_convolution"})
 _LARGEST_HEAD_MATRIX = 256  # a square matrix up to this size is taken to mix heads if the axes can't be followed
 _NORM_KINDS = {**ops.NORM_OPERATIONS, **dict.fromkeys(ops.AFFINE, "batch")}
 _SUMS_AND_MEANS = frozenset({"mean", "sum"})
-POSITIONAL = "trace.not_attention.positional"
 _COMBINED = {
     "add": "trace.combined.added",
     "sub": "trace.combined.subtracted",
@@ -178,19 +177,19 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
     others = tuple(weighing for weighing in weighings if weighing is not first.weighing)
     node.weights = replace(first.weights, carried=carried, beside=others)
     node.args = (first,)
-    entries += [SoftmaxEntry(node.site, constant.shape, Message(POSITIONAL)) for constant in constants]
+    entries += [SoftmaxEntry(node.site, constant.shape, "positional") for constant in constants]
     return True
 
 
 def complete_softmaxes(weights: Weights) -> list[SoftmaxRun]:
-    """Returns the softmaxes that become attentions at the value product; the entries of the rest get a reason."""
+    """Returns the softmaxes that become attentions at the value product; the entries of the rest get a code."""
     both = [weights.weighing, *weights.beside]
     attentions = [weighing for weighing in both if weighing.node.products] or both
     for weighing in both:
         if weighing in attentions:
             weighing.entry.attention = True
         else:
-            weighing.entry.reason = Message(POSITIONAL)
+            weighing.entry.code = "positional"
     return attentions
 
 

@@ -86,8 +86,7 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         logits, offset = inner.args[0], inner.operands.get(1)
         maximum = origin(inner.args[1]).serial if inner.args[1].products else None
     size = math.prod(power.shape)
-    site, reason = next(iter(logits.products)).site, Message("trace.missed.never_divided")
-    entry = SoftmaxEntry(site, power.shape, reason, place=power.place)
+    entry = SoftmaxEntry(next(iter(logits.products)).site, power.shape, place=power.place)
     scene.exponentials.append(entry)
     entered = power.operands.get(0)
     held = entered is not None and scene.held + size <= MOST_HELD_LOGITS
@@ -320,4 +319,4 @@ def close_partial_sums(scene: Scene) -> None:
         _report_run(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))
     for entry in scene.exponentials:
         if not entry.attention:
-            scene.listener.missed(entry.site, entry.reason)
+            scene.listener.missed(entry.site, Message("trace.missed.never_divided"))

@@ -17,8 +17,7 @@ from sqrtdk.messages import Message
 from sqrtdk.tracing.lower.online import is_sum
 from sqrtdk.tracing.lower.pairs import first_behind, is_additive
 from sqrtdk.tracing.lower.sums import sums_to_products
-from sqrtdk.tracing.lower.weights import SINKHORN
-from sqrtdk.tracing.records import LOST_SIGHT, NEVER_USED
+from sqrtdk.tracing.records import CallFault, NotAttentionCode
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias
 from sqrtdk.tracing.tape.node import (
@@ -47,7 +46,6 @@ _GROUPED: dict[str, tuple[int, int | None, int | str]] = {
 }
 BACK_TO_EDGES = ops.PASSING | {"gather", "gather_csr"}  # bring one number per node back to the node's edges
 INDEX_ARGUMENT = 2  # position of the group index: src.scatter_add(0, index, ...)
-OTHER_GROUPS = "trace.step.other_nodes"
 _TO_MAXIMUM = BACK_TO_EDGES | {"masked_fill", "maximum"}
 LARGEST_EPSILON = 1e-2  # e / (s + 1e-6): an addend up to this is an epsilon, a larger one an extra weight (a sink of 1)
 
@@ -77,8 +75,8 @@ def begin_softmax(
     behind_it = parent if parent.products else parent.lost_logits
     origin_product = None if behind_it is None else next(iter(behind_it.products))
     site = node.site if origin_product is None else origin_product.site
-    reason = Message(NEVER_USED if origin_product is None else LOST_SIGHT)
-    entry = SoftmaxEntry(site, node.shape, reason, place=node.place)
+    code: NotAttentionCode = "never_used" if origin_product is None else "lost_sight"
+    entry = SoftmaxEntry(site, node.shape, code, place=node.place)
     product = None if origin_product is None else origin_product.product
     weighing = SoftmaxRun(
         node=parent,
@@ -137,7 +135,7 @@ def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
         weighing = begin_softmax(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
         if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
-            node.weights = Weights(weighing, WeightSteps(changes=(Message("trace.step.several_axes"),)))
+            node.weights = Weights(weighing, WeightSteps().changed(Message("trace.step.several_axes")))
     else:
         begin_softmax(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
@@ -210,7 +208,7 @@ def _from_logarithm(scene: Scene, made: RecordedOutput) -> bool:
     node.args = (inner,)
     weighing = begin_softmax(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
     if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
-        node.weights = Weights(weighing, WeightSteps(changes=(Message(SINKHORN),)))
+        node.weights = Weights(weighing, WeightSteps().changed(Message("trace.step.sinkhorn"), "sinkhorn"))
     return True
 
 
@@ -318,12 +316,12 @@ def groups_of(total: Node) -> EdgeGroups:
     return EdgeGroups(grouped.axis, grouped.groups, _column(index, grouped.axis) if known else None)
 
 
-def group_fault(weighing: SoftmaxRun, index: Tensor | None) -> str | None:
-    """Returns a message if the values are summed by other groups of edges than the softmax's, else None."""
+def group_fault(weighing: SoftmaxRun, index: Tensor | None) -> CallFault | None:
+    """Returns the fault if the values are summed by other groups of edges than the softmax's, else None."""
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None
-    return None if torch.equal(groups.index, _column(index, groups.axis)) else Message(OTHER_GROUPS)
+    return None if torch.equal(groups.index, _column(index, groups.axis)) else "other_nodes"
 
 
 def _column(index: Any, axis: int) -> Tensor:

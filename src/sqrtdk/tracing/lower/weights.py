@@ -25,10 +25,8 @@ from sqrtdk.tracing.lower.mixing import over_heads
 from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import ancestors, evaluate, is_learned
-from sqrtdk.tracing.tape.node import Node, SoftmaxRun, WeightSteps, back, origin
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, WeightCode, WeightSteps, back, origin
 
-OTHER_SUM = "trace.step.other_sum"
-SINKHORN = "trace.step.sinkhorn"  # divides by the sums of rows and columns in turn
 WHOLE_ROW_TOLERANCE = 1e-2  # a sum this near to 1 is that of a whole row
 _SPARSE = frozenset({"_sparse_coo_tensor_with_dims_and_tensors", "_sparse_csr_tensor_unsafe", "_coalesce"})
 _KEEPING_WEIGHTS = ops.PASSING - {"native_dropout"} | _SPARSE | {"cat", "stack", "constant_pad_nd", "copy"}
@@ -112,8 +110,8 @@ def _masked(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps
 
 
 def _over_other_sum(before: WeightSteps) -> WeightSteps:
-    again = before.has(OTHER_SUM) or before.has(SINKHORN)
-    return before.without(OTHER_SUM, SINKHORN).changed(Message(SINKHORN if again else OTHER_SUM))
+    code: WeightCode = "sinkhorn" if before.has("other_sum", "sinkhorn") else "other_sum"
+    return before.without("other_sum", "sinkhorn").changed(Message(f"trace.step.{code}"), code)
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> WeightSteps:

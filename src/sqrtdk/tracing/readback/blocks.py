@@ -133,7 +133,11 @@ def joined_cells(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, w
     steps = (*_merged(cells, layout, whole=logits is not None), Blocks(len({cell.key for cell in cells})))
     queries, keys = ([getattr(cell.reading, name) for cell in cells] for name in ("query", "key"))
     query, key = (
-        replace(sides[0], unknown=tuple(dict.fromkeys(name for side in sides for name in side.unknown)))
+        replace(
+            sides[0],
+            unknown=tuple(dict.fromkeys(name for side in sides for name in side.unknown)),
+            skewed=any(side.skewed for side in sides),
+        )
         for sides in (queries, keys)
     )
     # Blocks with different scales: no single number is the scale of the merged attention.

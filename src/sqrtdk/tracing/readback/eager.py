@@ -30,7 +30,7 @@ from sqrtdk.tracing.readback.packed import read_nested
 from sqrtdk.tracing.readback.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.readback.rotations import with_cancelled_decays
 from sqrtdk.tracing.readback.side import PERMUTED, ProductSide
-from sqrtdk.tracing.records import ONE_PROJECTION, Stage
+from sqrtdk.tracing.records import NotAttentionCode, Stage
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back, origin
@@ -38,8 +38,10 @@ from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back, origin
 _ADDITIVE = "additive"
 
 
-def read_eager(weighing: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None) -> Reading | str:
-    """Returns the reading of a softmax whose weights multiply values, or a string that says why it is no attention.
+def read_eager(
+    weighing: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None
+) -> Reading | NotAttentionCode:
+    """Returns the reading of a softmax whose weights multiply values, or why it is no attention.
 
     Args:
         weighing: the softmax.
@@ -87,7 +89,7 @@ def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, h
     if weighing.sinks:
         steps = (*steps, LearnedSinks(column=False))
     if weighing.fault is not None:
-        steps = (*steps, Unknown(weighing.fault))
+        steps = (*steps, Unknown(Message(f"trace.step.{weighing.fault}"), weighing.fault))
     elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
         steps = (
             *steps,
@@ -122,14 +124,14 @@ def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, h
     )
 
 
-def _without_product(weighing: SoftmaxRun, chain: Chain, value: Tensor, output: Tensor) -> Reading | str:
+def _without_product(weighing: SoftmaxRun, chain: Chain, value: Tensor, output: Tensor) -> Reading | NotAttentionCode:
     """Reads logits that are no product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
 
-    Returns a string, as `read_eager` does, if the logits come from a single projection.
+    Returns a code, as `read_eager` does, if the logits come from a single projection.
     """
     score, logits = _ADDITIVE if chain.product is not None else unknown_start(weighing.node), weighing.logits
     if score is None:
-        return Message(ONE_PROJECTION)
+        return "one_projection"
     logits = logits.movedim(weighing.dim, -1)
     dims, additive = logits.dim(), score == _ADDITIVE
     axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)

@@ -16,7 +16,7 @@ from sqrtdk.tracing.readback.factors import factor_of_edges
 from sqrtdk.tracing.readback.lineage import follow_side
 from sqrtdk.tracing.readback.reading import Edges, Layout, Reading, of_softmax
 from sqrtdk.tracing.readback.side import ProductSide
-from sqrtdk.tracing.records import ONE_PROJECTION, Stage
+from sqrtdk.tracing.records import NotAttentionCode, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape.node import EdgeGroups, Node, SoftmaxRun, back
 
@@ -24,8 +24,8 @@ EDGE_SOFTMAX = "edge softmax"
 _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
-def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | str:
-    """Returns the reading of an edge softmax that weighs values, or a string that says why it is no attention."""
+def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | NotAttentionCode:
+    """Returns the reading of an edge softmax that weighs values, or why it is no attention."""
     # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
     way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
     layout = _layout(weighing.logits, groups, value)
@@ -39,7 +39,7 @@ def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: 
         weighing,
         query,
         key,
-        way.steps if fault is None else (*way.steps, Unknown(fault)),
+        way.steps if fault is None else (*way.steps, Unknown(Message(f"trace.step.{fault}"), fault)),
         layout=replace(layout, columns=_sources(right) or layout.rows, width=width),
         operands=Edges(weighing.logits, way.product, way.views, groups.axis, groups.index) if paired else None,
         dtype=value.dtype,
@@ -52,11 +52,11 @@ def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: 
     return replace(reading, kind=EDGE_SOFTMAX)
 
 
-def _without_product(weighing: SoftmaxRun, layout: Layout, value: Tensor) -> Reading | str:
-    """Reads logits that are no product of q and k; returns a string if they come from a single projection."""
+def _without_product(weighing: SoftmaxRun, layout: Layout, value: Tensor) -> Reading | NotAttentionCode:
+    """Reads logits that are no product of q and k; returns a code if they come from a single projection."""
     score = "additive" if is_additive(weighing.node) else unknown_start(weighing.node)
     if score is None:
-        return Message("trace.not_attention.of_edges", why=Message(ONE_PROJECTION))
+        return "of_edges"
     additive = score == "additive"
     stage = Stage("logits", "score" if additive else "unknown", score)
     reading = of_softmax(

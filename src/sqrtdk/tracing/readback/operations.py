@@ -22,7 +22,6 @@ from sqrtdk.tracing.readback.factors import heads_axis, of_the_data, of_the_rows
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import (
     OF_LOGITS,
-    ZERO_ONE_FACTOR,
     Clamp,
     Hide,
     Mix,
@@ -108,7 +107,8 @@ def _multiplied(link: Link) -> tuple[Step, ...]:
     value = evaluate(node.args[index]) if value is not None and value.is_meta else value
     if factor is None and node.op == "mul" and value is not None and bool(((value == 0) | (value == 1)).all()):
         # z * m before z + -1e4 * (1 - m) is the mask's first half; alone, it leaves hidden keys a logit of 0.
-        return () if _hidden_later(value, link) else (Unknown(Message(ZERO_ONE_FACTOR)),)
+        unread = Unknown(Message("trace.step.zero_one_factor"), "zero_one_factor")
+        return () if _hidden_later(value, link) else (unread,)
     if isinstance(node.args[index], Node) and node.args[index].products:
         return (Unknown(Message("trace.step.by_logits", name=node.op)),)
     factor = of_the_data(node.args[index], factor or of_the_rows(node, index, "logits"))

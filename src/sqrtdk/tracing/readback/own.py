@@ -98,7 +98,7 @@ def whole_reading(ran: WholeCall, sample: Reading | None, query: Tensor, key: Te
     if sample is None:
         score = Message("trace.step.own_score")
         sides = (follow_side(ran.nodes[name], name[0]) for name in ("query", "key"))
-        q, k = (replace(side, unknown=()) for side in sides)
+        q, k = (replace(side, unknown=(), skewed=False) for side in sides)
         steps: tuple[Step, ...] = () if call.sinks is None else (LearnedSinks(column=False),)
         q, dtype = replace(q, unknown=(score,)), call.dtype
         sample = Reading(ran.site, "", "", layout, q, k, steps, None, dtype, dtype, key.device)

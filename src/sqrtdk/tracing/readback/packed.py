@@ -16,7 +16,7 @@ from sqrtdk.tracing.readback.factors import read_factor
 from sqrtdk.tracing.readback.lineage import follow_side
 from sqrtdk.tracing.readback.reading import Layout, Reading, Vectors, of_softmax
 from sqrtdk.tracing.readback.side import ProductSide
-from sqrtdk.tracing.records import Factor, Stage
+from sqrtdk.tracing.records import Factor, NotAttentionCode, Stage
 from sqrtdk.tracing.steps import Scale, Step, Unknown
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, SoftmaxRun, origin
@@ -176,12 +176,12 @@ class PackedPair:
 # -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
 
 
-def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | str:
-    """Returns the reading of a softmax over nested logits, or a string that says why it is no attention."""
+def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
+    """Returns the reading of a softmax over nested logits, or why it is no attention."""
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _back_through_nested(weighing.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
-        return Message("trace.fault.nested_logits")
+        return "nested_logits"
     q, k = product.operands[0], product.operands[1].transpose(-1, -2)
     (rows, queries), (columns, keys) = _tokens(q), _tokens(k)
     query, key = _side(product.args[0], "q", queries), _side(product.args[1], "k", keys)

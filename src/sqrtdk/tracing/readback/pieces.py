@@ -106,6 +106,7 @@ def common_side(sides: Sequence[ProductSide], **changes: object) -> ProductSide:
         growth=min(side.growth for side in sides),
         pads=(),
         unknown=tuple(unknown),
+        skewed=any(side.skewed for side in sides),
     )
     return whole.then(**changes)
 

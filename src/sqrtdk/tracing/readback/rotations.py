@@ -46,7 +46,6 @@ class Amplitude:
     decay: Tensor | None = None
 
 
-SKEWED = "trace.step.skewed"
 _amplitudes: WeakKeyDictionary[Node, Amplitude | None] = WeakKeyDictionary()
 # Nodes without an amplitude because a vector's length changes with its direction: measured, not merely unknown.
 _skewed: WeakSet[Node] = WeakSet()
@@ -82,9 +81,10 @@ def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
     if not tables:
         return side
     if amplitude is None:
-        id = "trace.step.factor_in_rotation" if scaled else "trace.step.rotary_table"
-        name = Message(SKEWED if node in _skewed else id)
-        return side.then(Stage(where, "rope"), rope=True, unknown=(*side.unknown, name))
+        skewed = node in _skewed
+        id = "skewed" if skewed else "factor_in_rotation" if scaled else "rotary_table"
+        unknown = (*side.unknown, Message(f"trace.step.{id}"))
+        return side.then(Stage(where, "rope"), rope=True, unknown=unknown, skewed=side.skewed or skewed)
     return after_rotation(side, amplitude, where)
 
 

@@ -34,6 +34,7 @@ class ProductSide:
         growth: number of times that each head was repeated (GQA).
         pads: (axis, count) of zeros added along an axis; the axis is negative.
         unknown: operations that could not be followed.
+        skewed: one of these is a rotation that does not keep lengths.
         own_rows: rows of the first piece if others were joined behind it: `cat([k, compressed], 2)`; else 0.
         folded_heads: features that the last reshape before the product split into heads.
     """
@@ -50,6 +51,7 @@ class ProductSide:
     growth: int = 1
     pads: tuple[tuple[int, int], ...] = ()
     unknown: tuple[str, ...] = ()
+    skewed: bool = False
     own_rows: int = 0
     folded_heads: int | None = None
 

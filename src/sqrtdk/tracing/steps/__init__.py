@@ -10,17 +10,17 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, Factor, Stage
+from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, CallFault, Factor, Stage
 from sqrtdk.tracing.steps.placed import Sample, StepTensor
 from sqrtdk.tracing.tape.node import Node
 
 ZERO_ONE = "zero-one mask"  # a bias of zeros and ones: `logits + mask` with a mask that was meant to be bool
-ZERO_ONE_FACTOR = "trace.step.zero_one_factor"  # an unknown step: `logits * mask`
 OF_LOGITS = "trace.step.sum_of_logits"  # an unknown step: `logits + logits.tanh()`
 _PATH = re.compile(r"(?:\w+\.)+(?=[A-Za-z_])")  # of a parameter, before its own name; 0.5 is no path
 _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
@@ -368,9 +368,10 @@ class Mix(Step):
 
 @dataclass(frozen=True, slots=True)
 class Unknown(Step):
-    """An operation that could not be followed, with its name."""
+    """An operation that could not be followed, with its name and, for some, a code."""
 
     name: str
+    code: CallFault | Literal["zero_one_factor"] | None = None  # `logits * mask` is such a factor
 
     def write(self, expression: Expression) -> None:
         expression.lose(self.name)

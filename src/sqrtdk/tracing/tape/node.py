@@ -12,19 +12,31 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sqrtdk.messages import id_of
-from sqrtdk.tracing.records import Stage
+from sqrtdk.tracing.records import CallFault, NotAttentionCode, Stage
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
 
 _SERIAL = count()
 ROW_SHIFTS = frozenset({"amax", "max", "logsumexp"})  # z - max(z): taken off a row, they do not change its softmax
 _UNIT_TOLERANCE = 1e-3  # a factor this near to 1 counts as 1
+
+
+WeightCode = Literal[
+    "other_sum",  # divided by sums over another axis than the softmax's
+    "sinkhorn",  # divided by the sums of rows and columns in turn
+]
+
+
+class WeightChange(NamedTuple):
+    """An operation that changed the weights of a softmax and could not be followed."""
+
+    name: str
+    code: WeightCode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ class WeightSteps:
     remasked: bool = False  # a mask set weights to 0: w * mask
     renormalised: bool = False  # the remasked weights were divided by their sum
     thinned: bool = False  # weights were set to 0 by their own size (top-k)
-    changes: tuple[str, ...] = ()  # names of other operations that changed the weights
+    changes: tuple[WeightChange, ...] = ()  # other operations that changed the weights
     stages: tuple[Stage, ...] = ()  # known steps: mixed over the heads, combined with other weights, joined
     combined: bool = False  # weights of another softmax, or another tensor, joined: the rows need not sum to 1
     gain: float = 1.0  # product of the numbers that multiply all weights; NaN if one is unknown
@@ -45,17 +57,17 @@ class WeightSteps:
         stage = Stage("weights", name, detail)
         return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
 
-    def changed(self, operation: str) -> WeightSteps:
+    def changed(self, operation: str, code: WeightCode | None = None) -> WeightSteps:
         """Returns the weights after an operation that could not be followed."""
-        return replace(self, changes=(*self.changes, operation))
+        return replace(self, changes=(*self.changes, WeightChange(operation, code)))
 
-    def has(self, id: str) -> bool:
-        """Whether a change is named by the message of this id."""
-        return any(id_of(name) == id for name in self.changes)
+    def has(self, *codes: WeightCode) -> bool:
+        """Whether a change has one of these codes."""
+        return any(change.code in codes for change in self.changes)
 
-    def without(self, *ids: str) -> WeightSteps:
-        """Returns the weights without the changes named by the messages of these ids."""
-        return replace(self, changes=tuple(name for name in self.changes if id_of(name) not in ids))
+    def without(self, *codes: WeightCode) -> WeightSteps:
+        """Returns the weights without the changes that have these codes."""
+        return replace(self, changes=tuple(change for change in self.changes if change.code not in codes))
 
     def times(self, factor: float, operation: str) -> WeightSteps:
         """Returns the weights after all of them were multiplied by `factor`."""
@@ -83,7 +95,8 @@ class WeightSteps:
     def settled(self) -> WeightSteps:
         """Returns the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
         known = self.combined or abs(self.gain - 1) <= _UNIT_TOLERANCE
-        return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *(() if known else self.gained_by)))
+        gains = () if known else map(WeightChange, self.gained_by)
+        return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *gains))
 
 
 @dataclass(slots=True)
@@ -92,7 +105,7 @@ class SoftmaxEntry:
 
     site: str
     shape: tuple[int, ...]
-    reason: str  # why it is no attention; ignored if `attention` becomes True
+    code: NotAttentionCode = "never_used"  # why it is no attention; ignored if `attention` becomes True
     attention: bool = False
     place: Place | None = None
     lost: bool = False  # its weights entered an operation that is not followed
@@ -128,7 +141,7 @@ class SoftmaxRun:
     carried: WeightSteps = field(default_factory=WeightSteps)  # the steps on the weights up to the value product
     met: Tensor | None = None  # weights at the value product, (..., L, S), if a mixing may have shown hidden keys
     used: Tensor | None = None  # weights at the value product, (..., L, S), if the trace keeps values
-    fault: str | None = None  # why it is wrong: the value product sums over another axis than the softmax
+    fault: CallFault | None = None  # why it is wrong: the value product sums over another axis than the softmax
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
     ended: Callable[[SoftmaxRun], None] | None = None  # called when the last of its weights is gone
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,18 @@ from sqrtdk.tracing.tape.recorder import base_name
 from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tape.travel import tensors_in
 
-PARAMETER = "parameter "  # prefix of a parameter's name in `held`
-
 # Outputs of these hold whatever the memory held before: `torch.empty` for a cache that is filled later.
 _UNWRITTEN = ("empty", "new_empty", "resize")
 _SOFTMAX_NAMES = ("_softmax", "_safe_softmax", "softmax")
 _EACH_NUMBER = ("add", "exp", "mul", "sub")
 _CONVERSIONS = ("_to_copy", "copy")
+
+
+class Holder(NamedTuple):
+    """What holds a tensor that exists before the run."""
+
+    kind: Literal["parameter", "buffer", "input"]
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Origin:
     op: str  # the operation's name in aten, "bmm"
     at: str | None  # file and line, "myport.py:14"; None if they are unknown
     kind: str
-    name: str = ""  # "held": name of the tensor, "parameter q_proj.weight"
+    holder: Holder | None = None  # "held": what holds the tensor
     rows: int = 0  # "blind": number of rows without a logit above -inf; "infinite", "undefined": rows of NaN alone
     of: int = 0  # number of all rows; 0 if some rows hold both NaN and numbers
     columns: int = 0  # length of a row
@@ -64,13 +69,13 @@ class Origin:
         return self.op in CONTRACTIONS
 
 
-def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[str, Tensor]) -> Origin | None:
+def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[Holder, Tensor]) -> Origin | None:
     """Runs the model once more and checks the numbers of every operation.
 
     Args:
         model: the model, for the paths of its modules.
         run: a forward pass that returns tensors, in lists and tuples: of its NaN and infinities, those in them count.
-        held: the tensors that exist before the run, by the name to report.
+        held: the tensors that exist before the run.
 
     Returns:
         The origin, or None if every operation gives finite numbers, or infinities that are intended.
@@ -99,11 +104,11 @@ class _Watch(EagerMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, sites: Sites, held: Mapping[str, Tensor]) -> None:
+    def __init__(self, sites: Sites, held: Mapping[Holder, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.origins: list[Origin] = []
         self._sites = sites
-        self._held = {_memory(tensor): name for name, tensor in held.items() if _memory(tensor)}
+        self._held = {_memory(tensor): holder for holder, tensor in held.items() if _memory(tensor)}
         self._unwritten: set[int] = set()
         self._carried: dict[int, int] = {}  # memory of a tensor with NaN or infinity -> place in `origins`
         self._last = 0  # that of the last operation that gave NaN
@@ -158,7 +163,13 @@ class _Watch(EagerMode):
         return nan, infinite
 
     def _look(
-        self, func: Any, args: Any, kwargs: Any, output: Any, before: str | None, entering: tuple[list[int], list[int]]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+        before: Holder | None,
+        entering: tuple[list[int], list[int]],
     ) -> None:
         name, results = base_name(func), list(_floats(output))
         if name.startswith(_UNWRITTEN):
@@ -190,7 +201,7 @@ class _Watch(EagerMode):
                 self._carried[_memory(tensor)] = min(causes)
         self._last = min(causes) if spoiled else self._last
 
-    def _made(self, func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], before: str | None) -> bool:
+    def _made(self, func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], before: Holder | None) -> bool:
         """Adds the origin of results that are not finite, and returns whether there is one."""
         count = len(self.origins)
         given = (*args, *kwargs.values())
@@ -201,7 +212,7 @@ class _Watch(EagerMode):
         outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
         origin = Origin(self._sites.here(), name, places.place_text(places.current_place()), "undefined")
         if sick := before or self._sick(operands):
-            self.origins.append(replace(origin, kind="held", name=sick))
+            self.origins.append(replace(origin, kind="held", holder=sick))
         elif any(bool(x.isnan().any()) for x in results):
             self.origins.append(self._of_nan(origin, args, results, infinite=infinite))
         elif operands and (outgrew if not infinite else not asked and _outgrows_beside(name, operands, results[0])):
@@ -221,15 +232,15 @@ class _Watch(EagerMode):
         kind = "infinite" if infinite else origin.kind
         return replace(origin, kind=kind, rows=int(every.sum()), of=of, columns=nan.shape[-1])
 
-    def _sick(self, operands: Any) -> str | None:
-        """Returns the name of a held operand that is not finite, or None; -inf is a fault only in a parameter."""
+    def _sick(self, operands: Any) -> Holder | None:
+        """Returns the holder of an operand that is not finite, or None; -inf is a fault only in a parameter."""
         for tensor in _floats(operands):
-            name = self._held.get(_memory(tensor))
-            if name is None:
+            holder = self._held.get(_memory(tensor))
+            if holder is None:
                 continue
-            sick = ~tensor.isfinite() if name.startswith(PARAMETER) else tensor.isnan() | tensor.isposinf()
+            sick = ~tensor.isfinite() if holder.kind == "parameter" else tensor.isnan() | tensor.isposinf()
             if bool(sick.any()):
-                return name
+                return holder
         return None
 
 

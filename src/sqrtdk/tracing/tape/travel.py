@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.records import GATHERED, PASSED, AttentionCall
+from sqrtdk.tracing.records import AttentionCall, PartOfRow
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tape.store import NodeStore
 
@@ -126,13 +126,13 @@ class Travel:
         found = []
         for (call, _), query, goes in zip(told, queries, away, strict=True):
             several = query in apart and query[1] is not None and calls[query] > 1
-            found.append(_part_of_row(call, PASSED if several else GATHERED) if goes or several else call)
+            found.append(_part_of_row(call, "passed" if several else "gathered") if goes or several else call)
         return found
 
 
-def _part_of_row(call: AttentionCall, reason: str) -> AttentionCall:
+def _part_of_row(call: AttentionCall, how: PartOfRow) -> AttentionCall:
     nothing: Any = dict.fromkeys(("stats", "future_weight", "padding_seen", "tokens_hidden"))
-    return replace(call, stats_reason=Message(reason), **nothing)
+    return replace(call, stats_reason=Message(f"trace.part_of_row.{how}"), part_of_row=how, **nothing)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
