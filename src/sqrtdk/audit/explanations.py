@@ -30,7 +30,7 @@ from sqrtdk.audit.configs import is_transformers, model_type
 from sqrtdk.audit.declared import Declaration, declared_scale
 from sqrtdk.audit.families import by_default_rule
 from sqrtdk.audit.gains import (
-    Rule,
+    ComputedRule,
     cosine_gain,
     divided_cosine,
     gain_text,
@@ -253,7 +253,7 @@ def _learned_family(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, "declared", declared_by=e.declaration.by, declared_as=e.declared_as)
 
 
-def _by_rule(rule: Callable[[Evidence], Rule | None]) -> Explanation:
+def _by_rule(rule: Callable[[Evidence], ComputedRule | None]) -> Explanation:
     """Return the explanation that accepts what a rule admits.
 
     A family's own attention has the family's rule and no other.
@@ -268,16 +268,16 @@ def _by_rule(rule: Callable[[Evidence], Rule | None]) -> Explanation:
     return explain
 
 
-def _normalised(e: Evidence) -> Rule | None:
+def _normalised(e: Evidence) -> ComputedRule | None:
     return norm_rule(e.call, e.effective, scale_attributes(e.module, e.call.heads))
 
 
-def _proportional(e: Evidence) -> Rule | None:
+def _proportional(e: Evidence) -> ComputedRule | None:
     by = by_scale(e.call, e.module, e.arguments)
-    return None if by is None else Rule(by)
+    return None if by is None else ComputedRule(by)
 
 
-def _channels(e: Evidence) -> Rule | None:
+def _channels(e: Evidence) -> ComputedRule | None:
     """Attention over channels: rows and keys are features of q and k, and the product sums over positions.
 
     No scale is the textbook there. XCiT (El-Nouby et al. 2021, arXiv:2106.09681) and Restormer (Zamir et al. 2022,
@@ -292,13 +292,15 @@ def _channels(e: Evidence) -> Rule | None:
         inverse_root(e.call.query_len): "sources.declared.channels_root",
         1.0 / e.call.head_dim: "sources.declared.channels_mean",
     }
-    return next((Rule(Message(rule)) for value, rule in rules.items() if are_close(e.effective, (value,))), None)
+    return next(
+        (ComputedRule(Message(rule)) for value, rule in rules.items() if are_close(e.effective, (value,))), None
+    )
 
 
-def _recurrent(e: Evidence) -> Rule | None:
+def _recurrent(e: Evidence) -> ComputedRule | None:
     """Luong's dot and general score: the states of a recurrence are bounded, and their product is not scaled."""
     applies = e.call.heads == 1 and are_close(e.effective, (1.0,)) and of_recurrent_states(e.call)
-    return Rule(Message("sources.declared.recurrent"), "recurrent") if applies else None
+    return ComputedRule(Message("sources.declared.recurrent"), "recurrent") if applies else None
 
 
 def _held(e: Evidence) -> tuple[str | None, bool]:
@@ -327,7 +329,7 @@ def _learned_attribute(e: Evidence) -> JudgedCall | None:
     return JudgedCall(e.call, "declared", None, by, e.effective[0], None, text)
 
 
-def _cosine_with_gain(e: Evidence) -> Rule | None:
+def _cosine_with_gain(e: Evidence) -> ComputedRule | None:
     mistake = _by_mistake(e)[0] if heads_agree(e.effective) else UNKNOWN_MISTAKE
     return cosine_gain(e.call, e.effective) if mistake == UNKNOWN_MISTAKE else None
 

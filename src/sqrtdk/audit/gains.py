@@ -66,7 +66,7 @@ def _dropped(call: AttentionCall, attributes: tuple[ScaleAttribute, ...]) -> boo
     return False
 
 
-class Rule(NamedTuple):
+class ComputedRule(NamedTuple):
     """A rule of the computation that admits a scale, and its kind where a decision hangs on it."""
 
     by: str
@@ -89,17 +89,19 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
     return joined(sides, "and")  # an RMS norm with gain d^-1/2 on both sides is the l2 norm
 
 
-def norm_rule(call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]) -> Rule | None:
+def norm_rule(
+    call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]
+) -> ComputedRule | None:
     """Return the rule that admits a scale after q/k normalisation, or None."""
     norm = norm_of_q_and_k(call)
     if norm is None:
         return None
     if sides := _gains(call, effective):
-        return Rule(Message("sources.declared.norm_with_gains", norm=norm, sides=sides))
+        return ComputedRule(Message("sources.declared.norm_with_gains", norm=norm, sides=sides))
     if are_close(effective, (1.0,)) and not _dropped(call, attributes):
-        return Rule(Message("sources.declared.norm", norm=norm), "norm")
+        return ComputedRule(Message("sources.declared.norm", norm=norm), "norm")
     if norm == "l2" and are_close(effective, (math.sqrt(call.head_dim),)):
-        return Rule(Message("sources.declared.unit_norm"), "norm")
+        return ComputedRule(Message("sources.declared.unit_norm"), "norm")
     return None
 
 
@@ -114,7 +116,7 @@ def divided_cosine(call: AttentionCall) -> bool:
     return norm_of_q_and_k(call) == "l2" and not call.norm_gain
 
 
-def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> Rule | None:
+def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> ComputedRule | None:
     """Return the rule that admits a fixed gain on the cosine of q and k, or None.
 
     A cosine is at most 1, so it takes a gain above 1 to let the softmax choose; one below 1 would only flatten it.
@@ -124,7 +126,7 @@ def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> Rule | Non
         return None
     gain = f"{low:.6g}"
     gain = gain if is_close(high, low) else Message("rules.bound.range", low=gain, high=f"{high:.6g}")
-    return Rule(Message("sources.declared.cosine_gain", gain=gain), "norm")
+    return ComputedRule(Message("sources.declared.cosine_gain", gain=gain), "norm")
 
 
 def _from_inputs(call: AttentionCall, factor: Factor) -> bool:

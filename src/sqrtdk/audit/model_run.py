@@ -53,7 +53,7 @@ from sqrtdk.models.run import call as forward
 from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotAttention, NotMeasured
-from sqrtdk.tracing.tape.nonfinite import Holder, Origin, find_origin
+from sqrtdk.tracing.tape.nonfinite import Origin, TensorOwner, find_origin
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,9 +211,9 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
     """
     entering = copied(loaded.inputs)
     inputs = entering.items() if isinstance(entering, dict) else enumerate(entering)
-    held = {Holder("input", str(name)): value for name, value in inputs if isinstance(value, Tensor)}
-    held |= {Holder("buffer", name): buffer for name, buffer in loaded.module.named_buffers()}
-    held |= {Holder("parameter", name): parameter for name, parameter in loaded.module.named_parameters()}
+    held = {TensorOwner("input", str(name)): value for name, value in inputs if isinstance(value, Tensor)}
+    held |= {TensorOwner("buffer", name): buffer for name, buffer in loaded.module.named_buffers()}
+    held |= {TensorOwner("parameter", name): parameter for name, parameter in loaded.module.named_parameters()}
 
     def run() -> list[Tensor]:
         torch.manual_seed(seed)

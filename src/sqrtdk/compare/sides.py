@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.context import TokenMasks, tokens_of
 from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import from_module, refuse_empty
+from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of, once_a_site
 from sqrtdk.compare.modules import ModuleListener, ModuleStep, Patch
@@ -272,13 +273,14 @@ def _declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[s
     An attribute of a module doesn't count as a declaration: it may be the mistake itself.
     """
     judged = [one for one in judge_all(calls, model) if one.verdict == "declared"]
-    declarations = {name_of(one.call): _without_source(one.declared_by or "") for one in judged}
+    declarations = {name_of(one.call): _without_source(one) for one in judged}
     return {name: declaration for name, declaration in declarations.items() if declaration is not None}
 
 
-def _without_source(declared_by: str) -> str | None:
+def _without_source(judged: JudgedCall) -> str | None:
     """Returns a declaration by a config or family without its source; None for an attribute's or a norm's."""
-    if isinstance(declared_by, Message) and declared_by.id == "sources.declared.family":
+    declared_by = judged.declared_by or ""
+    if judged.declared_as == "family" and isinstance(declared_by, Message):
         of, rule = declared_by.values["type"], declared_by.values["rule"]
         return Message("sources.declared.family_alone", type=of, rule=rule)
     text = declared_by.partition(" (")[0]

@@ -132,7 +132,7 @@ def _told(metadata: TraceMetadata) -> dict[str, Any]:
             {
                 name: value[:MAX_TEXT_CHARACTERS]
                 for name, value in dataclasses.asdict(entry).items()
-                if value is not None
+                if value is not None and name != "code"  # an older reader may not know it
             }
             for entry in metadata.not_measured[:MAX_TRACE_CALLS]
         ]

@@ -75,8 +75,8 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     meant = set(context.infinite) == set(context.spoiled) and (origin is None or origin.kind == "held")
     if meant and not (reached or sick or lost):
         return
-    holder = origin.holder if origin is not None else None
-    first = holder.name if holder is not None and holder.kind == "parameter" else None
+    owner = origin.owner if origin is not None else None
+    first = owner.name if owner is not None and owner.kind == "parameter" else None
     # The parameter that the run met first is named first.
     if first in sick:
         sick = [first, *(name for name in sick if name != first)]
@@ -106,9 +106,9 @@ def _of_origin(origin: Origin, calls: Iterable[JudgedCall]) -> Finding:
     here = [judged.call for judged in calls if judged.call.site == origin.site]
     value, bar, fix = None, 0.0, _FIX_OF_ORIGIN[origin.kind]
     blind = (origin.rows, origin.of) if origin.kind == "blind" else _blind_rows(origin, here)
-    if origin.holder is not None:
-        holder = Message(f"rules.nonfinite.{origin.holder.kind}", name=origin.holder.name)
-        message = Message("rules.nonfinite.held", what=holder)
+    if origin.owner is not None:
+        owner = Message(f"rules.nonfinite.{origin.owner.kind}", name=origin.owner.name)
+        message = Message("rules.nonfinite.held", what=owner)
     elif origin.kind == "overflow":
         what = origin.op
         if origin.contracts and any(call.product_at in (None, origin.at) for call in here):

@@ -36,7 +36,7 @@ _EACH_NUMBER = ("add", "exp", "mul", "sub")
 _CONVERSIONS = ("_to_copy", "copy")
 
 
-class Holder(NamedTuple):
+class TensorOwner(NamedTuple):
     """What holds a tensor that exists before the run."""
 
     kind: Literal["parameter", "buffer", "input"]
@@ -56,7 +56,7 @@ class Origin:
     op: str  # the operation's name in aten, "bmm"
     at: str | None  # file and line, "myport.py:14"; None if they are unknown
     kind: str
-    holder: Holder | None = None  # "held": what holds the tensor
+    owner: TensorOwner | None = None  # "held": what holds the tensor
     rows: int = 0  # "blind": number of rows without a logit above -inf; "infinite", "undefined": rows of NaN alone
     of: int = 0  # number of all rows; 0 if some rows hold both NaN and numbers
     columns: int = 0  # length of a row
@@ -69,7 +69,7 @@ class Origin:
         return self.op in CONTRACTIONS
 
 
-def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[Holder, Tensor]) -> Origin | None:
+def find_origin(model: nn.Module, run: Callable[[], object], held: Mapping[TensorOwner, Tensor]) -> Origin | None:
     """Runs the model once more and checks the numbers of every operation.
 
     Args:
@@ -104,11 +104,11 @@ class _Watch(EagerMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, sites: Sites, held: Mapping[Holder, Tensor]) -> None:
+    def __init__(self, sites: Sites, held: Mapping[TensorOwner, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.origins: list[Origin] = []
         self._sites = sites
-        self._held = {_memory(tensor): holder for holder, tensor in held.items() if _memory(tensor)}
+        self._held = {_memory(tensor): owner for owner, tensor in held.items() if _memory(tensor)}
         self._unwritten: set[int] = set()
         self._carried: dict[int, int] = {}  # memory of a tensor with NaN or infinity -> place in `origins`
         self._last = 0  # that of the last operation that gave NaN
@@ -168,7 +168,7 @@ class _Watch(EagerMode):
         args: Any,
         kwargs: Any,
         output: Any,
-        before: Holder | None,
+        before: TensorOwner | None,
         entering: tuple[list[int], list[int]],
     ) -> None:
         name, results = base_name(func), list(_floats(output))
@@ -201,7 +201,9 @@ class _Watch(EagerMode):
                 self._carried[_memory(tensor)] = min(causes)
         self._last = min(causes) if spoiled else self._last
 
-    def _made(self, func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], before: Holder | None) -> bool:
+    def _made(
+        self, func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], before: TensorOwner | None
+    ) -> bool:
         """Adds the origin of results that are not finite, and returns whether there is one."""
         count = len(self.origins)
         given = (*args, *kwargs.values())
@@ -212,7 +214,7 @@ class _Watch(EagerMode):
         outgrew = name in CONTRACTIONS or any(bool(x.isposinf().any()) for x in results)
         origin = Origin(self._sites.here(), name, places.place_text(places.current_place()), "undefined")
         if sick := before or self._sick(operands):
-            self.origins.append(replace(origin, kind="held", holder=sick))
+            self.origins.append(replace(origin, kind="held", owner=sick))
         elif any(bool(x.isnan().any()) for x in results):
             self.origins.append(self._of_nan(origin, args, results, infinite=infinite))
         elif operands and (outgrew if not infinite else not asked and _outgrows_beside(name, operands, results[0])):
@@ -232,15 +234,15 @@ class _Watch(EagerMode):
         kind = "infinite" if infinite else origin.kind
         return replace(origin, kind=kind, rows=int(every.sum()), of=of, columns=nan.shape[-1])
 
-    def _sick(self, operands: Any) -> Holder | None:
-        """Returns the holder of an operand that is not finite, or None; -inf is a fault only in a parameter."""
+    def _sick(self, operands: Any) -> TensorOwner | None:
+        """Returns the owner of an operand that is not finite, or None; -inf is a fault only in a parameter."""
         for tensor in _floats(operands):
-            holder = self._held.get(_memory(tensor))
-            if holder is None:
+            owner = self._held.get(_memory(tensor))
+            if owner is None:
                 continue
-            sick = ~tensor.isfinite() if holder.kind == "parameter" else tensor.isnan() | tensor.isposinf()
+            sick = ~tensor.isfinite() if owner.kind == "parameter" else tensor.isnan() | tensor.isposinf()
             if bool(sick.any()):
-                return holder
+                return owner
         return None
 
 
