@@ -17,7 +17,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from sqrtdk.compare.beside import is_one_code, modules_behind, numbers_before, parts_beside
-from sqrtdk.compare.changes import OF_CHECKPOINT, OTHER_NUMBERS, ModuleChange, changes_of, relation
+from sqrtdk.compare.changes import OF_CHECKPOINT, ModuleChange, changes_of, relation
 from sqrtdk.compare.gates import gate_at, gate_words
 from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
 from sqrtdk.compare.module_gaps import gap_of, level_of, matched
@@ -343,7 +343,7 @@ class _Walk:
                         alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]
                 module = entry.module if change.written else replace(entry.module, place=None)
-                edited = start.edits if change.kind == OTHER_NUMBERS else ()  # their modules are named already
+                edited = start.edits if change.kind == "other_numbers" else ()  # their modules are named already
                 named = {called, *(edit.keywords["path"] for edit in edited if isinstance(edit, partial))}
                 told = replace(entry, module=module, how=change.text, others=tuple(x for x in alike if x not in named))
                 yield told, replace(start, edits=(*start.edits, *edits)), ()

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,27 @@ from sqrtdk.compare.holders import LAYER_NUMBER, Holder, holder_of
 from sqrtdk.compare.numbers import same, single_ratio, unequal_texts
 from sqrtdk.compare.precision import rounded_to, rounding_unit
 from sqrtdk.compare.words import short
-from sqrtdk.messages import Message, mentions
+from sqrtdk.messages import Message
 
+TensorKind = Literal[
+    "other_shape",
+    "times",  # a multiple
+    "transposed",
+    "rounded",  # B's numbers are A's in a coarser dtype
+    "not_rounded",  # the other way round
+    "rows",  # few rows differ
+    "numbers",  # few numbers of a vector differ
+    "other_numbers",
+    "of_another",  # B's numbers are those of another module of A
+    "held",  # another weight of A has them in another form
+    "alone",  # one side has no such tensor
+]
 # attribute names under which implementations store the same eps
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 _SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
-OTHER_NUMBERS = "outputs.module.other_numbers"
 # What a whole checkpoint differs by, in modules of all types.
-OF_CHECKPOINT = OTHER_NUMBERS, "outputs.module.rounded", "outputs.module.not_rounded"
+OF_CHECKPOINT: tuple[TensorKind, ...] = ("other_numbers", "rounded", "not_rounded")
+_MAYBE_HELD: tuple[TensorKind, ...] = ("other_numbers", "rows")  # numbers that another weight may explain
 _FIRST_NUMBERS = 8  # numbers that are compared before the whole tensor
 _MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown
 _MOST_CHANGES_NAMED = 3  # parts of one module that are named
@@ -42,7 +55,7 @@ class ModuleChange:
         text: what A and B have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B".
         edit: puts it into the module at `path` of a copy of A's model, its first argument.
         written: it stands in the code or a config, so it is more than a weight.
-        kind: equal for modules of other layers that change alike. All other weights are one kind, `OTHER_NUMBERS`.
+        kind: equal for modules of other layers that change alike. All other weights are one kind, "other_numbers".
     """
 
     text: str
@@ -61,10 +74,10 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
     sets = [[*tensors, value] for value in values] if 1 < len(values) <= _MOST_CHANGES_NAMED else []
     for parts in (*sets, [*tensors, *values]):
         if 0 < len(parts) <= _MOST_CHANGES_NAMED:
-            texts = [text for text, _ in parts]
+            texts, kinds = [part.text for part in parts], [part.kind for part in parts]
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
-            kind = next((kind for kind in OF_CHECKPOINT if mentions(text, kind)), LAYER_NUMBER.sub("#", text))
-            yield ModuleChange(text, partial(_apply_edits, [edit for _, edit in parts]), bool(values), kind)
+            kind = next((kind for kind in OF_CHECKPOINT if kind in kinds), LAYER_NUMBER.sub("#", text))
+            yield ModuleChange(text, partial(_apply_edits, [part.edit for part in parts]), bool(values), kind)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
         names = [type(module).__name__ for module in (a, b)]
@@ -74,7 +87,19 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
         yield ModuleChange(text, partial(_put_module, b), True, LAYER_NUMBER.sub("#", text))
 
 
-PartChange = tuple[Message, Callable[[nn.Module], None]]  # what differs, and the edit that gives it to a module
+class PartChange(NamedTuple):
+    """What differs in words, the edit that gives it to a module, and for a tensor how it differs."""
+
+    text: Message
+    edit: Callable[[nn.Module], None]
+    kind: TensorKind | None = None
+
+
+class TensorChange(NamedTuple):
+    """How a tensor differs, in words and as a code."""
+
+    text: Message
+    kind: TensorKind
 
 
 def _apply_edits(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
@@ -110,22 +135,24 @@ def _of_tensors(
             continue
         x, y = (tensors.get(name) for tensors in own)
         if x is not None and y is not None:
-            text = tensor_text(name, x.detach(), y.detach().to(x.device))
-            if text is not None:
+            change = tensor_change(name, x.detach(), y.detach().to(x.device))
+            if change is not None:
                 # for example a head that B ties to the embedding
                 like = ((path, getattr(module, name, None)) for path, module in others.items())
                 at = next((path for path, z in like if isinstance(z, Tensor) and z is not x and _equal(z, y)), None)
                 if at is not None:
                     text = Message("outputs.module.of_another", name=f"`{name}`", module=f"`{at}`")
-                elif text.id in (OTHER_NUMBERS, "outputs.module.rows"):
-                    text = _held_text(name, a, y.detach().to(x.device), others) or text
+                    change = TensorChange(text, "of_another")
+                elif change.kind in _MAYBE_HELD:
+                    held = _held_text(name, a, y.detach().to(x.device), others)
+                    change = change if held is None else TensorChange(held, "held")
         elif type(a) is type(b):
             id = "outputs.module.of_a_alone" if y is None else "outputs.module.of_b_alone"
-            text = Message(id, name=f"`{name}`")
+            change = TensorChange(Message(id, name=f"`{name}`"), "alone")
         else:
             continue
-        if text is not None:
-            found.append((text, partial(_hold, name, y)))
+        if change is not None:
+            found.append(PartChange(change.text, partial(_hold, name, y), change.kind))
     return found
 
 
@@ -158,20 +185,20 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*few) and torch.equal(one.to(other), other)
 
 
-def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
+def tensor_change(name: str, a: Tensor, b: Tensor) -> TensorChange | None:
     """Returns how a parameter of B relates to A's; None if they are equal up to rounding.
 
     Example:
         >>> ones = torch.ones(4, 2)
-        >>> tensor_text("weight", ones, 2 * ones), tensor_text("weight", ones, ones)
-        ("B's `weight` is 2 times A's", None)
-        >>> tensor_text("weight", ones, ones * torch.tensor([[1.0], [1.0], [3.0], [1.0]]))
+        >>> tensor_change("weight", ones, 2 * ones), tensor_change("weight", ones, ones)
+        (TensorChange(text="B's `weight` is 2 times A's", kind='times'), None)
+        >>> tensor_change("weight", ones, ones * torch.tensor([[1.0], [1.0], [3.0], [1.0]])).text
         '`weight` differs in 1 of 4 rows'
     """
     name = f"`{name}`"
     if a.shape != b.shape:
         shapes = {"one": f"{tuple(a.shape)}", "other": f"{tuple(b.shape)}"}
-        return Message("outputs.module.other_value", name=name, **shapes)
+        return TensorChange(Message("outputs.module.other_value", name=name, **shapes), "other_shape")
     # A checkpoint in bfloat16 and one in float32 hold the same weights, rounded.
     coarse = sum(rounding_unit(x.dtype) for x in (a, b) if x.is_floating_point()) * 2
     x, y = a.double(), b.double()
@@ -180,19 +207,21 @@ def tensor_text(name: str, a: Tensor, b: Tensor) -> Message | None:
         return None
     factor = single_ratio(x, y)
     if factor is not None:
-        return Message("outputs.module.times", name=name, factor=f"{factor:.4g}")
+        return TensorChange(Message("outputs.module.times", name=name, factor=f"{factor:.4g}"), "times")
     if x.dim() == 2 and x.shape == x.mT.shape and same(x.mT, y):
-        return Message("outputs.module.transposed", name=name)
-    for id, one, other in zip(OF_CHECKPOINT[1:], (a, b), (b, a), strict=True):
+        return TensorChange(Message("outputs.module.transposed", name=name), "transposed")
+    for kind, one, other in zip(OF_CHECKPOINT[1:], (a, b), (b, a), strict=True):
         dtype = rounded_to(one, other) if one.is_floating_point() and other.is_floating_point() else None
         if dtype is not None:
-            return Message(id, name=name, dtype=str(dtype).removeprefix("torch."))
+            words = Message(f"outputs.module.{kind}", name=name, dtype=str(dtype).removeprefix("torch."))
+            return TensorChange(words, kind)
     rows = off.flatten(1).any(1) if off.dim() > 1 else off.reshape(-1)
     if (count := int(rows.sum())) < _SHARE_OF_FEW_ROWS * len(rows):
-        id = "outputs.module.rows" if off.dim() > 1 else "outputs.module.numbers"
-        return Message(id, name=name, some=count, all=len(rows))
+        few: TensorKind = "rows" if off.dim() > 1 else "numbers"
+        return TensorChange(Message(f"outputs.module.{few}", name=name, some=count, all=len(rows)), few)
     size, gap = (float(values.square().mean().sqrt()) for values in (x, x - y))
-    return Message(OTHER_NUMBERS, name=name, share=short(gap / size if size else 1.0))
+    text = Message("outputs.module.other_numbers", name=name, share=short(gap / size if size else 1.0))
+    return TensorChange(text, "other_numbers")
 
 
 def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
@@ -213,7 +242,7 @@ def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
             else:
                 its = f"`{prefix}{partner}`"
                 text = Message("outputs.module.other_value_of", name=own, one=old, partner=its, other=new)
-            found.append((text, partial(_set, prefix.rstrip("."), name, others[partner])))
+            found.append(PartChange(text, partial(_set, prefix.rstrip("."), name, others[partner])))
     return found
 
 
