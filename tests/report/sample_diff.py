@@ -129,7 +129,7 @@ def two_causes() -> DiffReport:
 def cancelling() -> DiffReport:
     """Stages that differ and cancel, and rows that see no key."""
     permuted = tuple(
-        dataclasses.replace(one, same=False, largest=0.3, reason=Message(CANCELS))
+        dataclasses.replace(one, same=False, largest=0.3, reason=Message(CANCELS), cancels=True)
         if one.stage in ("query", "key")
         else one
         for one in stages()

@@ -222,6 +222,6 @@ def test_odd_values_of_the_environment_become_text() -> None:
 
 def test_documents_stay_small() -> None:
     """A list of numbers is one line, and the points of a comparison are left to the page."""
-    assert len(check_json.to_json(healthy(layers=1, heads=1000)).splitlines()) < 120
+    assert len(check_json.to_json(healthy(layers=1, heads=1000)).splitlines()) < 125
     assert "scatter" not in of_diff(sample_diff.unknown())["pairs"][1]
     assert len(diff_json.to_json(sample_diff.softcap())) < 60_000

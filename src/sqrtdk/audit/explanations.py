@@ -260,8 +260,7 @@ def _by_rule(rule: Callable[[Evidence], ComputedRule | None]) -> Explanation:
     """
 
     def explain(e: Evidence) -> JudgedCall | None:
-        found = None if e.in_own_attention else rule(e)
-        if found is None:
+        if e.in_own_attention or (found := rule(e)) is None:
             return None
         return JudgedCall(e.call, "declared", None, found.by, e.effective[0], declared_as=found.kind)
 

@@ -70,11 +70,6 @@ class DifferenceChain:
     beside: bool = False
     inside: bool = True
 
-    @property
-    def follows(self) -> bool:
-        """Whether attentions explain all that differs."""
-        return not self.entries and self.whole and self.beside and self.inside
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:

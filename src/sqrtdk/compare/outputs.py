@@ -154,6 +154,11 @@ def _largest_share(paired: Sequence[TensorOfBoth], errors: Sequence[Sequence[Ten
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
+def follows(chain: DifferenceChain) -> bool:
+    """Returns whether the attentions explain all of the difference."""
+    return not chain.entries and chain.whole and chain.beside and chain.inside
+
+
 def since_of(chain: DifferenceChain) -> str:
     """Returns the chain in half sentences.
 
@@ -170,7 +175,7 @@ def since_of(chain: DifferenceChain) -> str:
 def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
     """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
-        if chain.follows:
+        if follows(chain):
             return [("follows", {})]
         return [("outside", {})] if chain.whole and chain.beside else []
     steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
