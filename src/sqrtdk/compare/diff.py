@@ -30,15 +30,7 @@ from sqrtdk.compare.opening import (
     refuse_strangers,
     refuse_unlike,
 )
-from sqrtdk.compare.outputs import (
-    OutputComparison,
-    compare_outputs,
-    follows,
-    of_outputs,
-    pair_outputs,
-    since_of,
-    unwritten,
-)
+from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.picked import with_picked_masks
@@ -239,7 +231,7 @@ def sides_diff(
         outputs=ends.outputs,
         first_module=ends.chain.entries[0].module if ends.chain.entries else None,
         outputs_from=since_of(ends.chain),
-        outputs_follow=follows(ends.chain),
+        outputs_follow=ends.follow,
         outputs_missing=ends.missing,
     )
 

@@ -56,6 +56,15 @@ class OutputComparison:
     chain: DifferenceChain = field(default_factory=DifferenceChain)
     more: tuple[str, ...] = ()
 
+    @property
+    def follow(self) -> bool:
+        """Whether the differences of the attentions explain all of theirs."""
+        return _follow(self.chain)
+
+
+def _follow(chain: DifferenceChain) -> bool:
+    return not chain.entries and chain.whole and chain.beside and chain.inside
+
 
 def pair_outputs(a: ModelSide, b: ModelSide, blind: BlindRows) -> tuple[tuple[TensorOfBoth, ...], OutputComparison]:
     """Returns the outputs of both sides that can be compared, and what is known about the others.
@@ -154,11 +163,6 @@ def _largest_share(paired: Sequence[TensorOfBoth], errors: Sequence[Sequence[Ten
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def follows(chain: DifferenceChain) -> bool:
-    """Returns whether the attentions explain all of the difference."""
-    return not chain.entries and chain.whole and chain.beside and chain.inside
-
-
 def since_of(chain: DifferenceChain) -> str:
     """Returns the chain in half sentences.
 
@@ -175,7 +179,7 @@ def since_of(chain: DifferenceChain) -> str:
 def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
     """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
-        if follows(chain):
+        if _follow(chain):
             return [("follows", {})]
         return [("outside", {})] if chain.whole and chain.beside else []
     steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
