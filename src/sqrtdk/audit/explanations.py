@@ -260,9 +260,9 @@ def _by_rule(rule: Callable[[Evidence], ComputedRule | None]) -> Explanation:
     """
 
     def explain(e: Evidence) -> JudgedCall | None:
-        if e.in_own_attention or (found := rule(e)) is None:
+        if e.in_own_attention or (admitted := rule(e)) is None:
             return None
-        return JudgedCall(e.call, "declared", None, found.by, e.effective[0], declared_as=found.kind)
+        return JudgedCall(e.call, "declared", None, admitted.by, e.effective[0], declared_as=admitted.kind)
 
     return explain
 

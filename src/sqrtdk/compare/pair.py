@@ -373,8 +373,8 @@ def _stages(
         wrong = not before.within and stage in differing
         size = before if wrong else left
         largest, allowed = (None, None) if size is None else (size.largest, size.allowed)
-        said = reason if wrong else None
-        found.append(StageDiff(stage, not wrong, largest, allowed, reason=said, cancels=wrong and cancels))
+        plain = StageDiff(stage, not wrong, largest, allowed)
+        found.append(replace(plain, reason=reason, cancels=cancels) if wrong else plain)
     return found
 
 
