@@ -52,7 +52,7 @@ def fix_of(cause: Cause) -> Message | None:
     for key in _keys(cause):
         key = _SAME_FIX.get(key, key)
         if key in known and (names := placeholders(catalogue_text(f"fixes.{key}").en)) <= values.keys():
-            return Message(f"fixes.{key}", **{name: values[name] for name in names})
+            return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
     return None
 
 

@@ -226,7 +226,7 @@ def _sentence(row: CauseRow, found: PartDifference, vectors: list[str]) -> str:
     words = {name: f"{x:g}" if isinstance(x, float) else "" if x is None else x for name, x in (("a", a), ("b", b))}
     words |= {"parts": joined(vectors, "and")} if vectors else {}
     words |= found.words
-    return Message(text, **{name: words[name] for name in placeholders(catalogue_text(text).en)})
+    return Message(text, **{name: words[name] for name in sorted(placeholders(catalogue_text(text).en))})
 
 
 def is_absent(word: Word) -> bool:
