@@ -229,6 +229,50 @@ def test_a_bias_that_is_left_out() -> None:
     )
 
 
+class Product(nn.Module):
+    """A linear layer that a port wrote without a bias."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT
+
+
+class Forgetful(nn.Linear):
+    """A linear layer that holds its bias and does not add it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT
+
+
+def forgetful(linear: nn.Linear) -> nn.Linear:
+    linear.__class__ = Forgetful
+    return linear
+
+
+@pytest.mark.parametrize("name", ["mlp.0", "mlp.2"])
+@pytest.mark.parametrize("make", [Product, forgetful])
+def test_a_bias_that_a_linear_layer_of_another_class_does_not_add(name: str, make: Callable[[Any], nn.Module]) -> None:
+    other = changed(put(name, make))
+    for one, two, (adds, lacks) in ((decoder(), other, "AB"), (other, decoder(), "BA")):
+        report = diff(one, two, IDS)
+        half = f"the first difference is in `layers.0.{name}`: {adds} adds a `bias`, {lacks} does not"
+        told = f"{half}; the same holds for layers.1.{name}; nothing else differs"
+        assert without_lines(report.outputs_from) == told
+        assert report.forwards[0] <= 4
+
+
+def test_a_linear_layer_that_differs_by_more_than_its_bias_is_told_by_its_class() -> None:
+    class Doubled(Product):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    told = diff(decoder(), changed(put("mlp.2", Doubled)), IDS).outputs_from
+    assert "`layers.0.mlp.2`: Linear in A, Doubled in B; " in without_lines(told)
+
+
 def forward_of(forward: Callable[[Any, Tensor], Tensor]) -> Change:
     """A forward in place of that of the first layer's class: nothing that a module holds tells of it."""
 

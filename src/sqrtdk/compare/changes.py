@@ -78,6 +78,7 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
             text = reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
             kind = next((kind for kind in OF_CHECKPOINT if kind in kinds), LAYER_NUMBER.sub("#", text))
             yield ModuleChange(text, partial(_apply_edits, [part.edit for part in parts]), bool(values), kind)
+    yield from _of_added_bias(a, b)
     if type(a) is not type(b) and (not any(a.children()) or not any(b.children())):
         # Modules with inner modules on both sides are not swapped: the inner ones are compared themselves.
         names = [type(module).__name__ for module in (a, b)]
@@ -100,6 +101,37 @@ class TensorChange(NamedTuple):
 
     text: Message
     kind: TensorKind
+
+
+def _of_added_bias(a: nn.Module, b: nn.Module) -> Iterator[ModuleChange]:
+    """Yields that one side's linear layer adds its bias and the other's, of another class, does not.
+
+    In layers of one class a bias that is missing is missing among their parameters. A layer of another class may hold a
+    bias and not add it, so the bias is added to what A gives, or taken from it. Each suspicion costs a run of A, so
+    only layers of one weight are suspected.
+    """
+    x, y = (getattr(module, "weight", None) for module in (a, b))
+    if type(a) is type(b) or any(a.children()) or any(b.children()):
+        return
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.dim() != 2:
+        return
+    if tensor_change("weight", x.detach(), y.detach().to(x.device)) is not None:
+        return
+    for one, other, module, sign in (("A", "B", a, -1), ("B", "A", b, 1)):
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor) and bias.dim() == 1 and bias.is_floating_point():
+            text = Message("outputs.module.adds_bias", one=one, name="`bias`", other=other)
+            yield ModuleChange(text, partial(_add_to_output, sign * bias.detach()), True, text)
+
+
+def _add_to_output(bias: Tensor, model: nn.Module, path: str) -> None:
+    """Adds a vector to what the module at a path of the model gives."""
+
+    def added(_: nn.Module, __: object, given: Any) -> Any:
+        fits = isinstance(given, Tensor) and given.shape[-1:] == bias.shape
+        return given + bias.to(given) if fits else None
+
+    model.get_submodule(path).register_forward_hook(added)
 
 
 def _apply_edits(edits: Sequence[Callable[[nn.Module], None]], model: nn.Module, path: str) -> None:
