@@ -167,7 +167,7 @@ def learned_gain(call: AttentionCall) -> Factor | None:
 
 
 def mistake_beside_gain(call: AttentionCall) -> str | None:
-    """Return the mistake in the fixed factors beside a learned gain, or None.
+    """Return the mistake in the constant factors of a call that also has a learned gain, or None.
 
     "twice" and "inverted" are mistakes beside any gain. A gain of 1 explains nothing: beside it, every mistake whose
     value is unmistakable is named.

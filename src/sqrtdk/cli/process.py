@@ -19,7 +19,7 @@ _RESEND_INTERRUPT_S = 0.05  # seconds until a swallowed Ctrl-C is sent again
 
 
 class _Interrupts:
-    """The handler of SIGINT. The first raises KeyboardInterrupt; a second, or one after the result, exits at once.
+    """The handler of SIGINT. The first Ctrl-C raises KeyboardInterrupt; a second, or one behind the result, exits.
 
     Only one exception is ever raised, so its handlers are not interrupted, and the process never dies of the signal.
     """

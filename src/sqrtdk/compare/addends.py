@@ -28,7 +28,7 @@ ALIBI = "alibi"
 
 
 def split_alike(a: Formula, b: Formula, off: float = CONSTANT_TOLERANCE) -> tuple[Formula, Formula]:
-    """Returns both formulas, each with its bias and its fill separated by what the other side knows.
+    """Return both formulas, each with its bias and its fill separated by what the other side knows.
 
     Args:
         a: formula of A.
@@ -47,7 +47,7 @@ def split_alike(a: Formula, b: Formula, off: float = CONSTANT_TOLERANCE) -> tupl
 
 
 def common_keys(a: Formula, b: Formula) -> Tensor | None:
-    """Returns True where both sides give a key weight; None if both do everywhere.
+    """Return True where both sides give a key weight; None if both do everywhere.
 
     The mask broadcasts to (B, Hq, L, S).
     """
@@ -63,7 +63,7 @@ def _lets_through(formula: Formula) -> bool:
 
 
 def _split_by_other(own: Formula, other: Formula, off: float) -> Formula:
-    """Returns the formula with a bias of its own and a fill, if the other side hides keys and this one hides none."""
+    """Return the formula with a bias of its own and a fill, if the other side hides keys and this one hides none."""
     shown = _visible_keys(other)
     if own.bias is None or own.visible is not None or shown is None or bool(shown.all()):
         return own
@@ -88,7 +88,7 @@ def _split_by_other(own: Formula, other: Formula, off: float) -> Formula:
 
 
 def _visible_keys(formula: Formula) -> Tensor | None:
-    """Returns the visible keys. A bias of only 0 and one negative number counts as a mask, if the side has no other."""
+    """Return the visible keys. A bias of only 0 and one negative number counts as a mask, if the side has no other."""
     if formula.visible is not None or formula.bias is None:
         return formula.visible
     lowest = formula.bias.min()
@@ -97,7 +97,7 @@ def _visible_keys(formula: Formula) -> Tensor | None:
 
 
 def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
-    """Yields candidates for the bias in a sum: zero, a multiple of the other side's, a straight line for each head."""
+    """Yield candidates for the bias in a sum: zero, a multiple of the other side's, a straight line for each head."""
     yield torch.zeros((), dtype=torch.float64)
     if other.bias is not None and other.bias.shape[-1] == added.shape[-1]:
         like = four_axes(other.bias)
@@ -106,7 +106,7 @@ def _biases(added: Tensor, seen: Tensor, other: Formula) -> Iterator[Tensor]:
 
 
 def _straight(added: Tensor, seen: Tensor) -> Iterator[Tensor]:
-    """Yields lines through the diagonal or the lower right diagonal: symmetric in i - j, linear in i - j, by key."""
+    """Yield lines through the diagonal or the lower right diagonal: symmetric in i - j, linear in i - j, by key."""
     rows, keys = added.shape[-2:]
     if rows == 1:
         return
@@ -121,13 +121,13 @@ def _straight(added: Tensor, seen: Tensor) -> Iterator[Tensor]:
 
 
 def _slope(added: Tensor, line: Tensor, seen: Tensor) -> Tensor:
-    """Returns the slope of the line in each head, (B, H, 1, 1): the median over visible keys where it is not 0."""
+    """Return the slope of the line in each head, (B, H, 1, 1): the median over visible keys where it is not 0."""
     times_line = torch.where(seen & (line != 0), added / line, torch.nan)
     return times_line.flatten(2).nanmedian(-1).values[..., None, None]
 
 
 def _completed(own: Formula, other: Formula) -> Formula:
-    """Returns the formula with the other side's bias at keys that are hidden for good, where its own is lost."""
+    """Return the formula with the other side's bias at keys that are hidden for good, where its own is lost."""
     if own.bias is None or other.bias is None or own.visible is None or _lets_through(own):
         return own
     visible, mine, like = four_axes(own.visible), four_axes(own.bias), times(four_axes(other.bias), other.bias_by)
@@ -142,7 +142,7 @@ def _completed(own: Formula, other: Formula) -> Formula:
 
 
 def _with_alibi_named(formula: Formula, off: float) -> Formula:
-    """Returns the formula with a bias that is straight lines at visible keys named ALiBi."""
+    """Return the formula with a bias that is straight lines at visible keys named ALiBi."""
     if formula.bias is None or formula.bias_name == ALIBI or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return formula
     bias = four_axes(formula.bias)
@@ -155,13 +155,13 @@ def _with_alibi_named(formula: Formula, off: float) -> Formula:
 
 
 def four_axes(tensor: Tensor) -> Tensor:
-    """Returns the tensor with all four axes, numbers in float64."""
+    """Return the tensor with all four axes, numbers in float64."""
     tensor = tensor if tensor.dtype == torch.bool else tensor.double()
     return tensor[(None,) * (4 - tensor.ndim)]
 
 
 def _distinct(tensor: Tensor) -> Tensor:
-    """Returns the tensor without batch entries and heads that only repeat the first."""
+    """Return the tensor without batch entries and heads that only repeat the first."""
     for axis in (0, 1):
         if bool((tensor == tensor.narrow(axis, 0, 1)).all()):
             tensor = tensor.narrow(axis, 0, 1)

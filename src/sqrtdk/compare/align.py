@@ -40,12 +40,12 @@ class Alignment:
 
 
 def name_of(call: CallTensors | AttentionCall) -> str:
-    """Returns the site, with its index unless that is 0: "layers.0.attn#1"."""
+    """Return the site, with its index unless that is 0: "layers.0.attn#1"."""
     return call.site if not call.index else f"{call.site}#{call.index}"
 
 
 def once_a_site(missed: Sequence[Unpaired]) -> tuple[Unpaired, ...]:
-    """Returns each reason of a site once, with the shortest formula: a recurrence gives one for each of its steps."""
+    """Return each reason of a site once, with the shortest formula: a recurrence gives one for each of its steps."""
     found: dict[tuple[str, str], Unpaired] = {}
     for entry in missed:
         known = found.setdefault((entry.site, entry.reason), entry)
@@ -95,7 +95,7 @@ def _mapped(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping
 
 
 def sizes_of(call: CallTensors) -> tuple[int, ...]:
-    """Returns the sizes of batch, query heads, queries and keys."""
+    """Return the sizes of batch, query heads, queries and keys."""
     record = call.call
     if record is not None:
         return record.batch, record.heads, record.query_len, record.key_len
@@ -106,7 +106,7 @@ def sizes_of(call: CallTensors) -> tuple[int, ...]:
 def _in_order(
     a: Sequence[CallTensors], b: Sequence[CallTensors], places_a: Sequence[int], places_b: Sequence[int]
 ) -> dict[int, int]:
-    """Returns the pairing of two sequences that keeps their order and has the largest total worth."""
+    """Return the pairing of two sequences that keeps their order and has the largest total worth."""
     # Longest common subsequence by dynamic programming, with `_worth` as weights.
     best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
     worth = [[_worth(one, other) for other in b] for one in a]
@@ -128,7 +128,7 @@ def _in_order(
 
 
 def _worth(one: CallTensors, other: CallTensors) -> float:
-    """Returns the evidence that two calls belong together; 0 if their shapes rule it out."""
+    """Return the evidence that two calls belong together; 0 if their shapes rule it out."""
     if sizes_of(one) != sizes_of(other):
         return 0.0
     worth = _EVIDENCE["shape"]
@@ -145,7 +145,7 @@ def _numbers(site: str) -> tuple[int, ...]:
 
 
 def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
-    """Returns whether v, or q or k as far as known before any step, is equal on both sides."""
+    """Return whether v, or q or k as far as known before any step, is equal on both sides."""
     for name in ("value", "query", "key"):
         x, y = getattr(one, name).values, getattr(other, name).values
         if x.shape == y.shape and x.numel() and not (x.is_meta or y.is_meta):
@@ -160,7 +160,7 @@ def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
 
 
 def cut_alike(a: CallTensors, b: CallTensors, cut_a: Cut | None, cut_b: Cut | None) -> tuple[CallTensors, CallTensors]:
-    """Returns both calls with the same rows and heads; a cut of None means that the call is complete.
+    """Return both calls with the same rows and heads; a cut of None means that the call is complete.
 
     A trace file may hold only a part of a call. The other side's call is reduced to the same part.
     """
@@ -180,7 +180,7 @@ def _cut(call: CallTensors, cut: Cut) -> CallTensors:
 
 
 def in_order(call: CallTensors) -> CallTensors:
-    """Returns the call with its query heads in the order of the features that they were projected to.
+    """Return the call with its query heads in the order of the features that they were projected to.
 
     Code that computes a group of query heads at once may order them freely next to their shared keys. Only the order
     of the projection is common to both sides.
@@ -196,7 +196,7 @@ def in_order(call: CallTensors) -> CallTensors:
         return call
 
     def permuted(tensor: Any, axis: int = 1) -> Any:
-        """Returns the heads of an axis in order; shared heads are repeated, an axis without heads and None stay."""
+        """Return the heads of an axis in order; shared heads are repeated, an axis without heads and None stay."""
         if tensor is None or axis < 0 or tensor.shape[axis] == 1 or count % tensor.shape[axis]:
             return tensor
         repeated = tensor.repeat_interleave(count // tensor.shape[axis], axis)
@@ -233,7 +233,7 @@ def in_order(call: CallTensors) -> CallTensors:
 
 
 def _shares(call: CallTensors, count: int) -> bool:
-    """Returns whether query heads share keys."""
+    """Return whether query heads share keys."""
     projection = call.key.projection
     if call.key.values.shape[1] < count:
         return True
@@ -244,7 +244,7 @@ def _shares(call: CallTensors, count: int) -> bool:
 
 
 def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
-    """Returns the map of sites from a mapping or a JSON file.
+    """Return the map of sites from a mapping or a JSON file.
 
     Raises:
         InvalidValueError: it is not a JSON object of names to names.
@@ -270,7 +270,7 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
 
 
 def other_shapes(a: CallTensors, b: CallTensors) -> Message | None:
-    """Returns why two calls can't be one attention, by the shapes of q and output alone; None if they can."""
+    """Return why two calls can't be one attention, by the shapes of q and output alone; None if they can."""
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
         return Message("compare.pair.heads", heads=one[1], other=other[1])

@@ -24,7 +24,7 @@ Behind = dict[str, tuple[str, list[tuple[ModuleStep, tuple[Tensor, ...]]]]]
 def modules_behind(
     a: Sequence[ModuleStep], b: Sequence[ModuleStep], own: Mapping[CallPlace, CallPlace], sites: Mapping[str, str]
 ) -> Behind:
-    """Returns the modules of A behind its attentions, with what B gives them.
+    """Return the modules of A behind its attentions, with what B gives them.
 
     That is the inner module whose output is that of the whole: `o_proj` of `o_proj(heads)`. A site of which any call
     has none is left out.
@@ -53,7 +53,7 @@ def modules_behind(
 
 
 def last_inner(steps: Sequence[ModuleStep], place: CallPlace) -> ModuleStep | None:
-    """Returns the first inner call whose output is the output of the call at `place`; None if there is none."""
+    """Return the first inner call whose output is the output of the call at `place`; None if there is none."""
     end = next((i for i, step in enumerate(steps) if step.place == place), None)
     if end is None or not steps[end].gives:
         return None
@@ -67,7 +67,7 @@ def last_inner(steps: Sequence[ModuleStep], place: CallPlace) -> ModuleStep | No
 def numbers_before(
     runs: Sequence[Sequence[ModuleStep]], places: Sequence[CallPlace], sides: Sequence[ModelSide]
 ) -> tuple[GatedModule, GatedModule] | None:
-    """Returns what the module behind an attention gets in A and in B; None if that is not known in full."""
+    """Return what the module behind an attention gets in A and in B; None if that is not known in full."""
     ends = [last_inner(run, place) for run, place in zip(runs, places, strict=True)]
     calls = [next((step for step in run if step.place == at), None) for run, at in zip(runs, places, strict=True)]
     if ends[0] is None or ends[1] is None or calls[0] is None or calls[1] is None:
@@ -79,7 +79,7 @@ def numbers_before(
 
 
 def parts_beside(side: ModelSide, site: str) -> Iterator[str]:
-    """Yields the paths of modules inside a site that hold parameters, and none of its q, k and v."""
+    """Yield the paths of modules inside an attention that hold parameters, except its projections of q, k and v."""
     known = {name.rpartition(".")[0] for name in _read_by(side, site)}
     for path, module in _inner(side, site):
         if path not in known and any(True for _ in module.parameters(recurse=False)):
@@ -87,7 +87,7 @@ def parts_beside(side: ModelSide, site: str) -> Iterator[str]:
 
 
 def is_one_code(a: ModelSide, b: ModelSide, sites: tuple[str, str], named: Collection[str]) -> bool:
-    """Returns whether the modules of an attention do the same beside it: they are of one class and hold the same.
+    """Return whether the modules of an attention do the same beside it: they are of one class and hold the same.
 
     Left out are the parameters of q, k and v, whose differences are causes of the attention, and modules in `named`.
     """
@@ -112,7 +112,7 @@ def is_one_code(a: ModelSide, b: ModelSide, sites: tuple[str, str], named: Colle
 
 
 def _read_by(side: ModelSide, site: str) -> dict[str, set[int]]:
-    """Returns the names of the parameters of q, k and v and the rows that they read; no rows of the gains of norms."""
+    """Return the names of the parameters of q, k and v and the rows that they read; no rows of the gains of norms."""
     rows: dict[str, set[int]] = {}
     for call in side.calls:
         if call.site != site:

@@ -35,7 +35,7 @@ SCALE_AXES = ((0, 1, 2, 3), (0, 2, 3), (3,), (0, 2))
 
 
 def program_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Program:
-    """Returns the program of a call. Unknown parts are listed in `unknown`, and are `OpaqueStep` steps of a path.
+    """Return the program of a call. Unknown parts are listed in `unknown`, and are `OpaqueStep` steps of a path.
 
     Args:
         call: tensors of the call.
@@ -56,7 +56,7 @@ def program_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Program
 
 
 def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
-    """Returns the path of q, k or v, with each step fitted to the values before and after it."""
+    """Return the path of q, k or v, with each step fitted to the values before and after it."""
     affine = None
     if seen.weight is not None and seen.features is not None:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)
@@ -86,7 +86,7 @@ def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
 
 
 def cache_rounding(before: Tensor, seen: ObservedVector) -> RoundingStep | None:
-    """Returns the rounding of a quantised cache of k or v, stored in few bits under a scale and read back; else None.
+    """Return the rounding of a quantised cache of k or v, stored in few bits under a scale and read back; else None.
 
     Candidates for the scale are the user's, 1, and those that map the largest number before or after storage to the
     largest number of the dtype (after storage, larger ones were cut off). Each is shared by all, or by head, row or
@@ -116,7 +116,7 @@ def cache_rounding(before: Tensor, seen: ObservedVector) -> RoundingStep | None:
 
 
 def _one_rotation(steps: list[PathStep], seen: ObservedVector, dtype: torch.dtype) -> list[PathStep]:
-    """Returns the steps with one rotation for the last ones, if these are several or unknown and one rotation fits.
+    """Return the steps with one rotation for the last ones, if these are several or unknown and one rotation fits.
 
     This covers cached and new keys that were rotated separately, cat(turn(past), turn(k)), and q rotated twice.
     """
@@ -133,7 +133,7 @@ def _one_rotation(steps: list[PathStep], seen: ObservedVector, dtype: torch.dtyp
 
 
 def _gives(path: VectorPath, seen: ObservedVector, dtype: torch.dtype) -> bool:
-    """Returns whether a path without steps is complete: a side may tell values before its steps but not the steps."""
+    """Return whether a path without steps is complete: a side may tell values before its steps but not the steps."""
     assert seen.projected is not None
     if seen.projected.shape != seen.used.shape:
         return not seen.borrowed
@@ -156,7 +156,7 @@ def _step(before: Tensor, point: Waypoint, dtype: torch.dtype, rounded_by: Tenso
 def _rounded_step(
     before: Tensor, point: Waypoint, seen: ObservedVector, dtype: torch.dtype
 ) -> tuple[PathStep, RoundingStep] | None:
-    """Returns the last step of a vector and the rounding behind it; None if there is no such pair.
+    """Return the last step of a vector and the rounding behind it; None if there is no such pair.
 
     The values behind both are those of the step, or those at the product: a file may tell the steps of k by name, and k
     itself as its cache in float16 holds it.
@@ -169,7 +169,7 @@ def _rounded_step(
 def rounded_step(
     before: Tensor, after: Tensor | None, name: str, detail: str, dtype: torch.dtype
 ) -> tuple[PathStep, RoundingStep] | None:
-    """Returns a norm or a rotation, and the rounding that gives the values, (B, H, L, E), of a side with dtype `dtype`.
+    """Return a norm or a rotation, and the rounding that gives the values, (B, H, L, E), of a side with dtype `dtype`.
 
     Returns None if there is no such pair of steps.
 
@@ -191,7 +191,7 @@ def rounded_step(
 
 
 def _plain(value: float, low: float, high: float) -> float:
-    """Returns the plainest number between two bounds, powers of ten first, then 5 and 2 times one; else `value`.
+    """Return the plainest number between two bounds, powers of ten first, then 5 and 2 times one; else `value`.
 
     Example:
         >>> _plain(9.3e-7, 4.2e-7, 1.4e-6), _plain(5.1e-6, 4.8e-6, 5.4e-6)
@@ -209,7 +209,7 @@ def _plain(value: float, low: float, high: float) -> float:
 
 
 def formula_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Formula | None:
-    """Returns the formula of a call from its terms and the factors of q and k; None if one of them is unknown."""
+    """Return the formula of a call from its terms and the factors of q and k; None if one of them is unknown."""
     if call.terms is None:
         return None
     query, key = (_as_4d(seen[name].factor) for name in ("query", "key"))
@@ -228,7 +228,7 @@ def formula_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Formula
 
 
 def _with_term(formula: Formula, term: Term) -> Formula | None:
-    """Returns the formula with one more term after the others; None if a formula can't express it."""
+    """Return the formula with one more term after the others; None if a formula can't express it."""
     value, added = term.value, formula.bias is not None or formula.visible is not None
     if term.name == "scale" and value is not None:
         return _scaled(formula, _as_4d(value))
@@ -248,7 +248,7 @@ def _with_term(formula: Formula, term: Term) -> Formula | None:
 
 
 def _scaled(formula: Formula, by: Tensor | float) -> Formula:
-    """Returns the formula times a factor: of the product, of the sum with bias and mask, or of the softcap's result."""
+    """Return the formula times a factor: of the product, of the sum with bias and mask, or of the softcap's result."""
     # (q @ k.mT + bias) * scale multiplies the bias too; after a softcap at the end, cap * tanh(z / cap) * scale.
     if formula.softcap is not None and formula.softcap_at == "masked":
         return replace(formula, after=formula.after * by)

@@ -82,7 +82,7 @@ class _Call:
 
 
 def first_module_apart(a: ModelSide, b: ModelSide) -> str | None:
-    """Returns the first module whose output differs, for two sides that are no pair; None if there is none."""
+    """Return the first module whose output differs, for two sides that are no pair; None if there is none."""
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
         return None
@@ -159,7 +159,7 @@ class _Walk:
         self.steps: Sequence[tuple[ModuleStep, ModuleStep]] = ()
 
     def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
-        """Returns the first call of A, in the order of ending, whose input agrees and whose output does not."""
+        """Return the first call of A, in the order of ending, whose input agrees and whose output does not."""
         self.ran, aligned = steps, align_steps(steps, self.exact.steps, self.sites)
         begun = {one.place[0]: one.number for one in reversed(steps)}
         self.steps = [
@@ -174,7 +174,7 @@ class _Walk:
         return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
 
     def _compared(self, order: int, one: ModuleStep, other: ModuleStep) -> _Call:
-        """Returns a call of both sides with the inputs and outputs that differ."""
+        """Return a call of both sides with the inputs and outputs that differ."""
         # A module around an attention may return weights or a cache as well; only its main output is compared.
         main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
         both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
@@ -189,7 +189,7 @@ class _Walk:
         return [pair for pair in pairs if not gap_of(*pair, self.blind) <= allowed] if pairs else None
 
     def _entry(self, call: _Call, inside: Sequence[_Call]) -> Entry:
-        """Returns the place in a module: after its last call that agrees, before the first whose input does not."""
+        """Return the place in a module: after its last call that agrees, before the first whose input does not."""
         path, path_b = call.a.place[0], call.b.place[0]
         name = f"`{path}`" if path else Message("outputs.place.model")
         behind = before = None
@@ -225,19 +225,19 @@ class _Walk:
         return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
 
     def _before_attention(self, step: ModuleStep, begun: Mapping[str, int]) -> bool:
-        """Returns whether a call is inside an opened site, and leads to its q, k and v alone, as far as is known."""
+        """Return whether a call is inside an opened site, and leads to its q, k and v alone, as far as is known."""
         return step.place[0] not in self.beside and any(
             step.place[0] != site and _within(step.place[0], [site]) and step.number < begun.get(behind, 0)
             for site, behind in self.opened.items()
         )
 
     def owns(self, path: str) -> bool:
-        """Returns whether a module is in or around an attention with causes whose output is not yet B's."""
+        """Return whether a module is in or around an attention with causes whose output is not yet B's."""
         waiting = [site for site, _ in self.own if site not in self.passed and site not in self.opened]
         return any(_within(path, [site]) or _within(site, [path]) for site in waiting)
 
     def attentions(self, exact: FinerRun) -> Sequence[ModuleStep] | None:
-        """Returns A's calls when the attentions with causes give what B's give.
+        """Return A's calls when the attentions with causes give what B's give.
 
         Where a module behind the attention gets its output (`o_proj`), that module gets B's input, so that it is walked
         as well. Elsewhere the whole module of the attention returns B's output.
@@ -272,11 +272,11 @@ class _Walk:
                 self.beside |= {f"{site}.{one.name}" if site else one.name}
 
     def gates(self) -> list[Entry]:
-        """Returns the gates of A and B that differ in front of the modules that got B's input."""
+        """Return the gates of A and B that differ in front of the modules that got B's input."""
         return [entry for entry in self.unlike if entry.module.a in self.opened]
 
     def same_beside(self, named: Collection[str]) -> bool:
-        """Returns whether the modules of the attentions do the same besides, apart from modules in `named`."""
+        """Return whether the modules of the attentions do the same besides, apart from modules in `named`."""
         sites = {place[0]: other[0] for place, other in self.own.items()}
         for site, other in sites.items():
             one, second = self.joining.get(site, (None, None))
@@ -287,7 +287,7 @@ class _Walk:
         return True
 
     def _given(self, taken: Mapping[CallPlace, tuple[Tensor, ...]]) -> Sequence[ModuleStep] | None:
-        """Returns A's calls when some modules take, and the other modules of attentions with causes return, B's."""
+        """Return A's calls when some modules take, and the other modules of attentions with causes return, B's."""
         exact = self.sides[0].exact
         assert exact is not None
         returned = {}
@@ -306,7 +306,7 @@ class _Walk:
         return self.run(patch, [site for site, _ in self.own if site not in self.opened])
 
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
-        """Returns the calls of A run with the patch; None if A can't run so or can't take what B returned.
+        """Return the calls of A run with the patch; None if A can't run so or can't take what B returned.
 
         Modules in `passed` then give B's outputs whatever they get.
         """
@@ -325,7 +325,7 @@ class _Walk:
         return run.steps
 
     def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
-        """Yields B's parts at a place, put into all modules that differ alike; then B's output."""
+        """Yield B's parts at a place, put into all modules that differ alike; then B's output."""
         start, steps, pairs, called = self.patch, self.steps, dict(self._modules()), entry.module.a
         model = self.sides[0].module
         own = {} if model is None else dict(model.named_modules())
@@ -351,7 +351,7 @@ class _Walk:
             yield entry, replace(start, returned={**start.returned, **returned}), (called,)
 
     def _modules(self) -> Iterator[tuple[str, tuple[nn.Module, nn.Module]]]:
-        """Yields pairs of modules by A's path, except those within attentions with causes."""
+        """Yield pairs of modules by A's path, except those within attentions with causes."""
         known = [{} if side.module is None else dict(side.module.named_modules()) for side in self.sides]
         for one, other in self.steps:
             path, pair = one.place[0], (known[0].get(one.place[0]), known[1].get(other.place[0]))
@@ -361,7 +361,7 @@ class _Walk:
 
 
 def _of_other_shapes(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> DifferingTensors:
-    """Returns the first tensors of both sides if these have no shape in common; None otherwise."""
+    """Return the first tensors of both sides if these have no shape in common; None otherwise."""
     shapes = [{x.shape for x in every} for every in (one, other)]
     return None if not all(shapes) or shapes[0] & shapes[1] else [(one[0], other[0])]
 
@@ -379,7 +379,7 @@ def _output_of(module: str) -> Message:
 
 
 def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[ModuleChange]:
-    """Returns the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
+    """Return the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
     try:
         return list(changes_of(one, other, others))
     except MODEL_ERRORS:
@@ -387,7 +387,7 @@ def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) 
 
 
 def _relation(numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]) -> Message | None:
-    """Returns how B's numbers relate to A's; None unless all of them were kept."""
+    """Return how B's numbers relate to A's; None unless all of them were kept."""
     if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
         return None
     a, b = (kept.values.double() for kept in numbers)

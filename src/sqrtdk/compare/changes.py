@@ -65,7 +65,7 @@ class ModuleChange:
 
 
 def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[ModuleChange]:
-    """Yields what two modules differ by, most specific first: what they hold, then their types.
+    """Yield what two modules differ by, most specific first: what they hold, then their types.
 
     `others` are modules of A that may hold what B's module holds.
     """
@@ -89,7 +89,7 @@ def changes_of(a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module]) -> I
 
 
 class PartChange(NamedTuple):
-    """What differs in words, the edit that gives it to a module, and for a tensor how it differs."""
+    """One difference: a sentence, an edit that applies it to a module, and for a tensor the kind of difference."""
 
     text: Message
     edit: Callable[[nn.Module], None]
@@ -104,7 +104,7 @@ class TensorChange(NamedTuple):
 
 
 def _of_added_bias(a: nn.Module, b: nn.Module) -> Iterator[ModuleChange]:
-    """Yields that one side's linear layer adds its bias and the other's, of another class, does not.
+    """Yield that one side's linear layer adds its bias and the other's, of another class, does not.
 
     In layers of one class a bias that is missing is missing among their parameters. A layer of another class may hold a
     bias and not add it, so the bias is added to what A gives, or taken from it. Each suspicion costs a run of A, so
@@ -149,7 +149,7 @@ def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:
 
 
 def is_alike(a: nn.Module, b: nn.Module, but: Collection[str] = ()) -> bool:
-    """Returns whether two modules hold the same parameters, buffers, numbers and functions, up to storage.
+    """Return whether two modules hold the same parameters, buffers, numbers and functions, up to storage.
 
     Parameters and buffers in `but` are not compared.
     """
@@ -159,7 +159,7 @@ def is_alike(a: nn.Module, b: nn.Module, but: Collection[str] = ()) -> bool:
 def _of_tensors(
     a: nn.Module, b: nn.Module, others: Mapping[str, nn.Module], but: Collection[str] = ()
 ) -> list[PartChange]:
-    """Returns the module's own parameters and buffers that differ by more than their storage, except those in `but`."""
+    """Return the module's own parameters and buffers that differ by more than their storage, except those in `but`."""
     own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
     found: list[PartChange] = []
     for name in dict.fromkeys((*own[0], *own[1])):
@@ -189,7 +189,7 @@ def _of_tensors(
 
 
 def _held_text(name: str, own: nn.Module, tensor: Tensor, others: Mapping[str, nn.Module]) -> Message | None:
-    """Returns which weight of A a matrix of B holds in another form: transposed, its rows mixed, a part of one."""
+    """Return which weight of A a matrix of B holds in another form: transposed, its rows mixed, a part of one."""
     weights = {f"{path}.{key}": x for path, m in others.items() for key, x in m.named_parameters(recurse=False)}
     place = next((f"{path}.{name}" for path, module in others.items() if module is own), "")
     holder = holder_of(tensor, weights, place)
@@ -218,7 +218,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def tensor_change(name: str, a: Tensor, b: Tensor) -> TensorChange | None:
-    """Returns how a parameter of B relates to A's; None if they are equal up to rounding.
+    """Return how a parameter of B relates to A's; None if they are equal up to rounding.
 
     Example:
         >>> ones = torch.ones(4, 2)
@@ -257,7 +257,7 @@ def tensor_change(name: str, a: Tensor, b: Tensor) -> TensorChange | None:
 
 
 def _of_values(a: nn.Module, b: nn.Module) -> list[PartChange]:
-    """Returns numbers, names and functions that the modules and their configs hold and that differ."""
+    """Return numbers, names and functions that the modules and their configs hold and that differ."""
     found: list[PartChange] = []
     for prefix, one, other in (("", a, b), ("config.", getattr(a, "config", None), getattr(b, "config", None))):
         values, others = _held_values(one), _held_values(other)
@@ -290,7 +290,7 @@ def _held_values(holder: object) -> dict[str, HeldValue]:
 
 
 def _alike(a: HeldValue, b: HeldValue) -> bool:
-    """Returns whether two values are equal; functions are equal if they have the same code."""
+    """Return whether two values are equal; functions are equal if they have the same code."""
     if callable(a) and callable(b):
         return getattr(a, "__code__", a) == getattr(b, "__code__", b)
     # True == 1 in Python, but `bias=True` and `bias=1` are not the same field
@@ -298,7 +298,7 @@ def _alike(a: HeldValue, b: HeldValue) -> bool:
 
 
 def _value_texts(a: HeldValue, b: HeldValue) -> Sequence[str]:
-    """Returns two values as text that shows where they differ; untrusted text may be of any length, so it is cut."""
+    """Return two values as text that shows where they differ; untrusted text may be of any length, so it is cut."""
     if type(a) in (int, float) and type(b) in (int, float):
         return unequal_texts(float(a), float(b))  # type: ignore[arg-type]
     texts = [str(getattr(value, "__name__", value)) for value in (a, b)]
@@ -316,7 +316,7 @@ def _set(holder: str, name: str, value: HeldValue, module: nn.Module) -> None:
 
 
 def relation(a: Tensor, b: Tensor, before: Sequence[tuple[str, Tensor]]) -> Message | None:
-    """Returns how B's numbers relate to A's, as half a sentence; None if by nothing simple.
+    """Return how B's numbers relate to A's, as half a sentence; None if by nothing simple.
 
     `before` are named tensors that are equal on both sides.
 

@@ -23,7 +23,7 @@ LEAST_ROWS = 3  # rows: the values of a channel in fewer may be another channel'
 
 
 def with_known_rows(sides: list[KnownSide]) -> list[KnownSide]:
-    """Returns the sides with rows of the q and k projections as far as the projected values show them.
+    """Return the sides with rows of the q and k projections as far as the projected values show them.
 
     A side that tells projected values and no weight gets the rows of the other side's weight, in the order in which
     the other side's values are its own.
@@ -45,7 +45,7 @@ def with_known_rows(sides: list[KnownSide]) -> list[KnownSide]:
 
 
 def _order(other: Tensor | None, own: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Returns the other side's feature that is each feature of one's own, (H, E); None unless all of them are there."""
+    """Return the other side's feature that is each feature of one's own, (H, E); None unless all of them are there."""
     if other is None or own is None or other.shape != own.shape or own.shape[0] * own.shape[2] < LEAST_ROWS:
         return None
     theirs, mine = (x.double().transpose(1, 2).flatten(2).flatten(0, 1).T.contiguous() for x in (other, own))
@@ -60,7 +60,7 @@ def _order(other: Tensor | None, own: Tensor | None, dtype: torch.dtype) -> Tens
 
 
 def _with_identity(side: KnownSide, name: str) -> KnownSide:
-    """Returns a side whose projection is known; one that tells none gets an identity on its projected values."""
+    """Return a side whose projection is known; one that tells none gets an identity on its projected values."""
     path, projected = path_of(side.program, name), side.seen[name].projected
     if path.affine is not None and side.seen[name].input is not None:
         return side
@@ -85,7 +85,7 @@ def _reordered(affine: Affine, order: Tensor) -> Affine:
 
 
 def in_one_layout(sides: list[KnownSide], earlier: Sides | None) -> tuple[list[KnownSide], bool]:
-    """Returns the sides with B's q and k in A's rotary layout where nothing tells a wrong layout from other rows.
+    """Return the sides with B's q and k in A's rotary layout where nothing tells a wrong layout from other rows.
 
     Both read the same then. What the earlier pair showed, holds: rows in another order, or the wrong layout.
 
@@ -118,7 +118,7 @@ def _other_layout(a: Rotation | None, b: Rotation | None) -> bool:
 
 
 def _shown_by(earlier: Sides) -> bool | None:
-    """Returns whether the rows of an earlier pair are in the other layout's order; None if that pair can't tell."""
+    """Return whether the rows of an earlier pair are in the other layout's order; None if that pair can't tell."""
     programs = (earlier.a, earlier.b)
     if any(path_of(program, name).affine is None for program in programs for name in QK):
         return None

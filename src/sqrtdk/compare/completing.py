@@ -59,7 +59,7 @@ def complete_sides(
     first: tuple[Formula | None, Formula | None] = (None, None),
     work: SearchWork | None = None,
 ) -> list[KnownSide]:
-    """Returns both sides, completed from their numbers and from each other.
+    """Return both sides, completed from their numbers and from each other.
 
     Args:
         a: tensors of A.
@@ -93,7 +93,7 @@ def complete_sides(
 
 
 def _equal_without_formula(sides: list[KnownSide]) -> bool:
-    """Returns whether neither side tells a formula, and q, k, v and the output are equal."""
+    """Return whether neither side tells a formula, and q, k, v and the output are equal."""
     if any(side.program.formula is not None for side in sides):
         return False
     dtype, (one, other) = coarser(sides), sides
@@ -102,12 +102,12 @@ def _equal_without_formula(sides: list[KnownSide]) -> bool:
 
 
 def coarser(sides: list[KnownSide]) -> torch.dtype:
-    """Returns the coarser dtype of the two sides."""
+    """Return the coarser dtype of the two sides."""
     return max((side.dtype for side in sides), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings: float = EQUAL_ROUNDINGS) -> bool:
-    """Returns whether two tensors are equal within some roundings of a dtype; False if one is unknown.
+    """Return whether two tensors are equal within some roundings of a dtype; False if one is unknown.
 
     Example:
         >>> x = torch.ones(1, 1, 2, 2)
@@ -124,7 +124,7 @@ def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings
 
 
 def _with_paths(sides: list[KnownSide], name: str, work: SearchWork) -> list[KnownSide]:
-    """Returns both sides with the steps of one vector completed; values borrowed without use are dropped."""
+    """Return both sides with the steps of one vector completed; values borrowed without use are dropped."""
     paths = [path_of(side.program, name) for side in sides]
     if sides[0].seen[name].projected is None and sides[1].seen[name].projected is None:
         return _from_used(sides, name, work)
@@ -145,7 +145,7 @@ def _with_paths(sides: list[KnownSide], name: str, work: SearchWork) -> list[Kno
 
 
 def _given_back(side: KnownSide, name: str) -> KnownSide:
-    """Returns a side without the values that it borrowed for a vector."""
+    """Return a side without the values that it borrowed for a vector."""
     vector = side.seen[name]
     own = replace(vector, projected=None, borrowed=False) if vector.borrowed else vector
     return replace(side, seen=side.seen | {name: own})
@@ -154,7 +154,7 @@ def _given_back(side: KnownSide, name: str) -> KnownSide:
 def _path_and_scale(
     own: KnownSide, other: KnownSide, name: str, dtype: torch.dtype, work: SearchWork
 ) -> tuple[VectorPath | None, float]:
-    """Returns the path of a vector, and the part of the scale that multiplied it: none, or the other side's part.
+    """Return the path of a vector, and the part of the scale that multiplied it: none, or the other side's part.
 
     Of the two candidates, the one whose amplification is closest to the other side's is returned.
     """
@@ -171,14 +171,14 @@ def _path_and_scale(
 
 
 def _amplified(path: VectorPath) -> float:
-    """Returns the factor by which a path enlarges its vector, apart from norms."""
+    """Return the factor by which a path enlarges its vector, apart from norms."""
     sizes = [float(step.table.abs().median()) for step in path.steps if isinstance(step, Rotation)]
     factor = float(torch.as_tensor(path.scaled, dtype=torch.float64).abs().median())
     return max(math.prod(sizes) * factor, 1e-300)
 
 
 def _with_path(own: KnownSide, other: KnownSide, name: str, found: VectorPath) -> KnownSide:
-    """Returns a side with a path that was found, and projected values to match if its projection changed."""
+    """Return a side with a path that was found, and projected values to match if its projection changed."""
     vector, of_other = own.seen[name], path_of(other.program, name)
     moved = found.affine is not None and of_other.affine is not None and found.affine is not of_other.affine
     if not vector.borrowed:
@@ -193,7 +193,7 @@ def _with_path(own: KnownSide, other: KnownSide, name: str, found: VectorPath) -
 
 
 def _from_used(sides: list[KnownSide], name: str, work: SearchWork) -> list[KnownSide]:
-    """Returns both sides with paths from a common input, if both tell a vector only at the product."""
+    """Return both sides with paths from a common input, if both tell a vector only at the product."""
     vectors = [side.seen[name] for side in sides]
     dtype = coarser(sides)
     if near(vectors[0].used, vectors[1].used, dtype):
@@ -215,7 +215,7 @@ def _from_used(sides: list[KnownSide], name: str, work: SearchWork) -> list[Know
 
 
 def _folded(side: KnownSide) -> KnownSide:
-    """Returns the side with fitted factors of q and k moved into the scale: any of q's, powers of the width of k's.
+    """Return the side with fitted factors of q and k moved into the scale: any of q's, powers of the width of k's.
 
     An equal factor on a rotating q and k may be the amplitude of a cos/sin table (YaRN), so it stays.
     """
@@ -245,7 +245,7 @@ def _fold(side: KnownSide, name: str) -> KnownSide:
 
 
 def _into_scale(side: KnownSide, name: str, factor: Tensor | float) -> KnownSide:
-    """Returns a side with a factor of one vector moved into the scale of its formula."""
+    """Return a side with a factor of one vector moved into the scale of its formula."""
     vector, program, formula = side.seen[name], side.program, side.program.formula
     seen = replace(vector, used=vector.used / factor, factor=vector.factor * factor)
     if formula is not None:
@@ -257,7 +257,7 @@ def _into_scale(side: KnownSide, name: str, factor: Tensor | float) -> KnownSide
 
 
 def _with_formula(side: KnownSide, other: Formula | None, first: Formula | None, work: SearchWork) -> KnownSide:
-    """Returns the side with the formula that gives the output, near the other side's formula or a usual one.
+    """Return the side with the formula that gives the output, near the other side's formula or a usual one.
 
     If k and v have fewer heads than q, another order of groups is tried when the usual one gives nothing.
     """
@@ -279,7 +279,7 @@ def _with_formula(side: KnownSide, other: Formula | None, first: Formula | None,
 
 
 def _sized(own: KnownSide, other: KnownSide) -> KnownSide:
-    """Returns the side with q rescaled if its scale and q differ from the other side's by the same unknown factor.
+    """Return the side with q rescaled if its scale and q differ from the other side's by the same unknown factor.
 
     A found scale may partly have been applied to q. It is split so if that brings the sizes of the two q closer.
     """
@@ -300,7 +300,7 @@ def _sized(own: KnownSide, other: KnownSide) -> KnownSide:
 
 
 def _grouped(side: KnownSide) -> Iterator[KnownSide]:
-    """Yields the side; then, with grouped heads, the side whose query heads read the key heads in turn."""
+    """Yield the side; then, with grouped heads, the side whose query heads read the key heads in turn."""
     yield side
     count = side.seen["query"].used.shape[1]
     groups = side.call.key.values.shape[1]
@@ -314,7 +314,7 @@ def _grouped(side: KnownSide) -> Iterator[KnownSide]:
 
 
 def _usual(query: Tensor, value: Tensor, output: Tensor) -> Formula:
-    """Returns scale 1/sqrt(E); with a causal mask if the first rows give only their own value."""
+    """Return scale 1/sqrt(E); with a causal mask if the first rows give only their own value."""
     (rows, width), keys = query.shape[-2:], value.shape[-2]
     if not 1 < rows <= keys:
         return Formula(width**-0.5)

@@ -55,7 +55,7 @@ MOST_STORED = {  # largest number that a low-precision cache stores; larger ones
 
 
 def round_to(values: Tensor, dtype: str | None) -> Tensor:
-    """Returns values rounded to a dtype, as float64; dtypes of a cache also cut off. None rounds nothing.
+    """Return values rounded to a dtype, as float64; dtypes of a cache also cut off. None rounds nothing.
 
     Example:
         >>> round_to(torch.tensor([1.0 + 2**-12]), "float16").tolist()
@@ -71,7 +71,7 @@ def round_to(values: Tensor, dtype: str | None) -> Tensor:
 
 
 def dtype_by_name(name: str) -> torch.dtype:
-    """Returns the dtype of a name such as "float16" or "torch.float16".
+    """Return the dtype of a name such as "float16" or "torch.float16".
 
     Raises:
         InvalidValueError: attentions don't compute in a dtype of this name.
@@ -83,13 +83,13 @@ def dtype_by_name(name: str) -> torch.dtype:
 
 
 def project_input(affine: Affine, entering: Tensor) -> Tensor:
-    """Returns the heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
+    """Return the heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
     heads = torch.einsum("bld,hed->bhle", entering.double(), affine.weight.double())
     return heads if affine.bias is None else heads + affine.bias.double()[:, None]
 
 
 def follow_path(path: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
-    """Returns the values (B, H, L, E) after each step of a path, the last times `path.scaled`; at least the projected.
+    """Return the values (B, H, L, E) after each step of a path, the last times `path.scaled`; at least the projected.
 
     Raises:
         InvalidValueError: a step is unknown.
@@ -102,7 +102,7 @@ def follow_path(path: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
 
 
 def apply_step(step: PathStep, values: Tensor) -> Tensor:
-    """Returns the values (B, H, L, E) after one step."""
+    """Return the values (B, H, L, E) after one step."""
     if isinstance(step, OpaqueStep):
         raise InvalidValueError(
             f"nothing can be computed through {step.name!r}, a step that is not known",
@@ -115,7 +115,7 @@ def apply_step(step: PathStep, values: Tensor) -> Tensor:
 
 
 def apply_norm(norm: NormStep, values: Tensor) -> Tensor:
-    """Returns the values (B, H, L, E) after a normalisation of each head, or of all heads of a token together.
+    """Return the values (B, H, L, E) after a normalisation of each head, or of all heads of a token together.
 
     Example:
         >>> unit = NormStep("l2", gain=torch.ones(1, 2))
@@ -128,7 +128,7 @@ def apply_norm(norm: NormStep, values: Tensor) -> Tensor:
 
 
 def centred(norm: NormStep, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the values (B, H, L, E), minus their mean for "layer", and their divisor."""
+    """Return the values (B, H, L, E), minus their mean for "layer", and their divisor."""
     x, over = values.double(), (1, 3) if norm.over == "heads" else (3,)
     if norm.kind == "layer":
         x = x - x.mean(over, keepdim=True)
@@ -139,7 +139,7 @@ def centred(norm: NormStep, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def repeat_heads(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
-    """Returns (B, count, ...) from (B, H, ...): query head i reads head `heads[i]`, or i // (count / H).
+    """Return (B, count, ...) from (B, H, ...): query head i reads head `heads[i]`, or i // (count / H).
 
     Example:
         >>> repeat_heads(torch.tensor([[1, 2]]), 4).tolist()
@@ -161,7 +161,7 @@ def repeat_heads(tensor: Tensor, count: int, heads: Tensor | None = None) -> Ten
 
 
 def compute_logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None = None) -> Tensor:
-    """Returns the logits (B, Hq, L, S) in float64, as they enter the softmax.
+    """Return the logits (B, Hq, L, S) in float64, as they enter the softmax.
 
     The order is scale, softcap (at `softcap_at`), bias, mask; then rounding to `logits_dtype`. `product` is q . k, if
     it is already computed.
@@ -180,7 +180,7 @@ def compute_logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor
 
 
 def logits_and_slope(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Returns logits before bias and mask, (B, Hq, L, S), from q . k, and their slope, softcap included.
+    """Return logits before bias and mask, (B, Hq, L, S), from q . k, and their slope, softcap included.
 
     The slope broadcasts to the logits.
     """
@@ -197,7 +197,7 @@ def logits_and_slope(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]
 
 
 def compute_output(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Returns the output (B, Hq, L, Ev) and the lse (B, Hq, L) with sinks included, in float64."""
+    """Return the output (B, Hq, L, Ev) and the lse (B, Hq, L) with sinks included, in float64."""
     heads = query.shape[1]
     key, value = repeat_heads(key, heads).double(), repeat_heads(value, heads).double()
     outputs, sums = [], []
@@ -211,7 +211,7 @@ def compute_output(query: Tensor, key: Tensor, value: Tensor, formula: Formula) 
 
 
 def compute_weights(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Returns the weights (B, Hq, L, S) that multiply v, dropout included, and the lse (B, Hq, L), in float64.
+    """Return the weights (B, Hq, L, S) that multiply v, dropout included, and the lse (B, Hq, L), in float64.
 
     `z` are the logits, if already computed.
     """
@@ -234,12 +234,12 @@ def compute_weights(query: Tensor, key: Tensor, formula: Formula, z: Tensor | No
 
 
 def some_rows(formula: Formula, rows: Tensor | slice, length: int) -> Formula:
-    """Returns the formula of some of `length` rows, by index or slice."""
+    """Return the formula of some of `length` rows, by index or slice."""
     return parts_of(formula, lambda x: x[..., rows, :] if x.ndim > 1 and x.shape[-2] == length != 1 else x)
 
 
 def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
-    """Returns the formula of some of `count` heads, by index."""
+    """Return the formula of some of `count` heads, by index."""
     sinks = None if formula.sinks is None else formula.sinks[index]
     return parts_of(
         replace(formula, sinks=sinks), lambda x: x[..., index, :, :] if x.ndim > 2 and x.shape[-3] == count != 1 else x
@@ -247,7 +247,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
 
 
 def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
-    """Returns the formula with `of` applied to every tensor that broadcasts to (B, Hq, L, S)."""
+    """Return the formula with `of` applied to every tensor that broadcasts to (B, Hq, L, S)."""
 
     def parts(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
         values = {name: getattr(record, name) for name in names}
@@ -258,7 +258,7 @@ def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
 
 
 def chunks(query: Tensor, key: Tensor, budget: int = LOGITS_AT_ONCE) -> Iterator[slice]:
-    """Yields slices of the rows of a query (B, Hq, L, E): at most `budget` logits each, at least one row."""
+    """Yield slices of the rows of a query (B, Hq, L, E): at most `budget` logits each, at least one row."""
     length, row = query.shape[-2], query.shape[0] * query.shape[1] * key.shape[-2]
     step = max(1, budget // max(1, row))
     for first in range(0, length, step):
@@ -266,7 +266,7 @@ def chunks(query: Tensor, key: Tensor, budget: int = LOGITS_AT_ONCE) -> Iterator
 
 
 def _own_product(query: Tensor, key: Tensor, own: LogitPrecision) -> Tensor:
-    """Returns q . k as the side computes it: in its dtype, with its factors on q and k."""
+    """Return q . k as the side computes it: in its dtype, with its factors on q and k."""
     dtype, factor = dtype_by_name(own.dtype), own.key.mT if isinstance(own.key, Tensor) else own.key
     # q * 0.125 in bfloat16, then q @ k.mT in bfloat16: each result is rounded where the side itself rounds it
     queries = (query.double() * own.query).to(dtype)
@@ -274,13 +274,13 @@ def _own_product(query: Tensor, key: Tensor, own: LogitPrecision) -> Tensor:
 
 
 def _scale_after_product(scale: Tensor | float, own: LogitPrecision) -> Tensor | float:
-    """Returns the scale without the parts on q and k; where such a part is 0, the rest is arbitrary."""
+    """Return the scale without the parts on q and k; where such a part is 0, the rest is arbitrary."""
     there = own.query * own.key
     return scale / (there.masked_fill(there == 0, 1.0) if isinstance(there, Tensor) else there or 1.0)
 
 
 def _own_weights(z: Tensor, formula: Formula) -> Tensor:
-    """Returns torch's softmax weights (B, Hq, l, S): of rounded logits, or in the side's dtype and rounded later."""
+    """Return torch's softmax weights (B, Hq, l, S): of rounded logits, or in the side's dtype and rounded later."""
     assert formula.own is not None
     z = z.to(dtype_by_name(formula.logits_dtype or formula.own.dtype))
     if formula.logits_dtype != formula.weights_dtype:
@@ -293,7 +293,7 @@ def _own_weights(z: Tensor, formula: Formula) -> Tensor:
 
 
 def _capped(z: Tensor, formula: Formula, places: tuple[str, ...]) -> Tensor:
-    """Returns logits after the softcap and the factor behind it, if this is their place."""
+    """Return logits after the softcap and the factor behind it, if this is their place."""
     if formula.softcap_at not in places:
         return z
     if formula.softcap is not None:

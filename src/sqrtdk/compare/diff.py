@@ -237,7 +237,7 @@ def sides_diff(
 
 
 def _unread(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:
-    """Returns attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
+    """Return attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
     seen = {(entry.site, entry.reason): entry for entry in a.missed}
     both = [entry for entry in b.missed if (entry.site, entry.reason) in seen]
     return {
@@ -268,7 +268,7 @@ def _unpaired(
 def _compared(
     a: ModelSide, b: ModelSide, alignment: Alignment, kv_scale: float | None
 ) -> tuple[tuple[PairDiff, ...], OutputComparison]:
-    """Returns every pair judged, and the outputs; each pair has a difference of its own or follows from another."""
+    """Return every pair judged, and the outputs; each pair has a difference of its own or follows from another."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
     calls = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
     judged: list[JudgedPair] = []
@@ -317,7 +317,7 @@ def _as_they_leave(
     entering: Sequence[Entering],
     blind: BlindRows,
 ) -> list[JudgedPair]:
-    """Returns the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
+    """Return the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
     both = enumerate(zip(judged, entering, strict=True))
     doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
     if not doubtful or a.again is None or b.again is None:
@@ -328,7 +328,7 @@ def _as_they_leave(
 
 
 def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:
-    """Returns the pair with the place where the difference of its input enters."""
+    """Return the pair with the place where the difference of its input enters."""
     causes = (entering.cause(where) if cause.name == "input" else cause for cause in pair.causes)
     return replace(pair, causes=tuple(filter(None, causes)))
 
@@ -341,7 +341,7 @@ def _judged(
     kv_scale: float | None,
     work: SearchWork,
 ) -> JudgedPair:
-    """Returns `judge_pair` of the pair, unless both sides have NaN."""
+    """Return `judge_pair` of the pair, unless both sides have NaN."""
     lost = [first_nan((call,)) for call in (a, b)]
     if lost[0] is not None and lost[1] is not None:
         stages = {"stage": stage_word(lost[0][1]), "other": stage_word(lost[1][1])}

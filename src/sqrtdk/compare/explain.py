@@ -93,7 +93,7 @@ def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained
 
 
 def helpful(chosen: Chosen, left: Callable[[Chosen], SegmentGap], least: float = 0.0) -> Chosen:
-    """Returns the suspicions that make a difference smaller, which stays too large with all of them.
+    """Return the suspicions that make a difference smaller, which stays too large with all of them.
 
     Each one that is kept removes at least a share of `least`, and not nothing, from what is left without it. All
     together leave less than none of them.
@@ -109,7 +109,7 @@ def helpful(chosen: Chosen, left: Callable[[Chosen], SegmentGap], least: float =
 
 
 def helpful_parts(whole: Segment, program: Program, parts: list[tuple[Segment, Explained]]) -> list[Explained]:
-    """Returns the parts of a way that ends too far from B, with the causes that bring its end nearer.
+    """Return the parts of a way that ends too far from B, with the causes that bring its end nearer.
 
     A cause that is right by itself may lead away from B while another difference beside it is unknown: channels of q
     put in order against a k that stays as it was. It is no proof then, so its stage counts as unknown.
@@ -132,7 +132,7 @@ def helpful_parts(whole: Segment, program: Program, parts: list[tuple[Segment, E
 
 
 def mends(whole: Segment, sides: Sides, causes: Causes, found: Iterable[Cause]) -> bool:
-    """Returns whether A's parts, put into B's program for the causes found, make the difference go away.
+    """Return whether A's parts, put into B's program for the causes found, make the difference go away.
 
     A fix changes B, while a cause is proven by a change of A: so the causes are suspected again with the sides changed
     over. What can't be tried, as B's program is unknown in a part, counts as helping.
@@ -158,12 +158,12 @@ def mends(whole: Segment, sides: Sides, causes: Causes, found: Iterable[Cause]) 
 
 
 def without_fixes(explained: Explained) -> Explained:
-    """Returns the part with causes of which no fix is said."""
+    """Return the part with causes of which no fix is said."""
     return replace(explained, causes=tuple(replace(cause, mends=False) for cause in explained.causes))
 
 
 def _can_run(whole: Segment, program: Program) -> bool:
-    """Returns whether a program can run over a segment: its formula, and what it passes of the paths, are known."""
+    """Return whether a program can run over a segment: its formula, and what it passes of the paths, are known."""
     paths = {name: path_of(program, name) for name, begin in whole.begins.items() if begin != "used"}
     return program.formula is not None and all(
         is_known(path) and (path.affine is not None or whole.begins[name] != "input") for name, path in paths.items()
@@ -173,14 +173,14 @@ def _can_run(whole: Segment, program: Program) -> bool:
 def _suspicions_left(
     segment: Segment, sides: Sides, causes: Causes, chosen: Iterable[Suspicion]
 ) -> Iterator[Suspicion]:
-    """Yields suspicions about the segment that are not chosen yet."""
+    """Yield suspicions about the segment that are not chosen yet."""
     names = {(old.name, old.stage) for old in chosen}
     every = (suspicion for suspect in causes.values() for suspicion in suspect(sides))
     return (one for one in every if one.stage in segment.stages_tried and (one.name, one.stage) not in names)
 
 
 def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs) -> Chosen:
-    """Returns suspicions one after the other, each the best at its time; an exact one ends the search."""
+    """Return suspicions one after the other, each the best at its time; an exact one ends the search."""
     chosen: Chosen = ()
     left = segment_gap(segment, sides.a)
     for _ in range(MOST_CAUSES):
@@ -203,7 +203,7 @@ def _nearest(segment: Segment, sides: Sides, causes: Causes, programs: Programs)
 
 
 def _all_suspicions(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
-    """Returns all suspicions in the order in which they appear; some help only in combination."""
+    """Return all suspicions in the order in which they appear; some help only in combination."""
     chosen: Chosen = ()
     program = sides.a
     for _ in range(MOST_TOGETHER):
@@ -215,7 +215,7 @@ def _all_suspicions(segment: Segment, sides: Sides, causes: Causes) -> Chosen:
 
 
 def _applied(programs: Programs, suspicions: Chosen) -> Program:
-    """Returns A's program with some suspicions applied, from the cache if possible."""
+    """Return A's program with some suspicions applied, from the cache if possible."""
     if suspicions not in programs:
         programs[suspicions] = suspicions[-1].change(_applied(programs, suspicions[:-1]))
     return programs[suspicions]
@@ -226,7 +226,7 @@ def _without_suspicion(suspicions: Chosen, one: Suspicion) -> Chosen:
 
 
 def share_gone(before: SegmentGap, after: SegmentGap) -> float:
-    """Returns the share of a difference that is gone, 0 to 1; infinite differences are gone completely or not at all.
+    """Return the share of a difference that is gone, 0 to 1; infinite differences are gone completely or not at all.
 
     A difference that has grown is gone by no share.
 
@@ -251,14 +251,14 @@ def _unknown(segment: Segment, sides: Sides, before: SegmentGap, after: SegmentG
 
 
 def unknown_cause(stage: str, left: SegmentGap, explained: float = 0.0) -> Cause:
-    """Returns the cause `unknown` for a difference without explanation."""
+    """Return the cause `unknown` for a difference without explanation."""
     sizes = {"left": f"{left.largest:.2g}", "allowed": f"{left.allowed:.2g}"}
     text = Message("causes.unknown.at_stage", stage=stage_word(stage), **sizes)
     return Cause(UNKNOWN_CAUSE, None, None, explained, text, stage)
 
 
 def stage_of_unexplained(segment: Segment, sides: Sides) -> str:
-    """Returns the stage to which an unexplained difference of q, k or v is attributed."""
+    """Return the stage to which an unexplained difference of q, k or v is attributed."""
     name = segment.name.removesuffix(" used")
     if len(segment.stages) == 1 or name not in QKV:
         return segment.stages[0]
@@ -266,7 +266,7 @@ def stage_of_unexplained(segment: Segment, sides: Sides) -> str:
 
 
 def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
-    """Returns the first stage after the projection that a side has.
+    """Return the first stage after the projection that a side has.
 
     An unknown step counts as a rotation, which most models have. Without any step, the stage is the vector: "key".
     """
@@ -276,7 +276,7 @@ def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
 
 
 def first_stage(names: list[str]) -> str | None:
-    """Returns the first of some stages in the order of an attention."""
+    """Return the first of some stages in the order of an attention."""
     return next((name for name in STAGES if name in names), None)
 
 
@@ -295,7 +295,7 @@ def first_stage(names: list[str]) -> str | None:
 
 
 def shows(before: SegmentGap, after: SegmentGap) -> bool:
-    """Returns whether a change of the program removes more than half of the squared error of its values."""
+    """Return whether a change of the program removes more than half of the squared error of its values."""
     return before.size > 0.0 and after.size**2 <= MOST_SQUARES_LEFT * before.size**2
 
 

@@ -38,7 +38,7 @@ _BY_WORDS_OF_B = ("head_order", "weights")  # what A has is "in order", or "gain
 
 
 def fix_of(cause: Cause) -> Message | None:
-    """Returns what to change in B; None for a changed input, an unknown cause, or a record with other words.
+    """Return what to change in B; None for a changed input, an unknown cause, or a record with other words.
 
     None as well if the change was tried on B's program and did not help.
 
@@ -57,7 +57,7 @@ def fix_of(cause: Cause) -> Message | None:
 
 
 def fixes_of(causes: Iterable[Cause]) -> dict[Message, Cause]:
-    """Returns each fix once, with the first cause that it is for, in the order of the causes."""
+    """Return each fix once, with the first cause that it is for, in the order of the causes."""
     found: dict[Message, Cause] = {}
     for cause in causes:
         if (fix := fix_of(cause)) is not None:
@@ -84,7 +84,7 @@ def _keys(cause: Cause) -> Iterator[str]:
 
 
 def _repeat(heads: str) -> str:
-    """Returns how key heads are repeated: "0 0 1 1" is interleaved, "0 1 0 1" repeated."""
+    """Return how key heads are repeated: "0 0 1 1" is interleaved, "0 1 0 1" repeated."""
     numbers = heads.split()
     if "..." in numbers or len(set(numbers)) == len(numbers):
         return "set"

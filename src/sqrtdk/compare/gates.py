@@ -18,10 +18,10 @@ from sqrtdk.tracing.tensors import CallTensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedModule:
-    """What one side has at the place where it begins to differ.
+    """The module of A or B in which their outputs begin to differ.
 
     Attributes:
-        numbers: its numbers there.
+        numbers: what it computed at the operation where they begin to differ.
         ran: paths of the calls inside the module, relative to it.
     """
 
@@ -36,7 +36,7 @@ def gate_at(
     calls: Sequence[CallTensors],
     calls_a: Sequence[CallTensors] | None = None,
 ) -> Message | None:
-    """Returns how the gates inside a module of both sides differ; None if none is seen, or not all numbers were kept.
+    """Return how the gates inside a module of both sides differ; None if none is seen, or not all numbers were kept.
 
     Args:
         numbers: what reaches the place where the sides begin to differ, of A and of B; may be empty.
@@ -56,7 +56,7 @@ def numbers_at(
     calls: Sequence[CallTensors],
     calls_a: Sequence[CallTensors] | None = None,
 ) -> tuple[GatedModule, GatedModule] | None:
-    """Returns what both sides have there, by the arguments of `gate_at`; None if not all numbers were kept."""
+    """Return what both sides have there, by the arguments of `gate_at`; None if not all numbers were kept."""
     if not numbers or any(kept.stride != 1 for kept in numbers[0]):
         return None
     every = [(b[0], calls) if calls_a is None else (a[0], calls_a), (b[0], calls)]
@@ -71,7 +71,7 @@ def numbers_at(
 
 
 def gate_words(first: Gate | None, second: Gate | None, b: GatedModule) -> Message | None:
-    """Returns how the gates of both sides differ, with B as the subject; None if no gate is found, or the same."""
+    """Return how the gates of both sides differ, with B as the subject; None if no gate is found, or the same."""
     if first is None or second is None or (first.name, first.activation) == (second.name, second.activation):
         return None
     if first.name and not second.name:
@@ -86,7 +86,7 @@ def gate_words(first: Gate | None, second: Gate | None, b: GatedModule) -> Messa
 
 
 def _given(step: ModuleStep) -> Tensor | None:
-    """Returns the first tensor that a call gave; None if only some of its entries were kept."""
+    """Return the first tensor that a call gave; None if only some of its entries were kept."""
     if not step.gives or step.gives[0].stride != 1 or not step.gives[0].values.is_floating_point():
         return None
     return step.gives[0].values.view(step.gives[0].shape)

@@ -55,7 +55,7 @@ class Holder:
 
 
 def holder_of(wanted: Tensor, parameters: Mapping[str, Tensor], own: str = "") -> Holder | None:
-    """Returns the parameter that holds the rows of a weight (rows, D); None if none does.
+    """Return the parameter that holds the rows of a weight (rows, D); None if none does.
 
     `own` is the parameter that should hold them. If it is stored as (D, rows), the others are read so too.
 
@@ -87,7 +87,7 @@ def holder_of(wanted: Tensor, parameters: Mapping[str, Tensor], own: str = "") -
 
 
 def _place(wanted: Tensor, rows: Tensor) -> int | None:
-    """Returns the first of the rows from which on they are the wanted ones; -1 if all are, in another order."""
+    """Return the first of the rows from which on they are the wanted ones; -1 if all are, in another order."""
     few = wanted[0, :_FIRST_NUMBERS]
     beginnings = rows[:, :_FIRST_NUMBERS].to(few)
     starts = ((beginnings - few).abs() <= _NEAR_WEIGHT * few.abs().max()).all(-1).nonzero().flatten().tolist()
@@ -117,7 +117,7 @@ class _Held:
     holder: Holder
 
     def elsewhere(self, sites: Sequence[str]) -> str | None:
-        """Returns the site of A whose projection of this name it holds; None unless it is that of another site."""
+        """Return the site of A whose projection of this name it holds; None unless it is that of another site."""
         tail = self.own_a.removeprefix(f"{self.pair.site_a}.")
         if self.holder.rows is not None or self.holder.turned or self.holder.permuted or tail == self.own_a:
             return None
@@ -125,7 +125,7 @@ class _Held:
 
 
 def held_weights(a: ModelSide, pairs: Sequence[PairDiff], programs: Sequence[Sides | None]) -> list[Message]:
-    """Returns sentences on projections of B that hold other weights of A, each verified by all its numbers."""
+    """Return sentences on projections of B that hold other weights of A, each verified by all its numbers."""
     if a.module is None:
         return []
     differ = [
@@ -181,12 +181,12 @@ def _of_pair(pair: PairDiff, sides: Sides, parameters: Mapping[str, Tensor]) -> 
 
 
 def _moved_to(held: Sequence[_Held], sites: Sequence[str]) -> str | None:
-    """Returns the one other site whose weights all projections of a site hold."""
+    """Return the one other site whose weights all projections of a site hold."""
     found = {one.elsewhere(sites) for one in held}
     return found.pop() if len(found) == 1 else None
 
 
 def _layer(site: str) -> str:
-    """Returns the number of a layer: "1" of "model.layers.1.self_attn"; the site if it has none."""
+    """Return the number of a layer: "1" of "model.layers.1.self_attn"; the site if it has none."""
     number = LAYER_NUMBER.search(f"`{site}`")
     return number[0] if number is not None else site

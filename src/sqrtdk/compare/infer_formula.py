@@ -70,7 +70,7 @@ class KnownFormula:
     parts: Set[int]
 
     def put_into(self, other: Formula) -> Formula:
-        """Returns the other side's formula with the known parts put in."""
+        """Return the other side's formula with the known parts put in."""
         if SCALE in self.parts:
             other = rescaled(other, Formula(total(self.formula)))
         names = [name for part in self.parts for name in TERM_FIELDS.get(part, ())]
@@ -81,7 +81,7 @@ NOTHING_KNOWN = KnownFormula(Formula(), frozenset())
 
 
 def known_formula(call: CallTensors, seen: Mapping[str, ObservedVector]) -> KnownFormula:
-    """Returns what a call tells about its formula.
+    """Return what a call tells about its formula.
 
     A list of terms is complete: an operation that it doesn't name didn't happen. If the list holds an operation that
     was not followed, only the named values are known. The scale is then unknown too, since that operation may have
@@ -121,7 +121,7 @@ def infer_formula(
     far: bool = True,
     work: SearchWork | None = None,
 ) -> Formula | None:
-    """Returns the formula that gives the output.
+    """Return the formula that gives the output.
 
     Args:
         call: the recorded tensors.
@@ -156,12 +156,12 @@ def infer_formula(
 
 
 def _leaves(option: Option, base: Formula, fixed: Set[int]) -> bool:
-    """Returns whether an option keeps what is known; the place of a known softcap may still change."""
+    """Return whether an option keeps what is known; the place of a known softcap may still change."""
     return option.part not in fixed or (option.part == SOFTCAP and option.change(base).softcap == base.softcap)
 
 
 def _has_sizes(formula: Formula, call: Recorded) -> bool:
-    """Returns whether the tensors of a formula fit the sizes of a call."""
+    """Return whether the tensors of a formula fit the sizes of a call."""
     sizes = call.sizes
     whole = (sizes.batch, sizes.heads, sizes.rows, sizes.keys)
     every = (formula.scale, formula.after, formula.bias, formula.visible, formula.kept)
@@ -191,7 +191,7 @@ class _Search:
     work: SearchWork
 
     def trials(self, far: bool) -> Iterator[Formula]:
-        """Yields formulas that may give the record, nearest to the base first."""
+        """Yield formulas that may give the record, nearest to the base first."""
         yield self.base
         if self.guess is not None:
             yield self.guess
@@ -223,28 +223,28 @@ class _Search:
         return formulas_from_rows(self.call, supposed, masked=masked, sunk=sunk, work=self.work)
 
     def _with_fills(self, formula: Formula) -> Iterator[Formula]:
-        """Yields the formula, variants of rows that see no key, and fills that leave weight at hidden keys."""
+        """Yield the formula, variants of rows that see no key, and fills that leave weight at hidden keys."""
         yield formula
         if FILL not in self.fixed:
             yield from other_blind_rows(formula)
             yield from fills_of(self.call, formula)
 
     def _supposed(self) -> list[Formula]:
-        """Returns the base with another usual scale, softcap or bias, or with a scale and one of the others."""
+        """Return the candidates: the base with a standard scale, softcap or bias, or with a scale and one of these."""
         parts = {part: [o.change for o in self._single() if o.part == part] for part in (SCALE, SOFTCAP, BIAS)}
         others = [*parts[SOFTCAP], *parts[BIAS]]
         of_scales = [self.base, *(change(self.base) for change in parts[SCALE])]
         return [*of_scales, *(change(formula) for change in others for formula in self._few_scales())]
 
     def _grid(self) -> list[Formula]:
-        """Returns the base with a grid of scales, and with strong softcaps at the usual scales."""
+        """Return the base with a grid of scales, and with strong softcaps at the usual scales."""
         every = [scaled(scale)(self.base) for scale in scale_grid(self.call.sizes.features).tolist()]
         if SOFTCAP in self.fixed:
             return every
         return [*every, *(replace(formula, softcap=cap) for cap in STRONG_SOFTCAPS for formula in self._few_scales())]
 
     def _few_scales(self) -> list[Formula]:
-        """Returns the base, and the base with the textbook scale and with no scale."""
+        """Return the base, and the base with the textbook scale and with no scale."""
         root = inverse_root(self.call.sizes.features)
         return [self.base, *(scaled(scale)(self.base) for scale in (root, 1.0) if SCALE not in self.fixed)]
 
@@ -257,7 +257,7 @@ class _Search:
         return max(64, min(MOST_TRIALS, MOST_LOGITS // max(1, self.call.cost)))
 
     def _twofold(self) -> Iterator[Formula]:
-        """Yields formulas with two changes, of two parts or of one part."""
+        """Yield formulas with two changes, of two parts or of one part."""
         double = [option.change for option in self.options if option.changes == 2]
         yield from (change(self.base) for change in double)
         places: dict[int, int] = {}
@@ -273,7 +273,7 @@ class _Search:
             yield second.change(first.change(self.base))
 
     def _fitted(self, formulas: list[Formula]) -> Iterator[Formula]:
-        """Yields each formula with the best fitting scale and softcap; a usual scale nearby comes first."""
+        """Yield each formula with the best fitting scale and softcap; a usual scale nearby comes first."""
         if SCALE in self.fixed:
             return
         changed = [option.change(self.base) for option in self.options if option.part == SCALE]
@@ -307,7 +307,7 @@ class _Search:
 
 
 def _usual(fitted: Formula, scales: list[float | None]) -> Iterator[Formula]:
-    """Yields the fit with a usual scale in place of a close one, and with a softcap of three digits."""
+    """Yield the fit with a usual scale in place of a close one, and with a softcap of three digits."""
     if isinstance(fitted.scale, Tensor):
         fitted = replace(fitted, scale=float(fitted.scale.log().mean().exp()))  # one for all heads
         yield fitted

@@ -56,7 +56,7 @@ class _Misses:
 def formulas_from_rows(
     call: Recorded, supposed: Sequence[Formula], *, masked: bool, sunk: bool, work: SearchWork | None = None
 ) -> Iterator[Formula]:
-    """Yields formulas with the mask, and the sinks, that the rows reveal.
+    """Yield formulas with the mask, and the sinks, that the rows reveal.
 
     Args:
         call: the recorded tensors.
@@ -94,7 +94,7 @@ def _sunk(call: Recorded, formula: Formula, known: bool) -> Iterator[Formula]:
 
 
 def _ranked(call: Recorded, supposed: Sequence[Formula], work: SearchWork) -> Iterator[list[Formula]]:
-    """Yields the assumed formulas, best fit first: ranked without sinks, then with sinks."""
+    """Yield the assumed formulas, best fit first: ranked without sinks, then with sinks."""
     scores: list[tuple[float, float]] = []
     cost, most = _Chosen.of(call, *FEW).cost, RANKING_SHARE * work.left
     for number, formula in enumerate(supposed, 1):
@@ -134,7 +134,7 @@ class _Chosen:
 
 
 def _misses(call: Recorded, formula: Formula) -> _Misses:
-    """Returns misfits for as many rows as fit the budget."""
+    """Return misfits for as many rows as fit the budget."""
     chosen = _Chosen.of(call, *MANY)
     plain, sunk = zip(*_of_rows(call, formula, chosen), strict=True)
     unit = (EQUAL_FIT_ROUNDINGS * max(torch.finfo(call.output.dtype).eps, torch.finfo(torch.float32).eps)) ** 2
@@ -142,7 +142,7 @@ def _misses(call: Recorded, formula: Formula) -> _Misses:
 
 
 def _of_rows(call: Recorded, formula: Formula, chosen: _Chosen) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields for each chosen row the misfits without and with sinks, (B, S + 1, S + 1), means over heads."""
+    """Yield for each chosen row the misfits without and with sinks, (B, S + 1, S + 1), means over heads."""
     bare = replace(formula, visible=None, sinks=None, kept=None, logits_dtype=None, weights_dtype=None)
     some, bare = call.part(bare, chosen.heads, chosen.rows)
     bare = parts_of(bare, lambda part: part[: chosen.entries] if part.ndim == 4 else part)
@@ -156,7 +156,7 @@ def _of_rows(call: Recorded, formula: Formula, chosen: _Chosen) -> Iterator[tupl
 
 
 def _of_row(e: Tensor, value: Tensor, output: Tensor, backward: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the misfits of one row: e (B, H, S), value (B, H, S, Ev), output (B, H, Ev)."""
+    """Return the misfits of one row: e (B, H, S), value (B, H, S, Ev), output (B, H, Ev)."""
     apart = value.double() - output[..., None, :]
     sums = _prefix((e[..., None] * apart).mT).mT
     gram = sums @ sums.mT
@@ -191,7 +191,7 @@ def _prefix(values: Tensor) -> Tensor:
 
 
 def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | None]:
-    """Yields the two bands, with padding at either end, that fit the rows best."""
+    """Yield the two bands, with padding at either end, that fit the rows best."""
     sizes = call.sizes
     misses = _misses(call, formula)
     squares = misses.sunk if sinks else misses.plain
@@ -209,7 +209,7 @@ def _masks(call: Recorded, formula: Formula, sinks: bool) -> Iterator[Tensor | N
 
 
 def _bounds(misses: _Misses, squares: Tensor, keys: int) -> tuple[list[int | None], list[int | None]]:
-    """Returns the lower and upper bounds of i - j that most rows vote for, and None for no bound."""
+    """Return the lower and upper bounds of i - j that most rows vote for, and None for no bound."""
     lows: Counter[int] = Counter()
     highs: Counter[int] = Counter()
     for row, i in zip(squares.transpose(0, 1), misses.index.tolist(), strict=True):
@@ -235,7 +235,7 @@ def _longest(near: Tensor) -> tuple[int, int]:
 def _padding(
     misses: _Misses, squares: Tensor, least: int | None, greatest: int | None, keys: int
 ) -> tuple[Tensor | None, float]:
-    """Returns True at keys that aren't padding at one end, (B, S), given the band, and the misfit that remains."""
+    """Return True at keys that aren't padding at one end, (B, S), given the band, and the misfit that remains."""
     index = misses.index
     low = torch.zeros_like(index) if greatest is None else (index - greatest).clamp(0, keys)
     high = torch.full_like(index, keys) if least is None else (index - least + 1).clamp(0, keys)
@@ -255,7 +255,7 @@ def _padding(
 
 
 def _mean_misfit(squares: Tensor, sees: Tensor) -> Tensor:
-    """Returns the mean over the rows that see a key; more than any misfit if no row does."""
+    """Return the mean over the rows that see a key; more than any misfit if no row does."""
     counted = squares.clamp(max=1.0).masked_fill(~sees, 0.0).sum(-1)
     some = sees.expand(squares.shape).sum(-1)
     return torch.where(some > 0, counted / some.clamp_min(1), torch.ones_like(counted)) + (some == 0)
@@ -265,7 +265,7 @@ def _mean_misfit(squares: Tensor, sees: Tensor) -> Tensor:
 
 
 def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
-    """Yields the formula with the sinks that the lengths of the outputs reveal; sinks of 0 first if they are close."""
+    """Yield the formula with the sinks that the lengths of the outputs reveal; sinks of 0 first if they are close."""
     some, here = call.tried(replace(formula, sinks=None), every_head=True)
     output, lse = compute_output(some.query, some.key, some.value, here)
     there = some.output.double()
@@ -284,7 +284,7 @@ def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
 
 
 def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
-    """Yields the formula with the fill, in place of hidden logits or added to them, that the outputs reveal."""
+    """Yield the formula with the fill, in place of hidden logits or added to them, that the outputs reveal."""
     if formula.visible is None or bool(formula.visible.all()):
         return
     some, here = call.tried(formula)

@@ -54,7 +54,7 @@ class UsedPair:
 def compare_used(
     a_used: Tensor, b_used: Tensor, *, dtype: torch.dtype | None = None, work: SearchWork | None = None
 ) -> UsedPair | None:
-    """Returns the simplest paths found that give both sides' vectors; None if none fits.
+    """Return the simplest paths found that give both sides' vectors; None if none fits.
 
     Args:
         a_used: (B, H, L, E), q, k or v of A at the product.
@@ -109,7 +109,7 @@ def _pair(before: Tensor, a: Steps, b: VectorPath) -> UsedPair:
 
 
 def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype, work: SearchWork) -> UsedPair | None:
-    """Returns paths with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
+    """Return paths with permuted channels: each feature of B is the feature of A that is nearest over all rows."""
     if a.shape[0] * a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     mine, other = (x.transpose(1, 2).flatten(2).flatten(0, 1).T for x in (a, b))
@@ -129,7 +129,7 @@ def _permuted(a: Tensor, b: Tensor, dtype: torch.dtype, work: SearchWork) -> Use
 
 
 def _turned(a: Tensor, b: Tensor, dtype: torch.dtype, work: SearchWork) -> UsedPair | None:
-    """Returns paths in which B rotates differently from A, or one side does not rotate."""
+    """Return paths in which B rotates differently from A, or one side does not rotate."""
     if a.shape[2] < LEAST_ROWS_EXPLAINED:
         return None
     best: UsedPair | None = None
@@ -155,7 +155,7 @@ def _turned(a: Tensor, b: Tensor, dtype: torch.dtype, work: SearchWork) -> UsedP
 
 
 def _supposed(a: Tensor, dtype: torch.dtype) -> Iterator[tuple[Rotation | None, Tensor, Tensor | None]]:
-    """Yields rotations that A may have, A's values before them, and the error of these values."""
+    """Yield rotations that A may have, A's values before them, and the error of these values."""
     rows, features = a.shape[2:]
     positions = torch.arange(rows, dtype=torch.float64)[None]
     for width in _widths(features):
@@ -176,7 +176,7 @@ def _table(positions: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def _other_rotations(own: Rotation, known: Turn, features: int) -> Iterator[Steps]:
-    """Yields A's rotation in the other layout, then over fewer or more channels."""
+    """Yield A's rotation in the other layout, then over fewer or more channels."""
     yield (replace(own, layout="interleaved" if own.layout == "half" else "half"),)
     law = known.law
     for width in _widths(features) if law is not None else ():
@@ -185,7 +185,7 @@ def _other_rotations(own: Rotation, known: Turn, features: int) -> Iterator[Step
 
 
 def _usual(rotation: Rotation, known: Turn | None) -> tuple[int, Rotation] | None:
-    """Returns how usual B's rotation is, and the rotation with the nearest usual base and whole positions.
+    """Return how usual B's rotation is, and the rotation with the nearest usual base and whole positions.
 
     0: A's rotation except for positions or layout. 1: another usual base. Returns None if it is not usual at all.
     """

@@ -54,7 +54,7 @@ def infer_path(
     rows: bool = True,
     work: SearchWork | None = None,
 ) -> VectorPath | None:
-    """Returns the path of a side of which two tensors are known.
+    """Return the path of a side of which two tensors are known.
 
     Args:
         projected: (B, H, L, E), output of the projection; the other side's if both have the same input.
@@ -107,7 +107,7 @@ def infer_path(
 
 
 def _relaid(other: VectorPath, features: int) -> tuple[VectorPath | None, Tensor]:
-    """Returns the path with rows and rotation in the other rotary layout, and that order of the channels, (E,).
+    """Return the path with rows and rotation in the other rotary layout, and that order of the channels, (E,).
 
     A converted checkpoint has both. Returns None for the path if it has no rotation or its projection is unknown.
     """
@@ -122,7 +122,7 @@ def _relaid(other: VectorPath, features: int) -> tuple[VectorPath | None, Tensor
 
 
 def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
-    """Yields the steps with one norm of another kind, over other features or with another eps."""
+    """Yield the steps with one norm of another kind, over other features or with another eps."""
     for i, step in enumerate(steps):
         if not isinstance(step, NormStep):
             continue
@@ -134,7 +134,7 @@ def _varied(steps: Steps, entered: Tensor, wanted: Tensor) -> Iterator[Steps]:
 
 
 def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) -> Iterator[Steps]:
-    """Yields steps of which one or two are fitted."""
+    """Yield steps of which one or two are fitted."""
     if entered.shape != wanted.shape:
         return
     solved = (_solved(*shape, entered, wanted, dtype) for shape in _unknown_shapes(others))
@@ -144,14 +144,14 @@ def _fitted(entered: Tensor, wanted: Tensor, dtype: torch.dtype, others: Steps) 
 
 
 def _shapes(steps: Steps) -> list[Steps]:
-    """Returns the steps, then subsets of them, then other orders."""
+    """Return the steps, then subsets of them, then other orders."""
     steps = steps[:MOST_KNOWN_STEPS]
     kept = [some for count in range(len(steps), -1, -1) for some in itertools.combinations(steps, count)]
     return [*kept, *(order for some in kept for order in itertools.permutations(some) if order != some)]
 
 
 def _unknown_shapes(steps: Steps) -> Iterator[tuple[Steps, type, Steps]]:
-    """Yields the steps with one of them unknown, then with an unknown one added.
+    """Yield the steps with one of them unknown, then with an unknown one added.
 
     Each is (steps before it, its type, steps after it).
     """
@@ -166,7 +166,7 @@ def _unknown_shapes(steps: Steps) -> Iterator[tuple[Steps, type, Steps]]:
 
 
 def _solved(first: Steps, kind: type, last: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps | None:
-    """Returns the steps with the unknown one fitted: the first run forwards, the last run backwards to it."""
+    """Return the steps with the unknown one fitted: the first run forwards, the last run backwards to it."""
     before, after = follow_path(VectorPath(steps=first), entered)[-1], wanted
     for step in reversed(last):
         if isinstance(step, Rotation):
@@ -185,7 +185,7 @@ def _solved(first: Steps, kind: type, last: Steps, entered: Tensor, wanted: Tens
 
 
 def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Steps:
-    """Returns the fitted steps with fields of the other side's steps wherever the values allow that."""
+    """Return the fitted steps with fields of the other side's steps wherever the values allow that."""
     for i, step in enumerate(steps):
         for other in others:
             for tried in _nearer(step, other):
@@ -197,7 +197,7 @@ def _simplest(steps: Steps, others: Steps, entered: Tensor, wanted: Tensor, dtyp
 
 
 def _nearer(step: PathStep, other: PathStep) -> Iterator[PathStep]:
-    """Yields the step with fields copied from the other side's step, most fields first."""
+    """Yield the step with fields copied from the other side's step, most fields first."""
     if isinstance(step, Rotation) and isinstance(other, Rotation):
         if step.table.shape == other.table.shape:
             yield replace(step, table=other.table)
@@ -219,7 +219,7 @@ def _nearer(step: PathStep, other: PathStep) -> Iterator[PathStep]:
 def _finished(
     steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, other: VectorPath
 ) -> VectorPath | None:
-    """Returns a path of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
+    """Return a path of these steps: unchanged, or with a factor, permuted heads, or an offset of the projection."""
     got = follow_path(VectorPath(steps=steps), entered)[-1]
     near = allowed(steps, entered, dtype)
     if got.shape == wanted.shape:
@@ -249,12 +249,12 @@ def _within(got: Tensor, wanted: Tensor, near: Tensor) -> bool:
 
 
 def _factor(got: Tensor, wanted: Tensor) -> Tensor:
-    """Returns the least-squares factor of each head, (H, 1, 1)."""
+    """Return the least-squares factor of each head, (H, 1, 1)."""
     return (got * wanted).sum((0, 2, 3)).div((got * got).sum((0, 2, 3)).clamp_min(1e-300))[:, None, None]
 
 
 def _offset(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Returns the constant offset of the projection, (H, E); None if it varies or a step can't be run backwards."""
+    """Return the constant offset of the projection, (H, E); None if it varies or a step can't be run backwards."""
     before = wanted
     for step in reversed(steps):
         if not isinstance(step, Rotation):
@@ -270,7 +270,7 @@ def _offset(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype) -
 
 
 def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
-    """Returns for each head of `wanted` the index of the equal head of `got`; None if a head has no equal."""
+    """Return for each head of `wanted` the index of the equal head of `got`; None if a head has no equal."""
     found = []
     for head in range(wanted.shape[1]):
         fits = ((got - wanted[:, head : head + 1]).abs() <= near).all(-1).all(-1).all(0)
@@ -281,7 +281,7 @@ def _heads(got: Tensor, wanted: Tensor, near: Tensor) -> Tensor | None:
 
 
 def with_known_step(path: VectorPath, seen: ObservedVector, known: Iterable[PathStep]) -> VectorPath:
-    """Returns the path with numbers of known steps in its own steps, if a cast followed these.
+    """Return the path with numbers of known steps in its own steps, if a cast followed these.
 
     A step and its cast are recorded as one, so the step's output is known only to the precision of the cast. The
     numbers are taken only if they give the recorded values. Known are the other side's steps, and those of this side's
@@ -303,7 +303,7 @@ def with_known_step(path: VectorPath, seen: ObservedVector, known: Iterable[Path
 
 
 def _both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator[Steps]:
-    """Yields steps that may lead from `before` to `after`, (B, H, L, E): norm first, then rotation first."""
+    """Yield steps that may lead from `before` to `after`, (B, H, L, E): norm first, then rotation first."""
     features = before.shape[-1]
     if features % 2 or before[..., 0].numel() < LEAST_LENGTHS:
         return
@@ -324,7 +324,7 @@ def _both_unknown(before: Tensor, after: Tensor, dtype: torch.dtype) -> Iterator
 
 
 def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
-    """Returns gains of x, (1, E), that give its pairs the lengths of y's; None if a solved square is not positive."""
+    """Return gains of x, (1, E), that give its pairs the lengths of y's; None if a solved square is not positive."""
     squares = x[..., order].square().flatten(0, 2).transpose(0, 1)
     lengths = y[..., order].square().sum(-1).flatten(0, 2).T[..., None]
     # errors are relative to the length: each equation is divided by it
@@ -338,7 +338,7 @@ def _gain(x: Tensor, y: Tensor, order: Tensor) -> Tensor | None:
 
 
 def _eps(steps: Steps, place: int, norm: NormStep, before: Tensor, after: Tensor) -> float:
-    """Returns the eps of the norm at `place`; all other steps are known.
+    """Return the eps of the norm at `place`; all other steps are known.
 
     Each token is sqrt(m / (m + eps)) times its value without eps, where m is its mean square at the norm. Rotations
     after the norm keep that factor.

@@ -58,13 +58,13 @@ class TensorOfBoth:
     units: tuple[float, float]
 
     def size(self, values: Tensor) -> TensorSize:
-        """Returns the size of the entries that count; entries that only hide something (-inf, finfo.min) don't."""
+        """Return the size of the entries that count; entries that only hide something (-inf, finfo.min) don't."""
         if not (values.numel() and float(values.abs().max()) < _HIDING_NUMBER):
             values = torch.where(values.double().abs() < _HIDING_NUMBER, values.double(), 0.0)
         return self._measured(values)
 
     def between(self, a: Tensor, b: Tensor) -> TensorSize:
-        """Returns the size of a difference; equal infinities, and NaN on both sides, don't differ."""
+        """Return the size of a difference; equal infinities, and NaN on both sides, don't differ."""
         return (0.0, 0.0) if torch.equal(a, b) else self._measured(entry_differences(a.double(), b.double()))
 
     @cached_property
@@ -78,12 +78,12 @@ class TensorOfBoth:
         return self.size(self.a), self.size(self.b)
 
     def nan(self) -> bool:
-        """Returns whether both sides have NaN at the same entry that counts."""
+        """Return whether both sides have NaN at the same entry that counts."""
         both = self.a.isnan() & self.b.isnan()
         return bool((both if self.rows is None else both[self.rows]).any())
 
     def is_apart(self, roundings: float = ROUNDING_SLACK) -> bool:
-        """Returns whether they differ by more than a few roundings, the least that is ever allowed."""
+        """Return whether they differ by more than a few roundings, the least that is ever allowed."""
         gap, size, by = self.gap, self.sizes[0], math.hypot(*self.units)
         return any(not off <= roundings * by * of for off, of in zip(gap, size, strict=True))
 
@@ -110,7 +110,7 @@ class TensorVerdict:
 
 
 def errors_of(both: TensorOfBoth, references: Sequence[Tensor | None] | None) -> list[TensorSize | None]:
-    """Returns the difference of each side from its own float64 run, at least one rounding.
+    """Return the difference of each side from its own float64 run, at least one rounding.
 
     `references` are each side's tensor in float64; None if one rounding explains every difference.
     """
@@ -127,7 +127,7 @@ def errors_of(both: TensorOfBoth, references: Sequence[Tensor | None] | None) ->
 
 
 def as_rounding(both: TensorOfBoth, errors: Sequence[TensorSize | None]) -> list[TensorSize | None]:
-    """Returns errors that are rounding; a model that draws noise draws other noise in float64."""
+    """Return errors that are rounding; a model that draws noise draws other noise in float64."""
     sizes = both.sizes
     return [
         None if error is None or not error[0] <= _ANOTHER_COMPUTATION * size[0] else error
@@ -181,7 +181,7 @@ def _compared(
 def _allowed(
     both: TensorOfBoth, errors: Sequence[TensorSize | None], measure: int, before: int, least: Sequence[float]
 ) -> float:
-    """Returns how far apart rounding may put two tensors; an unknown rounding is taken from the other side."""
+    """Return how far apart rounding may put two tensors; an unknown rounding is taken from the other side."""
     sizes = [size[measure] for size in both.sizes]
     own = [None if error is None else error[measure] for error in errors]
     if both.a.numel() < FEW_ENTRIES:
@@ -195,7 +195,7 @@ def _allowed(
 
 
 def exact_of(side: ModelSide, listen: bool = False) -> FinerRun | None:
-    """Returns a side's float64 run, with records of its modules if asked for; None if it can't run so."""
+    """Return a side's float64 run, with records of its modules if asked for; None if it can't run so."""
     if side.again is None or (side.exact is not None and (side.exact.listened or not listen)):
         return side.exact
     side.forwards += 1
@@ -210,7 +210,7 @@ def exact_of(side: ModelSide, listen: bool = False) -> FinerRun | None:
 
 
 def padding_of(a: ModelSide, b: ModelSide) -> BlindRows:
-    """Returns the rows that are padding: a model may give anything there, such as zeros.
+    """Return the rows that are padding: a model may give anything there, such as zeros.
 
     If encoder and decoder have rows of one size, only rows that are padding in both count.
     """
@@ -227,7 +227,7 @@ def padding_of(a: ModelSide, b: ModelSide) -> BlindRows:
 
 
 def rows_left_out(a: ModelSide, b: ModelSide, pairs: Sequence[JudgedPair]) -> BlindRows:
-    """Returns rows that see no key in some pair, and padding rows: they may hold anything, and pass it on."""
+    """Return rows that see no key in some pair, and padding rows: they may hold anything, and pass it on."""
     blind = padding_of(a, b)
     for own in pairs:
         if own.rows is not None and own.sides is not None and own.sides.self_attention:
@@ -237,7 +237,7 @@ def rows_left_out(a: ModelSide, b: ModelSide, pairs: Sequence[JudgedPair]) -> Bl
 
 
 def seeing_entries(shape: torch.Size, blind: BlindRows, *, cache: bool = False) -> Tensor | None:
-    """Returns True at entries of rows that see a key, in the tensor's shape; None if all do.
+    """Return True at entries of rows that see a key, in the tensor's shape; None if all do.
 
     Rows are the second axis of (B, L, D), the third of (B, H, L, E), or the first of a tensor without a batch.
     A `cache` of a sliding window holds only the last rows, (B, H, W, E).
@@ -273,7 +273,7 @@ class Entering:
     by_v: bool = False
 
     def cause(self, where: str = "") -> Cause | None:
-        """Returns the cause "input" with the place where models begin to differ; None unless the inputs differ."""
+        """Return the cause "input" with the place where models begin to differ; None unless the inputs differ."""
         if self.stage.same is not False:
             return None
         a, b = self.sizes
@@ -311,7 +311,7 @@ def compare_inputs(
 
 
 def _entering_of_both(a: CallTensors, b: CallTensors, blind: BlindRows) -> TensorOfBoth | None:
-    """Returns what enters a pair, of the first kind that both sides have."""
+    """Return what enters a pair, of the first kind that both sides have."""
     one, other = ({} if call.missing is not None else entering_of(call) for call in (a, b))
     for kind, x in one.items():
         y = other.get(kind)
@@ -323,7 +323,7 @@ def _entering_of_both(a: CallTensors, b: CallTensors, blind: BlindRows) -> Tenso
 
 
 def _by_rows(tensor: Tensor) -> Tensor:
-    """Returns (B, L, D) or (B, L, H, E): v has its heads before its rows."""
+    """Return (B, L, D) or (B, L, H, E): v has its heads before its rows."""
     return (tensor.transpose(1, 2) if tensor.dim() == 4 else tensor).cpu()
 
 

@@ -29,7 +29,7 @@ _ENTRY_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of t
 
 
 def level_of(exact: Sequence[FinerRun | None], share: float) -> tuple[float, float]:
-    """Returns the relative rounding of one step, and the largest difference that counts as rounding.
+    """Return the relative rounding of one step, and the largest difference that counts as rounding.
 
     The unit is at least that of float32: models cast on their way even when run in float64 (`x.float()` in a norm).
     """
@@ -38,7 +38,7 @@ def level_of(exact: Sequence[FinerRun | None], share: float) -> tuple[float, flo
 
 
 def matched(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> list[tuple[KeptTensor, KeptTensor]]:
-    """Returns pairs of tensors of equal kind and shape, in order; tensors of one side only are left out."""
+    """Return pairs of tensors of equal kind and shape, in order; tensors of one side only are left out."""
     left = list(other)
     pairs = []
     for x in one:
@@ -51,7 +51,7 @@ def matched(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> list[tupl
 
 
 def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
-    """Returns the root mean square of the difference, as a share of the size of A's tensor."""
+    """Return the root mean square of the difference, as a share of the size of A's tensor."""
     # Long tensors keep every stride-th number; both are thinned to the numbers that they share.
     stride = math.lcm(x.stride, y.stride)
     one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
@@ -74,7 +74,7 @@ def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
 def leaves_alike(
     a: ModelSide, b: ModelSide, pairs: Sequence[tuple[CallPlace, CallPlace]], blind: BlindRows
 ) -> list[bool]:
-    """Returns whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
+    """Return whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
 
     `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, the same output. Three kinds of
     modules prove nothing: one that gives only zeros, one that gives fewer rows than it gets (it returns the last
@@ -100,7 +100,7 @@ def leaves_alike(
 
 
 def _reacts(a: ModelSide, step: ModuleStep, blind: BlindRows, allowed: float) -> bool:
-    """Returns whether the output of a module changes if its attention gives something else."""
+    """Return whether the output of a module changes if its attention gives something else."""
     call = next((call for call in a.calls if (call.site, call.index) == step.place), None)
     if call is None or call.output is None or a.again is None:
         return False
@@ -117,5 +117,5 @@ def _reacts(a: ModelSide, step: ModuleStep, blind: BlindRows, allowed: float) ->
 
 
 def _rows(kept: KeptTensor) -> int:
-    """Returns the number of rows of a tensor; each id of an integer tensor is a row."""
+    """Return the number of rows of a tensor; each id of an integer tensor is a row."""
     return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)

@@ -134,7 +134,7 @@ class ModuleListener:
         return taken if place in self.replaced else None
 
     def _kept(self, tensor: Tensor) -> KeptTensor:
-        """Returns a copy, shared if the previous call returned this tensor and nothing has written to it since."""
+        """Return a copy, shared if the previous call returned this tensor and nothing has written to it since."""
         for known, version, kept in self._last:
             if known() is tensor and tensor._version == version:
                 return kept
@@ -164,7 +164,7 @@ class ModuleListener:
 
 
 def keep_entries(tensor: Tensor, most: int) -> KeptTensor:
-    """Returns about `most` entries of a tensor, as it is now.
+    """Return about `most` entries of a tensor, as it is now.
 
     Example:
         >>> kept = keep_entries(torch.arange(10.0), 3)
@@ -176,7 +176,7 @@ def keep_entries(tensor: Tensor, most: int) -> KeptTensor:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Returns the tensors of arguments or results, in order; a cache is skipped, as it exists before and after."""
+    """Return the tensors of arguments or results, in order; a cache is skipped, as it exists before and after."""
     every = (tensor for _, tensor in walk(value, objects=False))
     return [x for x in every if x.layout is torch.strided and not x.is_nested and not x.is_meta]
 
@@ -185,7 +185,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | None) -> str | None:
-    """Returns file and lines of a module's code from one inner call to another, "model.py:40-41"; None if unknown.
+    """Return file and lines of a module's code from one inner call to another, "model.py:40-41"; None if unknown.
 
     Args:
         module: module whose output differs.
@@ -206,13 +206,13 @@ def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | 
 
 
 def line_of(module: nn.Module, call: ModuleStep) -> str | None:
-    """Returns where a module's forward is written; for modules of torch like `nn.GELU`, the line that calls it."""
+    """Return where a module's forward is written; for modules of torch like `nn.GELU`, the line that calls it."""
     code = _forward_of(module)
     return places.place_text(call.called) if code is None else places.first_line(code)
 
 
 def _forward_of(module: nn.Module) -> CodeType | None:
-    """Returns the code of a module's forward; None if it is torch's."""
+    """Return the code of a module's forward; None if it is torch's."""
     forward: Any = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
     code: CodeType | None = getattr(forward, "__code__", None)
     return None if str(getattr(forward, "__module__", "")).startswith("torch.") else code
@@ -224,7 +224,7 @@ def _forward_of(module: nn.Module) -> CodeType | None:
 def align_steps(
     a: Sequence[ModuleStep], b: Sequence[ModuleStep], sites: Mapping[str, str]
 ) -> list[tuple[ModuleStep, ModuleStep]]:
-    """Returns the module calls of two models that belong together, in A's order.
+    """Return the module calls of two models that belong together, in A's order.
 
     Calls are paired by path, apart from a wrapper around one model (PeftModel.base_model.model); by the paired sites of
     attentions; then by order, sizes and shapes, first those with equal numbers in their paths.
@@ -257,7 +257,7 @@ def align_steps(
 
 
 def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
-    """Returns the prefixes of A's and B's paths whose removal gives the most common paths; one of them is ""."""
+    """Return the prefixes of A's and B's paths whose removal gives the most common paths; one of them is ""."""
     paths = [{step.place[0] for step in steps} for steps in (a, b)]
     best, found = len(paths[0] & paths[1]), ("", "")
     if 2 * best >= min(map(len, paths)):  # most paths agree as they are: no wrapper
@@ -272,7 +272,7 @@ def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:
 
 
 def _below(path: str, prefix: str) -> str | None:
-    """Returns a path relative to a module above it; None if it is not below that module."""
+    """Return a path relative to a module above it; None if it is not below that module."""
     if not prefix:
         return path
     return "" if path == prefix else path.removeprefix(f"{prefix}.") if path.startswith(f"{prefix}.") else None

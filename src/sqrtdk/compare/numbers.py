@@ -17,7 +17,7 @@ CONSTANT_TOLERANCE = 2.0**-20
 
 
 def constant_tolerance(*dtypes: torch.dtype) -> float:
-    """Returns the relative error allowed in numbers that sides computing in these dtypes hold.
+    """Return the relative error allowed in numbers that sides computing in these dtypes hold.
 
     Example:
         >>> constant_tolerance(torch.float32) == CONSTANT_TOLERANCE, constant_tolerance(torch.float32, torch.bfloat16)
@@ -27,7 +27,7 @@ def constant_tolerance(*dtypes: torch.dtype) -> float:
 
 
 def same(a: Value | None, b: Value | None, off: float = CONSTANT_TOLERANCE) -> bool:
-    """Returns whether two numbers, or two tensors that broadcast, are equal within the error of their storage.
+    """Return whether two numbers, or two tensors that broadcast, are equal within the error of their storage.
 
     Example:
         >>> same(0.1, torch.tensor([[0.1]])), same(0.1, 0.1001), same(None, 0.0)
@@ -46,7 +46,7 @@ def same(a: Value | None, b: Value | None, off: float = CONSTANT_TOLERANCE) -> b
 
 
 def single_ratio(a: Value, b: Value) -> float | None:
-    """Returns the single number b / a that turns a into b; None if no single number does.
+    """Return the single number b / a that turns a into b; None if no single number does.
 
     Example:
         >>> single_ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), single_ratio(0.0, 1.0)
@@ -64,7 +64,7 @@ def single_ratio(a: Value, b: Value) -> float | None:
 
 
 def single_number(value: Value) -> float | None:
-    """Returns the number of a scalar, or of a tensor whose entries are all the same; else None."""
+    """Return the number of a scalar, or of a tensor whose entries are all the same; else None."""
     if not isinstance(value, Tensor):
         return float(value)
     if not value.numel():
@@ -74,14 +74,14 @@ def single_number(value: Value) -> float | None:
 
 
 def times(a: Value, b: Value) -> Value:
-    """Returns the product, in float64."""
+    """Return the product, in float64."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return _tensor(a) * _tensor(b)
     return a * b
 
 
 def quotient(a: Value, b: Value) -> Value:
-    """Returns the quotient, in float64; 0 where the divisor is 0."""
+    """Return the quotient, in float64; 0 where the divisor is 0."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         return a / b if b else 0.0
     divisor = _tensor(b)
@@ -89,12 +89,12 @@ def quotient(a: Value, b: Value) -> Value:
 
 
 def total(formula: Formula) -> Value:
-    """Returns the product of all factors of q . k, before and after the softcap."""
+    """Return the product of all factors of q . k, before and after the softcap."""
     return times(formula.scale, formula.after)
 
 
 def rescaled(formula: Formula, other: Formula) -> Formula:
-    """Returns the formula with the other's total factor; its own split around the softcap stays."""
+    """Return the formula with the other's total factor; its own split around the softcap stays."""
     if formula.softcap_at == other.softcap_at:
         return replace(formula, scale=other.scale, after=other.after)
     if formula.softcap_at == "product":
@@ -103,14 +103,14 @@ def rescaled(formula: Formula, other: Formula) -> Formula:
 
 
 def softcap_placed(formula: Formula, other: Formula) -> Formula:
-    """Returns the formula with the softcap at the other's place; the product of all factors stays."""
+    """Return the formula with the softcap at the other's place; the product of all factors stays."""
     before = other.scale if other.softcap_at == "product" else quotient(total(formula), other.after)
     after = quotient(total(formula), other.scale) if other.softcap_at == "product" else other.after
     return replace(formula, softcap_at=other.softcap_at, scale=before, after=after)
 
 
 def entry_differences(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a - b entry by entry: 0 where both are NaN or the same infinity, infinite where only one is.
+    """Return a - b entry by entry: 0 where both are NaN or the same infinity, infinite where only one is.
 
     Example:
         >>> inf, nan = math.inf, math.nan
@@ -125,7 +125,7 @@ def entry_differences(a: Tensor, b: Tensor) -> Tensor:
 
 
 def four_digits(value: float) -> float:
-    """Returns the number rounded to four significant digits.
+    """Return the number rounded to four significant digits.
 
     Example:
         >>> four_digits(10000.04), four_digits(0.0883883)
@@ -135,7 +135,7 @@ def four_digits(value: float) -> float:
 
 
 def range_text(values: Tensor) -> str:
-    """Returns the range of the values as short text.
+    """Return the range of the values as short text.
 
     Example:
         >>> range_text(torch.tensor([1.0, 2.0]))
@@ -146,12 +146,12 @@ def range_text(values: Tensor) -> str:
 
 
 def span(least: str | int, most: str | int) -> Message:
-    """Returns two ends of a range as text: "1 to 2"."""
+    """Return two ends of a range as text: "1 to 2"."""
     return Message("causes.value.range", least=least, most=most)
 
 
 def unequal_texts(a: float, b: float, digits: int = 4) -> tuple[str, str]:
-    """Returns two unequal numbers as text, with just enough digits to differ.
+    """Return two unequal numbers as text, with just enough digits to differ.
 
     Example:
         >>> unequal_texts(10000.0, 500000.0), unequal_texts(10000.0, 10000.6), unequal_texts(0.5, 0.5)
@@ -165,7 +165,7 @@ def unequal_texts(a: float, b: float, digits: int = 4) -> tuple[str, str]:
 
 
 def few_digits(a: float, b: float) -> tuple[float, float]:
-    """Returns two numbers rounded as `unequal_texts` shows them."""
+    """Return two numbers rounded as `unequal_texts` shows them."""
     old, new = unequal_texts(a, b)
     return float(old), float(new)
 

@@ -65,7 +65,7 @@ class ObservedVector:
 
 
 def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, ObservedVector]:
-    """Returns q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, if the user gave one."""
+    """Return q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, if the user gave one."""
     count = call.query.values.shape[1]
     scales = {"query": True, "key": _is_scale(call.key, call.query), "value": False}
     seen = {
@@ -77,7 +77,7 @@ def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Obser
 def amplitudes_apart(
     calls: tuple[CallTensors, CallTensors], seen: tuple[dict[str, ObservedVector], dict[str, ObservedVector]]
 ) -> tuple[dict[str, ObservedVector], dict[str, ObservedVector]]:
-    """Returns both sides' vectors with a factor on q and k alike apart from the scale, if it is all that differs in it.
+    """Return both sides' vectors with a factor on q and k alike apart from the scale, if it is all that differs in it.
 
     `rope(q) * m` and `rope(k) * m` with m = 0.1 * log(factor) + 1 is the amplitude of a rotation (YaRN): one side does
     not multiply k, and the scale of the logits is the same. A scale split between q and k is on k on both sides.
@@ -107,7 +107,7 @@ def _rotates(call: CallTensors) -> bool:
 
 
 def _one_scale(a: CallTensors, b: CallTensors) -> bool:
-    """Returns whether the code multiplies the logits of both sides by the same numbers."""
+    """Return whether the code multiplies the logits of both sides by the same numbers."""
     scales = [[term.value for term in call.terms or () if term.name == "scale"] for call in (a, b)]
     if any(isinstance(value, Tensor) or value is None for value in (*scales[0], *scales[1])):
         return False
@@ -116,13 +116,13 @@ def _one_scale(a: CallTensors, b: CallTensors) -> bool:
 
 
 def _with_amplitude(vector: ObservedVector, by: float) -> ObservedVector:
-    """Returns a vector with a part of its factor as the amplitude of its values."""
+    """Return a vector with a part of its factor as the amplitude of its values."""
     more = by / vector.scaled
     return replace(vector, used=vector.used * more, factor=vector.factor / more, scaled=vector.scaled * more)
 
 
 def _is_scale(key: Vector, query: Vector) -> bool:
-    """Returns whether a factor of k is part of the scale: equal to q's, or a power of the head dimension.
+    """Return whether a factor of k is part of the scale: equal to q's, or a power of the head dimension.
 
     For example q and k each times d ** -0.25, or k alone times d ** -0.5.
     """
@@ -133,7 +133,7 @@ def _is_scale(key: Vector, query: Vector) -> bool:
 
 
 def is_power(factor: Tensor | float, width: int) -> bool:
-    """Returns whether a factor is a power of the width, in steps of a quarter.
+    """Return whether a factor is a power of the width, in steps of a quarter.
 
     Example:
         >>> is_power(0.5, 16), is_power(0.3, 16)
@@ -172,7 +172,7 @@ def _observe_vector(vector: Vector, count: int, *, grouped: bool, scale: bool) -
 
 
 def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
-    """Returns the vector with a last step split into factor and rounding, and the factor before the rounding."""
+    """Return the vector with a last step split into factor and rounding, and the factor before the rounding."""
     last = vector.steps[-1] if vector.steps else None
     if last is None or last.values is not None or (last.name, last.detail) != ("unknown", ""):
         return vector, vector.factor if last is not None and last.name == "rounded" else 1.0
@@ -186,7 +186,7 @@ def _rounding(vector: Vector) -> tuple[Vector, Tensor | float]:
 
 
 def _without_factor(used: Tensor, factor: Tensor | float, vector: Vector, first: Tensor | slice) -> Tensor:
-    """Returns values without a factor; where it is 0 (log n of a row with one key), those of the last step."""
+    """Return values without a factor; where it is 0 (log n of a row with one key), those of the last step."""
     if not isinstance(factor, Tensor) or bool((factor != 0).all()):
         return used / factor
     last = next((step.values for step in reversed(vector.steps) if step.values is not None), vector.projected)
@@ -195,7 +195,7 @@ def _without_factor(used: Tensor, factor: Tensor | float, vector: Vector, first:
 
 
 def _groups(vector: Vector, grouped: bool) -> tuple[Tensor, Tensor]:
-    """Returns the first head of each set of equal heads, and the number of each head's set: a k repeated for groups."""
+    """Return the first head of each set of equal heads, and the number of each head's set: a k repeated for groups."""
     # `k.repeat_interleave(groups, 1)` makes equal heads; one of each set is kept
     heads: list[Any] = list(range(vector.values.shape[1]))  # equal for equal heads
     if grouped and vector.projection is not None:
@@ -213,7 +213,7 @@ def _groups(vector: Vector, grouped: bool) -> tuple[Tensor, Tensor]:
 
 
 def _sums(values: Tensor) -> list[float]:
-    """Returns the sum of each head of (B, H, L, E)."""
+    """Return the sum of each head of (B, H, L, E)."""
     totals: list[float] = values.double().sum((0, 2, 3)).tolist()
     return totals
 
@@ -243,7 +243,7 @@ class RoundedFactor(NamedTuple):
 
 
 def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
-    """Returns the factor and rounding that lead from `before` to `after`, both (B, H, L, E); None if there are none.
+    """Return the factor and rounding that lead from `before` to `after`, both (B, H, L, E); None if there are none.
 
     Example:
         >>> x = torch.randn(1, 2, 64, 8)
@@ -267,14 +267,14 @@ def rounded_factor(before: Tensor, after: Tensor) -> RoundedFactor | None:
 
 
 def _edges(stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the range of numbers that round to these."""
+    """Return the range of numbers that round to these."""
     paths = (torch.full_like(stored, path) for path in (float("-inf"), float("inf")))
     least, most = ((stored.double() + torch.nextafter(stored, path).double()) / 2 for path in paths)
     return least, most
 
 
 def _common(least: Tensor, most: Tensor, values: Tensor, slack: float) -> Tensor | float | None:
-    """Returns the factor that brings all values between two bounds: a common one, or one by head, row or vector."""
+    """Return the factor that brings all values between two bounds: a common one, or one by head, row or vector."""
     # a negative value swaps the bounds of its factor
     turned = values < 0
     bounds = torch.where(turned, most, least) / values, torch.where(turned, least, most) / values

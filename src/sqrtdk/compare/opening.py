@@ -113,7 +113,7 @@ def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions
 
 
 def _sized(options: LoadOptions, graph: str) -> LoadOptions:
-    """Returns the options with the sizes for which a graph was exported, unless sizes were requested."""
+    """Return the options with the sizes for which a graph was exported, unless sizes were requested."""
     if options.batch is not None or options.seq_len is not None:
         return options
     batch, length = fixed_sizes(graph)
@@ -121,7 +121,7 @@ def _sized(options: LoadOptions, graph: str) -> LoadOptions:
 
 
 def _with_inputs(loaded: Loaded, more: dict[str, Tensor]) -> Loaded:
-    """Returns the side with the inputs that the graph on the other side needs in addition."""
+    """Return the side with the inputs that the graph on the other side needs in addition."""
     if not isinstance(loaded, LoadedModel) or not isinstance(loaded.inputs, dict):
         return loaded
     return replace(loaded, inputs={**loaded.inputs, **more})
@@ -146,7 +146,7 @@ def _load(
     options_a: LoadOptions,
     options_b: LoadOptions,
 ) -> tuple[Loaded, Loaded, Inputs | None]:
-    """Returns both sides loaded, and the inputs; B generates them if A can't."""
+    """Return both sides loaded, and the inputs; B generates them if A can't."""
     # A bare module may not tell what inputs it takes; then B's inputs serve both sides.
     lost: InvalidValueError | None = None
     try:
@@ -175,7 +175,7 @@ def _load(
 def _below_both(
     one: Loaded, other: Loaded, chosen: Inputs | None, *, made: bool
 ) -> tuple[Loaded, Loaded, Inputs | None]:
-    """Returns the sides with ids that both know: generated ids are reduced modulo the smaller vocabulary.
+    """Return the sides with ids that both know: generated ids are reduced modulo the smaller vocabulary.
 
     Raises:
         ModelError: given ids are beyond the vocabulary of a side.
@@ -219,7 +219,7 @@ def _has_ids(inputs: dict[str, Any], name: str) -> bool:
 
 
 def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
-    """Returns the number of ids that a model knows, by its config or, with `tables`, its largest embedding."""
+    """Return the number of ids that a model knows, by its config or, with `tables`, its largest embedding."""
     if isinstance(loaded.module, DemoModel):
         return None  # the demo reads bytes of any text
     if loaded.config is not None:
@@ -255,7 +255,7 @@ def refuse_nan(a: ModelSide, b: ModelSide) -> None:
 
 
 def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | None:
-    """Returns the first call with NaN in a compared tensor, the name of the tensor, and its number of NaNs."""
+    """Return the first call with NaN in a compared tensor, the name of the tensor, and its number of NaNs."""
     for call in calls:
         for name, tensor in (
             ("query", call.query.values),
@@ -301,7 +301,7 @@ def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: 
 
 
 def cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
-    """Returns sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
+    """Return sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
     cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
     return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
@@ -336,7 +336,7 @@ def refuse_unlike(judged: Sequence[JudgedPair]) -> None:
 
 
 def as_computed(side: ModelSide) -> ModelSide:
-    """Returns a file's side with the dtype that its numbers show, where that is coarser than the one that it names."""
+    """Return a file's side with the dtype that its numbers show, where that is coarser than the one that it names."""
     if side.module is not None or side.again is not None:
         return side
     calls = tuple(replace(call, dtype=dtype_of_values(call)) for call in side.calls)
@@ -349,7 +349,7 @@ def as_computed(side: ModelSide) -> ModelSide:
 
 
 def notes_of_sides(a: ModelSide, b: ModelSide) -> list[str]:
-    """Returns what was decided for the user, each sentence once; those of one side with its letter."""
+    """Return what was decided for the user, each sentence once; those of one side with its letter."""
     of_both = set(a.notes) & set(b.notes)
     notes = [
         note if note in of_both else Message("compare.pair.of_side", side=label, reason=note)

@@ -45,7 +45,7 @@ class Option:
 
 
 def formula_options(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
-    """Yields everything that `base` might be instead, part by part."""
+    """Yield everything that `base` might be instead, part by part."""
     for part, make in (
         (SCALE, other_scales),
         (SOFTCAP, other_softcaps),
@@ -64,7 +64,7 @@ def formula_options(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
 
 
 def other_scales(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yields the dictionary of mistakes, applied to the base's own scale and to the textbook scale."""
+    """Yield the dictionary of mistakes, applied to the base's own scale and to the textbook scale."""
     own, root = single_number(total(base)), inverse_root(sizes.features)
     every, heads = inverse_root(sizes.heads * sizes.features), inverse_root(sizes.heads)
     numbers = [1.0, root, root * root, 1.0 / root, every, heads]
@@ -82,7 +82,7 @@ def other_scales(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]
 
 
 def other_softcaps(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yields no softcap, the usual caps, and other places of an existing softcap."""
+    """Yield no softcap, the usual caps, and other places of an existing softcap."""
     if base.softcap is None:
         for cap in USUAL_SOFTCAPS:
             yield _set(softcap=cap)
@@ -97,7 +97,7 @@ def other_softcaps(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formul
 
 
 def other_biases(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yields no bias, or the bias scaled, negated, resized, transposed, with heads reversed; ALiBi if there is none."""
+    """Yield no bias, or the bias scaled, negated, resized, transposed, with heads reversed; ALiBi if there is none."""
     if base.bias is None:
         apart = distances(sizes.rows, sizes.keys).double()
         yield _set(bias=-torch.tensor(alibi_slopes(sizes.heads))[:, None, None] * apart, bias_name="alibi", bias_by=1.0)
@@ -116,7 +116,7 @@ def other_biases(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]
 
 
 def other_fills(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yields other fills than minus infinity; a row that sees no key shows them as an average."""
+    """Yield other fills than minus infinity; a row that sees no key shows them as an average."""
     lowest = float(torch.finfo(torch.float32).min)
     # finfo.min and -1e4 are the fills that codes write; added to logits or in place of them
     scale = single_number(total(base))
@@ -128,14 +128,14 @@ def other_fills(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]
 
 
 def other_sinks(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yields no sinks, and sinks of 0."""
+    """Yield no sinks, and sinks of 0."""
     if base.sinks is not None:
         yield _set(sinks=None)
     yield _set(sinks=torch.zeros(sizes.heads, dtype=torch.float64))
 
 
 def other_masks(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
-    """Yields other bands, padding lost or on the other side, and both at once."""
+    """Yield other bands, padding lost or on the other side, and both at once."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     moved = [
         Option(MASK, min(2, moved + padded), _mask(parts, band, padding))
@@ -159,7 +159,7 @@ def other_masks(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
 
 
 def _bands(parts: Parts) -> Iterator[tuple[Band, int]]:
-    """Yields other bands, with the number of mistakes that each stands for."""
+    """Yield other bands, with the number of mistakes that each stands for."""
     least, greatest = parts.least, parts.greatest
     corners = dict.fromkeys((0, parts.rows - parts.keys))
     if parts.symmetric and greatest is not None:
@@ -207,13 +207,13 @@ def _mask(parts: Parts, band: Band | None = None, padding: Tensor | None = None)
 
 
 def _opened(formula: Formula) -> Formula:
-    """Returns the formula in which rows that see no key see every key."""
+    """Return the formula in which rows that see no key see every key."""
     visible = formula.visible
     return formula if visible is None else replace(formula, visible=visible | ~visible.any(-1, keepdim=True))
 
 
 def other_blind_rows(formula: Formula) -> Iterator[Formula]:
-    """Yields what rows that see no key may get: an average of all keys, every key, or only their own key."""
+    """Yield what rows that see no key may get: an average of all keys, every key, or only their own key."""
     visible = formula.visible
     if visible is None or bool(visible.any(-1).all()):
         return
@@ -227,7 +227,7 @@ def other_blind_rows(formula: Formula) -> Iterator[Formula]:
 
 
 def window_before_key_0(base: Formula, sizes: AttentionSizes, row: int) -> Option:
-    """Returns the smallest window that hides key 0 from `row`."""
+    """Return the smallest window that hides key 0 from `row`."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     return Option(MASK, 1, _mask(parts, Band(parts.least, row - 1), parts.padding))
 
@@ -237,11 +237,11 @@ def _set(**values: object) -> Edit[Formula]:
 
 
 def scaled(number: float) -> Edit[Formula]:
-    """Returns the change that makes a number the whole scale."""
+    """Return the change that makes a number the whole scale."""
     return partial(rescaled, other=Formula(number))
 
 
 def _scaled_bias(formula: Formula) -> Formula:
-    """Returns the formula with the scale on the sum of product and bias, whatever another option does to the scale."""
+    """Return the formula with the scale on the sum of product and bias, whatever another option does to the scale."""
     scale = single_number(total(formula))
     return formula if scale is None else replace(formula, bias_by=scale)

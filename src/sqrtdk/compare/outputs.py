@@ -67,7 +67,7 @@ def _follow(chain: DifferenceChain) -> bool:
 
 
 def pair_outputs(a: ModelSide, b: ModelSide, blind: BlindRows) -> tuple[tuple[TensorOfBoth, ...], OutputComparison]:
-    """Returns the outputs of both sides that can be compared, and what is known about the others.
+    """Return the outputs of both sides that can be compared, and what is known about the others.
 
     They are paired by name. If A's first output has no partner, it gets an output of B with its shape: a model of
     transformers returns `logits`, its port a tensor. If B has several, such as the states after every layer, the
@@ -151,7 +151,7 @@ def compare_outputs(
 
 
 def _largest_share(paired: Sequence[TensorOfBoth], errors: Sequence[Sequence[TensorSize | None]], side: int) -> float:
-    """Returns the largest rounding of a side's outputs with many entries, as a share of their size."""
+    """Return the largest rounding of a side's outputs with many entries, as a share of their size."""
     shares = [0.0]
     for both, measured in zip(paired, errors, strict=True):
         error, size = as_rounding(both, measured)[side], both.sizes[side][0]
@@ -164,7 +164,7 @@ def _largest_share(paired: Sequence[TensorOfBoth], errors: Sequence[Sequence[Ten
 
 
 def since_of(chain: DifferenceChain) -> str:
-    """Returns the chain in half sentences.
+    """Return the chain in half sentences.
 
     Example:
         >>> from sqrtdk.compare.records import FirstModule
@@ -177,7 +177,7 @@ def since_of(chain: DifferenceChain) -> str:
 
 
 def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
-    """Returns the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
+    """Return the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
         if _follow(chain):
             return [("follows", {})]
@@ -206,17 +206,17 @@ def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
 
 
 def differing_outputs(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """Returns the outputs whose numbers differ."""
+    """Return the outputs whose numbers differ."""
     return [one for one in outputs if one.same is False and one.reason is None]
 
 
 def unlike(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """Returns the outputs with another shape on each side."""
+    """Return the outputs with another shape on each side."""
     return [one for one in outputs if one.same is False and one.reason is not None]
 
 
 def percent_of_size(share: float) -> str:
-    """Returns a share of a size in percent.
+    """Return a share of a size in percent.
 
     Example:
         >>> percent_of_size(1.0), percent_of_size(0.01234), percent_of_size(3.14e-7)
@@ -226,7 +226,7 @@ def percent_of_size(share: float) -> str:
 
 
 def _size(outputs: Sequence[OutputDiff], off: Sequence[OutputDiff]) -> Message:
-    """Returns the largest difference of the outputs `off`, with their names if there are several outputs."""
+    """Return the largest difference of the outputs `off`, with their names if there are several outputs."""
     by = max((one.difference or 0.0 for one in off), default=0.0)
     if len(outputs) == 1:
         return (
@@ -241,14 +241,14 @@ def _size(outputs: Sequence[OutputDiff], off: Sequence[OutputDiff]) -> Message:
 
 
 def _names_text(outputs: Sequence[str]) -> str:
-    """Returns names of outputs as text; only the first ones of many."""
+    """Return names of outputs as text; only the first ones of many."""
     names = joined([f"`{name}`" for name in outputs[:MOST_OUTPUTS_NAMED]], "comma")
     more = len(outputs) - MOST_OUTPUTS_NAMED
     return Message("outputs.more", names=names, count=more) if more > 0 else names
 
 
 def of_outputs(pairs: Sequence[PairDiff], ends: OutputComparison) -> OfOutputs:
-    """Returns the sentences about the outputs.
+    """Return the sentences about the outputs.
 
     Example:
         >>> off = (OutputDiff("logits", False, 1.0, 2e-6),)
@@ -289,7 +289,7 @@ def of_outputs(pairs: Sequence[PairDiff], ends: OutputComparison) -> OfOutputs:
 
 
 def _within(outputs: Sequence[OutputDiff]) -> list[str]:
-    """Returns the sentence on how far outputs differ that agree within rounding; [] if not all of them do."""
+    """Return the sentence on how far outputs differ that agree within rounding; [] if not all of them do."""
     if not outputs or not all(one.same for one in outputs):
         return []
     most = max(outputs, key=lambda one: one.difference or 0.0)
@@ -311,7 +311,7 @@ def _attentions(reached: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Messa
 
 
 def unwritten(pairs: Sequence[PairDiff], a: ModelSide, b: ModelSide) -> list[Message]:
-    """Returns what a trace file could tell besides, so that an unknown difference of q, k or v can be named."""
+    """Return what a trace file could tell besides, so that an unknown difference of q, k or v can be named."""
     unknown = {cause.stage.partition(" ")[0] for pair in pairs for cause in pair.causes if cause.name == UNKNOWN_CAUSE}
     parts = [letter for name, letter in QKV_LETTERS.items() if name in unknown]
     bare = [

@@ -209,7 +209,7 @@ def _complete_pair(
     earlier: Sides | None,
     work: SearchWork | None,
 ) -> list[KnownSide]:
-    """Returns both sides completed from each other, with norms and added terms read in each other's terms."""
+    """Return both sides completed from each other, with norms and added terms read in each other's terms."""
     first = (None, None) if earlier is None else (earlier.a.formula, earlier.b.formula)
     told = with_known_rows(complete_sides(a, b, seen_a, seen_b, first, work))
     one, other = _rounded_steps(*told), _rounded_steps(*reversed(told))
@@ -220,7 +220,7 @@ def _complete_pair(
 
 
 def _rounded_steps(own: KnownSide, other: KnownSide) -> Program:
-    """Returns a side's program in which steps followed by a cast have the numbers of steps that no cast followed."""
+    """Return a side's program in which steps followed by a cast have the numbers of steps that no cast followed."""
     program = own.program
     for name in QKV:
         known = [*path_of(other.program, name).steps]
@@ -233,7 +233,7 @@ def _rounded_steps(own: KnownSide, other: KnownSide) -> Program:
 def _explained(
     every: list[Segment], sides: Sides, causes: Causes | None, *, weak: bool = False
 ) -> tuple[ExplainedSegments, Program]:
-    """Returns every segment with its causes, and A's program with all causes; None as `causes` asks for none.
+    """Return every segment with its causes, and A's program with all causes; None as `causes` asks for none.
 
     With `weak`, causes are also searched over segments that are within rounding.
     """
@@ -253,7 +253,7 @@ def _explained(
 def _by_the_way(
     whole_way: Segment, sides: Sides, parts: ExplainedSegments, causes: Causes
 ) -> tuple[ExplainedSegments, Program] | None:
-    """Returns the parts with the causes of the whole path, if single parts have unknown causes and the whole has none.
+    """Return the parts with the causes of the whole path, if single parts have unknown causes and the whole has none.
 
     Features of q and k in another order differ at every stage but leave their product unchanged.
     """
@@ -272,7 +272,7 @@ def _by_the_way(
 
 
 def _is_segment_of(part: Segment, names: list[str]) -> bool:
-    """Returns whether a segment belongs to one of these vectors."""
+    """Return whether a segment belongs to one of these vectors."""
     return part.name.removesuffix(" used") in names
 
 
@@ -310,7 +310,7 @@ def _of_side(label: str, reason: str) -> Message:
 
 
 def _alike(one: ObservedVector, other: ObservedVector) -> bool:
-    """Returns whether two projections had equal inputs and outputs, bit for bit, each as recorded by its own side."""
+    """Return whether two projections had equal inputs and outputs, bit for bit, each as recorded by its own side."""
     pairs = [(one.input, other.input), (one.projected, other.projected)]
     known = not (one.borrowed or other.borrowed) and one.weight is not None and other.weight is not None
     return known and all(x is not None and y is not None and torch.equal(x.double(), y.double()) for x, y in pairs)
@@ -327,7 +327,7 @@ def _unread(a: CallTensors, b: CallTensors) -> str | None:
 def _unlike(
     a: CallTensors, b: CallTensors, seen_a: Mapping[str, ObservedVector], seen_b: Mapping[str, ObservedVector]
 ) -> str | None:
-    """Returns why two calls can't be one attention, by their shapes and equal heads; None if they can."""
+    """Return why two calls can't be one attention, by their shapes and equal heads; None if they can."""
     if (reason := other_shapes(a, b)) is not None:
         return reason
     for name in ("key", "value"):
@@ -339,7 +339,7 @@ def _unlike(
 
 
 def precision_of(call: CallTensors) -> Precision:
-    """Returns the dtypes in which a call computes, and the number of roundings of its logits."""
+    """Return the dtypes in which a call computes, and the number of roundings of its logits."""
     # the product itself is rounded once
     steps = 1 + sum(TERM_ROUNDINGS.get(term.name, 0) for term in call.terms or ())
     return Precision(
@@ -350,7 +350,7 @@ def precision_of(call: CallTensors) -> Precision:
 def _stages(
     segment: Segment, explained: Explained, sides: Sides, same: bool, elsewhere: Collection[str] = ()
 ) -> list[StageDiff]:
-    """Returns the stages of a segment; `elsewhere` are those with a cause that was found at another segment."""
+    """Return the stages of a segment; `elsewhere` are those with a cause that was found at another segment."""
     before, differing = explained.before, {cause.stage for cause in explained.causes}
     if elsewhere:  # the norm of k, wrong as that of q is: A's own program shows it
         own = segment_gap(segment, sides.a)
@@ -379,7 +379,7 @@ def _stages(
 
 
 def cancelled_within(judged: JudgedPair) -> JudgedPair:
-    """Returns a pair that differs on the way and gives the same, with stages marked as making no difference."""
+    """Return a pair that differs on the way and gives the same, with stages marked as making no difference."""
     caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
     stages = tuple(
         replace(stage, same=False, reason=Message(CANCELS), cancels=True)
@@ -394,6 +394,6 @@ def cancelled_within(judged: JudgedPair) -> JudgedPair:
 
 
 def first_difference(judged: JudgedPair) -> str | None:
-    """Returns the first stage that differs; None if all differences cancel."""
+    """Return the first stage that differs; None if all differences cancel."""
     known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])

@@ -60,7 +60,7 @@ def paragraphs(
     b: SideInfo,
     of_outputs: OfOutputs = _NO_SENTENCES,
 ) -> tuple[str, ...]:
-    """Returns the result of a comparison in sentences, most important first.
+    """Return the result of a comparison in sentences, most important first.
 
     The order is: differences with causes, differences without, calls without a partner, what could not be compared,
     and what agrees. Sites are A's.
@@ -99,7 +99,7 @@ def paragraphs(
 
 
 def dtypes_of(a: SideInfo, b: SideInfo) -> str:
-    """Returns the dtypes whose rounding allows a difference: "float32"; "" if unknown."""
+    """Return the dtypes whose rounding allows a difference: "float32"; "" if unknown."""
     names = list(dict.fromkeys(side.dtype for side in (a, b) if side.dtype))
     return Message("paragraphs.dtypes", first=names[0], second=names[1]) if len(names) > 1 else "".join(names)
 
@@ -137,7 +137,7 @@ def _what_differs(group: Group) -> str:
 
 
 def _all_of(group: Group) -> Message:
-    """Returns all causes as the object of a sentence; causes that are told as one may still be several."""
+    """Return all causes as the object of a sentence; causes that are told as one may still be several."""
     number = len(shown_causes(group.causes))
     if number == 1:
         return Message("paragraphs.all.it" if len(group.causes) == 1 else "paragraphs.all.them")
@@ -145,7 +145,7 @@ def _all_of(group: Group) -> Message:
 
 
 def _in_code(group: Group) -> list[str]:
-    """Returns the sentence on the lines of code where the causes are; [] if no line is known."""
+    """Return the sentence on the lines of code where the causes are; [] if no line is known."""
     named: dict[tuple[str, str], list[str]] = {}
     for cause in group.causes:
         if cause.at_a and cause.at_b:
@@ -195,7 +195,7 @@ def _unjudged(unjudged: Sequence[PairDiff], total: int) -> Message:
 
 
 def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Message:
-    """Returns what agrees, and how closely; with `stated`, a sentence before has stated that all agree."""
+    """Return what agrees, and how closely; with `stated`, a sentence before has stated that all agree."""
     worst = largest_pair(same, _size)
     words = {"size": short(_size(worst)), "allows": _allows(dtypes, worst.allowed)}
     if stated:
@@ -210,7 +210,7 @@ def _same(same: Sequence[PairDiff], total: int, dtypes: str, stated: bool) -> Me
 
 
 def _cancelling(stages: Sequence[str], beside: bool, members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
-    """Returns the sentence on stages that cancel; `beside` another difference, both sides are not the same."""
+    """Return the sentence on stages that cancel; `beside` another difference, both sides are not the same."""
     id = "paragraphs.cancelling.one" if len(stages) == 1 else "paragraphs.cancelling.many"
     if beside:
         id = "paragraphs.cancelling.one_beside" if len(stages) == 1 else "paragraphs.cancelling.many_beside"

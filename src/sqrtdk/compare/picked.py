@@ -34,7 +34,7 @@ def with_picked_masks(
     entering: Sequence[Entering],
     kv_scale: float | None,
 ) -> list[JudgedPair]:
-    """Returns the judgements, with a mask that follows from the input no longer a difference of its own."""
+    """Return the judgements, with a mask that follows from the input no longer a difference of its own."""
     both = enumerate(zip(judged, entering, strict=True))
     doubtful = [place for place, (own, comes) in both if comes.stage.same is False and _by_mask_alone(own)]
     if not doubtful or a.again is None or b.again is None:
@@ -49,7 +49,7 @@ def with_picked_masks(
 
 
 def _by_mask_alone(own: JudgedPair) -> bool:
-    """Returns whether a pair differs, and all its causes are masks."""
+    """Return whether a pair differs, and all its causes are masks."""
     causes = [cause for _, explained in own.parts for cause in explained.causes]
     return own.same is False and bool(causes) and all(cause.stage == _MASK for cause in causes)
 
@@ -57,7 +57,7 @@ def _by_mask_alone(own: JudgedPair) -> bool:
 def _with_inputs_of(
     a: ModelSide, b: ModelSide, calls: Sequence[tuple[CallTensors, CallTensors]]
 ) -> dict[CallPlace, CallTensors]:
-    """Returns the attentions of A, by place, when their modules get the inputs that B's get.
+    """Return the attentions of A, by place, when their modules get the inputs that B's get.
 
     Only the first floating input is B's. A mask that A's module gets stays A's, since it may be the difference.
     """
@@ -80,7 +80,7 @@ def _with_inputs_of(
 
 
 def _following(judged: JudgedPair) -> JudgedPair:
-    """Returns the judgement without causes; its mask differs, and names the input as the reason."""
+    """Return the judgement without causes; its mask differs, and names the input as the reason."""
 
     def shown(stage: StageDiff) -> StageDiff:
         return replace(stage, reason=Message("compare.stage.picked")) if stage.stage == _MASK else stage

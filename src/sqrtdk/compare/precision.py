@@ -44,7 +44,7 @@ Precisions = tuple[Precision, Precision]
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
-    """Returns u, the largest relative error of one rounding to nearest.
+    """Return u, the largest relative error of one rounding to nearest.
 
     Example:
         >>> rounding_unit(torch.float16) == 2**-11
@@ -54,13 +54,13 @@ def rounding_unit(dtype: torch.dtype) -> float:
 
 
 def least(dtype: torch.dtype) -> float:
-    """Returns the largest absolute error of rounding a subnormal number."""
+    """Return the largest absolute error of rounding a subnormal number."""
     finfo = torch.finfo(dtype)
     return finfo.tiny * finfo.eps / 2
 
 
 def rounded_to(a: Tensor, b: Tensor) -> torch.dtype | None:
-    """Returns the dtype in which b is a rounded, every number of it; None if b is a, or is not rounded.
+    """Return the dtype in which b is a rounded, every number of it; None if b is a, or is not rounded.
 
     Example:
         >>> third = torch.tensor([[1 / 3]])
@@ -73,7 +73,7 @@ def rounded_to(a: Tensor, b: Tensor) -> torch.dtype | None:
 
 
 def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    """Returns a dtype coarser than `dtype` that holds every one of the values exactly; None if there is none.
+    """Return a dtype coarser than `dtype` that holds every one of the values exactly; None if there is none.
 
     A cache in float16 is read back as float32: `k.half().float()`. Numbers that only happen to have few digits, such
     as zeros and ones, are told from these by the values before them, which have more.
@@ -90,7 +90,7 @@ def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
 
 
 def dtype_of_values(call: CallTensors) -> str:
-    """Returns the dtype in which a call computed: the one that it names, or a coarser one that holds all its numbers.
+    """Return the dtype in which a call computed: the one that it names, or a coarser one that holds all its numbers.
 
     A file says float32 of an engine that computed in float16: every number of q, k, v and the output is one of float16.
     """
@@ -104,7 +104,7 @@ def dtype_of_values(call: CallTensors) -> str:
 
 
 def dtype_allowed(p: Precision, recorded: torch.dtype, formula: str | None) -> torch.dtype:
-    """Returns the dtype whose rounding is allowed for logits or weights.
+    """Return the dtype whose rounding is allowed for logits or weights.
 
     This is the recorded dtype, unless that is coarser than the side's own. Rounding to a coarser dtype is a step of
     the formula, so it is allowed for only if the formula has that step.
@@ -123,7 +123,7 @@ def dtype_allowed(p: Precision, recorded: torch.dtype, formula: str | None) -> t
 
 
 def sigmas(entries: int) -> float:
-    """Returns how many standard deviations no entry exceeds, except with probability RISK.
+    """Return how many standard deviations no entry exceeds, except with probability RISK.
 
     Example:
         >>> round(sigmas(1), 2), round(sigmas(10**6), 2)
@@ -134,5 +134,5 @@ def sigmas(entries: int) -> float:
 
 
 def sum_variance(total: Tensor, squares: Tensor, count: Tensor | int) -> Tensor:
-    """Returns a sum's variance in u^2 / 3 from its total, the sum of its squared terms and their count (`rounding`)."""
+    """Return a sum's variance in u^2 / 3 from its total, the sum of its squared terms and their count (`rounding`)."""
     return count * (total.square() / 3 + squares / 2) + squares

@@ -185,7 +185,7 @@ class Program:
 
 
 def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
-    """Returns channels (..., E), laid out for a rotation like `turned`, in the order of the other layout.
+    """Return channels (..., E), laid out for a rotation like `turned`, in the order of the other layout.
 
     Example:
         >>> layout_order(torch.arange(4), Rotation(torch.ones(1, 1, 2), "half")).tolist()
@@ -199,7 +199,7 @@ def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
 
 
 def steps_in_other_layout(steps: tuple[PathStep, ...], order: Tensor) -> tuple[PathStep, ...]:
-    """Returns the steps that do to channels in another `order`, (E,), what these do: both channels of a pair stay one.
+    """Return the steps that do to channels in another `order`, (E,), what these do: both channels of a pair stay one.
 
     Checkpoints are converted so: the rows of q and k in the order of the other rotary layout, and that layout.
     """

@@ -54,13 +54,13 @@ class SearchWork:
         self._missing: list[str] = []
 
     def part(self, earlier: SearchWork | None = None) -> SearchWork:
-        """Returns the work of one search; what an earlier search left out is missing here too."""
+        """Return the work of one search; what an earlier search left out is missing here too."""
         part = SearchWork(self.left / 2, self)
         part._missing += [] if earlier is None else earlier._missing
         return part
 
     def takes(self, numbers: float, what: str) -> bool:
-        """Returns whether so many numbers may be computed; if not, `what` is left out."""
+        """Return whether so many numbers may be computed; if not, `what` is left out."""
         numbers = max(int(numbers), STEP_NUMBERS)
         if numbers > self.left:
             return not self.leaves_out(what)
@@ -76,7 +76,7 @@ class SearchWork:
         return True
 
     def found(self) -> None:
-        """Returns what the search has taken so far, as it was not in vain."""
+        """Return what the search has taken so far, as it was not in vain."""
         if self._whole is not None:
             self._whole.left += self.taken - self._returned
             self._returned = self.taken
@@ -133,7 +133,7 @@ class Recorded:
         return evenly(0, count, max(FEWEST_HEADS, room))
 
     def first_apart(self, formula: Formula) -> list[int]:
-        """Returns the first row that a formula does not give, for several limits of what may be rounding.
+        """Return the first row that a formula does not give, for several limits of what may be rounding.
 
         With a window, that is the first row that no longer sees key 0.
         """
@@ -146,11 +146,11 @@ class Recorded:
         return sorted(rows - {0})
 
     def tried(self, formula: Formula, *, every_head: bool = False) -> tuple[Recorded, Formula]:
-        """Returns the rows and heads on which formulas are tried, and the formula for them."""
+        """Return the rows and heads on which formulas are tried, and the formula for them."""
         return self.part(formula, None if every_head else self._heads(), self._index())
 
     def part(self, formula: Formula, heads: Tensor | None, rows: Tensor) -> tuple[Recorded, Formula]:
-        """Returns some rows of some query heads, by index, with the keys and values that they read, and the formula."""
+        """Return some rows of some query heads, by index, with the keys and values that they read, and the formula."""
         count, length = self.query.shape[1:3]
         formula = some_rows(formula, rows, length)
         query, key, value, output, lse = self.query, self.key, self.value, self.output, self.lse
@@ -163,7 +163,7 @@ class Recorded:
         ), formula
 
     def left(self, formula: Formula) -> float:
-        """Returns the error of a formula on the trial rows, in units of the allowed rounding.
+        """Return the error of a formula on the trial rows, in units of the allowed rounding.
 
         A few rows to which masks leave many keys come first; if they are far off, no other rows are computed.
         """
@@ -174,11 +174,11 @@ class Recorded:
         return far if far > 1.0 else some.over(here)
 
     def gives(self, formula: Formula) -> bool:
-        """Returns whether a formula gives everything that was recorded."""
+        """Return whether a formula gives everything that was recorded."""
         return self.over(formula) <= 1.0
 
     def over(self, formula: Formula, *, roughly: bool = False) -> float:
-        """Returns the largest ratio of error to allowance: root mean square and maximum, of output and lse.
+        """Return the largest ratio of error to allowance: root mean square and maximum, of output and lse.
 
         With `roughly`, returns 0 unless the output is so far off that rounding can't explain it.
         """
@@ -204,7 +204,7 @@ class Recorded:
         return self.output.dtype in (torch.float16, torch.bfloat16)
 
     def _noise(self, formula: Formula, output: Tensor, lse: Tensor, dtype: str) -> Tensor:
-        """Returns the effect of rounding logits and weights to a dtype: (output or lse, root mean square or maximum).
+        """Return the effect of rounding logits and weights to a dtype: (output or lse, root mean square or maximum).
 
         If the formula rounds them itself, another order of sums moves a few numbers to the next step, off by all of
         it: at most `FLIPPED_SHARE` of the root mean square.
@@ -225,7 +225,7 @@ class Recorded:
 
 
 def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
-    """Returns error over allowance, by root mean square or maximum: noise plus the rounding of storage."""
+    """Return error over allowance, by root mean square or maximum: noise plus the rounding of storage."""
     eps = torch.finfo(there.dtype).eps
     largest = float(torch.nan_to_num(here, posinf=0.0, neginf=0.0).abs().max()) if here.numel() else 0.0
     allowed_rms, allowed_most = float(noise[0]) + eps * _size(here), TRIAL_SLACK * (float(noise[1]) + eps * largest)
@@ -236,7 +236,7 @@ def _ratio(there: Tensor, here: Tensor, noise: Tensor) -> float:
 
 
 def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
-    """Returns the lse that may have been recorded: with or without sinks."""
+    """Return the lse that may have been recorded: with or without sinks."""
     if formula.sinks is None:
         return [lse]
     sinks = formula.sinks.double()[:, None].expand(lse.shape)
@@ -244,7 +244,7 @@ def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
 
 
 def evenly(first: int, end: int, count: int) -> Tensor:
-    """Returns at most `count` evenly spaced numbers from `first` to `end` - 1.
+    """Return at most `count` evenly spaced numbers from `first` to `end` - 1.
 
     Example:
         >>> evenly(0, 9, 3).tolist(), evenly(2, 4, 5).tolist()
@@ -254,7 +254,7 @@ def evenly(first: int, end: int, count: int) -> Tensor:
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
-    """Returns differences of finite numbers; 0 if either is infinite, as in a row that sees no key."""
+    """Return differences of finite numbers; 0 if either is infinite, as in a row that sees no key."""
     gap = a.double() - b.double()
     return torch.where(torch.isfinite(a) & torch.isfinite(b), gap, 0.0)
 

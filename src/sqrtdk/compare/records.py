@@ -14,17 +14,17 @@ UNKNOWN_CAUSE = "unknown"  # stands in for a cause that was not found
 
 
 def stage_word(stage: str) -> str:
-    """Returns a stage's name as a sentence of the catalogue; a name that is no stage of ours stays as it is."""
+    """Return a stage's name as a sentence of the catalogue; a name that is no stage of ours stays as it is."""
     return _word(f"stages.{stage.replace(' ', '_')}", stage)
 
 
 def kind_word(kind: str) -> str:
-    """Returns the kind of a side as a sentence of the catalogue; an unknown one stays as it is."""
+    """Return the kind of a side as a sentence of the catalogue; an unknown one stays as it is."""
     return _word(f"compare.side.{kind.replace(' ', '_')}", kind)
 
 
 def cause_word(cause: str) -> str:
-    """Returns a cause's name as a sentence of the catalogue; one without words stays as it is."""
+    """Return a cause's name as a sentence of the catalogue; one without words stays as it is."""
     return _word(f"causes.{cause}.title", cause)
 
 

@@ -58,7 +58,7 @@ def output_allowed(
     offs: Sequence[VectorErrors] = (),
     entries: int | None = None,
 ) -> Tensor:
-    """Returns the allowed difference of the output, (B, Hq, L, Ev), computed in chunks of rows.
+    """Return the allowed difference of the output, (B, Hq, L, Ev), computed in chunks of rows.
 
     Args:
         query: (B, Hq, L, E), equal on both sides.
@@ -125,7 +125,7 @@ def _of_rows(
 
 
 def _moved(weights: Tensor, whole: Tensor, relative: Tensor, value: Tensor, output: Tensor) -> Tensor:
-    """Returns the variance of the output from the logits' variance: of w (v - o).
+    """Return the variance of the output from the logits' variance: of w (v - o).
 
     With dropout the kept weights and the whole ones differ, so w v and w o count separately.
     """
@@ -137,7 +137,7 @@ def _moved(weights: Tensor, whole: Tensor, relative: Tensor, value: Tensor, outp
 
 
 def _reach(value: Tensor, formula: Formula) -> Tensor:
-    """Returns the largest distance of outputs, (B, Hq, 1, Ev): the range of v, with 0 if weights don't sum to 1."""
+    """Return the largest distance of outputs, (B, Hq, 1, Ev): the range of v, with 0 if weights don't sum to 1."""
     if value.shape[-2] == 0:
         return value.new_zeros((*value.shape[:2], 1, value.shape[-1]))
     most, least_one = value.amax(-2, keepdim=True), value.amin(-2, keepdim=True)
@@ -193,7 +193,7 @@ class _Logits:
         return cls(z, below, sums, sizes, added, formula, entering, product, slope.expand(product.shape))
 
     def relative(self, p: Precision, most: float) -> Tensor:
-        """Returns the deviation of a weight's relative error without its own rounding, bent by the exponential."""
+        """Return the deviation of a weight's relative error without its own rounding, bent by the exponential."""
         accumulator, own = rounding_unit(p.accumulator) ** 2, self._own(p)
         variance = accumulator * self.sums
         variance = variance + p.logit_steps * (rounding_unit(own) ** 2 * self.sizes.square() + least(own) ** 2)
@@ -208,13 +208,13 @@ class _Logits:
         return torch.expm1((most * deviation).clamp(max=30.0)) / most
 
     def spread(self, weights: Tensor) -> Tensor:
-        """Returns the weighted standard deviation of the logits of each row, (B, Hq, l, 1)."""
+        """Return the weighted standard deviation of the logits of each row, (B, Hq, l, 1)."""
         z = self.z.nan_to_num(neginf=0.0, posinf=0.0)
         mean = (weights * z).sum(-1, keepdim=True)
         return (weights * (z - mean).square()).sum(-1, keepdim=True).sqrt()
 
     def cells(self, p: Precision, weights: Tensor, apart: Tensor) -> Tensor:
-        """Returns the variance of logits that are too close together to round independently, (B, Hq, l, 1)."""
+        """Return the variance of logits that are too close together to round independently, (B, Hq, l, 1)."""
         u = rounding_unit(self._own(p))
         sizes = (weights * self.sizes.square()).sum(-1, keepdim=True)
         return p.logit_steps * u * u * sizes / 3 / (1.0 + apart / (2 * u * sizes.sqrt()).clamp(min=1e-300)).square()
@@ -222,7 +222,7 @@ class _Logits:
     def carried(
         self, query: Tensor, key: Tensor, own: VectorErrors, other: VectorErrors, weights: Tensor, most: float
     ) -> Tensor:
-        """Returns the variance of a row's logits from errors of q and k, (B, Hq, l, 1), bent by the exponential."""
+        """Return the variance of a row's logits from errors of q and k, (B, Hq, l, 1), bent by the exponential."""
         first, second = weights * self.slope, weights * self.slope.square()
         about = (second @ key.square() - (first @ key).square()).clamp(min=0.0)
         spread = (second * self.product.square()).sum(-1, keepdim=True)
@@ -238,7 +238,7 @@ class _Logits:
 
 
 def _repeats(key: Tensor) -> Tensor:
-    """Returns how often each key occurs among the keys of its head, (B, H, 1, S): equal keys have equal errors."""
+    """Return how often each key occurs among the keys of its head, (B, H, 1, S): equal keys have equal errors."""
     # One projection per key stands for its vector; unequal keys practically never share it.
     marks = (key.double() * torch.linspace(1.0, 2.0, key.shape[-1], dtype=torch.float64).cos()).sum(-1)
     times = torch.ones_like(marks)

@@ -63,27 +63,27 @@ class VectorErrors(NamedTuple):
 
     @classmethod
     def none(cls, values: Tensor) -> VectorErrors:
-        """Returns no error, for values exactly as recorded."""
+        """Return no error, for values exactly as recorded."""
         nothing = torch.zeros_like(values, dtype=torch.float64)
         return cls(nothing, nothing[..., :1], nothing)
 
     def plus(self, hard: Tensor | float, chance: Tensor | float = 0.0) -> VectorErrors:
-        """Returns the errors with an independent error added to every entry."""
+        """Return the errors with an independent error added to every entry."""
         hard, chance = (torch.as_tensor(error, dtype=torch.float64) for error in (hard, chance))
         deviation = (hard.square() / 3 + chance.square()).sqrt()
         return VectorErrors(self.each + deviation, self.row, self.bound + hard + sigmas(self.each.numel()) * chance)
 
     def spread(self, count: int, heads: Tensor | None) -> VectorErrors:
-        """Returns the errors for every query head, like `compute.spread`."""
+        """Return the errors for every query head, like `compute.spread`."""
         return VectorErrors(*(compute.repeat_heads(error, count, heads) for error in self))
 
     def rows(self, which: Tensor | slice) -> VectorErrors:
-        """Returns the errors of some rows."""
+        """Return the errors of some rows."""
         return VectorErrors(*(error[..., which, :] for error in self))
 
 
 def projection_errors(affine: Affine, entering: Tensor, sides: Precisions) -> tuple[Tensor, VectorErrors]:
-    """Returns the heads (B, H, L, E) of an input and their errors: the sum, its rounding, and that of the bias.
+    """Return the heads (B, H, L, E) of an input and their errors: the sum, its rounding, and that of the bias.
 
     If the sides have two dtypes, the side of the coarser one has rounded its weights to it.
     """
@@ -104,7 +104,7 @@ def projection_errors(affine: Affine, entering: Tensor, sides: Precisions) -> tu
 
 
 def errors_along(path: VectorPath, before: Tensor, off: VectorErrors, sides: Precisions) -> tuple[Tensor, VectorErrors]:
-    """Returns the values (B, H, L, E) after all steps of a path and their errors, from the errors before it."""
+    """Return the values (B, H, L, E) after all steps of a path and their errors, from the errors before it."""
     values = before.double()
     for step in path.steps:
         after = compute.apply_step(step, values)
@@ -116,7 +116,7 @@ def errors_along(path: VectorPath, before: Tensor, off: VectorErrors, sides: Pre
 
 
 def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Tensor:
-    """Returns the allowed error of values (B, H, L, E) that one side computed by these steps.
+    """Return the allowed error of values (B, H, L, E) that one side computed by these steps.
 
     Args:
         steps: steps of a path.
@@ -131,7 +131,7 @@ def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | N
 
 
 def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> bool:
-    """Returns whether the steps give the values within what is `allowed`."""
+    """Return whether the steps give the values within what is `allowed`."""
     got = compute.follow_path(VectorPath(steps=steps), entered)[-1]
     apart = (got - wanted).abs()
     if float(apart.norm()) > MOST_RELATIVE_ERROR * float(got.norm()):
@@ -140,7 +140,7 @@ def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bo
 
 
 def inverse(step: Rotation) -> Rotation:
-    """Returns the rotation that undoes this one."""
+    """Return the rotation that undoes this one."""
     size = step.table.abs().square().clamp_min(torch.finfo(torch.float64).tiny)
     return replace(step, table=step.table.conj().resolve_conj() / size)
 
@@ -163,7 +163,7 @@ def _stepped(step: PathStep, before: Tensor, after: Tensor, off: VectorErrors, s
 
 
 def _normed(norm: NormStep, before: Tensor, after: Tensor, off: VectorErrors, sides: Precisions) -> VectorErrors:
-    """Returns errors after a norm computed in the side's dtype throughout, as careless code does.
+    """Return errors after a norm computed in the side's dtype throughout, as careless code does.
 
     The length, the division, the gain and the shift round. A subtracted mean rounds by its own size. A sum of squares
     has one sign, so nothing cancels in it.
@@ -191,7 +191,7 @@ def _normed(norm: NormStep, before: Tensor, after: Tensor, off: VectorErrors, si
 
 
 def _turned(rotation: Rotation, before: Tensor, off: VectorErrors, sides: Precisions) -> VectorErrors:
-    """Returns errors of table, two products and their sum, and of angles computed in float32 (three roundings each)."""
+    """Return errors of table, two products and their sum, and of angles computed in float32 (three roundings each)."""
     real, imaginary = rotation.table.real.double().abs(), rotation.table.imag.double().abs()
     size = real.square() + imaginary.square()
     each = _mixed(rotation, off.each.square(), real.square(), imaginary.square()).sqrt()
@@ -208,7 +208,7 @@ def _turned(rotation: Rotation, before: Tensor, off: VectorErrors, sides: Precis
 
 
 def _mixed(rotation: Rotation, values: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    """Returns values in which each rotating channel is `own` times itself plus `other` times its partner."""
+    """Return values in which each rotating channel is `own` times itself plus `other` times its partner."""
     result = values.clone()
     places = halves(result[..., rotation.first : rotation.first + rotation.width], rotation.layout)
     one, two = (own[:, None] * places[i] + other[:, None] * places[1 - i] for i in (0, 1))
@@ -218,7 +218,7 @@ def _mixed(rotation: Rotation, values: Tensor, own: Tensor, other: Tensor) -> Te
 
 
 def _angles(rotation: Rotation, length: int) -> Tensor:
-    """Returns the angles that were rounded, (B or 1, L, R / 2): position times frequency.
+    """Return the angles that were rounded, (B or 1, L, R / 2): position times frequency.
 
     The frequency is the largest step of a pair from one row to the next. Positions are the row numbers if the first
     row does not rotate; otherwise every position is taken as large as the number of rows.

@@ -82,7 +82,7 @@ class Segment:
 
 
 def segment_gap(segment: Segment, program: Program) -> SegmentGap:
-    """Returns the distance of a program from B over a segment; NaN counts as far."""
+    """Return the distance of a program from B over a segment; NaN counts as far."""
     known = next((own for other, own in segment.known if other is program), None)
     if known is None:
         known = _gap(segment, program)
@@ -91,7 +91,7 @@ def segment_gap(segment: Segment, program: Program) -> SegmentGap:
 
 
 def entry_distances(values: Tensor, target: Tensor) -> Tensor:
-    """Returns absolute differences; a NaN on one side is infinitely far."""
+    """Return absolute differences; a NaN on one side is infinitely far."""
     difference = (values.double() - target.double()).abs()
     if math.isfinite(float(difference.sum())):
         return difference
@@ -127,7 +127,7 @@ def _gap(segment: Segment, program: Program) -> SegmentGap:
 
 
 def _beyond(largest: float, size: float, difference: Tensor, limits: Tensor) -> SegmentGap:
-    """Returns the gap of values that are too far, with a difference that is more than its own allowance.
+    """Return the gap of values that are too far, with a difference that is more than its own allowance.
 
     Entries have allowances of their own: where the largest difference is within the largest of these, the entry that is
     farthest beyond its own is told.
@@ -140,7 +140,7 @@ def _beyond(largest: float, size: float, difference: Tensor, limits: Tensor) -> 
 
 
 def run_segment(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
-    """Returns a program's values at the end of a segment, and the function that gives their allowed error by rows."""
+    """Return a program's values at the end of a segment, and the function that gives their allowed error by rows."""
     vectors = [_vector(segment, program, name) for name in segment.begins]
     if len(vectors) == 1:
         values, of_one = vectors[0]
@@ -166,7 +166,7 @@ def run_segment(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
 
 
 def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, VectorErrors | None]:
-    """Returns q, k or v at the end of the segment or at the product, and its error; None: exactly as B had it."""
+    """Return q, k or v at the end of the segment or at the product, and its error; None: exactly as B had it."""
     seen, path, begin = segment.seen[name], path_of(program, name), segment.begins[name]
     if begin == "used" or seen.projected is None:
         return seen.used, None
@@ -182,7 +182,7 @@ def _vector(segment: Segment, program: Program, name: str) -> tuple[Tensor, Vect
 
 
 def _borrowed(seen: ObservedVector, values: Tensor, precisions: Precisions) -> VectorErrors:
-    """Returns the error of projected values that are the other side's, from the same input: that of two projections."""
+    """Return the error of projected values that are the other side's, from the same input: that of two projections."""
     off = VectorErrors.none(values)
     if not seen.borrowed:
         return off
@@ -196,14 +196,14 @@ def _borrowed(seen: ObservedVector, values: Tensor, precisions: Precisions) -> V
 
 
 def is_known(path: VectorPath) -> bool:
-    """Returns whether all steps of a path are known."""
+    """Return whether all steps of a path are known."""
     return not any(isinstance(step, OpaqueStep) for step in path.steps)
 
 
 def segments(
     b: CallTensors, seen: Mapping[str, ObservedVector], a: Program, precisions: Precisions, rows: Tensor | None
 ) -> list[Segment]:
-    """Returns the segments of a pair that can be run.
+    """Return the segments of a pair that can be run.
 
     Args:
         b: tensors of B.
@@ -234,7 +234,7 @@ def segments(
 
 
 def joined_segments(every: Sequence[Segment], a: Program, changed: Program | None = None) -> Segment:
-    """Returns A's segments joined into one, from the first place where A does not give B's values to the output.
+    """Return A's segments joined into one, from the first place where A does not give B's values to the output.
 
     Each of q, k and v begins as late as possible: at the product if A gives B's values there; else as projected if A
     gives those; else at the input. It begins before anything that a `changed` program changes. Errors on the way from
@@ -248,7 +248,7 @@ def joined_segments(every: Sequence[Segment], a: Program, changed: Program | Non
 
 
 def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program) -> str:
-    """Returns where q, k or v begins: "used", "projected" or "input"."""
+    """Return where q, k or v begins: "used", "projected" or "input"."""
     if f"{name} used" not in parts:
         return "used"
     own, other = path_of(a, name), path_of(changed, name)
@@ -259,7 +259,7 @@ def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program
 
 
 def of_measured(precisions: Precisions) -> Precisions:
-    """Returns the precisions for allowances: a coarser dtype of A's logits or weights counts only if B has it too."""
+    """Return the precisions for allowances: a coarser dtype of A's logits or weights counts only if B has it too."""
     a, b = precisions
 
     def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:

@@ -108,7 +108,7 @@ class ModelSide:
 def options_of_sides(
     both: LoadOptions, *, attn: OfSides, dtype: OfSides, device: OfSides, revision: OfSides
 ) -> tuple[LoadOptions, LoadOptions]:
-    """Returns the loading options of A and of B, from common options and pairs of own options.
+    """Return the loading options of A and of B, from common options and pairs of own options.
 
     A side's own option wins unless it is None. Text and input file belong to A alone: B runs on A's inputs.
 
@@ -126,7 +126,7 @@ def options_of_sides(
 
 
 def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: LoadOptions) -> LoadedModel | Path:
-    """Returns the loaded module with its inputs, or the path of a trace file or ONNX graph.
+    """Return the loaded module with its inputs, or the path of a trace file or ONNX graph.
 
     Raises:
         ModelError: the module can't be built.
@@ -164,7 +164,7 @@ def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, opti
 
 
 def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
-    """Returns a note on options that have no effect on a file, whose run is already recorded."""
+    """Return a note on options that have no effect on a file, whose run is already recorded."""
     every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
     named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
     if not named:
@@ -184,7 +184,7 @@ def _errors_name_side(label: str) -> Iterator[None]:
 
 
 def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
-    """Returns the inputs that forward accepts: by name, or else all tensors in order."""
+    """Return the inputs that forward accepts: by name, or else all tensors in order."""
     if not isinstance(inputs, dict):
         return inputs
     takes = forward_arguments(module)
@@ -268,7 +268,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
 
 
 def _declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[str, str]:
-    """Returns what declares the scale of calls, by `name_of`, if config or family declares it and the run applies it.
+    """Return what declares the scale of calls, by `name_of`, if config or family declares it and the run applies it.
 
     An attribute of a module doesn't count as a declaration: it may be the mistake itself.
     """
@@ -278,7 +278,7 @@ def _declared_scales(calls: Sequence[AttentionCall], model: nn.Module) -> dict[s
 
 
 def _without_source(judged: JudgedCall) -> str | None:
-    """Returns a declaration by a config or family without its source; None for an attribute's or a norm's."""
+    """Return a declaration by a config or family without its source; None for an attribute's or a norm's."""
     declared_by = judged.declared_by or ""
     if judged.declared_as == "family" and isinstance(declared_by, Message):
         of, rule = declared_by.values["type"], declared_by.values["rule"]
@@ -296,7 +296,7 @@ def _traced(
     *,
     reads: bool = True,
 ) -> tuple[Trace, Any]:
-    """Returns the trace of a run and what forward returned; the trace stays empty unless attentions are read."""
+    """Return the trace of a run and what forward returned; the trace stays empty unless attentions are read."""
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
@@ -346,7 +346,7 @@ def _finer(
 
 
 def entering_of(call: CallTensors) -> dict[str, Tensor]:
-    """Returns what enters an attention: "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
+    """Return what enters an attention: "input" (B, L, D), "projected" v and "value" v (B, H, S, Ev), as far as known.
 
     The first of these that both sides have is compared.
     """
@@ -368,7 +368,7 @@ def _versions() -> dict[str, str]:
 
 
 def side_of_file(path: Path, *, shapes: bool = False) -> ModelSide:
-    """Returns the side of a trace file; with `shapes`, its calls have shapes alone."""
+    """Return the side of a trace file; with `shapes`, its calls have shapes alone."""
     from sqrtdk.recording.read import read_trace_file
 
     file = read_trace_file(path, shapes=shapes)

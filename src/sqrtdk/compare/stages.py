@@ -55,7 +55,7 @@ PICTURE_SIDE = 48  # rows and keys of a mask picture
 
 
 def stage_text(stage: str, sides: Sides) -> StageDiff:
-    """Returns a stage of both formulas in short words."""
+    """Return a stage of both formulas in short words."""
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
         return StageDiff(stage, None, reason=Message("compare.formula.unknown"))
@@ -67,14 +67,14 @@ def stage_text(stage: str, sides: Sides) -> StageDiff:
 
 
 def _visible(formula: Formula) -> Tensor:
-    """Returns the visible keys with four axes; all axes have size 1 without a mask."""
+    """Return the visible keys with four axes; all axes have size 1 without a mask."""
     if formula.visible is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool)
     return formula.visible.bool()[(None,) * (4 - formula.visible.dim())]
 
 
 def factor_text(value: Tensor | float) -> str:
-    """Returns a factor as short text.
+    """Return a factor as short text.
 
     Example:
         >>> factor_text(0.125), factor_text(torch.tensor([1.0, 2.0]))
@@ -124,7 +124,7 @@ def _weights(formula: Formula) -> str:
 
 
 def _term_word(name: str) -> str:
-    """Returns the name of a bias or mask in words, if it has any."""
+    """Return the name of a bias or mask in words, if it has any."""
     return Message(TERM_WORDS[name]) if name in TERM_WORDS else name
 
 
@@ -139,18 +139,18 @@ _STAGE_TEXTS: dict[str, Callable[[Formula], str]] = {
 
 
 def hidden_rows(formula: Formula | None, batch: int, rows: int) -> Tensor:
-    """Returns True where the row of some head sees no key, (B, L): implementations may output anything there."""
+    """Return True where the row of some head sees no key, (B, L): implementations may output anything there."""
     visible = _visible(Formula() if formula is None else formula)
     return (~visible.any(-1)).any(1).expand(batch, rows)
 
 
 def _off(stage: StageDiff) -> tuple[bool, float]:
-    """Returns whether a stage differs, and by how many times the allowed rounding."""
+    """Return whether a stage differs, and by how many times the allowed rounding."""
     return stage.same is False, stage.largest / stage.allowed if stage.largest and stage.allowed else 0.0
 
 
 def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
-    """Returns every stage in order. A stage with a cause differs; the output names the rows that it leaves out."""
+    """Return every stage in order. A stage with a cause differs; the output names the rows that it leaves out."""
     known: dict[str, StageDiff] = {}
     for stage in stages:  # v has two stages of one name, as projected and as used: the larger difference counts
         if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
@@ -164,7 +164,7 @@ def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, lef
 
 
 def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedVector] | None) -> Cause:
-    """Returns the cause `rounding` of k or v with the share of numbers beyond the range of the dtype that rounds."""
+    """Return the cause `rounding` of k or v with the share of numbers beyond the range of the dtype that rounds."""
     if cause.name != "rounding" or cause.stage not in QKV_LETTERS or sides is None or seen is None:
         return cause
     paths = [path_of(program, cause.stage) for program in (sides.b, sides.a)]
@@ -191,7 +191,7 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedV
 
 
 def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -> Cause:
-    """Returns the cause with both sides' lines of code that compute its stage, or behind which it is missing."""
+    """Return the cause with both sides' lines of code that compute its stage, or behind which it is missing."""
     if cause.name in DATA_CAUSES:
         return cause
     return replace(cause, at_a=_line(cause, a), at_b=_line(cause, b))
@@ -211,7 +211,7 @@ def _line(cause: Cause, call: AttentionCall | None) -> str | None:
 
 
 def scatter_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> tuple[Scatter, ...]:
-    """Returns logits of the first heads at visible keys, both formulas applied to B's q and k."""
+    """Return logits of the first heads at visible keys, both formulas applied to B's q and k."""
     if sides.a.formula is None or sides.b.formula is None:
         return ()
     query = seen["query"].used[:1, :, :PICTURE_SIDE]
@@ -233,12 +233,12 @@ def scatter_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> tuple[Scatte
 
 
 def _first(value: Tensor) -> Tensor:
-    """Returns the part for the first sequence and the first `PICTURE_SIDE` rows and keys."""
+    """Return the part for the first sequence and the first `PICTURE_SIDE` rows and keys."""
     return value[(None,) * (4 - value.dim())][:1, :, :PICTURE_SIDE, :PICTURE_SIDE]
 
 
 def picture_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> MaskPicture | None:
-    """Returns a picture of the first sequence and head whose masks differ; None if all masks are equal."""
+    """Return a picture of the first sequence and head whose masks differ; None if all masks are equal."""
     if sides.a.formula is None or sides.b.formula is None:
         return None
     shape = (*seen["query"].used.shape[:3], seen["key"].used.shape[2])

@@ -174,7 +174,7 @@ class CauseRow:
 
 
 def suspicions(row: CauseRow, sides: Sides) -> Iterator[Suspicion]:
-    """Yields what a row suspects: one suspicion for all vectors that differ alike, one for every other vector."""
+    """Yield what a row suspects: one suspicion for all vectors that differ alike, one for every other vector."""
     groups: list[list[tuple[BothParts[Any], PartDifference]]] = []
     compared: set[str] = set()
     for both in row.among(sides):
@@ -230,7 +230,7 @@ def _sentence(row: CauseRow, found: PartDifference, vectors: list[str]) -> str:
 
 
 def is_absent(word: Word) -> bool:
-    """Returns whether a side has nothing of a kind."""
+    """Return whether a side has nothing of a kind."""
     return word is None or id_of(word) in ABSENT_WORDS
 
 
@@ -238,14 +238,14 @@ def is_absent(word: Word) -> bool:
 
 
 def formula_pairs(sides: Sides) -> Iterator[BothParts[Formula]]:
-    """Yields the formulas, if both are known."""
+    """Yield the formulas, if both are known."""
     a, b = sides.a.formula, sides.b.formula
     if a is not None and b is not None:
         yield BothParts(sides, a, b, change_formula)
 
 
 def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath]]]:
-    """Returns a function that yields the paths of some vectors."""
+    """Return a function that yields the paths of some vectors."""
 
     def among(sides: Sides) -> Iterator[BothParts[VectorPath]]:
         for vector in vectors:
@@ -255,28 +255,28 @@ def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath
 
 
 def path_of(program: Program, vector: str) -> VectorPath:
-    """Returns the path of q, k or v by name."""
+    """Return the path of q, k or v by name."""
     return {"query": program.query, "key": program.key, "value": program.value}[vector]
 
 
 def with_path(program: Program, vector: str, path: VectorPath) -> Program:
-    """Returns the program with another path of q, k or v."""
+    """Return the program with another path of q, k or v."""
     paths: dict[str, Any] = {vector: path}
     return replace(program, **paths)
 
 
 def change_formula(edit: Edit[Formula]) -> ProgramChange:
-    """Returns the change of a program by an edit of its formula; it does nothing if the formula is unknown."""
+    """Return the change of a program by an edit of its formula; it does nothing if the formula is unknown."""
     return lambda own: own if own.formula is None else replace(own, formula=edit(own.formula))
 
 
 def change_path(vector: str) -> Callable[[Edit[VectorPath]], ProgramChange]:
-    """Returns a function that turns edits of one path into changes of a program."""
+    """Return a function that turns edits of one path into changes of a program."""
     return lambda edit: lambda program: with_path(program, vector, edit(path_of(program, vector)))
 
 
 def change_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], ProgramChange]:
-    """Returns a function that turns edits of one step into changes; a path without that step stays the same."""
+    """Return a function that turns edits of one step into changes; a path without that step stays the same."""
 
     def edited(path: VectorPath, edit: Edit[Any]) -> VectorPath:
         at = [number for number, step in enumerate(path.steps) if isinstance(step, kind)][place : place + 1]
@@ -288,12 +288,12 @@ def change_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]]
 
 
 def norms_of(path: VectorPath) -> list[NormStep]:
-    """Returns the norms of a path, in order."""
+    """Return the norms of a path, in order."""
     return [step for step in path.steps if isinstance(step, NormStep)]
 
 
 def rotation_of(path: VectorPath) -> Rotation | None:
-    """Returns the rotation of a path; None without one, or if it rotates none of several rows."""
+    """Return the rotation of a path; None without one, or if it rotates none of several rows."""
     found = next((step for step in path.steps if isinstance(step, Rotation)), None)
     if found is None or (found.table.shape[1] > 1 and bool((found.table == 1).all())):
         return None

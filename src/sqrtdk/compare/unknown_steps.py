@@ -34,7 +34,7 @@ class PathSpan:
     seen: dict[str, ObservedVector]
 
     def of(self, name: str, paths: list[VectorPath], vector: ObservedVector) -> PathSpan:
-        """Returns the part with another path of one vector."""
+        """Return the part with another path of one vector."""
         return PathSpan(
             with_path(self.a, name, paths[0]), with_path(self.b, name, paths[1]), self.seen | {name: vector}
         )
@@ -43,7 +43,7 @@ class PathSpan:
 def past_unknown(
     a: Program, b: Program, seen_a: Mapping[str, ObservedVector], seen_b: Mapping[str, ObservedVector]
 ) -> tuple[PathSpan, PathSpan, list[str]]:
-    """Returns both programs before and after the unknown steps that both sides share.
+    """Return both programs before and after the unknown steps that both sides share.
 
     If both sides had equal values before the steps, their results are compared first. A step with another result is
     not passed.
@@ -82,7 +82,7 @@ def past_unknown(
 
 
 def _unknown(path: VectorPath) -> range | None:
-    """Returns the range from the first unknown step to the last; None if all are known."""
+    """Return the range from the first unknown step to the last; None if all are known."""
     places = [place for place, step in enumerate(path.steps) if isinstance(step, OpaqueStep)]
     return range(places[0], places[-1] + 1) if places else None
 
@@ -93,14 +93,14 @@ def _labels(path: VectorPath, span: range) -> list[str]:
 
 
 def _values_after(seen: ObservedVector, count: int) -> Tensor | None:
-    """Returns the values after the first `count` steps; None if not recorded."""
+    """Return the values after the first `count` steps; None if not recorded."""
     if count == 0:
         return seen.projected
     return seen.steps[count - 1].values if count <= len(seen.steps) else None
 
 
 def _near(one: Tensor | None, other: Tensor | None) -> bool:
-    """Returns `near` in roundings of the coarser dtype of the two tensors."""
+    """Return `near` in roundings of the coarser dtype of the two tensors."""
     dtypes = [x.dtype for x in (one, other) if x is not None and x.is_floating_point()]
     return near(one, other, max(dtypes, key=lambda x: torch.finfo(x).eps, default=torch.float32), ONE_INPUT_ROUNDINGS)
 
@@ -140,12 +140,12 @@ def compare_directly(
 def equal_in_roundings(
     sides: list[KnownSide], name: str, rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS
 ) -> bool:
-    """Returns whether a vector at the product, or the output, is equal within roundings of the coarser dtype."""
+    """Return whether a vector at the product, or the output, is equal within roundings of the coarser dtype."""
     return near(*_vector_of_both(sides, name, rows), coarser(sides), roundings)
 
 
 def same_input(sides: list[KnownSide], rows: Tensor | None) -> bool:
-    """Returns whether the inputs are known to be equal, directly or by one of the vectors made from them."""
+    """Return whether the inputs are known to be equal, directly or by one of the vectors made from them."""
     one, other = (side.seen for side in sides)
     return any(
         near(one[name].input, other[name].input, coarser(sides), KERNEL_ROUNDINGS)
@@ -155,7 +155,7 @@ def same_input(sides: list[KnownSide], rows: Tensor | None) -> bool:
 
 
 def outputs_alike(sides: list[KnownSide], rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS) -> bool | None:
-    """Returns whether the outputs agree within some roundings; None unless q, k and v agree."""
+    """Return whether the outputs agree within some roundings; None unless q, k and v agree."""
     vectors = all(equal_in_roundings(sides, name, rows, roundings) for name in QKV)
     return equal_in_roundings(sides, "output", rows, roundings) if vectors else None
 
@@ -163,7 +163,7 @@ def outputs_alike(sides: list[KnownSide], rows: Tensor | None, roundings: float 
 def differs(
     sides: list[KnownSide], name: str, stages: tuple[str, ...], rows: Tensor | None, program: Program
 ) -> tuple[Segment, Explained]:
-    """Returns the segment of a vector or output that differs, with an unknown cause."""
+    """Return the segment of a vector or output that differs, with an unknown cause."""
     one, other = _vector_of_both(sides, name, rows)
     unit = max(torch.finfo(coarser(sides)).eps, torch.finfo(torch.float32).eps) / 2
     difference = entry_distances(one, other)
@@ -174,7 +174,7 @@ def differs(
 
 
 def _vector_of_both(sides: list[KnownSide], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns a vector, or the output, of both sides, reduced to compared rows; all rows if it has other rows."""
+    """Return a vector, or the output, of both sides, reduced to compared rows; all rows if it has other rows."""
     one, other = (side.call.output if name == "output" else side.seen[name].used for side in sides)
     return _rows_of_vector(one, rows), _rows_of_vector(other, rows)
 
@@ -186,7 +186,7 @@ def _rows_of_vector(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _step(sides: list[KnownSide], name: str) -> Message:
-    """Returns what is unknown about a vector's path, as text."""
+    """Return what is unknown about a vector's path, as text."""
     for label, side in zip("AB", sides, strict=True):
         unknown = [step.name for step in path_of(side.program, name).steps if isinstance(step, OpaqueStep)]
         if unknown == ["not recorded"]:

@@ -58,7 +58,7 @@ class Group:
 
 
 def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
-    """Returns pairs with a difference of their own, grouped by their causes, each group with its followers."""
+    """Return pairs with a difference of their own, grouped by their causes, each group with its followers."""
     every = list(pairs)
 
     def causes(pair: PairDiff) -> tuple[object, ...] | None:
@@ -77,24 +77,24 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
 
 
 def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
-    """Returns pairs that follow from a pair outside all groups, by the site of that pair."""
+    """Return pairs that follow from a pair outside all groups, by the site of that pair."""
     followers = {id(pair) for group in found for pair in group.followers}
     return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in followers else _origin(pair))
 
 
 def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[tuple[str, ...], bool], list[PairDiff]]:
-    """Returns pairs with stages that differ without changing the output, by these stages and whether others do."""
+    """Return pairs with stages that differ without changing the output, by these stages and whether others do."""
     own = {id(pair): pair.same is False and bool(pair.causes) for pair in pairs}
     return _by(pairs, lambda pair: (pair.cancelling, own[id(pair)]) if pair.cancelling else None)
 
 
 def left_out(pairs: Iterable[PairDiff]) -> dict[tuple[int, int], list[PairDiff]]:
-    """Returns pairs with rows that were left out as they see no key, by (rows left out, all rows)."""
+    """Return pairs with rows that were left out as they see no key, by (rows left out, all rows)."""
     return _by(pairs, lambda pair: (pair.rows_left_out, pair.rows) if pair.rows_left_out else None)
 
 
 def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dict[Key, list[PairDiff]]:
-    """Returns pairs by a key; pairs whose key is None are left out."""
+    """Return pairs by a key; pairs whose key is None are left out."""
     found: dict[Key, list[PairDiff]] = {}
     for pair in pairs:
         if (name := key(pair)) is not None:
@@ -103,12 +103,12 @@ def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dic
 
 
 def named_causes(pair: PairDiff) -> tuple[Cause, ...]:
-    """Returns the causes of a pair that have a name."""
+    """Return the causes of a pair that have a name."""
     return tuple(cause for cause in pair.causes if cause.name != UNKNOWN_CAUSE)
 
 
 def shown_causes(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Returns causes as shown to a reader: other weights of q, k and v become one cause.
+    """Return causes as shown to a reader: other weights of q, k and v become one cause.
 
     Example:
         >>> def off(part, size):
@@ -144,48 +144,48 @@ def _other_weights(letters: Sequence[str], distances: Iterable[object]) -> Messa
 
 
 def lost_stage(pair: PairDiff) -> str | None:
-    """Returns the stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
+    """Return the stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
     stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN_CAUSE and cause.stage]
     return stages[0] if stages else pair.first_stage
 
 
 def site_text(site: str, index: int) -> str:
-    """Returns a site as records name it: "h.0", "h.0#1", "(root)" for the root."""
+    """Return a site as records name it: "h.0", "h.0#1", "(root)" for the root."""
     return f"{site or ROOT_NAME}{f'#{index}' if index else ''}"
 
 
 def site_of_pair(pair: PairDiff) -> str:
-    """Returns the site of A."""
+    """Return the site of A."""
     return site_text(pair.site_a, pair.index_a)
 
 
 def is_to_the_end(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> bool:
-    """Returns whether these are several pairs, and all from the first of them on."""
+    """Return whether these are several pairs, and all from the first of them on."""
     last = pairs[-len(members) :]
     return len(members) > 1 and all(one is other for one, other in zip(members, last, strict=True))
 
 
 def sites_of_pairs(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
-    """Returns where pairs are: "at h.3"; "from h.0 on" if all later pairs are included; else their folded sites."""
+    """Return where pairs are: "at h.3"; "from h.0 on" if all later pairs are included; else their folded sites."""
     if is_to_the_end(members, pairs):
         return Message("paragraphs.where.since", site=site_of_pair(members[0]))
     return Message("paragraphs.where.sites", sites=site_list([site_of_pair(pair) for pair in members]))
 
 
 def site_list(sites: Iterable[str]) -> str:
-    """Returns folded sites as text; only the first ones of many."""
+    """Return folded sites as text; only the first ones of many."""
     folded = fold_sites(sites)
     names, more = joined(folded[:_MOST_SITES_LISTED], "comma"), len(folded) - _MOST_SITES_LISTED
     return Message("paragraphs.sites.more", sites=names, count=more) if more > 0 else names
 
 
 def one_paragraph(sentences: Sequence[str]) -> str:
-    """Returns whole sentences as one paragraph."""
+    """Return whole sentences as one paragraph."""
     return reduce(lambda first, second: Message("paragraphs.then", first=first, second=second), sentences)
 
 
 def short(value: float | None) -> str:
-    """Returns a difference with two digits.
+    """Return a difference with two digits.
 
     Example:
         >>> short(3.14e-6), short(0.25), short(12345.6), short(0.0), short(None), short(math.nan)
@@ -199,7 +199,7 @@ def short(value: float | None) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """Returns a share in percent, rounded down so that an unexplained rest never disappears.
+    """Return a share in percent, rounded down so that an unexplained rest never disappears.
 
     Example:
         >>> share_text(1.0), share_text(0.99999), share_text(0.8738), share_text(None)
@@ -212,7 +212,7 @@ def share_text(value: float | None) -> str:
 
 
 def largest_pair(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
-    """Returns the pair with the largest size; NaN ranks above all numbers, unknown sizes below."""
+    """Return the pair with the largest size; NaN ranks above all numbers, unknown sizes below."""
 
     def rank(pair: PairDiff) -> float:
         value = size(pair)
@@ -222,12 +222,12 @@ def largest_pair(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | N
 
 
 def is_reached(pair: PairDiff) -> bool:
-    """Returns whether a difference comes in with the input and not from an earlier attention."""
+    """Return whether a difference comes in with the input and not from an earlier attention."""
     return any(cause.name == "input" for cause in pair.causes)
 
 
 def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
-    """Returns pairs whose input differs because of a module that is not an attention."""
+    """Return pairs whose input differs because of a module that is not an attention."""
     first = {site_of_pair(pair) for pair in pairs if is_reached(pair)}
     return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
 
@@ -237,7 +237,7 @@ def _origin(pair: PairDiff) -> str:
 
 
 def excess(pair: PairDiff) -> float:
-    """Returns the residue in units of what is allowed; infinite if either is unknown or NaN."""
+    """Return the residue in units of what is allowed; infinite if either is unknown or NaN."""
     residue, allowed = pair.residue, pair.allowed
     if residue is None or allowed is None or math.isnan(residue) or math.isnan(allowed):
         return math.inf

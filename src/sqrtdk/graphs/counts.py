@@ -40,7 +40,7 @@ _BEFORE_MASKS = (
 
 
 def count_of_graph(file: Graph) -> int:
-    """Returns how many numbers the constants of an ONNX file hold."""
+    """Return how many numbers the constants of an ONNX file hold."""
     counts = {name: math.prod(proto.dims) for name, proto in file.initializers.items()}
     total: int = 0
     for node in file.nodes:
@@ -55,7 +55,7 @@ def count_of_graph(file: Graph) -> int:
 
 
 def count_of_program(program: Any, module: torch.fx.GraphModule) -> int:
-    """Returns how many numbers the parameters, buffers and other constants of a program hold; tied ones count once."""
+    """Return how many numbers the parameters, buffers and other constants of a program hold; tied ones count once."""
     held = {**program.state_dict, **program.constants}
     tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
     bits = {str(node.target): _bits(node) for node in module.graph.nodes if node.op == "get_attr"}
@@ -69,7 +69,7 @@ def count_of_program(program: Any, module: torch.fx.GraphModule) -> int:
 
 
 def _bits(constant: torch.fx.Node) -> int | None:
-    """Returns the bits of one number of a packed constant, or None for one that is not packed.
+    """Return the bits of one number of a packed constant, or None for one that is not packed.
 
     Packed is what is shifted and masked: (qweight[:, None] >> shifts) & 15, or w & 15 beside w >> 4.
     """

@@ -27,7 +27,7 @@ Value = str | int | float | bool
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Value]:
-    """Returns the names and values of a little-endian GGUF file of version 2 or 3, without its arrays.
+    """Return the names and values of a little-endian GGUF file of version 2 or 3, without its arrays.
 
     Raises:
         ModelError: The file can't be read, is no GGUF file, or exceeds one of the limits above.
@@ -69,7 +69,7 @@ class _Reader:
         self._kept = self._passed = 0
 
     def entries(self) -> dict[str, Value]:
-        """Returns names and values, without arrays."""
+        """Return names and values, without arrays."""
         if self._file.read(4) != b"GGUF":
             raise _OddError("it does not begin with GGUF")
         version = self._number("<I")

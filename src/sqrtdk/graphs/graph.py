@@ -44,7 +44,7 @@ class GraphNode:
     inner: tuple[tuple[str, str], ...] = ()
 
     def input(self, index: int) -> str:
-        """Returns the name of an input, or "" if it is omitted."""
+        """Return the name of an input, or "" if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     @property
@@ -100,7 +100,7 @@ class Graph:
                 self.made_by[name] = node
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Returns the value of a constant, read from the file at each call, or None if the tensor is computed."""
+        """Return the value of a constant, read from the file at each call, or None if the tensor is computed."""
         # A constant is an initializer, or the output of a Constant node, and may pass through Identity nodes.
         while name not in self.initializers:
             node = self.made_by.get(name)
@@ -114,17 +114,17 @@ class Graph:
         return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
 
     def tensor(self, name: str) -> Tensor:
-        """Returns the value of a constant as a tensor."""
+        """Return the value of a constant as a tensor."""
         return to_tensor(self.array(name))
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Returns the graph of a file. See `load_file` for what is refused."""
+    """Return the graph of a file. See `load_file` for what is refused."""
     return read_graph(load_file(path), folder_of(path))
 
 
 def read_graph(model: Any, folder: Path) -> Graph:
-    """Returns the indexed graph of an `onnx.ModelProto` whose file lies in `folder`."""
+    """Return the indexed graph of an `onnx.ModelProto` whose file lies in `folder`."""
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
         tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node)),
@@ -146,7 +146,7 @@ def refuse_many(count: int) -> None:
 
 
 def _root_class(proto: Any) -> str:
-    """Returns the class of the whole model as noted at one node, or "" if it is missing or one of the exporter's."""
+    """Return the class of the whole model as noted at one node, or "" if it is missing or one of the exporter's."""
     classes = _listed(next((prop.value for prop in proto.metadata_props if prop.key == _CLASSES), ""))
     return "" if len(classes) < 2 or classes[0].startswith("_") else classes[0]
 
@@ -189,7 +189,7 @@ def _to_array(tensor: Any, folder: Path) -> np.ndarray[Any, Any]:
 
 
 def _listed(text: str) -> list[str]:
-    """Returns the strings of a list written as a Python literal, or [] if `text` is anything else."""
+    """Return the strings of a list written as a Python literal, or [] if `text` is anything else."""
     if not text.startswith("[") or len(text) >= _MAX_SCOPE:
         return []
     try:
@@ -200,7 +200,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _scope(properties: dict[str, str], name: str) -> str | None:
-    """Returns the module path that an exporter noted at a node, or None.
+    """Return the module path that an exporter noted at a node, or None.
 
     Exporters write it as a list of scopes, as a "namespace" text, or into the name of the node.
 
@@ -224,7 +224,7 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """Returns an array of onnxruntime or of the file as a tensor of its own memory."""
+    """Return an array of onnxruntime or of the file as a tensor of its own memory."""
     array = np.asarray(array)
     try:
         if array.dtype.name == "bfloat16":

@@ -49,7 +49,7 @@ class Guards:
     nodes: int = 0  # syntax nodes of the conditions in `read`
 
     def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
-        """Returns the index of a condition that is not met, or None. The condition at `first` is tested first."""
+        """Return the index of a condition that is not met, or None. The condition at `first` is tested first."""
         places = itertools.chain(range(len(self.read))[first : first + 1], range(len(self.read)))
         for place in places:
             try:
@@ -61,7 +61,7 @@ class Guards:
 
 
 def read_guards(lines: Iterable[Any]) -> Guards:
-    """Returns the conditions written in the lines of a program."""
+    """Return the conditions written in the lines of a program."""
     read: list[tuple[str, Condition]] = []
     unread = nodes = 0
     for text in itertools.islice(lines, MOST_GUARDS):
@@ -82,7 +82,7 @@ def sizes_meeting(
     shapes: Callable[[Mapping[str, int]], Shapes],
     bounds: Mapping[str, Bounds] | None = None,
 ) -> dict[str, int]:
-    """Returns sizes by symbol that meet the conditions and are close to the wanted ones.
+    """Return sizes by symbol that meet the conditions and are close to the wanted ones.
 
     Returns the wanted sizes if none of the tried combinations meets them. `shapes` computes the shapes of the inputs
     from the sizes of the symbols; `bounds` holds the smallest and largest size of a symbol.
@@ -106,7 +106,7 @@ def sizes_meeting(
 
 
 def _near(wanted: Mapping[str, int], limits: Mapping[str, Bounds]) -> Iterator[dict[str, int]]:
-    """Yields the wanted sizes, then sizes at growing distance from them."""
+    """Yield the wanted sizes, then sizes at growing distance from them."""
     yield dict(wanted)
     for beyond in range(1, _MOST_SIZE_DISTANCE):
         steps = [_steps(number, beyond, limits[name]) for name, number in wanted.items()]
@@ -122,7 +122,7 @@ def _steps(number: int, beyond: int, limits: Bounds) -> list[int]:
 
 
 def _condition(tree: ast.expr) -> Condition:
-    """Returns a syntax tree as a function of shapes that uses only the operators above. Raises `_Unread` otherwise."""
+    """Return a syntax tree as a function of shapes that uses only the operators above. Raises `_Unread` otherwise."""
     match tree:
         case ast.Subscript(  # L['x'].size()[1]
             value=ast.Call(

@@ -27,7 +27,7 @@ _ONNX_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def inputs_by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
-    """Returns inputs by name from a mapping, or from a tuple in the order of `names`.
+    """Return inputs by name from a mapping, or from a tuple in the order of `names`.
 
     Inputs that the graph does not take are dropped if they would not change its result.
     """
@@ -39,14 +39,14 @@ def inputs_by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> 
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Returns whether the input changes no result: a mask of ones, or a flag such as use_cache."""
+    """Return whether the input changes no result: a mask of ones, or a flag such as use_cache."""
     if isinstance(value, Tensor):
         return name == "attention_mask" and value.dim() == 2 and not value.is_meta and bool((value == 1).all())
     return not isinstance(value, np.ndarray | list | tuple)
 
 
 def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...]) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns the arrays to run a graph with, by name.
+    """Return the arrays to run a graph with, by name.
 
     Integers and bools are cast to the dtype that the graph takes if every value fits; floats are cast among floats.
 
@@ -73,7 +73,7 @@ def feeds(inputs: tuple[Any, ...], tensors: Mapping[str, Any] | tuple[Any, ...])
 
 
 def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns empty keys and values for cache inputs of free length that the caller left out."""
+    """Return empty keys and values for cache inputs of free length that the caller left out."""
     first = next((value for value in given.values() if isinstance(value, Tensor) and value.dim()), None)
     found: dict[str, Tensor] = {}
     for value in inputs:
@@ -87,7 +87,7 @@ def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str
 
 
 def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns position ids 0, 1, 2, ... and token types 0 for graphs that take them, unless the caller gave them."""
+    """Return position ids 0, 1, 2, ... and token types 0 for graphs that take them, unless the caller gave them."""
     names = {value.name for value in load_graph(path).inputs}
     ids = given.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -97,7 +97,7 @@ def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict
 
 
 def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
-    """Returns the numbers of rows and tokens that a graph was exported for; each is None if free or unknown."""
+    """Return the numbers of rows and tokens that a graph was exported for; each is None if free or unknown."""
     sizes = next((_sizes(value) for value in load_graph(path).inputs if value.name == "input_ids"), None)
     if sizes is None or len(sizes) != 2:
         return None, None
@@ -110,7 +110,7 @@ def _shown(sizes: list[int | str] | None) -> str:
 
 
 def _sizes(value: Any) -> list[int | str] | None:
-    """Returns the shape that the graph declares, with names for free sizes, or None if it declares none."""
+    """Return the shape that the graph declares, with names for free sizes, or None if it declares none."""
     kind = value.type.tensor_type
     if not kind.HasField("shape"):
         return None
@@ -118,7 +118,7 @@ def _sizes(value: Any) -> list[int | str] | None:
 
 
 def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
-    """Returns one input as an array of the dtype that the graph takes."""
+    """Return one input as an array of the dtype that the graph takes."""
     name = value.name[:100]
     if not value.type.HasField("tensor_type"):
         raise ModelError(
@@ -158,7 +158,7 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def shown_sizes(sizes: Mapping[str, int]) -> str:
-    """Returns a sentence that lists the free sizes and the numbers chosen for them."""
+    """Return a sentence that lists the free sizes and the numbers chosen for them."""
     names, numbers = ", ".join(name[:40] for name in [*sizes][:8]), ", ".join(map(str, [*sizes.values()][:8]))
     if len(sizes) > 8:
         names = Message("graphs.and_count", names=names, count=len(sizes) - 8)
@@ -166,14 +166,14 @@ def shown_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
-    """Returns a number for a free size: small for a batch, else an odd one that no head dimension has."""
+    """Return a number for a free size: small for a batch, else an odd one that no head dimension has."""
     if axis == 0:
         return 3 if larger else 2
     return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
 
 
 def onnx_input_shape(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
-    """Returns the shape of an ONNX input, a `ValueInfoProto`, with numbers chosen for free sizes."""
+    """Return the shape of an ONNX input, a `ValueInfoProto`, with numbers chosen for free sizes."""
     return [
         int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, larger)
         for axis, d in enumerate(value.type.tensor_type.shape.dim)
@@ -181,7 +181,7 @@ def onnx_input_shape(value: Any, sizes: dict[str, int], larger: bool = False) ->
 
 
 def size_of(symbol: str, of: str, axis: int, sizes: dict[str, int], larger: bool) -> int:
-    """Returns a number for the free size of one axis, and keeps it in `sizes` under the size's name.
+    """Return a number for the free size of one axis, and keep it in `sizes` under the size's name.
 
     Example:
         >>> sizes = {}

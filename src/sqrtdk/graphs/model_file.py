@@ -28,7 +28,7 @@ ONNXRUNTIME_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.micros
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
-    """Returns the `onnx.ModelProto` of a file with its functions inlined. External tensors are not loaded.
+    """Return the `onnx.ModelProto` of a file with its functions inlined. External tensors are not loaded.
 
     Raises:
         MissingExtraError: onnx is not installed.
@@ -67,7 +67,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
 
 
 def folder_of(path: str | os.PathLike[str]) -> Path:
-    """Returns the folder that holds a path, with links resolved. If the file is a link, its target does not matter."""
+    """Return the folder that holds a path, with links resolved. If the file is a link, its target does not matter."""
     return Path(os.path.realpath(os.path.dirname(os.path.abspath(path))))
 
 
@@ -107,7 +107,7 @@ def _refuse_many_calls(model: Any) -> None:
 
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """Yields a graph and the graphs inside its nodes, which are branches and loop bodies."""
+    """Yield a graph and the graphs inside its nodes, which are branches and loop bodies."""
     if depth > MAX_GRAPH_DEPTH:
         raise ModelError(
             f"graphs are nested {depth} deep; at most {MAX_GRAPH_DEPTH} are read", hint="Flatten the graph."
@@ -168,7 +168,7 @@ def _refuse_strange_files(model: Any, folder: Path) -> None:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the name and proto of each tensor of a model that may be stored in an external file."""
+    """Yield the name and proto of each tensor of a model that may be stored in an external file."""
     for graph in (*graphs_of(model.graph), *model.functions):
         for node in graph.node:
             for attribute in node.attribute:
@@ -181,7 +181,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _size_beside(folder: Path, location: str) -> int:
-    """Returns the size in bytes of a regular file in the folder."""
+    """Return the size in bytes of a regular file in the folder."""
     parts = Path(location).parts
     if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or "\\" in location:
         raise ModelError(
@@ -199,7 +199,7 @@ def _size_beside(folder: Path, location: str) -> int:
 
 
 def file_beside(folder: Path, name: str) -> Path:
-    """Returns the resolved path of a file beside a graph.
+    """Return the resolved path of a file beside a graph.
 
     A link may point within the folder, or within the hub cache that the folder is a snapshot of.
 

@@ -50,7 +50,7 @@ class GraphRun:
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
-    """Returns the tensors of all attentions of an ONNX graph, from one run on the given inputs.
+    """Return the tensors of all attentions of an ONNX graph, from one run on the given inputs.
 
     The graph runs three times on the CPU: once in onnxruntime, with the results of the attentions as extra outputs;
     once as torch operations in float64; and once as torch operations in the file's dtypes, under a trace. Graph
@@ -113,7 +113,7 @@ def _traced(walk: Walk) -> Trace:
 
 
 def _named(call: CallTensors, graph: Graph) -> CallTensors:
-    """Returns the call, with the name of its node as the site if the graph names no module."""
+    """Return the call, with the name of its node as the site if the graph names no module."""
     # `run_inside` writes "<node>:12" as the source line of the 12th node, counted from 1.
     file, _, line = ((call.call and call.call.softmax_at) or "").rpartition(":")
     if call.site or file != "<node>":
@@ -123,7 +123,7 @@ def _named(call: CallTensors, graph: Graph) -> CallTensors:
 
 
 def _ends(graph: Graph) -> tuple[str, ...]:
-    """Returns the names of the attentions' results: the product of weights and values, or the operator's output."""
+    """Return the names of the attentions' results: the product of weights and values, or the operator's output."""
     found: list[str] = []
     for node in graph.nodes:
         if attends(node.domain, node.op):
@@ -146,7 +146,7 @@ def _product_after(graph: Graph, name: str) -> list[str]:
 
 
 def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
-    """Returns the reason to discard the walk, or None if its outputs agree with onnxruntime's."""
+    """Return the reason to discard the walk, or None if its outputs agree with onnxruntime's."""
     both = {name: ran[name] for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)}
     rights = {name: right for name, array in both.items() if (right := to_tensor(array)).is_floating_point()}
     for name, right in rights.items():
@@ -157,7 +157,7 @@ def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
 
 
 def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:
-    """Returns the largest difference of two results, or None if every row differs by rounding only.
+    """Return the largest difference of two results, or None if every row differs by rounding only.
 
     A row that sees no key is NaN or infinite. Both results must have such elements at the same places.
     """

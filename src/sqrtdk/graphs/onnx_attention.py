@@ -39,7 +39,7 @@ Inputs = Mapping[str, Tensor]
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:
-    """Returns (B, L, H E) reshaped to (B, H, L, E). A tensor with four axes is returned unchanged."""
+    """Return (B, L, H E) reshaped to (B, H, L, E). A tensor with four axes is returned unchanged."""
     return x if x.dim() == 4 else x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
@@ -92,7 +92,7 @@ def _attention(step: OnnxStep) -> Result:
 
 
 def _projected(step: OnnxStep) -> list[Tensor]:
-    """Returns q, k and v of an operator that applies the projections itself."""
+    """Return q, k and v of an operator that applies the projections itself."""
     made = step.tensor(0) @ step.tensor(1)
     made = made + step.tensor(2) if step.given(2) else made
     sizes = step.attribute("qkv_hidden_sizes", [made.shape[-1] // 3] * 3)
@@ -100,7 +100,7 @@ def _projected(step: OnnxStep) -> list[Tensor]:
 
 
 def _operands(step: OnnxStep, given: Inputs) -> list[Tensor]:
-    """Returns q, k and v from separate or packed inputs, plus the operator's bias."""
+    """Return q, k and v from separate or packed inputs, plus the operator's bias."""
     heads = step.attribute("q_num_heads", step.attribute("num_heads", 0))
     key_heads = step.attribute("kv_num_heads", 0) or heads
     x = step.tensor(0)
@@ -120,7 +120,7 @@ def _operands(step: OnnxStep, given: Inputs) -> list[Tensor]:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Returns `x` with its first features rotated in pairs. The remaining features are unchanged.
+    """Return `x` with its first features rotated in pairs. The remaining features are unchanged.
 
     A pair is two neighbours if `interleaved`, else one feature of each half.
     """
@@ -136,7 +136,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def _masked(given: Inputs, logits: Tensor, filler: float) -> Tensor:
-    """Returns the logits with the additive mask and the padding mask applied."""
+    """Return the logits with the additive mask and the padding mask applied."""
     if "added" in given:
         added = given["added"]
         logits = logits.masked_fill(~added, -math.inf) if added.dtype is torch.bool else logits + added
@@ -147,7 +147,7 @@ def _masked(given: Inputs, logits: Tensor, filler: float) -> Tensor:
 
 
 def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
-    """Returns which keys each row sees, (B, 1, 1 or L, S), True for visible.
+    """Return which keys each row sees, (B, 1, 1 or L, S), True for visible.
 
     onnxruntime's mask holds B lengths, or B ends followed by B starts, or a number per key that is 0 for a hidden one.
     """
@@ -165,7 +165,7 @@ def _shown(mask: Tensor, batch: int, keys: int) -> Tensor:
 
 
 def _weights(given: Inputs, logits: Tensor) -> Tensor:
-    """Returns the softmax of the logits, with one extra logit per head if the operator has sinks."""
+    """Return the softmax of the logits, with one extra logit per head if the operator has sinks."""
     if "sinks" not in given:
         return logits.softmax(-1)
     sinks = given["sinks"].reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
@@ -173,7 +173,7 @@ def _weights(given: Inputs, logits: Tensor) -> Tensor:
 
 
 def _rotary(step: OnnxStep) -> Tensor:
-    """Returns the result of RotaryEmbedding, ONNX's or onnxruntime's, with tables of cosines and sines."""
+    """Return the result of RotaryEmbedding, ONNX's or onnxruntime's, with tables of cosines and sines."""
     x, heads = step.tensor(0), step.attribute("num_heads", 0)
     if step.attribute("scale", 1.0) not in (0.0, 1.0):
         raise UnsupportedError("RotaryEmbedding with a scale")
@@ -196,19 +196,19 @@ def _rotary(step: OnnxStep) -> Tensor:
 
 
 def _skip_norm(x: Tensor, skip: Tensor, gain: Tensor, shift: Tensor | None, bias: Tensor | None, eps: float) -> Result:
-    """Returns the layer norm of a sum. The sum is the fourth output; the second and third are placeholders."""
+    """Return the layer norm of a sum. The sum is the fourth output; the second and third are placeholders."""
     total = x + skip if bias is None else x + skip + bias
     return functional.layer_norm(total, total.shape[-1:], gain, shift, eps), total[..., 0], total[..., 0], total
 
 
 def _skip_rms_norm(x: Tensor, skip: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Result:
-    """Returns the RMS norm of a sum, with the same outputs as `_skip_norm`."""
+    """Return the RMS norm of a sum, with the same outputs as `_skip_norm`."""
     total = x + skip if bias is None else x + skip + bias
     return functional.rms_norm(total, total.shape[-1:], gain, eps), total[..., 0], total[..., 0], total
 
 
 def _embed_norm(step: OnnxStep) -> Result:
-    """Returns the layer norm of the summed embeddings, the number of tokens in each row, and the sum.
+    """Return the layer norm of the summed embeddings, the number of tokens in each row, and the sum.
 
     Inputs: ids, segment ids, tables of tokens, positions and segments, gain, shift, mask, position ids.
     """
@@ -236,7 +236,7 @@ _FUSED_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _activated(of: Operation) -> Operation:
-    """Returns the operation followed by the activation that the node names."""
+    """Return the operation followed by the activation that the node names."""
 
     def run(step: OnnxStep) -> Tensor:
         made, name = of(step), step.attribute("activation", "")
@@ -257,7 +257,7 @@ def _bias_softmax(x: Tensor, added: Tensor, axis: int) -> Tensor:
 
 
 def _gelu(approximate: str) -> Operation:
-    """Returns GELU of the first input, plus the bias if there is a second."""
+    """Return GELU of the first input, plus the bias if there is a second."""
     return of_torch(lambda x, bias: functional.gelu(x if bias is None else x + bias, approximate=approximate), 2)
 
 

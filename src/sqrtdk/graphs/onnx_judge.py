@@ -35,7 +35,7 @@ _INTEGER_PRODUCTS: dict[str, tuple[int | None, int, int]] = {
 
 
 def run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
-    """Returns tensors of a graph by name, computed by onnxruntime without graph optimisations.
+    """Return tensors of a graph by name, computed by onnxruntime without graph optimisations.
 
     An optimisation may fuse an attention into one operator, and the tensors inside it would not exist.
     """
@@ -83,7 +83,7 @@ def unsigned_weights(graph: Graph) -> Iterator[None]:
 
 
 def _unsigned(graph: Graph, node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """Returns the weights and their zero point as unsigned numbers; None if they are that, or no constants.
+    """Return the weights and their zero point as unsigned numbers; None if they are that, or no constants.
 
     Also None where the activations are not known to be unsigned: onnxruntime has no product of signed and unsigned.
     """

@@ -41,7 +41,7 @@ _NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def product(step: OnnxStep) -> Tensor:
-    """Returns `alpha A B + beta C` with optional transposes: MatMul, Gemm, and onnxruntime's fused variants."""
+    """Return `alpha A B + beta C` with optional transposes: MatMul, Gemm, and onnxruntime's fused variants."""
     sides = []
     for index, side in enumerate("AB"):
         x = step.tensor(index)
@@ -54,7 +54,7 @@ def product(step: OnnxStep) -> Tensor:
 
 
 def _group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, epsilon: float) -> Tensor:
-    """Returns the group norm. Before opset 21 there is one gain per group, which is repeated for its channels."""
+    """Return the group norm. Before opset 21 there is one gain per group, which is repeated for its channels."""
     gain, shift = (part.repeat_interleave(x.shape[1] // part.shape[0]) for part in (gain, shift))
     return functional.group_norm(x, groups, gain, shift, epsilon)
 
@@ -70,7 +70,7 @@ def _listed(step: OnnxStep, name: str, rank: int, default: int) -> tuple[int, ..
 
 
 def _pads(step: OnnxStep, rank: int) -> tuple[str, list[int]]:
-    """Returns the mode `auto_pad` and the explicit padding, which is all zeros in the automatic modes."""
+    """Return the mode `auto_pad` and the explicit padding, which is all zeros in the automatic modes."""
     auto, pads = step.attribute("auto_pad", "NOTSET") or "NOTSET", [*step.attribute("pads", [0] * 2 * rank)]
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise UnsupportedError(f"{step.node.op} with auto_pad = {auto[:40]}")
@@ -80,7 +80,7 @@ def _pads(step: OnnxStep, rank: int) -> tuple[str, list[int]]:
 def _padded(
     step: OnnxStep, x: Tensor, size: tuple[int, ...], value: float, beyond: float | None = None
 ) -> tuple[Tensor, dict[str, tuple[int, ...]]]:
-    """Returns the padded tensor, with `auto_pad` resolved, and the stride and dilation of the window.
+    """Return the padded tensor, with `auto_pad` resolved, and the stride and dilation of the window.
 
     Padding has the value `value`. With `ceil_mode` the last window may reach beyond it, over elements of the value
     `beyond`, or `value` if that is None.
@@ -113,7 +113,7 @@ def _padded(
 
 
 def conv(step: OnnxStep) -> Tensor:
-    """Returns a convolution over one to three axes, plus the fourth input of onnxruntime's FusedConv."""
+    """Return a convolution over one to three axes, plus the fourth input of onnxruntime's FusedConv."""
     kernel = step.tensor(1)
     x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
     made: Tensor = _CONVOLVE[x.dim() - 3](x, kernel, step.optional(2), groups=step.attribute("group", 1), **moves)
@@ -121,7 +121,7 @@ def conv(step: OnnxStep) -> Tensor:
 
 
 def _conv_transpose(step: OnnxStep) -> Tensor:
-    """Returns a transposed convolution, cropped or padded at the ends by ONNX's rules."""
+    """Return a transposed convolution, cropped or padded at the ends by ONNX's rules."""
     x, kernel = step.tensor(0), step.tensor(1)
     rank = x.dim() - 2
     if not 1 <= rank <= 3:
@@ -155,7 +155,7 @@ def _max_pool(step: OnnxStep) -> Tensor:
 
 
 def _summed(step: OnnxStep, x: Tensor, value: float = 0.0) -> Tensor:
-    """Returns the sum of each window of a tensor whose padding has the value `value`."""
+    """Return the sum of each window of a tensor whose padding has the value `value`."""
     size = tuple(step.attribute("kernel_shape", []))
     padded, moves = _padded(step, x, size, value, beyond=0.0)
     # A convolution of each channel with a kernel of ones.
@@ -165,7 +165,7 @@ def _summed(step: OnnxStep, x: Tensor, value: float = 0.0) -> Tensor:
 
 
 def _average_pool(step: OnnxStep) -> Tensor:
-    """Returns the average of each window, over the tensor alone or with its padding (`count_include_pad`)."""
+    """Return the average of each window, over the tensor alone or with its padding (`count_include_pad`)."""
     x = step.tensor(0)
     # The denominator counts elements: the same sum over a tensor of ones, whose padding is 1 if it counts.
     return _summed(step, x) / _summed(step, torch.ones_like(x[:1, :1]), float(step.attribute("count_include_pad", 0)))
@@ -178,7 +178,7 @@ def _lp_pool(step: OnnxStep) -> Tensor:
 
 
 def _resize(step: OnnxStep) -> Tensor:
-    """Returns a resized tensor: nearest in all of ONNX's modes, interpolation in the modes that torch has."""
+    """Return a resized tensor: nearest in all of ONNX's modes, interpolation in the modes that torch has."""
     x, sizes, old = step.tensor(0), [*step.tensor(0).shape], step.graph.opset < 11 or step.node.op == "Upsample"
     mode, rounding = step.attribute("mode", "nearest"), step.attribute("nearest_mode", "round_prefer_floor")
     place = step.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
@@ -222,7 +222,7 @@ def _resize(step: OnnxStep) -> Tensor:
 
 
 def _dequantised(step: OnnxStep) -> Tensor:
-    """Returns dequantised inputs of the caller. Weights are dequantised before the walk."""
+    """Return dequantised inputs of the caller. Weights are dequantised before the walk."""
     x, scale, axis = step.tensor(0), step.tensor(1), step.attribute("axis", 1)
     zero = step.tensor(2) if step.given(2) else torch.zeros_like(scale)
     if scale.dim() == 1 and scale.numel() > 1:
@@ -232,7 +232,7 @@ def _dequantised(step: OnnxStep) -> Tensor:
 
 
 def fake_quantised(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
-    """Returns an activation rounded as by quantising and dequantising it. The rounding is hidden from a trace.
+    """Return an activation rounded as by quantising and dequantising it. The rounding is hidden from a trace.
 
     With `fixed`, scale and zero point are constants of the file. Otherwise they are those of `DynamicQuantizeLinear`:
     255 steps from the smallest to the largest value, in a range that includes zero.

@@ -190,7 +190,7 @@ ONNX_OPERATIONS: dict[tuple[str, str], Operation] = {
 
 
 def operate(step: OnnxStep) -> dict[str, Tensor]:
-    """Returns the outputs of an operation by name.
+    """Return the outputs of an operation by name.
 
     Raises:
         UnsupportedError: The node has an input or attribute that the operation did not read, or the graph uses an

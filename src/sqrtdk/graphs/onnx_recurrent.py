@@ -60,7 +60,7 @@ _CELLS: dict[str, tuple[type[nn.RNNBase], Cell, tuple[str, ...], int]] = {
 
 
 def _layer(kind: type[nn.RNNBase]) -> nn.Module:
-    """Returns a module of a torch layer's class that runs the function it is called with.
+    """Return a module of a torch layer's class that runs the function it is called with.
 
     A trace takes the results of torch's recurrent layers as states of a recurrence, however they were computed.
     """
@@ -76,7 +76,7 @@ def _layer(kind: type[nn.RNNBase]) -> nn.Module:
 
 
 def _recurrent(step: OnnxStep) -> Result:
-    """Returns Y, Y_h and an LSTM's Y_c of a recurrent layer."""
+    """Return Y, Y_h and an LSTM's Y_c of a recurrent layer."""
     kind, cell, usual, count = _CELLS[step.node.op]
     direction = step.attribute("direction", "forward")
     if direction not in _BACKWARDS:
@@ -113,7 +113,7 @@ def _recurrent(step: OnnxStep) -> Result:
 def _scan(
     move: Callable[[Tensor, States], States], fed: Tensor, states: States, lengths: Tensor | None, reverse: bool
 ) -> tuple[Tensor, States]:
-    """Returns the hidden state of each step, zero beyond a sequence's end, and the states after its last step."""
+    """Return the hidden state of each step, zero beyond a sequence's end, and the states after its last step."""
     if lengths is not None:  # a sequence of no step leaves zeros in onnxruntime; the specification is silent
         states = tuple(torch.where((lengths > 0)[:, None], state, 0.0) for state in states)
     rows: dict[int, Tensor] = {}
@@ -137,7 +137,7 @@ def _initial(step: OnnxStep, index: int, shape: tuple[int, ...], x: Tensor, batc
 
 
 def _activations(step: OnnxStep, usual: tuple[str, ...], lanes: int) -> list[Activations]:
-    """Returns the activations of each direction."""
+    """Return the activations of each direction."""
     listed = step.attribute("activations", None) or list(usual) * lanes
     names = [(name.decode() if isinstance(name, bytes) else name) for name in listed]
     odd = [name[:40] for name in names if name.lower() not in _OWN_ACTIVATIONS]  # onnxruntime ignores their case

@@ -73,7 +73,7 @@ def _to_depth(x: Tensor, size: int, mode: str) -> Tensor:
 
 
 def _depth_first(mode: str) -> bool:
-    """Returns whether the position in a block comes before the channels, unlike in torch's pixel_shuffle."""
+    """Return whether the position in a block comes before the channels, unlike in torch's pixel_shuffle."""
     if mode not in ("DCR", "CRD"):
         raise UnsupportedError(f"blocks of pixels of the mode {mode[:40]}")
     return mode == "DCR"
@@ -120,7 +120,7 @@ def _gather(step: OnnxStep) -> Tensor:
 
 
 def _from_start(indices: Tensor, size: int) -> Tensor:
-    """Returns indices with the negative ones, which count from the end, made positive."""
+    """Return indices with the negative ones, which count from the end, made positive."""
     return torch.where(indices < 0, indices + size, indices).long()
 
 
@@ -170,7 +170,7 @@ def _shape(step: OnnxStep) -> Tensor:
 
 
 def _random(step: OnnxStep) -> Tensor:
-    """Returns a tensor of the shape of random numbers; which numbers a run draws is not known."""
+    """Return a tensor of the shape of random numbers; which numbers a run draws is not known."""
     if step.device != "meta":
         raise UnsupportedError(f"{step.node.op}, whose numbers every run draws anew")
     drawn = step.attribute("dtype", None)

@@ -32,7 +32,7 @@ IDLE_ATTRIBUTES = frozenset((
 
 
 def torch_dtype(number: int) -> torch.dtype:
-    """Returns the torch dtype of ONNX's dtype number. Raises `UnsupportedError` if there is none in `ONNX_DTYPES`."""
+    """Return the torch dtype of ONNX's dtype number. Raises `UnsupportedError` if there is none in `ONNX_DTYPES`."""
     if number not in ONNX_DTYPES:
         raise UnsupportedError(f"tensors of ONNX's type {number}")
     return ONNX_DTYPES[number]
@@ -52,31 +52,31 @@ class OnnxStep:
     read: set[int | str] = field(default_factory=set)  # inputs (by index) and attributes (by name) read so far
 
     def optional(self, index: int) -> Tensor | None:
-        """Returns an input, or None if it is omitted."""
+        """Return an input, or None if it is omitted."""
         self.read.add(index)
         return self.inputs[index] if index < len(self.inputs) else None
 
     def given(self, index: int) -> bool:
-        """Returns whether an input is present."""
+        """Return whether an input is present."""
         return self.optional(index) is not None
 
     def tensor(self, index: int) -> Tensor:
-        """Returns a required input."""
+        """Return a required input."""
         found = self.optional(index)
         if found is None:
             raise UnsupportedError(f"{self.node.op} without its input {index}")
         return found
 
     def tensors(self) -> list[Tensor]:
-        """Returns all inputs, each of which is required."""
+        """Return all inputs, each of which is required."""
         return [self.tensor(index) for index in range(len(self.inputs))]
 
     def known(self, index: int) -> bool:
-        """Returns whether the values of an input are known without running the graph."""
+        """Return whether the values of an input are known without running the graph."""
         return self.node.input(index) in self.numbers_of
 
     def numbers(self, index: int) -> list[Any]:
-        """Returns the values of an input, which must be known."""
+        """Return the values of an input, which must be known."""
         self.read.add(index)
         if not self.known(index) and self.device == "meta":
             raise UnsupportedError(f"{self.node.op} with an input {index} that is computed from values")
@@ -85,7 +85,7 @@ class OnnxStep:
         return numbers
 
     def operand(self, index: int) -> Tensor | float | int | bool:
-        """Returns an input, as a Python number if it is a known constant of one element and not a weight."""
+        """Return an input, as a Python number if it is a known constant of one element and not a weight."""
         tensor, name = self.tensor(index), self.node.input(index)
         if self.as_numbers and name in self.numbers_of and name not in self.learned:
             value = self.numbers_of[name]
@@ -95,17 +95,17 @@ class OnnxStep:
         return tensor
 
     def attribute(self, name: str, default: Any) -> Any:
-        """Returns an attribute, or the default if it is absent."""
+        """Return an attribute, or the default if it is absent."""
         self.read.add(name)
         value = self.node.attributes.get(name)
         return default if value is None else value
 
     def listed(self, index: int, name: str, default: Any = None) -> Any:
-        """Returns integers that newer versions of an operator take as an input and older ones as an attribute."""
+        """Return integers that newer versions of an operator take as an input and older ones as an attribute."""
         return self.numbers(index) if self.given(index) else self.attribute(name, default)
 
     def unread(self) -> Iterator[str]:
-        """Yields the inputs and attributes that were not read and may change the result."""
+        """Yield the inputs and attributes that were not read and may change the result."""
         from onnx import defs, helper
 
         node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE_ATTRIBUTES)
@@ -123,7 +123,7 @@ class OnnxStep:
 
 
 def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any) -> Operation:
-    """Returns an operation that calls `function` with the first `inputs` and the attributes, in that order.
+    """Return an operation that calls `function` with the first `inputs` and the attributes, in that order.
 
     The values of `attributes` are the defaults.
     """
@@ -136,7 +136,7 @@ def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any
 
 
 def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any:
-    """Returns `function(left, right)`, where one operand or both may be Python numbers."""
+    """Return `function(left, right)`, where one operand or both may be Python numbers."""
     if not isinstance(left, Tensor) and not isinstance(right, Tensor):
         return function(torch.tensor(left), torch.tensor(right)).item()
     if not isinstance(left, Tensor):

@@ -43,7 +43,7 @@ _ONLY_MOVED = frozenset({"Add", "Sub", "Mul", "Div", "Cast", "Identity", "Reshap
 
 
 def walkable(file: Graph) -> Graph:
-    """Returns the graph of a file without quantised operators.
+    """Return the graph of a file without quantised operators.
 
     Raises:
         ModelError: The graph is too large, or of an opset that the installed onnx does not know.
@@ -61,7 +61,7 @@ def walkable(file: Graph) -> Graph:
 
 
 def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.GraphModel:
-    """Returns an ONNX graph as a model whose forward walks it on the meta device. Called by `open_graph`."""
+    """Return an ONNX graph as a model whose forward walks it on the meta device. Called by `open_graph`."""
     file = load_graph(path)
     walk = Walk(walkable(file), larger=larger)
     walk.first()
@@ -139,7 +139,7 @@ class Walk:
                 self._env.pop(name, None)
 
     def _declared(self, what: str, name: str, shape: list[int], data_type: int) -> Tensor | None:
-        """Returns a meta tensor of the declared shape and dtype.
+        """Return a meta tensor of the declared shape and dtype.
 
         Returns None, and notes the tensor as lost, if torch has no such dtype.
         """
@@ -237,7 +237,7 @@ class Walk:
         return tuple(sorted(self._names.get(name, name) for name in small if not is_finite(self.graph.tensor(name))))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
-        """Returns the attention operators of each site in order: "Softmax", or the name of a fused attention."""
+        """Return the attention operators of each site in order: "Softmax", or the name of a fused attention."""
         found: dict[str, tuple[str, ...]] = {}
         for node in self._readable:
             if attends(node.domain, node.op):
@@ -267,7 +267,7 @@ class Walk:
     def _made(
         self, node: GraphNode, sources: Mapping[str, Tensor], *, folds: bool = False, wide: bool = False
     ) -> dict[str, Tensor]:
-        """Returns the outputs of an operation by name.
+        """Return the outputs of an operation by name.
 
         With `folds` all inputs are constants and the operation runs on the CPU. With `wide` it runs in float64.
         """
@@ -285,7 +285,7 @@ class Walk:
         return {name: _wide(tensor) for name, tensor in made.items()} if wide else made
 
     def _tensor(self, name: str) -> Tensor:
-        """Returns a tensor of the walk or a constant of the file, on the meta device unless the walk has values."""
+        """Return a tensor of the walk or a constant of the file, on the meta device unless the walk has values."""
         if name in self._env:
             return self._env[name]
         if self.values is None:
@@ -298,12 +298,12 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def attends(domain: str, op: str) -> bool:
-    """Returns whether an operator is a softmax or a fused attention."""
+    """Return whether an operator is a softmax or a fused attention."""
     return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTION_OPERATIONS or op.endswith("Attention")
 
 
 def may_weigh(graph: Graph, softmax: GraphNode) -> bool:
-    """Returns whether the result of a softmax may multiply values: a product or a sum follows, with weights before it.
+    """Return whether the result of a softmax may multiply values: a product or a sum follows, with weights before it.
 
     A spline's softmax gives the widths of its bins, which are cumulated: softmax(w).cumsum(-1) is no attention.
     """
@@ -323,7 +323,7 @@ def may_weigh(graph: Graph, softmax: GraphNode) -> bool:
 
 
 def _last_uses(nodes: Sequence[GraphNode]) -> dict[GraphNode, list[str]]:
-    """Returns for each node the tensors that no later node uses, which can be freed after it."""
+    """Return for each node the tensors that no later node uses, which can be freed after it."""
     last = {name: node for node in nodes for name in (*node.inputs, *node.outputs) if name}
     left: dict[GraphNode, list[str]] = {}
     for name, node in last.items():

@@ -21,7 +21,7 @@ _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that 
 
 
 def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
-    """Returns the names of the weights, of constant queries, and parameter names for renamed weights.
+    """Return the names of the weights, of constant queries, and parameter names for renamed weights.
 
     Weights are operands of projections, and floating-point constants with the name of a parameter. A constant query is
     one that the exporter computed because it is equal for all inputs, such as a learned query times its projection.
@@ -54,7 +54,7 @@ def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:
 
 
 def _constants(graph: Graph) -> set[str]:
-    """Returns the tensors that are equal for all inputs: computed from constants or shapes alone."""
+    """Return the tensors that are equal for all inputs: computed from constants or shapes alone."""
     found = {*graph.initializers, ""}
     for node in graph.nodes:
         if (
@@ -67,14 +67,14 @@ def _constants(graph: Graph) -> set[str]:
 
 
 def _places(graph: Graph, floating: Mapping[str, int]) -> set[str]:
-    """Returns the paths of modules, from the scopes of operations and the names of weights, with all parents."""
+    """Return the paths of modules, from the scopes of operations and the names of weights, with all parents."""
     paths = {name.rpartition(".")[0] for name, size in floating.items() if size > 1}
     paths |= {node.scope for node in graph.nodes if node.scope}
     return {".".join(path.split(".")[:depth]) for path in paths for depth in range(1, path.count(".") + 2)}
 
 
 def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
-    """Returns whether a single number is a parameter, such as a temperature.
+    """Return whether a single number is a parameter, such as a temperature.
 
     Its name must be that of a parameter of an existing module; "auto.cast.74" is a name that an optimiser invented.
     A number that equals an integer or a root of one to the last bit was written in the code (64 ** -0.5 as
@@ -89,14 +89,14 @@ def _is_learned_number(graph: Graph, name: str, places: set[str]) -> bool:
 
 
 def _roots(value: float) -> Iterable[float]:
-    """Yields the nearest number of each form n^(1/p) with an integer n and p = 1, 2, 4, -1, -2 or -4, in float64."""
+    """Yield the nearest number of each form n^(1/p) with an integer n and p = 1, 2, 4, -1, -2 or -4, in float64."""
     for power in (1.0, 2.0, 4.0, -1.0, -2.0, -4.0):
         if 1 / _MOST_WHOLE < value < _MOST_WHOLE and value**power < _MOST_WHOLE and round(value**power):
             yield round(value**power) ** (1 / power)
 
 
 def _source(graph: Graph, name: str, through: tuple[str, ...] = ("Transpose", "Cast", "Identity")) -> str:
-    """Returns the name of the constant behind a tensor, followed back through the operators in `through`."""
+    """Return the name of the constant behind a tensor, followed back through the operators in `through`."""
     while (node := graph.made_by.get(name)) is not None and node.op in through:
         data = [i for i in node.inputs if i not in graph.initializers or len(graph.initializers[i].dims) > 1]
         name = (data or [*node.inputs])[0]

@@ -19,7 +19,7 @@ from sqrtdk.models.names import graph_kind
 def open_graph(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> GraphModel:
-    """Returns the graph of an .onnx or .pt2 file as a model.
+    """Return the graph of an .onnx or .pt2 file as a model.
 
     With `larger`, free sizes get larger numbers. Comparing both readings shows what depends on a size.
 
@@ -41,7 +41,7 @@ def open_graph(
 
 
 def config_beside(path: str | os.PathLike[str]) -> tuple[Any, tuple[str, ...]]:
-    """Returns the config beside a graph and notes on it.
+    """Return the config beside a graph and notes on it.
 
     The config is an object of transformers if it knows the model type, else a mapping, or None without a file.
 

@@ -66,13 +66,13 @@ class GraphRoot(nn.Module):
 
 
 def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
-    """Returns an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
+    """Return an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
 
 
 def is_module_path(path: str) -> bool:
-    """Returns whether a path is a valid module path.
+    """Return whether a path is a valid module path.
 
     Example:
         >>> is_module_path("model.layers.0.attn"), is_module_path(""), is_module_path("a..b"), is_module_path("x" * 300)
@@ -83,7 +83,7 @@ def is_module_path(path: str) -> bool:
 
 
 def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Returns the modules by path after adding one at each path of `classes` and at all of its parents.
+    """Return the modules by path after adding one at each path of `classes` and at all of its parents.
 
     `classes` maps paths to class names, with "" for an unknown one. The root's path is "". Paths that
     `is_module_path` refuses are left out.
@@ -115,7 +115,7 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Returns whether the values of a constant are read: gains, temperatures, and constants that a trace may use."""
+    """Return whether the values of a constant are read: gains, temperatures, and constants that a trace may use."""
     return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else MOST_CONSTANT_ELEMENTS)
 
 
@@ -125,7 +125,7 @@ def _here(run: Callable[..., Any], *args: Any) -> Any:
 
 @lru_cache(2**12)
 def _written_at(file: str, line: int) -> FunctionType:
-    """Returns a function that calls its argument and whose stack frame shows the given file and line."""
+    """Return a function that calls its argument and whose stack frame shows the given file and line."""
     # The call `run(*args)` is on the second line of `_here`, so the function begins one line earlier.
     code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))
     return FunctionType(code, {})

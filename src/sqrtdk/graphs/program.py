@@ -85,7 +85,7 @@ def read_exported(
 
 @alone()
 def _load_program(path: str | os.PathLike[str], trust_remote_code: bool) -> tuple[Any, Any, Guards]:
-    """Returns the program of a file, its module, and its guards on free sizes, which are parsed and never run."""
+    """Return the program of a file, its module, and its guards on free sizes, which are parsed and never run."""
     if not trust_remote_code:
         refuse_code(path)
     logged: list[BaseException] = []
@@ -137,7 +137,7 @@ def _import_outputs(path: str | os.PathLike[str]) -> None:
 
 
 def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Returns inputs by the argument names of the exported forward."""
+    """Return inputs by the argument names of the exported forward."""
     shown = (
         f"{name[:60]} {tuple(value.shape)}" if isinstance(value := examples.get(name), Tensor) else name[:60]
         for name in names[:12]
@@ -172,7 +172,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> places.GraphModel:
-    """Returns a program as a model whose forward walks it on the meta device. Called by `open_graph`."""
+    """Return a program as a model whose forward walks it on the meta device. Called by `open_graph`."""
     program, module, guards = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))
@@ -247,12 +247,12 @@ class _Walker(torch.fx.Interpreter):
 
 
 def _on_meta(value: Any) -> Any:
-    """Returns arguments with every device replaced by the meta device: zeros(..., device="cpu") has it as one."""
+    """Return arguments with every device replaced by the meta device: zeros(..., device="cpu") has it as one."""
     return tree_map(lambda item: torch.device("meta") if isinstance(item, torch.device) else item, value)
 
 
 def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Returns the tensors that the graph reads as attributes of the module, by name."""
+    """Return the tensors that the graph reads as attributes of the module, by name."""
     found = {}
     for name in {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}:
         value: Any = module
@@ -264,7 +264,7 @@ def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:
 
 
 def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
-    """Returns paths and class names of the modules around an operation, outermost first."""
+    """Return paths and class names of the modules around an operation, outermost first."""
     stack = node.meta.get("nn_module_stack") or {}
     found = []
     for entry in stack.values() if isinstance(stack, dict) else ():
@@ -278,7 +278,7 @@ def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
 def _inputs(
     program: Any, module: torch.fx.GraphModule, guards: Guards, larger: bool
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Returns the program's inputs on the meta device, and the numbers chosen for its free sizes."""
+    """Return the program's inputs on the meta device, and the numbers chosen for its free sizes."""
     values = {str(n.target): n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     bounds: dict[str, Bounds] = {
@@ -305,7 +305,7 @@ def _inputs(
 
 
 def _number(size: Any, sizes: Mapping[str, int]) -> Any:
-    """Returns a symbolic size as a number. Any other value is returned unchanged."""
+    """Return a symbolic size as a number. Any other value is returned unchanged."""
     if not isinstance(size, torch.SymInt):
         return size
     expression = size.node.expr
@@ -313,5 +313,5 @@ def _number(size: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _finite(edge: Any) -> int | None:
-    """Returns a bound from `range_constraints` as an integer, or None if it is infinite or at least 2^31."""
+    """Return a bound from `range_constraints` as an integer, or None if it is infinite or at least 2^31."""
     return int(edge) if getattr(edge, "is_Integer", False) and abs(edge) < 2**31 else None

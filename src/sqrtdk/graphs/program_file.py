@@ -154,7 +154,7 @@ def _check_graph(program: Any) -> None:
 
 
 def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yields every string of a JSON document, keys included, with its path."""
+    """Yield every string of a JSON document, keys included, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

@@ -67,7 +67,7 @@ _QLINEAR_ROWS = {
 
 
 def without_quantisation(graph: Graph) -> Graph:
-    """Returns the graph in floating-point numbers, or the same object if nothing in it is quantised.
+    """Return the graph in floating-point numbers, or the same object if nothing in it is quantised.
 
     An unsupported operator stays in place under a name that no operator has, such as "QLinearAdd of integers that are
     computed", so that the walk reports it as not read.
@@ -100,7 +100,7 @@ def _by_row(to: Rewriting, node: GraphNode) -> None:
 
 
 def _summed_bias(to: Rewriting, names: list[str], factor: float) -> str:
-    """Returns the name of a dequantised bias: integers in units of the product of both operands' scales."""
+    """Return the name of a dequantised bias: integers in units of the product of both operands' scales."""
     whole, first, second = (to.graph.array(name) if name else None for name in names)
     if whole is None:
         return ""

@@ -93,7 +93,7 @@ class Rewriting:
         self.carry(node, scale)
 
     def floating(self, quantised: Sequence[str], axis: int = 0, block: int = 0) -> str:
-        """Returns the name of the floating-point tensor for (integers, scale, zero point).
+        """Return the name of the floating-point tensor for (integers, scale, zero point).
 
         Scales differ along `axis`, with one scale for each `block` values, or one for each index if `block` is 0.
         """
@@ -117,7 +117,7 @@ class Rewriting:
     def constant(
         self, name: str, dims: Sequence[int], dtype: int, compute: Callable[[], Array], key: tuple[str, ...]
     ) -> str:
-        """Returns the name of a new constant: "w" for "w_quantized" if it is free, so that reports name the weight."""
+        """Return the name of a new constant: "w" for "w_quantized" if it is free, so that reports name the weight."""
         if key not in self._weights:
             before = name.removesuffix("_quantized").removesuffix("_Q4").removesuffix("_Q8").removesuffix("_quant")
             free = before if before not in self.initializers and before not in self.graph.made_by else f"{name}::float"
@@ -126,7 +126,7 @@ class Rewriting:
         return self._weights[key]
 
     def dtype(self, name: str) -> int:
-        """Returns ONNX's dtype number of a scale, which is also that of the dequantised tensor. Default: float32."""
+        """Return ONNX's dtype number of a scale, which is also that of the dequantised tensor. Default: float32."""
         proto = self.graph.initializers.get(name)
         return int(proto.data_type) if proto is not None else 1
 
@@ -135,7 +135,7 @@ class Rewriting:
         self.carried |= {name: scale for name in node.outputs[:1] if name}
 
     def scales_of(self, name: str, own: set[str]) -> list[str] | None:
-        """Returns the constants in a product of scales without the activations' scales in `own`.
+        """Return the constants in a product of scales without the activations' scales in `own`.
 
         Returns None if the tensor is not such a product.
         """
@@ -151,7 +151,7 @@ class Rewriting:
         return None if self.graph.array(name) is None else [name]
 
     def weight_scale(self, node: GraphNode, own: set[str], wanted: int) -> list[str]:
-        """Returns the scales of the constants in a product of integers, found in the multiplications that follow it."""
+        """Return the scales of the constants in a product of integers, found in the multiplications that follow it."""
         found: list[str] = []
         # Cast(MatMulInteger(x_q, w_q)) * (x_scale * w_scale), or * x_scale * w_scale in two steps.
         name, dropped = node.outputs[0], []
@@ -179,14 +179,14 @@ class Rewriting:
 
 
 def integers(array: Any) -> Array:
-    """Returns integers of any width, 4 bits included, as int32, and float8 numbers as float32."""
+    """Return integers of any width, 4 bits included, as int32, and float8 numbers as float32."""
     array = np.asarray(array)
     made: Array = array.astype(np.float32 if "float" in array.dtype.name else np.int32)
     return made
 
 
 def dequantised_blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
-    """Returns `(values - zero) * scale`, where zero has the shape of the scale or is 0.
+    """Return `(values - zero) * scale`, where zero has the shape of the scale or is 0.
 
     The scale is one number, or (n,) for an axis of size n, or has the weight's rank if `block` values share a scale.
     """
@@ -209,7 +209,7 @@ def _placed(part: Array, shape: tuple[int, ...], axis: int, block: int) -> Array
 def few_bits(
     packed: Any, scales: Any, zeros: Any, groups: Any, *, rows: int, columns: int, bits: int, block: int
 ) -> Array:
-    """Returns the weight (K, N) of a `MatMulNBits`, with 2, 4 or 8 bits per number, lowest bits of a byte first.
+    """Return the weight (K, N) of a `MatMulNBits`, with 2, 4 or 8 bits per number, lowest bits of a byte first.
 
     `packed` is (N, blocks, bytes per block), with one scale per column and block. Zero points are packed in the same
     way or have the scales' dtype; None means the middle of the range. `groups` gives the block of each row; None means
@@ -231,7 +231,7 @@ def few_bits(
 
 
 def _unpacked(array: Array, bits: int) -> Array:
-    """Returns bytes split into numbers of `bits` bits, along the last axis."""
+    """Return bytes split into numbers of `bits` bits, along the last axis."""
     if bits == 8:
         return array
     each = [(array >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)]

@@ -176,7 +176,7 @@ def unfit(call: CallTensors, request: ForecastRequest) -> str | None:
 
 
 def forecast_of(call: CallTensors, request: ForecastRequest) -> CacheCall:
-    """Return the forecast for a call that `unfit` accepts."""
+    """Return what a cache in fewer bits costs and errs for a call; `unfit(call, request)` must be None."""
     call = as_cached(call)
     query, key = call.query.values, call.key.values
     batch, heads, length, width = query.shape

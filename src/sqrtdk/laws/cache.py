@@ -189,7 +189,15 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
 def _compared(
     subject: Subject, content: Content, caches: dict[str, Any], kind: str, offset: str | None = None
 ) -> LawAnswer:
-    """Compare one pass with a prefill and two steps, which are given their offset if it is named."""
+    """Compare one pass with a prefill and two cached steps.
+
+    Args:
+        subject: the model, with the inputs of the one pass.
+        content: its tokens.
+        caches: the caches to fill, by the names of forward's arguments; empty if the model makes its own.
+        kind: kind of cache that the answer names.
+        offset: argument of forward that takes the number of tokens before a step; None if it has none.
+    """
     batch, length = content.tensor.shape[:2]
     prefill = length - sum(_STEP_TOKENS)
     ends = [prefill, prefill + 1, length]

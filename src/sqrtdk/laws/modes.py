@@ -45,7 +45,7 @@ _LOSS = re.compile(r"loss|(^|_)aux")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each of the two modes."""
+    """Yield one answer for a batch of one, and one for training mode."""
     for about, answer in ((ONE, _of_one), (TRAIN, _of_train)):
         try:
             yield answer(subject)

@@ -38,7 +38,7 @@ class Band(NamedTuple):
 
 
 def in_band(i: Int[Tensor, "*#B R 1"], j: Int[Tensor, " S"], band: Band) -> Bool[Tensor, "*#B R S"]:
-    """Returns True where the row at position i sees the key at position j, for a band with a bound.
+    """Return True where the row at position i sees the key at position j, for a band with a bound.
 
     The positions are compared as they are. Their differences would take 8 bytes a pair.
     """
@@ -54,7 +54,7 @@ def in_band(i: Int[Tensor, "*#B R 1"], j: Int[Tensor, " S"], band: Band) -> Bool
 def band_mask(
     rows: int, keys: int, least: int | None, greatest: int | None, device: torch.device | None = None
 ) -> Tensor:
-    """Returns True where least <= i - j <= greatest, (L, S), for rows and keys at the positions from 0 on.
+    """Return True where least <= i - j <= greatest, (L, S), for rows and keys at the positions from 0 on.
 
     Example:
         >>> band_mask(2, 3, 0, None).int().tolist()
@@ -72,7 +72,7 @@ def band_mask(
 
 
 def keys_in_band(i: Int[Tensor, "R 1"], keys: int, band: Band) -> Int[Tensor, "R 1"]:
-    """Returns how many of the keys 0 to `keys` - 1 each row sees, from the bounds alone.
+    """Return how many of the keys 0 to `keys` - 1 each row sees, from the bounds alone.
 
     Example:
         >>> keys_in_band(torch.arange(4)[:, None], 4, Band(0, 1)).flatten().tolist()
@@ -84,19 +84,19 @@ def keys_in_band(i: Int[Tensor, "R 1"], keys: int, band: Band) -> Int[Tensor, "R
 
 
 def distances(rows: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Returns i - j of row i and key j, (L, S)."""
+    """Return i - j of row i and key j, (L, S)."""
     return torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
 
 
 def first_and_last(visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the first and last key that each row sees, (..., L); S and -1 for a row that sees none."""
+    """Return the first and last key that each row sees, (..., L); S and -1 for a row that sees none."""
     keys, some, flags = visible.shape[-1], visible.any(-1), visible.byte()
     first, last = flags.argmax(-1), keys - 1 - flags.flip(-1).argmax(-1)  # argmax gives the first of equal values
     return torch.where(some, first, keys), torch.where(some, last, -1)
 
 
 def band_around(visible: Tensor) -> tuple[int, int] | None:
-    """Returns the least and greatest i - j of a visible key of (..., L, S); None if every key is hidden.
+    """Return the least and greatest i - j of a visible key of (..., L, S); None if every key is hidden.
 
     Example:
         >>> band_around(torch.tensor([[1, 0, 0], [1, 0, 0], [0, 0, 1]]).bool())
@@ -123,7 +123,7 @@ class MaskReach(TypedDict, total=False):
 
 
 def mask_reach(visible: Tensor, stands: int = 1) -> MaskReach:
-    """Returns how far the rows of a mask see; {} if every key is hidden.
+    """Return how far the rows of a mask see; {} if every key is hidden.
 
     Args:
         visible: (..., L, S), True where the row sees the key.
@@ -152,7 +152,7 @@ def mask_reach(visible: Tensor, stands: int = 1) -> MaskReach:
 
 
 def mask_pattern(visible: Tensor) -> str | None:
-    """Returns the pattern of visible keys (..., L, S), or None if every key is visible.
+    """Return the pattern of visible keys (..., L, S), or None if every key is visible.
 
     The patterns are those of `TRIANGLES`; "window", a band that hides keys on one side or both; "padding", the same
     keys for all rows; and "mask", anything else.

@@ -21,7 +21,7 @@ _PARTS_OF: Any = WeakTensorKeyDictionary()  # parts by shape, for every mask tha
 
 
 def common_mask_shape(*masks: Tensor | None) -> tuple[int, int, int]:
-    """Returns the smallest (B, L, S) that all the masks broadcast to.
+    """Return the smallest (B, L, S) that all the masks broadcast to.
 
     Example:
         >>> common_mask_shape(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 1, 5), None)
@@ -33,7 +33,7 @@ def common_mask_shape(*masks: Tensor | None) -> tuple[int, int, int]:
 
 
 def decompose(visible: Tensor | None, batch: int, rows: int, keys: int) -> Parts:
-    """Returns the parts of a mask, computed once while the mask is referenced; `recompose` is the exact inverse.
+    """Return the parts of a mask, computed once while the mask is referenced; `recompose` is the exact inverse.
 
     Args:
         visible: True where the row sees the key, broadcasts to (B, Hq, L, S); None if every key is visible.
@@ -92,12 +92,12 @@ def _taken_apart(visible: Tensor, batch: int, rows: int, keys: int) -> Parts:
 
 
 def _left_out(visible: Tensor, rows: Tensor) -> Tensor:
-    """Returns the mask with nothing visible in the given rows."""
+    """Return the mask with nothing visible in the given rows."""
     return visible & ~rows[:, None, :, None] if bool(rows.any()) else visible
 
 
 def _only_key(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
-    """Returns the one key that a blind row sees, (b, L), else `NOT_APART`; rows that see more decide who is blind.
+    """Return the one key that a blind row sees, (b, L), else `NOT_APART`; rows that see more decide who is blind.
 
     Both diagonals are tried, since code may write `eye(L, S)` or its lower right form. The one with more rows counts.
     """
@@ -115,7 +115,7 @@ def _only_key(visible: Tensor, open_rows: Tensor, batch: int) -> Tensor:
 
 
 def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apart: int) -> Tensor:
-    """Returns the rows that see only their own key, at i - j = `apart`, and are blind by the other rows' parts."""
+    """Return the rows that see only their own key, at i - j = `apart`, and are blind by the other rows' parts."""
     while bool(alone.any()):
         core = _left_out(visible, open_rows | alone)
         if not bool(core.any()):  # no other row is evidence
@@ -135,7 +135,7 @@ def _blind_of(visible: Tensor, open_rows: Tensor, alone: Tensor, batch: int, apa
 def _bounds_that_hide(
     core: Tensor, batch: int, around: tuple[int, int] | None = None, free: Tensor | None = None
 ) -> Band:
-    """Returns a band without the bounds that hide no key.
+    """Return a band without the bounds that hide no key.
 
     Rows that see nothing and keys that are never seen don't count as hidden.
 
@@ -159,7 +159,7 @@ def _bounds_that_hide(
 
 
 def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> Iterator[Parts]:
-    """Yields the mask as documents, as blocks that a causal band does not hide, and as both."""
+    """Yield the mask as documents, as blocks that a causal band does not hide, and as both."""
     rows, keys = core.shape[-2:]
     by_any, corner = core.any(1), rows - keys
     live = by_any.any(-2)
@@ -180,7 +180,7 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
 
 
 def linked(pairs: Tensor, live: Tensor) -> Tensor:
-    """Returns the stretch number of each position, from 1, (b, S): a visible pair ties all positions between the two.
+    """Return the stretch number of each position, from 1, (b, S): a visible pair ties all positions between the two.
 
     Positions that are not live, such as padding, belong to the stretch before them.
 
@@ -200,7 +200,7 @@ def linked(pairs: Tensor, live: Tensor) -> Tensor:
 
 
 def _parts_around(visible: Tensor, core: Tensor, apart: Tensor, band: Band, *stretches: Tensor | None) -> Parts:
-    """Returns the parts for known band, documents and blocks; padding, special rows and rest explain what is left."""
+    """Return the parts for known band, documents and blocks; padding, special rows and rest explain what is left."""
     rows, keys = visible.shape[-2:]
     tokens = core.any(1).any(-2)
     parts = Parts(rows, keys, *band, tokens, apart, None, *stretches)

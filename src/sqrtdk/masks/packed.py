@@ -32,7 +32,7 @@ class PackedMask:
 
 
 def pack_mask(mask: Tensor) -> PackedMask:
-    """Returns the smallest form that restores the mask exactly.
+    """Return the smallest form that restores the mask exactly.
 
     Args:
         mask: bool, on the CPU.
@@ -60,7 +60,7 @@ def pack_mask(mask: Tensor) -> PackedMask:
 
 
 def unpack_mask(packed: PackedMask) -> Tensor:
-    """Returns the mask that was packed.
+    """Return the mask that was packed.
 
     Example:
         >>> mask = torch.rand(2, 1, 5, 7) > 0.5
@@ -79,7 +79,7 @@ def unpack_mask(packed: PackedMask) -> Tensor:
 
 
 def bits_needed(shape: tuple[int, ...]) -> int:
-    """Returns the number of bytes that a mask takes at one bit an entry.
+    """Return the number of bytes that a mask takes at one bit an entry.
 
     Example:
         >>> bits_needed((3, 3))

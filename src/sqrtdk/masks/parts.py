@@ -56,7 +56,7 @@ class Parts:
 
 
 def recompose(parts: Parts) -> Tensor | None:
-    """Returns the mask that the parts make, (b, H or 1, L, S); None if every key is visible."""
+    """Return the mask that the parts make, (b, H or 1, L, S); None if every key is visible."""
     inside = keys_within(parts)[:, None]
     if parts.rest is not None:
         inside = inside & parts.rest
@@ -68,7 +68,7 @@ def recompose(parts: Parts) -> Tensor | None:
 
 
 def pattern_mask(parts: Parts) -> Tensor:
-    """Returns the keys that band, blocks and documents allow each row, (b, L, S)."""
+    """Return the keys that band, blocks and documents allow each row, (b, L, S)."""
     inside = band_mask(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
     if parts.blocks is not None:
         inside = inside | same_stretch(parts.blocks, parts.rows)
@@ -76,18 +76,18 @@ def pattern_mask(parts: Parts) -> Tensor:
 
 
 def keys_within(parts: Parts) -> Tensor:
-    """Returns the keys that pattern and padding allow each row, (b, L, S)."""
+    """Return the keys that pattern and padding allow each row, (b, L, S)."""
     return pattern_mask(parts) & parts.padding[:, None]
 
 
 def same_stretch(numbers: Tensor, rows: int) -> Tensor:
-    """Returns True where row and key share a stretch, (b, L, S), from the stretch number of each position, (b, S)."""
+    """Return True where row and key share a stretch, (b, L, S), from the stretch number of each position, (b, S)."""
     own = numbers[:, numbers.shape[1] - rows :, None]
     return (own == numbers[:, None]) & (own > 0)
 
 
 def blind(parts: Parts) -> Tensor:
-    """Returns True at rows to which band and padding leave no key, (b, L)."""
+    """Return True at rows to which band and padding leave no key, (b, L)."""
     return ~keys_within(parts).any(-1)
 
 
@@ -98,26 +98,26 @@ def blind(parts: Parts) -> Tensor:
 
 
 def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
-    """Returns the parts with another band, blocks or documents; keys that appear or vanish follow the other mask."""
+    """Return the parts with another band, blocks or documents; keys that appear or vanish follow the other mask."""
     moved = replace(parts, **changes)
     changed = (pattern_mask(parts) ^ pattern_mask(moved))[:, None]
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
 
 
 def with_padding(parts: Parts, other: Parts) -> Parts:
-    """Returns the parts with the padding and the special rows of another mask."""
+    """Return the parts with the padding and the special rows of another mask."""
     moved = replace(parts, padding=other.padding)
     changed = (parts.padding ^ other.padding)[:, None, None]
     return _settled(parts, moved, other, torch.where(blind(other), NOT_APART, other.apart), changed)
 
 
 def rows_differ(a: Parts, b: Parts) -> Tensor:
-    """Returns special rows that differ, (b, L), unless a different band or padding explains the difference."""
+    """Return special rows that differ, (b, L), unless a different band or padding explains the difference."""
     return (a.apart != b.apart) & (blind(a) == blind(b))
 
 
 def _settled(parts: Parts, moved: Parts, other: Parts, apart: Tensor, changed: Tensor) -> Parts:
-    """Returns the moved parts with their special rows and their rest.
+    """Return the moved parts with their special rows and their rest.
 
     Args:
         parts: parts before the move.
@@ -137,7 +137,7 @@ def _settled(parts: Parts, moved: Parts, other: Parts, apart: Tensor, changed: T
 
 
 def _of_blind(other: Parts, parts: Parts) -> Tensor:
-    """Returns what the other mask shows to its blind rows, (b, L), extended to rows that are blind only here.
+    """Return what the other mask shows to its blind rows, (b, L), extended to rows that are blind only here.
 
     The extension follows what most blind rows of the other mask do; if it has none, what most of these parts' do.
     """

@@ -60,7 +60,7 @@ class Message(str):
 
     @property
     def text(self) -> Text:
-        """The sentence in all languages."""
+        """The sentence in English and Chinese."""
         return Text(
             str.__str__(self),
             catalogue_text(self.id).filled(**{n: text_of_value(v) for n, v in self.values.items()}).zh,

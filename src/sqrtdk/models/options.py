@@ -51,7 +51,7 @@ class LoadOptions:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the inputs that are made."""
+        """Batch size of the inputs that are made for a model."""
         return 1 if self.batch is None else self.batch
 
     @property

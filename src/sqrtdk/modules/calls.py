@@ -101,7 +101,7 @@ class OpenCalls(Generic[Noted]):
 
 
 def first_apart(calls: Iterable[Call], agree: Callable[[Call], bool], differ: Callable[[Call], bool]) -> Call | None:
-    """Returns the first call of two runs whose inputs agree and whose outputs differ; None if there is none.
+    """Return the first call of two runs whose inputs agree and whose outputs differ; None if there is none.
 
     Args:
         calls: what is known of a call in both runs, in the order of ending.

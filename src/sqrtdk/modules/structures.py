@@ -21,7 +21,7 @@ _CACHE_FIELDS = (("key_cache", "value_cache"),)  # a cache of older transformers
 
 
 def tensors_of(returned: Any) -> dict[str, Tensor]:
-    """Returns every floating-point tensor with values in the output of a forward, by name.
+    """Return every floating-point tensor with values in the output of a forward, by name.
 
     Names are keys, fields and numbers, joined by dots; a tensor that is returned alone is "0".
 
@@ -42,7 +42,7 @@ def tensors_of(returned: Any) -> dict[str, Tensor]:
 
 
 def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor in the output of a forward with its name, which is "" for a tensor that is returned alone.
+    """Yield every tensor in the output of a forward with its name, which is "" for a tensor that is returned alone.
 
     Args:
         returned: Tensors in mappings, sequences and dataclasses, nested to any depth.
@@ -56,17 +56,17 @@ def walk(returned: Any, *, objects: bool = True) -> Iterator[tuple[str, Tensor]]
 
 
 def floating(value: Any) -> Iterator[Tensor]:
-    """Yields the floating-point tensors of a structure, without those of caches; nested tensors are left out."""
+    """Yield the floating-point tensors of a structure, without those of caches; nested tensors are left out."""
     return (x for _, x in walk(value, objects=False) if x.is_floating_point() and not x.is_nested)
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """Returns the first floating-point tensor of a structure, or None."""
+    """Return the first floating-point tensor of a structure, or None."""
     return next(floating(value), None)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Returns a dense copy, because the next run may write into the tensor that this run returned."""
+    """Return a dense copy, because the next run may write into the tensor that this run returned."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
@@ -91,7 +91,7 @@ def _walk(value: Any, name: str, depth: int, walked: dict[int, Any], objects: bo
 
 
 def _parts(value: Any, objects: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yields the parts of a structure by key, place or field; with `objects`, those of a cache or another object."""
+    """Yield the parts of a structure by key, place or field; with `objects`, those of a cache or another object."""
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple | list):
@@ -124,7 +124,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def copy_structure(output: Any) -> Any:
-    """Returns the structure with copies of its tensors; an object that is no structure becomes None."""
+    """Return the structure with copies of its tensors; an object that is no structure becomes None."""
     if isinstance(output, Tensor):
         return output.detach().clone()
     if type(output) in (tuple, list):
@@ -135,7 +135,7 @@ def copy_structure(output: Any) -> Any:
 
 
 def restored(output: Any, before: Any) -> Any:
-    """Returns an output with the tensors of another run of its module; unchanged if it is no plain structure."""
+    """Return an output with the tensors of another run of its module; unchanged if it is no plain structure."""
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()
     # Exact types: a namedtuple can't be made from an iterator.
@@ -147,7 +147,7 @@ def restored(output: Any, before: Any) -> Any:
 
 
 def replaced(value: Any, others: Sequence[Tensor]) -> Any:
-    """Returns a result whose first floating tensor is replaced by the first of the others with its shape.
+    """Return a result whose first floating tensor is replaced by the first of the others with its shape.
 
     Example:
         >>> replaced((torch.ones(2), None), [torch.zeros(3), torch.zeros(2)])
@@ -167,7 +167,7 @@ def replaced(value: Any, others: Sequence[Tensor]) -> Any:
 
 
 def _with_part(value: Any, name: Any, other: Any) -> Any:
-    """Returns a copy of a tuple, list, mapping or dataclass with one part replaced."""
+    """Return a copy of a tuple, list, mapping or dataclass with one part replaced."""
     if isinstance(value, tuple | list):
         parts = [*value[:name], other, *value[name + 1 :]]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

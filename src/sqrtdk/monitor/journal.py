@@ -166,7 +166,7 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write(self, step: int) -> Exception | None:
-        """Write all rows; a failure becomes an alarm of `step`.
+        """Write all buffered rows to disk. If that fails, keep them, and record an alarm at `step`.
 
         Returns:
             The error that left rows waiting; None if nothing waits.

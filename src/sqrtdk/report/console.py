@@ -90,7 +90,7 @@ def wrapped(text: Text, width: int) -> list[Text]:
 
 
 def _pieces(text: str, width: int) -> list[tuple[int, int]]:
-    """Return start and end of each unit of a text. A unit wider than a line is cut."""
+    """Return (start, end) of each piece between which a line may break; a piece wider than `width` is split."""
     pieces = []
     for unit in _UNIT.finditer(text):
         begin, stop = unit.span()

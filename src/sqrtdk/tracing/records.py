@@ -48,7 +48,7 @@ class Factor:
     at: str | None = None
 
     def text(self) -> str:
-        """Returns the number, followed by its source unless it is a literal in the code."""
+        """Return the number, followed by its source unless it is a literal in the code."""
         number = "?" if self.value is None else f"{self.value:.4g}"
         return number if self.source == "number" else f"{number} ({self.source})"
 
@@ -218,7 +218,7 @@ NotMeasuredCode = Literal[
 
 
 def why_not_attention(code: NotAttentionCode) -> Message:
-    """Returns the sentence for a code.
+    """Return the sentence for a code.
 
     Example:
         >>> why_not_attention("never_used")
@@ -305,7 +305,7 @@ class Missed:
             self._first[site, reason, at] = NotMeasured(site, reason, formula() if self.formulas else None, at, code)
 
     def entries(self, sites: Iterable[str]) -> tuple[NotMeasured, ...]:
-        """Returns all, in order; scores that pick keys only if an attention, at one of `sites` or lost, is around them.
+        """Return all, in order; scores that pick keys only if an attention, at one of `sites` or lost, is around them.
 
         A graph of neighbours, `relu(a @ b.mT).topk(3)`, is none.
         """
@@ -319,7 +319,7 @@ class Missed:
 
 
 def numbers_by_site(sites: Iterable[str]) -> Iterator[int]:
-    """Yields for each site how often it occurred before."""
+    """Yield for each site how often it occurred before."""
     count: Counter[str] = Counter()
     for site in sites:
         yield count[site]

@@ -164,7 +164,7 @@ class CallRows:
 
 
 def some_tokens(values: Float[Tensor, "B H L E"]) -> Float[Tensor, "1 H N E"]:
-    """Returns at most `TOKENS` evenly spaced rows over all batches, which is enough to tell tensors apart.
+    """Return at most `TOKENS` evenly spaced rows over all batches, which is enough to tell tensors apart.
 
     Example:
         >>> some_tokens(torch.zeros(8, 2, 100, 4)).shape

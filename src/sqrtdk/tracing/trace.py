@@ -205,12 +205,12 @@ class Trace:
         return len(self._records)
 
     def after(self, so_far: int) -> AttentionCall | None:
-        """Returns the first attention that ran after `so_far` had that value, or None. Call it after the block."""
+        """Return the first attention that ran after `so_far` had that value, or None. Call it after the block."""
         before = sum(record is not None for record in self._records[:so_far])
         return self.calls[before] if before < len(self.calls) else None
 
     def node(self, tensor: Tensor) -> Node:
-        """Returns the tape's node of a tensor while the block runs, to inspect the trace."""
+        """Return the tape's node of a tensor while the block runs, to inspect the trace."""
         if self._scene is None:
             raise InvalidValueError("the trace is not running", hint="Ask inside of its `with` block.")
         return self._scene.store.node(tensor)
@@ -286,7 +286,7 @@ class Trace:
                     entry.code = "separable" if pools_positions(weighing) else "not_seen"
 
     def _formula(self, seen: Lost | None) -> str | None:
-        """Returns the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
+        """Return the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
         with contextlib.suppress(Exception), _apart():
             return None if seen is None else lost_formula(seen)
         return None

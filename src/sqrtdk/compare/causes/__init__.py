@@ -141,7 +141,7 @@ CAUSE_ROWS = (
 
 
 def suspect(*rows: CauseRow) -> Callable[[Sides], Iterator[Suspicion]]:
-    """Returns a function that yields the suspicions of some rows, in their order."""
+    """Return a function that yields the suspicions of some rows, in their order."""
 
     def suspected(sides: Sides) -> Iterator[Suspicion]:
         for row in rows:

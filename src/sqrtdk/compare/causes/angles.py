@@ -27,12 +27,12 @@ FINER = 16  # a side must compute this many times finer than a dtype to show wha
 
 
 def compare_angles(kind: str) -> Callable[[BothParts[Rotation]], PartDifference | None]:
-    """Returns a comparison of angles for one cause: "rounding", "rope_base" or "positions"."""
+    """Return a comparison of angles for one cause: "rounding", "rope_base" or "positions"."""
     return lambda both: angle_differences(both).get(kind)
 
 
 def angle_differences(both: BothParts[Rotation]) -> dict[str, PartDifference]:
-    """Returns the differences of the angles by the name of the cause."""
+    """Return the differences of the angles by the name of the cause."""
 
     def with_angles(own: Rotation) -> Rotation:
         return own if own.width != both.b.width else replace(own, table=own.table.abs() * unit_amplitude(both.b.table))
@@ -91,7 +91,7 @@ ROUNDED_PARTS = (  # nothing first, then few parts before many
 
 
 def _rounded(both: BothParts[Rotation], a: Turn | None, b: Turn | None, near: float) -> PartDifference | None:
-    """Returns a difference if the angles of one side, rounded to half precision, are those of the other."""
+    """Return a difference if the angles of one side, rounded to half precision, are those of the other."""
     for turn, target in ((a, both.b.table), (b, both.a.table)):
         for dtype in ROUNDED_TO:
             if turn is None or both.sides.slack * FINER > torch.finfo(getattr(torch, dtype)).eps:
@@ -108,7 +108,7 @@ def _rounded(both: BothParts[Rotation], a: Turn | None, b: Turn | None, near: fl
 
 
 def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float) -> tuple[str, ...]:
-    """Returns the parts whose rounding makes the table the target; () if none do. A sample is tried before all rows."""
+    """Return the parts whose rounding makes the table the target; () if none do. A sample is tried before all rows."""
 
     def is_target(parts: tuple[str, ...], rows: Tensor) -> bool:
         table, wanted = _with_rounded(turn, rows, parts, half), target[:, rows]
@@ -122,7 +122,7 @@ def _what_is_rounded(turn: Turn, target: Tensor, half: torch.dtype, near: float)
 
 
 def _with_rounded(turn: Turn, rows: Tensor, parts: tuple[str, ...], half: torch.dtype) -> Tensor:
-    """Returns some rows of the table, computed in float32, with some parts rounded."""
+    """Return some rows of the table, computed in float32, with some parts rounded."""
 
     def part(name: str, value: Tensor) -> Tensor:
         return value.float().to(half).float() if name in parts else value.float()

@@ -45,7 +45,7 @@ def _scaled(field: str, old: float, by: float | None) -> PartDifference | None:
 
 
 def _factor_of_bias(both: BothParts[Formula]) -> float | None:
-    """Returns the factor between the biases; None if there is none, or if it is no sign of a scale."""
+    """Return the factor between the biases; None if there is none, or if it is no sign of a scale."""
     a, b = both.a, both.b
     if a.bias is None or b.bias is None:
         return None
@@ -72,7 +72,7 @@ def _factor_of_fill(both: BothParts[Formula]) -> float | None:
 
 
 def _is_scale(by: float, both: BothParts[Formula]) -> bool:
-    """Returns whether a number is the scale of a side, or the textbook scale, which row factors may hide."""
+    """Return whether a number is the scale of a side, or the textbook scale, which row factors may hide."""
     scales = (single_number(total(both.a)), single_number(total(both.b)), inverse_root(both.sides.head_dim))
     return any(same(by, value) for scale in scales if scale and scale != 1.0 for value in (scale, 1.0 / scale))
 
@@ -132,7 +132,7 @@ def compare_bias(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def _effective(formula: Formula, other: Formula) -> Tensor:
-    """Returns what the bias adds where both sides have weight: 0 at hidden keys, and mean 0 in every row."""
+    """Return what the bias adds where both sides have weight: 0 at hidden keys, and mean 0 in every row."""
     added = four_axes(torch.as_tensor(times(0.0 if formula.bias is None else formula.bias, formula.bias_by)))
     visible = common_keys(formula, other)
     seen = torch.ones_like(added, dtype=torch.bool) if visible is None else four_axes(visible)
@@ -180,7 +180,7 @@ def _text(a: Formula, b: Formula, left: Tensor, right: Tensor) -> Message:
 
 
 def _shuffled(left: Tensor, right: Tensor) -> bool:
-    """Returns whether every head of one is exactly one head of the other."""
+    """Return whether every head of one is exactly one head of the other."""
     heads = left.shape[1]
     if heads != right.shape[1] or heads < 2:
         return False
@@ -189,7 +189,7 @@ def _shuffled(left: Tensor, right: Tensor) -> bool:
 
 
 def _slopes(formula: Formula) -> Tensor | None:
-    """Returns how much the bias falls per key of distance, by head, (H,); None if it is not linear."""
+    """Return how much the bias falls per key of distance, by head, (H,); None if it is not linear."""
     if formula.bias is None or formula.bias.ndim < 2 or formula.bias.shape[-1] < 3:
         return None
     bias = four_axes(formula.bias) * formula.bias_by
@@ -203,7 +203,7 @@ def _slopes(formula: Formula) -> Tensor | None:
 
 
 def _other_bias(a: Formula, b: Formula, name: Message) -> Message:
-    """Returns that the bias is another, and at which distances: for keys after the row alone, from distance 8 on."""
+    """Return that the bias is another, and at which distances: for keys after the row alone, from distance 8 on."""
     plain = replace(a, sinks=torch.zeros(1))  # sinks keep the row's mean in the numbers
     left, right = _effective(plain, b), _effective(b, plain)
     differ = (left - right).abs() > CONSTANT_TOLERANCE * max(float(left.abs().max()), float(right.abs().max()))

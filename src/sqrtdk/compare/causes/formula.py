@@ -63,7 +63,7 @@ def compare_scale(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def _cap_words(both: BothParts[Formula]) -> Message | None:
-    """Returns the words for tanh(z / 50) in place of 50 * tanh(z / 50), or the reverse; None for anything else.
+    """Return the words for tanh(z / 50) in place of 50 * tanh(z / 50), or the reverse; None for anything else.
 
     tanh(z / 50) may be recorded as a softcap of 1 on logits divided by 50, or as a softcap of 50 times 1 / 50.
     """
@@ -118,7 +118,7 @@ def _other_scale(sides: Sides, a: float, b: float) -> Message:
 
 
 def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
-    """Returns the sentence on the mistake that turns `right` into `wrong`.
+    """Return the sentence on the mistake that turns `right` into `wrong`.
 
     Wrong dimensions are tried only on the textbook scale.
     """
@@ -148,13 +148,13 @@ def _mistake(sides: Sides, right: float, wrong: float) -> str | None:
 
 
 def _axes(values: Tensor, batch: str = ENTRY) -> list[str]:
-    """Returns the axes along which values vary, by the ids of their names."""
+    """Return the axes along which values vary, by the ids of their names."""
     sizes = (1, 1, 1, 1, *values.shape)[-4:]
     return [name for name, size in zip((batch, *AXIS_WORDS), sizes, strict=True) if size > 1]
 
 
 def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, str | float | None]:
-    """Returns two differing numbers as records show them: with more digits, or at the entry that differs most.
+    """Return two differing numbers as records show them: with more digits, or at the entry that differs most.
 
     Example:
         >>> one, other = torch.tensor([0.1, 0.2, 0.4]), torch.tensor([0.1, 0.3, 0.4])
@@ -181,7 +181,7 @@ def shown_apart(a: Value | None, b: Value | None) -> tuple[str | float | None, s
 
 
 def _value_text(value: Value | None) -> str | float | None:
-    """Returns a number as records show it; for a tensor, its range and the axes along which it varies."""
+    """Return a number as records show it; for a tensor, its range and the axes along which it varies."""
     number = None if value is None else single_number(value)
     if value is None or number is not None:
         return None if number is None else float(f"{number:.6g}")
@@ -207,7 +207,7 @@ def compare_row_factors(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def by_length(both: BothParts[Formula]) -> bool:
-    """Returns whether the difference of the factors depends on the length, wherever a softcap lies between them.
+    """Return whether the difference of the factors depends on the length, wherever a softcap lies between them.
 
     It does if it varies by row, or if only one side uses the log of the number of visible keys. If both use it, it does
     if the base of both logs is a whole number, a length: log(n) / log(512).
@@ -222,7 +222,7 @@ def by_length(both: BothParts[Formula]) -> bool:
 
 
 def _by_rows(a: Value, b: Value, off: float) -> bool:
-    """Returns whether the quotient of the factors varies by row; rows whose factor is 0 fit any quotient."""
+    """Return whether the quotient of the factors varies by row; rows whose factor is 0 fit any quotient."""
     mine, wanted = (torch.as_tensor(factor, dtype=torch.float64) for factor in (a, b))
     factors = torch.as_tensor(quotient(wanted, mine))
     if factors.ndim < 2 or factors.shape[-2] == 1:
@@ -232,7 +232,7 @@ def _by_rows(a: Value, b: Value, off: float) -> bool:
 
 
 def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | None:
-    """Returns the quotient of the factors and log(visible keys); None if it varies or the factors are one number."""
+    """Return the quotient of the factors and log(visible keys); None if it varies or the factors are one number."""
     if not isinstance(factors, Tensor) or visible is None or single_number(factors) is not None:
         return None
     if factors.shape[-1] != 1 or visible.shape[-1] == 1:
@@ -243,7 +243,7 @@ def _log_factor(factors: Value, visible: Tensor | None, off: float) -> float | N
 
 
 def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
-    """Returns whether `factor` times log(n) is the textbook scale times log(n) / log(a whole number)."""
+    """Return whether `factor` times log(n) is the textbook scale times log(n) / log(a whole number)."""
     if not factor or factor < 0:
         return False
     log = inverse_root(head_dim) / factor
@@ -319,7 +319,7 @@ def compare_dropout(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def lesser(dtype: str | None, own: torch.dtype) -> str | None:
-    """Returns the dtype to which values are rounded; None if it is no coarser than the side's own.
+    """Return the dtype to which values are rounded; None if it is no coarser than the side's own.
 
     Example:
         >>> lesser("torch.float16", torch.float32), lesser("float32", torch.float32)
@@ -331,7 +331,7 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
 
 
 def compare_roundings(what: str) -> Callable[[BothParts[Formula]], PartDifference | None]:
-    """Returns a comparison of the roundings of `what`: of `LOGITS`, of `WEIGHTS`, or of `BOTH` by the same cast."""
+    """Return a comparison of the roundings of `what`: of `LOGITS`, of `WEIGHTS`, or of `BOTH` by the same cast."""
 
     def compare(both: BothParts[Formula]) -> PartDifference | None:
         a, b = (
@@ -363,7 +363,7 @@ def compare_vector_rounding(both: BothParts[VectorPath]) -> PartDifference | Non
 
 
 def _by_values(both: BothParts[VectorPath], a: str | None, b: str | None) -> PartDifference | None:
-    """Returns the words for a side whose values alone show the rounding: a cache in float16 of a float32 program."""
+    """Return the words for a side whose values alone show the rounding: a cache in float16 of a float32 program."""
     if (a is None) == (b is None):
         return None
     sides, path, dtype = both.sides, both.b if a is None else both.a, a or b
@@ -376,7 +376,7 @@ def _by_values(both: BothParts[VectorPath], a: str | None, b: str | None) -> Par
 
 
 def _roundings(path: VectorPath, own: torch.dtype) -> tuple[tuple[int, RoundingStep], ...]:
-    """Returns each rounding, with the number of norms and rotations before it."""
+    """Return each rounding, with the number of norms and rotations before it."""
     found, others = [], 0
     for step in path.steps:
         if not isinstance(step, RoundingStep):

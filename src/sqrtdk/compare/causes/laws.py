@@ -39,7 +39,7 @@ class Scaling(NamedTuple):
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
-    """Returns B's frequencies for as many pairs as A rotates, in A's direction; None if unknown."""
+    """Return B's frequencies for as many pairs as A rotates, in A's direction; None if unknown."""
     if len(a.frequencies) == len(b.frequencies):
         one_way = bool((b.frequencies * b.frequencies.sum() >= 0).all())
         return b.frequencies.abs() * a.sign if one_way else b.frequencies
@@ -52,7 +52,7 @@ def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
 def frequency_words(
     both: BothParts[Rotation], a: Turn, b: Turn, wanted: Tensor, near: float
 ) -> tuple[str | float, str | float, Sequence[str]]:
-    """Returns the frequencies of A and of B as the record shows them, and both as the sentence shows them.
+    """Return the frequencies of A and of B as the record shows them, and both as the sentence shows them.
 
     `wanted` are B's frequencies for A's pairs; `near` is the allowed difference of equal angles, in radians.
     """
@@ -73,7 +73,7 @@ def frequency_words(
 
 
 def _frequencies(turn: Turn, tolerance: float) -> RecordAndWords:
-    """Returns the base of the frequencies, a usual one if it fits within `tolerance` radians; else their range."""
+    """Return the base of the frequencies, a usual one if it fits within `tolerance` radians; else their range."""
     sizes, law = turn.frequencies.abs(), turn.law
     if tolerance > MOST_UNCERTAINTY * turn.span:  # half precision shows a base to two digits
         apart = {base: float((Law(base).frequencies(len(sizes)) - sizes).abs().max()) for base in USUAL_BASES}
@@ -96,7 +96,7 @@ def _with_base(base: str | float) -> RecordAndWords:
 
 
 def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> Sequence[RecordAndWords]:
-    """Returns two frequencies that agree to four digits: the base in more digits, or the pair that differs most."""
+    """Return two frequencies that agree to four digits: the base in more digits, or the pair that differs most."""
     one_width = len(a.frequencies) == len(b.frequencies)
     if a.law is not None and b.law is not None and one_width and abs(a.law.base / b.law.base - 1) > MORE_DIGITS:
         return [_with_base(base) for base in unequal_texts(a.law.base, b.law.base, 6)]
@@ -107,7 +107,7 @@ def _more_digits(a: Turn, b: Turn, wanted: Tensor) -> Sequence[RecordAndWords]:
 
 
 def _exponents(a: float, b: float, width: int, head: int) -> Sequence[Message] | None:
-    """Returns words for the exponents of the rotating channels, 2c / R, against those of the whole head, 2c / E."""
+    """Return words for the exponents of the rotating channels, 2c / R, against those of the whole head, 2c / E."""
     if min(a, b) <= 1:
         return None
     for base, other, turn in ((a, b, 1), (b, a, -1)):
@@ -122,7 +122,7 @@ def _exponents(a: float, b: float, width: int, head: int) -> Sequence[Message] |
 
 
 def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Scaling | None:
-    """Returns the scaling that turns a base's frequencies into these; None if no known scaling does.
+    """Return the scaling that turns a base's frequencies into these; None if no known scaling does.
 
     Unscaled `bases` of the tables are tried first: "base 10000 scaled by linear (factor 4)".
     """
@@ -157,7 +157,7 @@ def _scaling(turn: Turn, bases: Sequence[float], tolerance: float) -> Scaling | 
 
 
 def _dynamic(base: float, plain: float, pairs: int) -> Scaling | None:
-    """Returns words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
+    """Return words for `dynamic`: plain * alpha^(R / (R - 2)), alpha = factor * length / longest - (factor - 1)."""
     if pairs < 2 or base <= plain * (1 + FREQUENCY_TOLERANCE) or four_digits(base) == float(f"{base:.2g}"):
         return None
     alpha = (base / plain) ** ((pairs - 1) / pairs)
@@ -168,7 +168,7 @@ def _dynamic(base: float, plain: float, pairs: int) -> Scaling | None:
 
 
 def _tries(base: float, turn: Turn) -> Iterator[tuple[str, Parameters]]:
-    """Yields laws that keep fast pairs and divide the frequencies of slow ones by a factor, with parameters.
+    """Yield laws that keep fast pairs and divide the frequencies of slow ones by a factor, with parameters.
 
     The usual parameters of every law come before the others; YaRN comes first if the table has its amplitude.
     """

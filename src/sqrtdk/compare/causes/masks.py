@@ -51,14 +51,14 @@ def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
 
 
 def mask_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
-    """Yields the parts of both masks, if a side has a mask."""
+    """Yield the parts of both masks, if a side has a mask."""
     for both in formula_pairs(sides):
         if both.a.visible is not both.b.visible:
             yield BothParts(sides, *_taken_apart(both.a, both.b), change_formula)
 
 
 def band_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
-    """Yields the parts of both masks, if their bands explain the difference."""
+    """Yield the parts of both masks, if their bands explain the difference."""
     for both in mask_pairs(sides):
         if _lopsided(both) or _layout_of_b(both) is not None:
             continue
@@ -69,12 +69,12 @@ def band_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
 
 
 def _lopsided(both: BothParts[Parts]) -> bool:
-    """Returns whether only one side hides keys that no named part explains; its other parts are then unreliable."""
+    """Return whether only one side hides keys that no named part explains; its other parts are then unreliable."""
     return (both.a.rest is None) != (both.b.rest is None)
 
 
 def _layout_of_b(both: BothParts[Parts]) -> DifferenceWords | None:
-    """Returns how B's mask is A's laid out differently; None if one bound or the padding is all that differs."""
+    """Return how B's mask is A's laid out differently; None if one bound or the padding is all that differs."""
     a, b = both.a, both.b
     plain = None is a.rest is b.rest is a.documents is b.documents is a.blocks is b.blocks
     unlike = [a.least != b.least, a.greatest != b.greatest, bool((a.padding != b.padding).any())]
@@ -86,7 +86,7 @@ def _as_last_row(parts: Parts, other: Parts) -> Parts:
 
 
 def _corners(a: Parts, b: Parts) -> tuple[int, int]:
-    """Returns the least i - j of both bands' corners; equal numbers if one alignment explains both."""
+    """Return the least i - j of both bands' corners; equal numbers if one alignment explains both."""
     exact = {0, a.rows - a.keys}
     if a.least is None or b.least is None:
         return 0, 0
@@ -100,13 +100,13 @@ def _corners(a: Parts, b: Parts) -> tuple[int, int]:
 
 
 def _shift(both: BothParts[Parts]) -> int:
-    """Returns the shift of A's band that B's alignment causes."""
+    """Return the shift of A's band that B's alignment causes."""
     old, new = _corners(both.a, both.b)
     return new - old
 
 
 def _offset(both: BothParts[Parts]) -> tuple[int | None, bool]:
-    """Returns the offset of B's causal bound beyond the alignment, and whether the window is shifted as a whole.
+    """Return the offset of B's causal bound beyond the alignment, and whether the window is shifted as a whole.
 
     The offset is None unless both sides have a causal bound. A shifted window has both bounds off by the same number.
     """
@@ -116,13 +116,13 @@ def _offset(both: BothParts[Parts]) -> tuple[int | None, bool]:
 
 
 def _windows(both: BothParts[Parts]) -> bool:
-    """Returns whether one side has a window equally far ahead and back, and the other has such a window or no band."""
+    """Return whether one side has a window equally far ahead and back, and the other has such a window or no band."""
     a, b = both.a, both.b
     return any(x.symmetric and (y.symmetric or y.least is None is y.greatest) for x, y in ((a, b), (b, a)))
 
 
 def _greatest_that_hides(parts: Parts, shift: int) -> int | None:
-    """Returns the greatest i - j after a shift of the alignment; None if it hides nothing there."""
+    """Return the greatest i - j after a shift of the alignment; None if it hides nothing there."""
     moved = _shifted(parts.greatest, shift)
     return None if moved is None or moved >= parts.rows - 1 else moved
 
@@ -132,7 +132,7 @@ def _shifted(bound: int | None, by: int) -> int | None:
 
 
 def _mask_edit(both: BothParts[Parts], moved: Callable[[Parts, Parts], Parts] | None = None) -> Edit[Formula]:
-    """Returns the edit that puts `moved(current parts, B's parts)` into the formula; by default B's whole mask.
+    """Return the edit that puts `moved(current parts, B's parts)` into the formula; by default B's whole mask.
 
     If the formula had no mask, hidden keys also get B's fill.
     """
@@ -150,7 +150,7 @@ def _mask_edit(both: BothParts[Parts], moved: Callable[[Parts, Parts], Parts] | 
 
 
 def _banded(both: BothParts[Parts], band: Callable[[Parts], Band]) -> Edit[Formula]:
-    """Returns the edit that changes the band; keys that appear or vanish follow B's mask."""
+    """Return the edit that changes the band; keys that appear or vanish follow B's mask."""
 
     def moved(parts: Parts, other: Parts) -> Parts:
         least, greatest = band(parts)
@@ -214,7 +214,7 @@ def compare_window(both: BothParts[Parts]) -> PartDifference | None:
 
 
 def _size(parts: Parts) -> int | str:
-    """Returns the number of keys in a row's window, its own included."""
+    """Return the number of keys in a row's window, its own included."""
     return Message(NO_VALUE) if parts.greatest is None else parts.greatest + 1 - (parts.least or 0)
 
 
@@ -255,7 +255,7 @@ def _with_stretches(parts: Parts, other: Parts) -> Parts:
 
 
 def _whole_masks(both: BothParts[Parts]) -> tuple[Tensor, Tensor]:
-    """Returns both masks, (B, H, L, S)."""
+    """Return both masks, (B, H, L, S)."""
     a = both.a
     every = torch.ones(1, 1, a.rows, a.keys, dtype=torch.bool, device=a.padding.device)
     found = (None if side.formula is None else side.formula.visible for side in (both.sides.a, both.sides.b))
@@ -264,14 +264,14 @@ def _whole_masks(both: BothParts[Parts]) -> tuple[Tensor, Tensor]:
 
 
 def _in_parts(a: Parts, b: Parts, mask: Tensor) -> bool:
-    """Returns whether B's named parts, put into A's mask, make B's mask."""
+    """Return whether B's named parts, put into A's mask, make B's mask."""
     moved = with_pattern(_with_stretches(a, b), b, least=b.least, greatest=b.greatest)
     made = recompose(with_padding(moved, b))
     return bool((mask if made is None else made == mask).all())
 
 
 def _keys(parts: Parts) -> Message:
-    """Returns which keys are padding over all entries, as text: "none", "the last 1 to 3"."""
+    """Return which keys are padding over all entries, as text: "none", "the last 1 to 3"."""
     hidden = ~parts.padding
     counts = hidden.sum(-1)
     if not bool(hidden.any()):
@@ -296,7 +296,7 @@ def _keys_words(of_a: Parts, of_b: Parts) -> DifferenceWords:
 
 
 def _rows(parts: Parts) -> str:
-    """Returns what special rows see, as text."""
+    """Return what special rows see, as text."""
     counts = [
         (what, int(among(parts.apart).sum())) for among, what, _ in (SPECIAL_ROWS[place] for place in SENTENCE_ORDER)
     ]

@@ -33,7 +33,7 @@ OFF_BY_ONE = {1.0: "causes.weights.plus_one", -1.0: "causes.weights.minus_one"}
 
 
 def norm_pairs(sides: Sides) -> Iterator[BothParts[NormStep]]:
-    """Yields the norms of q, then of k, in order."""
+    """Yield the norms of q, then of k, in order."""
     for vector in QK:
         both = zip(norms_of(path_of(sides.a, vector)), norms_of(path_of(sides.b, vector)), strict=False)
         for place, (a, b) in enumerate(both):
@@ -68,13 +68,13 @@ def _kind_by_gain(both: BothParts[NormStep]) -> str | None:
 
 
 def _by_root(both: BothParts[NormStep], power: float) -> bool:
-    """Returns whether B's gain is A's times a power of the number of features that are normalised together."""
+    """Return whether B's gain is A's times a power of the number of features that are normalised together."""
     wanted = both.a.gain * _features(both) ** power
     return bool(torch.isclose(both.b.gain, wanted, rtol=both.sides.slack, atol=0).all())
 
 
 def _features(both: BothParts[NormStep]) -> int:
-    """Returns how many features are normalised together."""
+    """Return how many features are normalised together."""
     sides = both.sides
     affine = path_of(sides.a, both.vector).affine or path_of(sides.b, both.vector).affine
     heads = len(affine.weight) if affine is not None else len(both.a.gain) if both.vector == "key" else sides.heads
@@ -134,13 +134,13 @@ def compare_norm_count(both: BothParts[VectorPath]) -> PartDifference | None:
 
 
 def _first(old: VectorPath, count: int) -> VectorPath:
-    """Returns the path with only its first `count` norms."""
+    """Return the path with only its first `count` norms."""
     gone = norms_of(old)[count:]
     return replace(old, steps=tuple(step for step in old.steps if not any(step is one for one in gone)))
 
 
 def _with_norms_of(old: VectorPath, other: VectorPath, have: int) -> VectorPath:
-    """Returns the path with the norms of `other` from number `have` on, on the same side of the rotation as there."""
+    """Return the path with the norms of `other` from number `have` on, on the same side of the rotation as there."""
     before, rest = norms_before_rotation(other), norms_of(other)[have:]
     early = rest if before is None else rest[: max(0, before - have)]
     steps = list(_first(old, have).steps)
@@ -163,7 +163,7 @@ def compare_norm_order(both: BothParts[VectorPath]) -> PartDifference | None:
 
 
 def norms_before_rotation(path: VectorPath) -> int | None:
-    """Returns how many norms come before the rotation; None without a rotation."""
+    """Return how many norms come before the rotation; None without a rotation."""
     if rotation_of(path) is None:
         return None
     at = next(i for i, step in enumerate(path.steps) if isinstance(step, Rotation))
@@ -171,7 +171,7 @@ def norms_before_rotation(path: VectorPath) -> int | None:
 
 
 def _commutes(norm: NormStep, turned: Rotation | None) -> bool:
-    """Returns whether the order of norm and rotation doesn't matter: lengths stay, and pairs share a gain."""
+    """Return whether the order of norm and rotation doesn't matter: lengths stay, and pairs share a gain."""
     if turned is None:
         return True
     if norm.kind == "layer" or norm.shift is not None or not bool((turned.table.abs() - 1).abs().max() < 1e-6):
@@ -183,7 +183,7 @@ def _commutes(norm: NormStep, turned: Rotation | None) -> bool:
 
 
 def _with_early(old: VectorPath, count: int) -> VectorPath:
-    """Returns the path with `count` of its norms before the rotation and the rest after; other steps stay in place."""
+    """Return the path with `count` of its norms before the rotation and the rest after; other steps stay in place."""
     if rotation_of(old) is None:
         return old
     own = norms_of(old)

@@ -27,7 +27,7 @@ OVER, MODULO = "causes.positions.token_over", "causes.positions.token_modulo"
 
 
 def times_words(both: BothParts[Any], a: Turn | None, b: Turn | None, near: float) -> DifferenceWords | None:
-    """Returns words if one side rotates a vector twice: all its angles are twice the other's.
+    """Return words if one side rotates a vector twice: all its angles are twice the other's.
 
     If the positions of both q and k are halved, the cause is a linear scaling of the frequencies instead.
     """
@@ -53,7 +53,7 @@ def times_words(both: BothParts[Any], a: Turn | None, b: Turn | None, near: floa
 
 
 def places_words(both: BothParts[Any], a: Tensor, b: Tensor) -> DifferenceWords:
-    """Returns words for the difference of positions (B or 1, L)."""
+    """Return words for the difference of positions (B or 1, L)."""
     a, b = a + 0 * b, b + 0 * a  # broadcasts both
     shift, was, now = b - a, _in_words(a[0]), _in_words(b[0])
     found = _behind_cache(both, a[0], b[0]) if bool((shift == shift[0]).all()) else None
@@ -89,7 +89,7 @@ def places_words(both: BothParts[Any], a: Tensor, b: Tensor) -> DifferenceWords:
 
 
 def _behind_cache(both: BothParts[Any], a: Tensor, b: Tensor) -> tuple[str, dict[str, str]] | None:
-    """Returns the sentence on cached keys, or on the new rows behind them; None without a cache."""
+    """Return the sentence on cached keys, or on the new rows behind them; None without a cache."""
     query, key = (rotation_of(path_of(both.sides.b, name)) for name in ("query", "key"))
     cached = 0 if query is None or key is None else key.table.shape[1] - query.table.shape[1]
     if cached <= 0:
@@ -114,7 +114,7 @@ def _behind_cache(both: BothParts[Any], a: Tensor, b: Tensor) -> tuple[str, dict
 
 
 def _padding(both: BothParts[Any], sequence: int) -> int:
-    """Returns how many keys at the start of a sequence its last row does not see: those of padding on the left."""
+    """Return how many keys at the start of a sequence its last row does not see: those of padding on the left."""
     formula = both.sides.a.formula
     if formula is None or formula.visible is None:
         return 0
@@ -124,7 +124,7 @@ def _padding(both: BothParts[Any], sequence: int) -> int:
 
 
 def _in_words(positions: Tensor) -> Message:
-    """Returns the positions of a sequence as short text."""
+    """Return the positions of a sequence as short text."""
     rows = [round(row, 3) for row in positions.tolist()]
     starts = [i for i in range(1, len(rows)) if rows[i] != round(rows[i - 1] + 1, 3)]
     if not starts:
@@ -166,7 +166,7 @@ class ImageAxis:
 
 
 def axes_words(a: Tensor, b: Tensor, near: float) -> DifferenceWords | None:
-    """Returns words if pairs rotate by positions on several axes, and the axes, their pairs or positions differ."""
+    """Return words if pairs rotate by positions on several axes, and the axes, their pairs or positions differ."""
     # half of the pairs by token // width, half by token % width: an image with rotary axes
     one, other = _axes(a, near), _axes(b, near)
     if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):
@@ -176,7 +176,7 @@ def axes_words(a: Tensor, b: Tensor, near: float) -> DifferenceWords | None:
 
 
 def _pairs_by(axis: ImageAxis, of_a: Sequence[ImageAxis]) -> Message:
-    """Returns the pairs of an axis, and what it counts, or its number among A's axes."""
+    """Return the pairs of an axis, and what it counts, or its number among A's axes."""
     counts = axis.counts
     if counts is None:
         number = next((i for i, other in enumerate(of_a, 1) if torch.equal(axis.places, other.places)), None)
@@ -186,7 +186,7 @@ def _pairs_by(axis: ImageAxis, of_a: Sequence[ImageAxis]) -> Message:
 
 
 def _axes_sentence(a: Sequence[ImageAxis], b: Sequence[ImageAxis]) -> tuple[str, dict[str, str]]:
-    """Returns the sentence on how the axes differ."""
+    """Return the sentence on how the axes differ."""
     if len(a) == 1:
         return "causes.positions.more_axes", {"axes": f"{len(b)}"}
     if len(b) == 1:
@@ -205,14 +205,14 @@ def _axes_sentence(a: Sequence[ImageAxis], b: Sequence[ImageAxis]) -> tuple[str,
 
 
 def _numbers(pairs: Sequence[int]) -> str:
-    """Returns indices of pairs as text, consecutive ones as a range."""
+    """Return indices of pairs as text, consecutive ones as a range."""
     if pairs == tuple(range(pairs[0], pairs[-1] + 1)):
         return span(pairs[0], pairs[-1]) if len(pairs) > 1 else f"{pairs[0]}"
     return joined([str(pair) for pair in pairs], "comma")
 
 
 def _axes(table: Tensor, near: float) -> list[ImageAxis] | None:
-    """Returns the axes of a table (1, L, P), ordered by their first pairs; None if pairs have no whole positions.
+    """Return the axes of a table (1, L, P), ordered by their first pairs; None if pairs have no whole positions.
 
     Pairs of one axis have equal angles in the same rows. A pair that rotates too slowly to tell joins the axis before.
     """
@@ -245,7 +245,7 @@ def _classes(turned: Tensor, near: float) -> tuple[int, ...] | None:
 
 
 def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> ImageAxis | None:
-    """Returns the axis of some pairs; rows with distinct angles, in order, are its places."""
+    """Return the axis of some pairs; rows with distinct angles, in order, are its places."""
     rows = sorted(set(classes))
     back = turned[rows] * turned[rows[0]].conj()
     places, steps = torch.tensor([0.0, 1.0]), back[-1].angle()
@@ -262,7 +262,7 @@ def _axis(pairs: tuple[int, ...], turned: Tensor, classes: Sequence[int]) -> Ima
 
 
 def _reproduces(a: Sequence[ImageAxis], b: Sequence[ImageAxis], target: Tensor, near: float) -> bool:
-    """Returns whether A's frequencies at B's places give B's table."""
+    """Return whether A's frequencies at B's places give B's table."""
     made = torch.empty_like(unit_amplitude(target)[0])
     places_of = {pair: axis.places for axis in b for pair in axis.pairs}
     for axis in a:

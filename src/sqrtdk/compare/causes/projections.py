@@ -48,7 +48,7 @@ SOME, OTHER = "causes.projection_bias.some", "causes.projection_bias.another"
 
 
 def same_rows(a: Tensor, b: Tensor) -> Tensor:
-    """Returns which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
+    """Return which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
 
     Example:
         >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
@@ -72,17 +72,17 @@ def same_rows(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _flat(affine: Affine) -> Tensor:
-    """Returns the rows, (H * E, D)."""
+    """Return the rows, (H * E, D)."""
     return affine.weight.flatten(0, 1).double()
 
 
 def _bias(affine: Affine) -> Tensor:
-    """Returns the bias, (H, E), 0 without one."""
+    """Return the bias, (H, E), 0 without one."""
     return torch.zeros(affine.weight.shape[:2], dtype=torch.float64) if affine.bias is None else affine.bias.double()
 
 
 def _pool(program: Program, vector: str, self_attention: bool) -> tuple[list[Affine], int]:
-    """Returns the projections of one input among whose rows a vector's rows may be, and its own first row there."""
+    """Return the projections of one input among whose rows a vector's rows may be, and its own first row there."""
     own = path_of(program, vector).affine
     affines = [path_of(program, name).affine for name in (QKV if self_attention else (vector,))]
     pool = [x for x in affines if x is not None and own is not None and x.weight.shape[-1] == own.weight.shape[-1]]
@@ -123,7 +123,7 @@ def _order(sides: Sides, vector: str) -> Tensor | None:
 
 
 def _sketch(rows: Tensor) -> Tensor:
-    """Returns products with random vectors, (rows, SKETCH), from a fixed seed so that both sides use the same."""
+    """Return products with random vectors, (rows, SKETCH), from a fixed seed so that both sides use the same."""
     generator = torch.Generator().manual_seed(rows.shape[-1])
     return rows @ torch.randn(rows.shape[-1], SKETCH_PRODUCTS, dtype=torch.float64, generator=generator)
 
@@ -133,7 +133,7 @@ def _nearest(wanted: Tensor, rows: Tensor) -> Tensor:
 
 
 def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
-    """Returns whether q and k have rows in the order of the other rotary layout and that layout: no difference.
+    """Return whether q and k have rows in the order of the other rotary layout and that layout: no difference.
 
     Checkpoints are converted this way: the two channels of a pair stay a pair.
 
@@ -160,7 +160,7 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
 
 
 def row_orders(sides: Sides) -> Iterator[BothParts[dict[str, Tensor]]]:
-    """Yields all vectors whose rows moved as one part: rows may move from one vector to another."""
+    """Yield all vectors whose rows moved as one part: rows may move from one vector to another."""
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
         orders = {vector: order for vector, order in orders.items() if vector not in QK}
@@ -185,7 +185,7 @@ def compare_head_order(both: BothParts[dict[str, Tensor]]) -> PartDifference:
 
 
 def _exchanged(both: BothParts[dict[str, Tensor]]) -> Message | None:
-    """Returns which whole weight of A each vector of B holds; None unless each holds that of another vector."""
+    """Return which whole weight of A each vector of B holds; None unless each holds that of another vector."""
     # load_state_dict with q_proj -> wk, k_proj -> wq: nothing is fused, and no row has moved within its weight
     held = []
     for vector, order in both.a.items():
@@ -206,7 +206,7 @@ def _exchanged(both: BothParts[dict[str, Tensor]]) -> Message | None:
 
 
 def _short(name: str) -> str:
-    """Returns the last part of a parameter's name without `weight`: "q_proj"."""
+    """Return the last part of a parameter's name without `weight`: "q_proj"."""
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
@@ -215,7 +215,7 @@ def _letter(sides: Sides, affine: Affine) -> str:
 
 
 def _with_row_order(program: Program, vector: str, order: Tensor, together: bool) -> VectorPath:
-    """Returns the path with a projection that has A's rows in the given order."""
+    """Return the path with a projection that has A's rows in the given order."""
     path, (pool, _) = path_of(program, vector), _pool(program, vector, together)
     own = path.affine
     if own is None:
@@ -228,7 +228,7 @@ def _with_row_order(program: Program, vector: str, order: Tensor, together: bool
 
 
 def _order_words(both: BothParts[dict[str, Tensor]]) -> Message:
-    """Returns what happened to the first vector that moved, as text."""
+    """Return what happened to the first vector that moved, as text."""
     own, order = path_of(both.sides.a, both.vector).affine, both.a[both.vector]
     assert own is not None
     pool, first = _pool(both.sides.a, both.vector, both.sides.self_attention)
@@ -269,7 +269,7 @@ def _list(numbers: Tensor) -> str:
 
 
 def projection_pairs(sides: Sides) -> Iterator[BothParts[Affine]]:
-    """Yields the projections if both are known and have equal heads and features; the width of the input may differ."""
+    """Yield the projections if both are known and have equal heads and features; the width of the input may differ."""
     for vector in QKV:
         a, b = path_of(sides.a, vector).affine, path_of(sides.b, vector).affine
         if a is not None and b is not None and a.weight.shape[:2] == b.weight.shape[:2]:
@@ -310,7 +310,7 @@ def _compare_rounded(both: BothParts[Affine]) -> PartDifference | None:
 
 
 def _distance(mine: Tensor, wanted: Tensor) -> Message:
-    """Returns the distance of two weights as text: a factor, some rows, or all."""
+    """Return the distance of two weights as text: a factor, some rows, or all."""
     factor = float((mine * wanted).sum() / (mine * mine).sum().clamp_min(1e-300))
     if bool(same_rows(mine * factor, wanted).all()):
         return Message("causes.weights.times", factor=unequal_texts(1.0, factor)[1])
@@ -353,7 +353,7 @@ def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
 
 
 def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the head of A's that each query head reads, on both sides; None if unknown."""
+    """Return the head of A's that each query head reads, on both sides; None if unknown."""
     every = torch.arange(len(b.weight))
     read = every if heads_b is None else heads_b
     if len(a.weight) == len(b.weight):
@@ -390,7 +390,7 @@ def _size(factor: Tensor) -> float | str:
 
 
 def like_amplitude(sides: Sides) -> bool:
-    """Returns whether q and k are both off by one factor and both rotate: then it is the amplitude of cos and sin."""
+    """Return whether q and k are both off by one factor and both rotate: then it is the amplitude of cos and sin."""
     turning = all(rotation_of(path_of(side, vector)) is not None for vector in QK for side in (sides.a, sides.b))
     ratios = [torch.as_tensor(path_of(sides.b, x).scaled) / torch.as_tensor(path_of(sides.a, x).scaled) for x in QK]
     by = torch.cat([ratio.double().flatten() for ratio in ratios])

@@ -28,7 +28,7 @@ MOST_SORTED = 2**23  # numbers from which a median is taken: quantile refuses mo
 
 
 def rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
-    """Yields the rotations of q and k, if both sides rotate."""
+    """Yield the rotations of q and k, if both sides rotate."""
     sides = _with_position_0(sides)
     for vector in QK:
         a, b = rotation_of(path_of(sides.a, vector)), rotation_of(path_of(sides.b, vector))
@@ -37,7 +37,7 @@ def rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
 
 
 def _with_position_0(sides: Sides) -> Sides:
-    """Returns the sides with B's single row of q at position 0, if A rotates it and B rotates only k.
+    """Return the sides with B's single row of q at position 0, if A rotates it and B rotates only k.
 
     At position 0 a rotation changes nothing, so it can't be told from a missing one.
     """
@@ -49,7 +49,7 @@ def _with_position_0(sides: Sides) -> Sides:
 
 
 def like_rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
-    """Yields the rotations, those of neighbouring channels in the width that makes the two most alike."""
+    """Yield the rotations, those of neighbouring channels in the width that makes the two most alike."""
     return rotation_pairs(like_widths(sides))
 
 
@@ -142,7 +142,7 @@ def compare_channels(both: BothParts[Rotation]) -> PartDifference | None:
 
 
 def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
-    """Returns how many of the first pairs rotate; all if unknown.
+    """Return how many of the first pairs rotate; all if unknown.
 
     Half a head that rotates by the table of the whole head has pairs that stand still: cat(angles[:n], zeros).
     """
@@ -156,7 +156,7 @@ def _moving(turned: Rotation, turn: Turn | None, tolerance: float) -> int:
 
 
 def _pairs_apart(both: BothParts[Rotation], *turns: Turn | None) -> dict[str, str]:
-    """Returns the distance between paired channels on each side, and the divisor of the exponents of a common base."""
+    """Return the distance between paired channels on each side, and the divisor of the exponents of a common base."""
     bases = [turn.law.base for turn in turns if turn is not None and turn.law is not None]
     one_base = len(bases) == 2 and abs(bases[0] / bases[1] - 1) < ONE_BASE
     words: dict[str, str] = {}
@@ -182,7 +182,7 @@ def _channels(turned: Rotation, head_dim: int, moving: int) -> Message:
 
 
 def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: float) -> Tensor:
-    """Returns a table for as many channels as `target` rotates, with `own`'s positions, amplitude and law."""
+    """Return a table for as many channels as `target` rotates, with `own`'s positions, amplitude and law."""
     turn, pairs = take_apart(own.table), target.width // 2
     if turn is None or other is None:
         return own.table if own.width == target.width else target.table

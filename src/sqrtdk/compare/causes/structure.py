@@ -33,7 +33,7 @@ MaskLayout = Callable[[Parts, Tensor, Tensor], LaidMasks]  # the other side's ma
 
 
 def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: bool = False) -> MaskLayout:
-    """Returns the masks made from the parts or the whole mask; `square` requires as many rows as keys."""
+    """Return the masks made from the parts or the whole mask; `square` requires as many rows as keys."""
 
     def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         if not square or parts.rows == parts.keys:
@@ -43,7 +43,7 @@ def _as(was: str, now: str, *masks: Callable[[Parts, Tensor], Tensor], square: b
 
 
 def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> MaskLayout:
-    """Returns masks of other samples or heads, unless the other side's mask is `plain`: equal for all, or none."""
+    """Return masks of other samples or heads, unless the other side's mask is `plain`: equal for all, or none."""
 
     def made(parts: Parts, whole: Tensor, other: Tensor) -> LaidMasks:
         order = None if plain(other) else _order(whole.transpose(0, axis), other.transpose(0, axis))
@@ -54,7 +54,7 @@ def _of_others(name: str, axis: int, plain: Callable[[Tensor], bool]) -> MaskLay
 
 
 def _for_heads(of_flat: Callable[[int, int], Tensor], words: Callable[[int, int], tuple[str, str]]) -> MaskLayout:
-    """Returns masks of samples, the same for all heads, given to heads in another way: the sample of each flat entry.
+    """Return masks of samples, the same for all heads, given to heads in another way: the sample of each flat entry.
 
     The entries (B * H,) are one sample after the other. No other mask is a form of `repeat` or of a broadcast: what is
     said of a layout is said of this one side's mask, which is seen to have it.
@@ -76,14 +76,14 @@ def _repeated(batch: int, heads: int) -> Tensor:
 
 
 def _along_heads(batch: int, heads: int) -> Tensor:
-    """Returns the samples of a mask (B, 1, L, S) whose samples meet B heads of keys: logits (B, B, H / B, L, S)."""
+    """Return the samples of a mask (B, 1, L, S) whose samples meet B heads of keys: logits (B, B, H / B, L, S)."""
     if heads % batch:
         return torch.zeros(0, dtype=torch.long)
     return torch.arange(batch).repeat_interleave(heads // batch).repeat(batch)
 
 
 def _heads_words(batch: int, heads: int) -> tuple[str, str]:
-    """Returns whose mask heads have that is not sample 0's, and which heads these are."""
+    """Return whose mask heads have that is not sample 0's, and which heads these are."""
     samples, every = torch.arange(batch), torch.arange(batch).repeat_interleave(heads // batch)
     return _numbered("sample", samples > 0), _numbered("head", every > 0)
 
@@ -145,7 +145,7 @@ MASK_LAYOUTS: tuple[tuple[str, MaskLayout, str, str], ...] = (
 
 
 def layout_words(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> DifferenceWords | None:
-    """Returns how one side's mask is the other's laid out differently; None if no row of `MASK_LAYOUTS` fits.
+    """Return how one side's mask is the other's laid out differently; None if no row of `MASK_LAYOUTS` fits.
 
     Args:
         a: parts of A's mask.
@@ -167,7 +167,7 @@ def layout_words(a: Parts, b: Parts, masks: tuple[Tensor, Tensor], of: str) -> D
 
 
 def _order(own: Tensor, other: Tensor) -> list[int] | None:
-    """Returns the own entry equal to each entry of the other, at the same index if possible; None if one has none."""
+    """Return the own entry equal to each entry of the other, at the same index if possible; None if one has none."""
     mine, theirs = ([entry.numpy(force=True).tobytes() for entry in masks] for masks in (own, other))
     if not set(theirs) <= set(mine):
         return None
@@ -175,7 +175,7 @@ def _order(own: Tensor, other: Tensor) -> list[int] | None:
 
 
 def _moved(order: list[int], name: str) -> tuple[str, str]:
-    """Returns whose masks are taken and who has them, as text: ("samples 1, 0", "samples 0, 1")."""
+    """Return whose masks are taken and who has them, as text: ("samples 1, 0", "samples 0, 1")."""
     places = [at for at, source in enumerate(order) if source != at]
     sources = [order[at] for at in places]
     sources = sources if len(set(sources)) > 1 else sources[:1]
@@ -184,7 +184,7 @@ def _moved(order: list[int], name: str) -> tuple[str, str]:
 
 
 def _numbers_text(name: str, count: int, numbers: str) -> Message:
-    """Returns numbers with the name of what they count, a row of `causes.numbered`: "samples 0, 1"."""
+    """Return numbers with the name of what they count, a row of `causes.numbered`: "samples 0, 1"."""
     return Message(f"causes.numbered.{name}{'s' if count > 1 else ''}", numbers=numbers)
 
 
@@ -192,7 +192,7 @@ def _numbers_text(name: str, count: int, numbers: str) -> Message:
 
 
 def _borders(parts: Parts) -> list[list[int]]:
-    """Returns where documents begin between the tokens of each sample."""
+    """Return where documents begin between the tokens of each sample."""
     seen = recompose(parts)
     if parts.documents is None or seen is None:
         return [[]]
@@ -202,7 +202,7 @@ def _borders(parts: Parts) -> list[list[int]]:
 
 
 def _ranges(parts: Parts) -> list[list[tuple[int, int]]]:
-    """Returns the first and last row of each block, by sample."""
+    """Return the first and last row of each block, by sample."""
     if parts.blocks is None:
         return [[]]
     rows = parts.blocks[:, parts.keys - parts.rows :]
@@ -211,14 +211,14 @@ def _ranges(parts: Parts) -> list[list[tuple[int, int]]]:
 
 
 def _chunk(starts: list[list[int]], parts: Parts) -> str | None:
-    """Returns the common size of three or more documents; None if they have no common size."""
+    """Return the common size of three or more documents; None if they have no common size."""
     first, size = starts[0], next(iter(starts[0]), 0)
     alike = len(first) > 1 and all(each == first for each in starts)
     return f"{size}" if alike and first == list(range(size, parts.keys, size)) else None
 
 
 def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
-    """Returns the number of keys in the first block of each sample; None if there are other blocks."""
+    """Return the number of keys in the first block of each sample; None if there are other blocks."""
     first = parts.padding.byte().argmax(-1).tolist()
     every = list(zip(found, first * len(found), strict=False))
     inside = (len(each) > 1 or any(at[0] > start for at in each) for each, start in every)
@@ -229,7 +229,7 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
 
 
 def stretches_words(a: Parts, b: Parts) -> DifferenceWords | None:
-    """Returns words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
+    """Return words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
     words: list[DifferenceWords] = []
     for read, regular, size_of, irregular, written in STRETCH_READINGS:
         every = read(a), read(b)
@@ -247,7 +247,7 @@ def stretches_words(a: Parts, b: Parts) -> DifferenceWords | None:
 
 
 def _stretch_words(name: str, old: str, new: str) -> DifferenceWords:
-    """Returns the words for chunks, documents, a prefix or blocks; a side without any has ""."""
+    """Return the words for chunks, documents, a prefix or blocks; a side without any has ""."""
     was, now = (Message(f"causes.mask.{name}.has", where=where) if where else Message(NO_VALUE) for where in (old, new))
     if old and new:
         text = Message(f"causes.mask.{name}.moved", new=new, old=old)
@@ -260,7 +260,7 @@ def _stretch_words(name: str, old: str, new: str) -> DifferenceWords:
 
 
 def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
-    """Returns the rows and keys that only one side shows, of two masks (B, H, L, S)."""
+    """Return the rows and keys that only one side shows, of two masks (B, H, L, S)."""
     a, b = masks
     hidden, shown = a & ~b, b & ~a
     texts = []
@@ -276,7 +276,7 @@ def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
 
 
 def _rows_and_keys_text(pairs: Tensor) -> tuple[Message, list[Message]]:
-    """Returns the rows and keys of pairs, and their samples and heads unless they are in all."""
+    """Return the rows and keys of pairs, and their samples and heads unless they are in all."""
     samples, heads = (pairs.transpose(0, axis).flatten(1).any(1) for axis in (0, 1))
     flat = pairs[samples][:, heads]
     rows, keys = flat.any(0).any(0).any(-1), flat.any(0).any(0).any(-2)
@@ -290,7 +290,7 @@ def _rows_and_keys_text(pairs: Tensor) -> tuple[Message, list[Message]]:
 
 
 def _numbered(name: str, flags: Tensor) -> Message:
-    """Returns the indices that are True, with consecutive ones as a range.
+    """Return the indices that are True, with consecutive ones as a range.
 
     Example:
         >>> _numbered("row", torch.arange(8) == 3), _numbered("row", torch.arange(8) > 5)
@@ -314,7 +314,7 @@ def _list_text(words: Sequence[str | int]) -> str:
 
 
 def _by_sample(found: list[list[Any]], written: Callable[[list[Any]], str]) -> str:
-    """Returns what the samples have, once if all have the same."""
+    """Return what the samples have, once if all have the same."""
     if all(each == found[0] for each in found):
         return written(found[0])
     number = next(number for number, each in enumerate(found) if each)

@@ -29,13 +29,13 @@ HALF_PRECISION_RADIANS = 0.1  # radians that position * frequency may be off in 
 
 
 def nearness(both: BothParts[Any], *turns: Turn | None) -> float:
-    """Returns the allowed difference of equal angles of both tables, in radians."""
+    """Return the allowed difference of equal angles of both tables, in radians."""
     span, slack = max([1.0, *(turn.span for turn in turns if turn is not None)]), both.sides.slack
     return 2 * (slack if slack < FLOAT32_RADIANS / 8 else slack + FLOAT32_RADIANS * span)
 
 
 def turns_of(both: BothParts[Rotation]) -> tuple[Turn | None, Turn | None]:
-    """Returns both tables taken apart in a common unit of position: the unscaled side's if one is a multiple.
+    """Return both tables taken apart in a common unit of position: the unscaled side's if one is a multiple.
 
     If cached keys rotate twice, most rows are two positions apart, and a step of two would count as one.
     """
@@ -52,7 +52,7 @@ def _in_units_of(other: Turn | None, table: Tensor, turn: Turn | None) -> Turn |
 
 
 def _in_units(table: Tensor, turn: Turn | None, known: Tensor) -> Turn | None:
-    """Returns a table taken apart by known frequencies, in another unit if those of `turn` are multiples of them."""
+    """Return a table taken apart by known frequencies, in another unit if those of `turn` are multiples of them."""
     if turn is None:
         turn = take_apart(table, known)
         return None if turn is None or angle_gap(turn.table(), table) > HALF_PRECISION_RADIANS else turn
@@ -65,7 +65,7 @@ def _in_units(table: Tensor, turn: Turn | None, known: Tensor) -> Turn | None:
 
 
 def _turn_of(program: Program, vector: str) -> Turn | None:
-    """Returns the table of q's or k's rotation taken apart; a single row uses the frequencies of the other vector.
+    """Return the table of q's or k's rotation taken apart; a single row uses the frequencies of the other vector.
 
     For a few rows whose frequencies no other table shows, usual bases are tried.
     """
@@ -83,7 +83,7 @@ def _turn_of(program: Program, vector: str) -> Turn | None:
 
 @lru_cache(maxsize=64)
 def _by_base(table: Tensor, base: float) -> Turn | None:
-    """Returns a table taken apart by the frequencies of a usual base; None if they don't fit."""
+    """Return positions and frequencies of a rotation's table; None if the RoPE frequencies of `base` do not fit."""
     turn = take_apart(table, Law(base).frequencies(table.shape[-1]))
     return turn if turn is not None and angle_gap(turn.table(), table) < BASE_FIT_RADIANS else None
 
@@ -92,14 +92,14 @@ def _by_base(table: Tensor, base: float) -> Turn | None:
 
 
 def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:
-    """Returns the table with the angles of `target` if all agree within `tolerance`, so that no rounding remains."""
+    """Return the table with the angles of `target` if all agree within `tolerance`, so that no rounding remains."""
     if table.shape[1:] != target.shape[1:] or angle_gap(table, target) > tolerance:
         return table
     return table.abs() * unit_amplitude(target)
 
 
 def with_table_parts(own: Rotation, target: Rotation, tolerance: float, known: Tensor, **parts: Tensor) -> Rotation:
-    """Returns a rotation with other positions or frequencies and the same amplitude; unchanged if they can't be put in.
+    """Return a rotation with other positions or frequencies and the same amplitude; unchanged if they can't be put in.
 
     Args:
         own: rotation that is changed.
@@ -130,7 +130,7 @@ def with_table_parts(own: Rotation, target: Rotation, tolerance: float, known: T
 
 
 def like_widths(sides: Sides) -> Sides:
-    """Returns the sides with rotations of neighbours in the width that is most like the other side's.
+    """Return the sides with rotations of neighbours in the width that is most like the other side's.
 
     In half precision a fit can't tell whether the last pairs rotate by almost nothing or not at all, so each side may
     get another width. The width is chosen that gives one side the law of the other; else the other side's width.

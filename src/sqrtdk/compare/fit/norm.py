@@ -47,7 +47,7 @@ class NormFit:
     eps_high: float
 
     def allows(self, eps: float) -> bool:
-        """Returns whether this eps could have made the values."""
+        """Return whether this eps could have made the values."""
         return self.eps_low <= eps <= self.eps_high
 
 
@@ -61,7 +61,7 @@ class _Tokens:
     size: Tensor
 
     def length(self, eps: float) -> Tensor:
-        """Returns the divisor of x."""
+        """Return the divisor of x."""
         return (self.m + eps).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
 
 
@@ -80,7 +80,7 @@ class _Squares:
         return values - mean
 
     def along(self, values: Tensor, other: Tensor) -> Tensor:
-        """Returns the factor of `other` that comes closest to the values."""
+        """Return the factor of `other` that comes closest to the values."""
         upper, lower = ((self.weight * x * other).sum(self.axes, keepdim=True) for x in (values, other))
         return upper / lower.masked_fill(lower == 0, 1.0)
 
@@ -88,7 +88,7 @@ class _Squares:
 def fit_norm(
     before: Tensor, after: Tensor, kind: str | None = None, *, dtype: torch.dtype | None = None
 ) -> NormFit | None:
-    """Returns the normalisation between two tensors (B, H, L, E); None if none gives the values after.
+    """Return the normalisation between two tensors (B, H, L, E); None if none gives the values after.
 
     Args:
         before: values before it.
@@ -128,7 +128,7 @@ def _tokens(x: Tensor, y: Tensor, kind: str, over: str) -> _Tokens:
 
 
 def _fit(tokens: _Tokens, norm: NormStep, finfo: torch.finfo) -> NormFit | None:
-    """Returns the fit with the simplest gain that leaves only rounding: one number, one per channel, also per head."""
+    """Return the fit with the simplest gain that leaves only rounding: one number, one per channel, also per head."""
     heads, rows, _ = tokens.x.shape
     shifted = norm.kind == "layer"
     gains = ((0, 1, 2), (0, 1), (1,)) if norm.over == "head" else ((0, 1, 2), (1,))
@@ -141,7 +141,7 @@ def _fit(tokens: _Tokens, norm: NormStep, finfo: torch.finfo) -> NormFit | None:
 
 
 def _solved(tokens: _Tokens, norm: NormStep, axes: tuple[int, ...], shifted: bool, finfo: torch.finfo) -> NormFit:
-    """Returns the norm with the gain, shift and eps of weighted least squares."""
+    """Return the norm with the gain, shift and eps of weighted least squares."""
     y = tokens.y
     sums = _Squares(torch.ones_like(y) / y.square().mean(), axes, shifted)
     floor = finfo.tiny / finfo.eps + 1e-3 * y.square().mean().sqrt()
@@ -165,12 +165,12 @@ def _solved(tokens: _Tokens, norm: NormStep, axes: tuple[int, ...], shifted: boo
 
 
 def _sizes(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """Returns the summed sizes of an entry's parts: rounding is relative to them."""
+    """Return the summed sizes of an entry's parts: rounding is relative to them."""
     return gain.abs() * tokens.size / tokens.length(eps) + shift.abs()
 
 
 def _linear(tokens: _Tokens, eps: float, sums: _Squares) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns gain, shift (0 without one) and what is left of each entry, by weighted least squares at one eps."""
+    """Return gain, shift (0 without one) and what is left of each entry, by weighted least squares at one eps."""
     unit = tokens.x / tokens.length(eps)
     gain = sums.along(tokens.y, sums.centred(unit))
     rest = tokens.y - gain * unit
@@ -179,7 +179,7 @@ def _linear(tokens: _Tokens, eps: float, sums: _Squares) -> tuple[Tensor, Tensor
 
 
 def _newton(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float, sums: _Squares, u: float) -> tuple[float, float]:
-    """Returns the step of eps, with gain and shift eliminated, and its standard error."""
+    """Return the step of eps, with gain and shift eliminated, and its standard error."""
     unit = tokens.x / tokens.length(eps)
     made = gain * unit
     slope, spread = sums.centred(-0.5 * made / tokens.length(eps).square()), sums.centred(unit)
@@ -197,7 +197,7 @@ def _newton(tokens: _Tokens, gain: Tensor, shift: Tensor, eps: float, sums: _Squ
 
 
 def _of_length(count: int) -> float:
-    """Returns the relative variance that rounding gives sqrt(m + eps), in u^2 / 3; m is the mean of `count` squares.
+    """Return the relative variance that rounding gives sqrt(m + eps), in u^2 / 3; m is the mean of `count` squares.
 
     The root and the division round once each. The root halves the error of the sum of m and eps. With squares of
     normal numbers, added one after the other, the additions contribute `count / 3 + 3 / 2` (`rounding`) and the
@@ -207,7 +207,7 @@ def _of_length(count: int) -> float:
 
 
 def _as_length(fit: NormFit, x: Tensor, kind: str | None, unit: float) -> NormFit | None:
-    """Returns the fit as an l2 norm if it is one or was asked for."""
+    """Return the fit as an l2 norm if it is one or was asked for."""
     if kind not in (None, "l2") or fit.norm.kind != "rms":
         return fit
     count = x.shape[2] * (x.shape[0] if fit.norm.over == "heads" else 1)

@@ -59,7 +59,7 @@ def fit_scale(
     formula: Formula,
     caps: Sequence[float | None] = (None,),
 ) -> ScaleFit | None:
-    """Returns the scale of each head, from the output or from a known lse; None if these don't depend on it.
+    """Return the scale of each head, from the output or from a known lse; None if these don't depend on it.
 
     Args:
         query: (B, Hq, L, E).
@@ -106,13 +106,13 @@ def fit_scale(
 
 
 def fit_cost(query: Tensor, key: Tensor) -> int:
-    """Returns about how many logits a fit computes for one candidate of the softcap."""
+    """Return about how many logits a fit computes for one candidate of the softcap."""
     batch, heads, rows = query.shape[:3]
     return USUAL_TRIALS * batch * heads * min(rows, MOST_ROWS_FITTED) * key.shape[-2]
 
 
 def scale_grid(features: int, ratio: float = GRID_RATIO) -> Tensor:
-    """Returns a grid in which no scale is further than `ratio` from the next, with 1, 1/sqrt(E) and 1/E, ascending."""
+    """Return a grid in which no scale is further than `ratio` from the next, with 1, 1/sqrt(E) and 1/E, ascending."""
     low, high = math.log(1 / (8 * features)), math.log(8.0)
     grid = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(ratio)), dtype=torch.float64).exp()
     return torch.cat([grid, torch.tensor([1.0, features**-0.5, 1 / features], dtype=torch.float64)]).sort().values
@@ -150,7 +150,7 @@ def _polish(left: Residuals, noise: Tensor, scale: Tensor, cap: float | None) ->
 def _newton(
     left: Residuals, noise: Tensor, scale: Tensor, cap: float | None, here: Tensor
 ) -> tuple[Tensor, float, Tensor]:
-    """Returns the steps of log scale and log cap, at most 1 each, and the standard error of log scale."""
+    """Return the steps of log scale and log cap, at most 1 each, and the standard error of log scale."""
     slope = (left(scale - LOG_STEP, cap) - left(scale + LOG_STEP, cap)) / (2 * LOG_STEP)
     squares = _squares(slope)
     safe = squares.masked_fill(squares == 0, 1.0)
@@ -174,7 +174,7 @@ def _squares(left: Tensor) -> Tensor:
 
 
 def _common(scale: Tensor, error: Tensor) -> float | None:
-    """Returns the common scale of all heads, from their log scales and standard errors; None if they disagree."""
+    """Return the common scale of all heads, from their log scales and standard errors; None if they disagree."""
     known = torch.isfinite(error)
     if not bool(known.any()):
         return None

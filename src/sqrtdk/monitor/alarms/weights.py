@@ -167,6 +167,6 @@ def _kind(call: CallSample, head: int) -> tuple[str, str, float, str] | None:
 
 
 def _value(call: CallSample, column: str, head: int) -> float:
-    """Return the number of a head; NaN, which passes no bar, if it was not measured."""
+    """Return the value of `column` for one head; NaN, which is above no threshold, if it was not measured."""
     values = call.columns.get(column, ())
     return values[head] if head < len(values) else float("nan")

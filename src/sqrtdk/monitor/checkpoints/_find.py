@@ -47,7 +47,7 @@ class Checkpoint:
 def find_checkpoints(
     patterns: Sequence[str | Path], output: Path | None = None
 ) -> tuple[tuple[Checkpoint, ...], tuple[Path, ...]]:
-    """Find checkpoints.
+    """Find the directories of checkpoints that match the patterns, by run and step.
 
     Args:
         patterns: directories, or patterns of directories (`*`, `?`, `[...]`, `**`).

@@ -28,7 +28,7 @@ _SCALED = re.compile(r"softmax\((?:[\d.e+-]+ \* )?((?:\w+\()*q\)*\..*)\)")
 
 
 def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[KeyBlock, ...]:
-    """Returns the scale of each block of keys, read in both ways. Blocks of rows are merged.
+    """Return the scale of each block of keys, read in both ways. Blocks of rows are merged.
 
     Args:
         reading: The attention.
@@ -51,7 +51,7 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
 
 
 def scale_of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
-    """Returns the scale of a call from the scales of its blocks, without a value if they differ."""
+    """Return the scale of a call from the scales of its blocks, without a value if they differ."""
     scales = [block.scale for block in blocks]
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
         return _together(scales)
@@ -61,7 +61,7 @@ def scale_of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
 
 
 def _text(blocks: Sequence[KeyBlock]) -> str:
-    """Returns the scales as text, with equal neighbours joined: "keys 0 to 3 are scaled by 1, key 4 by 2"."""
+    """Return the scales as text, with equal neighbours joined: "keys 0 to 3 are scaled by 1, key 4 by 2"."""
     runs: list[KeyBlock] = []
     for block in blocks:
         if runs and runs[-1].last + 1 == block.first and _alike([runs[-1].scale, block.scale]):
@@ -81,7 +81,7 @@ def _text(blocks: Sequence[KeyBlock]) -> str:
 
 
 def _together(scales: Sequence[EffectiveScale]) -> EffectiveScale:
-    """Returns one scale for blocks that should have the same one.
+    """Return one scale for blocks that should have the same one.
 
     A block whose scale is unknown, or whose readings disagree, decides the result.
     """
@@ -111,7 +111,7 @@ def _alike(scales: Sequence[EffectiveScale]) -> bool:
 
 
 def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
-    """Returns one record for attentions to consecutive blocks of keys, or None if they do not belong together."""
+    """Return one record for attentions to consecutive blocks of keys, or None if they do not belong together."""
     first = calls[0]
     if any(_sizes(call) != _sizes(first) or call.blocks for call in calls):
         return None
@@ -139,7 +139,7 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 
 
 def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
-    """Returns row statistics merged over blocks of keys, or None if those of a block are missing."""
+    """Return row statistics merged over blocks of keys, or None if those of a block are missing."""
     known = [block for block in blocks if block is not None]
     if len(known) < len(blocks) or len({(block.total_rows, block.rows.keys.shape) for block in known}) > 1:
         return None
@@ -168,7 +168,7 @@ def _sizes(call: AttentionCall) -> tuple[object, ...]:
 
 
 def _mask(calls: Sequence[AttentionCall], starts: Sequence[int]) -> Mask | None:
-    """Returns the mask of all blocks together, with the distances that rows see over all keys."""
+    """Return the mask of all blocks together, with the distances that rows see over all keys."""
     masks = [call.mask for call in calls if call.mask is not None]
     if not masks:
         return None
@@ -192,12 +192,12 @@ def _mask(calls: Sequence[AttentionCall], starts: Sequence[int]) -> Mask | None:
 
 
 def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
-    """Returns the chosen extreme, or None if one of the values is unknown."""
+    """Return the chosen extreme, or None if one of the values is unknown."""
     return None if None in values else choose(list(values))
 
 
 def _formula(call: AttentionCall) -> str:
-    """Returns the formula of the first block, with the masks of all blocks as one."""
+    """Return the formula of the first block, with the masks of all blocks as one."""
     text = call.formula
     for name in _MASK_NAMES:
         text = text.replace(f" + {name}", "")

@@ -33,13 +33,13 @@ class CallSource:
         return self.call.query.device
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yields the first and last row of each block."""
+        """Yield the first and last row of each block."""
         height = block_rows(self.call)
         for start in range(0, self.call.length, height):
             yield start, min(self.call.length, start + height)
 
     def rows(self, *, future: bool = False) -> AttentionRows:
-        """Returns the statistics of every row, (B, Hq, L), and with `future` the weight on keys j > i."""
+        """Return the statistics of every row, (B, Hq, L), and with `future` the weight on keys j > i."""
         parts = [block_stats(self.call, *span) for span in self.spans()]
         joined = RowStats(*(torch.cat([getattr(part, name) for part in parts], -1) for name in ROW_STATS_FIELDS))
         sizes = self.shape[:3]
@@ -52,29 +52,29 @@ class CallSource:
         return self._four(logits, stop - start).softmax(-1).nan_to_num().triu(start + 1).sum(-1)
 
     def sample(self, batch: slice, rows: Tensor) -> LogitSource:
-        """Returns the logits of some rows of some batch elements."""
+        """Return the logits of some rows of some batch elements."""
         logits, seen = logits_and_mask(self.call.sample(rows), 0, len(rows), guarded=False)
         visible = None if seen is None else self._four(seen, len(rows))[batch]
         return logit_source(self._four(logits, len(rows))[batch], visible)
 
     def _four(self, tensor: Tensor, rows: int) -> Tensor:
-        """Returns (B, Hq, rows, S) from a tensor that broadcasts to (..., Hq, rows, S)."""
+        """Return (B, Hq, rows, S) from a tensor that broadcasts to (..., Hq, rows, S)."""
         batch, heads, _, keys = self.shape
         return tensor.expand(*self.call.lead, rows, keys).reshape(batch, heads, rows, keys)
 
 
 def source_of_call(call: Call) -> CallSource:
-    """Returns the source of a call's statistics."""
+    """Return the source of a call's statistics."""
     lead = call.lead
     return CallSource(call, (math.prod(lead[:-1]), lead[-1] if lead else 1, call.length, call.keys))
 
 
 def stats_of_call(call: Call, *, future: bool) -> CallStats:
-    """Returns the statistics of a call; there is no product whose largest entry could be named."""
+    """Return the statistics of a call; there is no product whose largest entry could be named."""
     source = source_of_call(call)
     return call_stats_of_rows(source, source.rows(future=future and call.length == call.keys))
 
 
 def sampled_rows(call: Call, rows: Tensor | None) -> AttentionRows:
-    """Returns the statistics of some rows, (B, Hq, R), or of all."""
+    """Return the statistics of some rows, (B, Hq, R), or of all."""
     return source_of_call(call if rows is None else call.sample(rows)).rows()

@@ -40,7 +40,7 @@ def call_of_reading(
     tokens: TokensOf | None = None,
     rows: RowLimit | None = None,
 ) -> tuple[AttentionCall, CallRows | None]:
-    """Returns the record of a reading. Its `index` is set when the trace ends.
+    """Return the record of a reading. Its `index` is set when the trace ends.
 
     Args:
         reading: The attention.
@@ -161,7 +161,7 @@ def _same_source(query: ProductSide, key: ProductSide) -> bool | None:
 
 
 def _shared(reading: Reading, width: int) -> bool:
-    """Returns whether q and k are the same projection, not two parts of a fused one, which would be larger."""
+    """Return whether q and k are the same projection, not two parts of a fused one, which would be larger."""
     root, layout = reading.query.root, reading.layout
     if root is None or root is not reading.key.root:
         return False
@@ -185,14 +185,14 @@ def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> 
 
 
 def _root_mean_square(output: Tensor | None) -> float | None:
-    """Returns the root mean square of the output, or None without data."""
+    """Return the root mean square of the output, or None without data."""
     if output is None or output.is_meta or not output.numel() or output.is_nested:
         return None
     return float(output.detach().to(torch.float32).square().mean().sqrt())
 
 
 def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
-    """Returns the path of the module that holds the projections of q and k if a program ran, else the recorded site.
+    """Return the path of the module that holds the projections of q and k if a program ran, else the recorded site.
 
     A program (an exported or symbolically traced graph, TorchScript) does not call its modules. The names of the
     weights that project q and k show where in the model an attention belongs.
@@ -213,6 +213,6 @@ def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _holder(side: ProductSide) -> list[str]:
-    """Returns the path around a projection: layers.0.attn for `layers.0.attn.q.weight` and `layers.0.attn.in_proj`."""
+    """Return the path around a projection: layers.0.attn for `layers.0.attn.q.weight` and `layers.0.attn.in_proj`."""
     path = side.root.label.split(".") if side.root is not None else [""]
     return path[:-2] if path[-1] == "weight" else path[:-1]

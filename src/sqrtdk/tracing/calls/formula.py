@@ -29,7 +29,7 @@ _WRITTEN = ("norm", "rope", "xpos", "decay", "permuted")
 
 
 def write_formula(reading: Reading, steps: Iterable[Step]) -> str:
-    """Returns the whole formula.
+    """Return the whole formula.
 
     Args:
         reading: Supplies the score and the factors on q and k.
@@ -40,7 +40,7 @@ def write_formula(reading: Reading, steps: Iterable[Step]) -> str:
 
 
 def _logits(reading: Reading, steps: Iterable[Step]) -> str:
-    """Returns the formula of the logits."""
+    """Return the formula of the logits."""
     if reading.distance is None:
         scored = f"{reading.score}(q, k)" if reading.score else _product(reading.query, reading.key)
         expression = _scaled(scored, (*reading.query.factors, *reading.key.factors))
@@ -66,12 +66,12 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
 
 
 def _product(query: ProductSide, key: ProductSide) -> str:
-    """Returns the product, such as `q.k` or `rope(q).rope(k)`."""
+    """Return the product, such as `q.k` or `rope(q).rope(k)`."""
     return f"{_side(query, 'q')}.{_side(key, 'k')}"
 
 
 def _operand(side: ProductSide, name: str) -> str:
-    """Returns one operand with its factors, such as `0.125 * rope(q)`."""
+    """Return one operand with its factors, such as `0.125 * rope(q)`."""
     return _scaled(_side(side, name), side.factors).text()
 
 
@@ -83,7 +83,7 @@ def _scaled(text: str, factors: Iterable[Factor]) -> Expression:
 
 
 def _side(side: ProductSide, letter: str) -> str:
-    """Returns one operand without factors: `q`, `rms(q)`, `rope(l2(q))`, `unknown(sort)(q)`."""
+    """Return one operand without factors: `q`, `rms(q)`, `rope(l2(q))`, `unknown(sort)(q)`."""
     text = letter
     names = [stage.detail if stage.name == "norm" else stage.name for stage in side.stages if stage.name in _WRITTEN]
     for name in dict.fromkeys(names):
@@ -94,14 +94,14 @@ def _side(side: ProductSide, letter: str) -> str:
 
 
 def unknown_of(reading: Reading) -> tuple[str, ...]:
-    """Returns the operations that could not be followed, each once."""
+    """Return the operations that could not be followed, each once."""
     on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
     on_weights = [Message("trace.step.on_weights", name=change.name) for change in reading.carried.changes]
     return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
 
 
 def faults_of(reading: Reading) -> tuple[CallFault, ...]:
-    """Returns what is wrong with the operations of `unknown_of`, each once."""
+    """Return what is wrong with the operations of `unknown_of`, each once."""
     faults: list[CallFault] = ["skewed"] if reading.query.skewed or reading.key.skewed else []
     codes = (step.code for step in reading.steps if isinstance(step, Unknown))
     faults += [code for code in codes if code is not None and code != "zero_one_factor"]
@@ -113,7 +113,7 @@ def faults_of(reading: Reading) -> tuple[CallFault, ...]:
 
 
 def lost_formula(seen: Lost) -> str | None:
-    """Returns the formula up to the point of loss, or None if it contains no score of q and k.
+    """Return the formula up to the point of loss, or None if it contains no score of q and k.
 
     The result is `softmax(0.125 * q.k)` for a softmax, `0.125 * q.k + causal` for logits that were multiplied by the
     values without one, and `attend(0.125 * q, rope(k), v)` for an opaque operation.
@@ -137,7 +137,7 @@ def lost_formula(seen: Lost) -> str | None:
 
 
 def _by_names(node: Node) -> str | None:
-    """Returns a formula that only names the operations between the product and the softmax."""
+    """Return a formula that only names the operations between the product and the softmax."""
     names: list[str] = []
     for at in back(node, None):
         if at.product is not None:
@@ -173,7 +173,7 @@ _WEIGHT_FUNCTION_NAMES = {
 
 
 def without_softmax(seen: Unweighted) -> tuple[NotMeasuredCode | None, Message, str | None]:
-    """Returns the code and kind of an attention without softmax, and the formula of its weights if it has one."""
+    """Return the code and kind of an attention without softmax, and the formula of its weights if it has one."""
     picks, named = Message("trace.without_softmax.picks"), "trace.without_softmax.named"
     code: NotMeasuredCode | None = "picks_keys" if seen.picks else None
     unnamed = picks if seen.picks else Message("trace.without_softmax.unnamed")

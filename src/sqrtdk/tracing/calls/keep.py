@@ -31,7 +31,7 @@ BLOCKS_OF_KEYS = "trace.kept.blocks"
 
 
 def missing_tensors(call: AttentionCall, reason: str) -> CallTensors:
-    """Returns an empty result for a call, with the reason in `missing`."""
+    """Return an empty result for a call, with the reason in `missing`."""
     nothing = Vector(torch.zeros(0))
     return CallTensors(
         call.site, call.index, nothing, nothing, nothing, nothing.values, None, missing=reason, call=call
@@ -39,7 +39,7 @@ def missing_tensors(call: AttentionCall, reason: str) -> CallTensors:
 
 
 def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
-    """Returns the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
+    """Return the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
         kept = _keep_tensors(reading, used, call)
         if kept.missing is None and kept.dropout and kept.kept is None:  # a kernel tells nobody what it dropped
@@ -100,7 +100,7 @@ def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionC
 
 
 def _dropped(reading: Reading, used: ValueOperands) -> float | None:
-    """Returns the rate of a dropout on the weights, w * mask / (1 - rate), or None if they were changed otherwise.
+    """Return the rate of a dropout on the weights, w * mask / (1 - rate), or None if they were changed otherwise.
 
     It is read from values: some weights became 0, and all others grew by one factor.
     """
@@ -128,7 +128,7 @@ def _unscaled(vector: Vector, root: float) -> Vector:
 
 
 def _changed(reading: Reading) -> str | None:
-    """Returns a reason if the weights were changed after the softmax in a way that can't be computed again."""
+    """Return a reason if the weights were changed after the softmax in a way that can't be computed again."""
     carried = reading.carried
     names = [*(change.name for change in carried.changes), *(stage.detail or stage.name for stage in carried.stages)]
     if names or carried.remasked or carried.thinned or carried.combined:
@@ -138,7 +138,7 @@ def _changed(reading: Reading) -> str | None:
 
 
 def _unknown(term: Term) -> Message:
-    """Returns the reason why a call can't be computed again if a term of its logits has no value."""
+    """Return the reason why a call can't be computed again if a term of its logits has no value."""
     match term.name:
         case "scale":
             return Message("trace.kept.unknown.scale", source=term.detail)
@@ -154,7 +154,7 @@ def _unknown(term: Term) -> Message:
 
 
 def _fault(reading: Reading) -> str | None:
-    """Returns the reason why the attention can't be computed again, or None."""
+    """Return the reason why the attention can't be computed again, or None."""
     if reading.without_data:
         return Message(NO_DATA)
     if reading.fault is not None:
@@ -171,7 +171,7 @@ def _fault(reading: Reading) -> str | None:
 
 
 def _held_in(numbers: Tensor, dtype: str) -> str:
-    """Returns the name of `dtype`, or of a half-precision dtype if all numbers fit into it and so were rounded to it.
+    """Return the name of `dtype`, or of a half-precision dtype if all numbers fit into it and so were rounded to it.
 
     Example:
         >>> x = torch.linspace(0.1, 0.9, 64)
@@ -195,7 +195,7 @@ def _held_in(numbers: Tensor, dtype: str) -> str:
 
 
 def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | None]:
-    """Returns the projections of q and k with names and feature indices, but without inputs, weights and biases."""
+    """Return the projections of q and k with names and feature indices, but without inputs, weights and biases."""
     query, key = (
         None if one is None else replace(one, input=torch.zeros(0), weight=None, bias=None)
         for one in (kept.query.projection, kept.key.projection)
@@ -204,7 +204,7 @@ def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | N
 
 
 def sketch_of(kept: CallTensors) -> CallTensors:
-    """Returns the call with a few tokens, one row of each head's weight, and no output, masks or biases.
+    """Return the call with a few tokens, one row of each head's weight, and no output, masks or biases.
 
     It shows where q and k come from, and is small enough to keep while a model trains.
     """

@@ -37,14 +37,14 @@ class ValueOperands:
 
 
 def of_kernel(call: KernelCall) -> ValueOperands | None:
-    """Returns the operands of a kernel whose arguments have SDPA's names, or None for any other kernel."""
+    """Return the operands of a kernel whose arguments have SDPA's names, or None for any other kernel."""
     if not {"query", "key", "value"} <= call.nodes.keys():
         return None
     return ValueOperands(call.arguments["value"], call.nodes["value"], kernel=call)
 
 
 def places_of(reading: Reading, used: ValueOperands) -> tuple[VectorUse, VectorUse, VectorUse] | str:
-    """Returns the places of q, k and v, or the reason why they are unknown."""
+    """Return the places of q, k and v, or the reason why they are unknown."""
     if not isinstance(reading.operands, Vectors):
         assert isinstance(reading.operands, Logits)
         return _of_logits(reading, reading.operands, used)
@@ -93,7 +93,7 @@ def _of_logits(reading: Reading, logits: Logits, used: ValueOperands) -> tuple[V
 
 
 def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tensor], Tensor]:
-    """Returns a function that gathers the rows of a product's operand into (B, H, L or S, E)."""
+    """Return a function that gathers the rows of a product's operand into (B, H, L or S, E)."""
 
     def place(tensor: Tensor) -> Tensor:
         tensor = tensor.mT if transposed else tensor
@@ -103,7 +103,7 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
 
 
 def _values(reading: Reading, logits: Logits, used: ValueOperands) -> VectorUse | str:
-    """Returns the place of v, found from the layout of the output, or the reason why it is unknown."""
+    """Return the place of v, found from the layout of the output, or the reason why it is unknown."""
     layout, output, wide = reading.layout, reading.output, used.value
     assert output is not None
     matrices = layout.batch * layout.heads
@@ -123,7 +123,7 @@ def _values(reading: Reading, logits: Logits, used: ValueOperands) -> VectorUse 
 
 
 def output_rows(reading: Reading, used: ValueOperands, output: Tensor) -> Tensor:
-    """Returns the output as (B, Hq, L, Ev)."""
+    """Return the output as (B, Hq, L, Ev)."""
     layout = reading.layout
     groups = math.prod(output.shape[:-2]) // layout.batch
     if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:
@@ -136,7 +136,7 @@ def output_rows(reading: Reading, used: ValueOperands, output: Tensor) -> Tensor
 
 
 def _by_head(logits: Logits, tensor: Tensor) -> Tensor:
-    """Returns v or the output as (B, H, ...), from leading axes that are those of the softmax in its order."""
+    """Return v or the output as (B, H, ...), from leading axes that are those of the softmax in its order."""
     axes, shape = logits.axes, list(logits.values.shape)
     keys = axes.keys % len(shape)
     rest = [axis for axis in range(len(shape)) if axis != keys]
@@ -147,7 +147,7 @@ def _by_head(logits: Logits, tensor: Tensor) -> Tensor:
 
 
 def _grouped(tensor: Tensor, heads: int, order: tuple[bool, bool]) -> Tensor:
-    """Returns (B, groups, heads of a group * rows, ...) rearranged to (B, heads, L, ...).
+    """Return (B, groups, heads of a group * rows, ...) rearranged to (B, heads, L, ...).
 
     Args:
         tensor: The weights in the product with v, or the output.
@@ -164,7 +164,7 @@ def _grouped(tensor: Tensor, heads: int, order: tuple[bool, bool]) -> Tensor:
 
 
 def _order(reading: Reading, used: ValueOperands) -> tuple[bool, bool]:
-    """Returns the order for `_grouped` in which the weights in the product with v equal the softmax's weights.
+    """Return the order for `_grouped` in which the weights in the product with v equal the softmax's weights.
 
     Orders that can't be told apart by values give equal outputs, so any of them is right.
     """

@@ -45,7 +45,7 @@ class Slope:
 def tell_scale(
     reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: VisibleKeys | None = None
 ) -> EffectiveScale:
-    """Returns the scale from both readings.
+    """Return the scale from both readings.
 
     If the value of a factor is unknown, the slope gives the scale. If an operation could not be followed, it does not,
     because the effect on logits outside the sample is unknown.
@@ -110,7 +110,7 @@ def _agree(slope: Slope, symbolic: float, per_head: tuple[float, ...] | None) ->
 
 
 def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None:
-    """Returns the product of the factors for each head, or None if a factor is unknown."""
+    """Return the product of the factors for each head, or None if a factor is unknown."""
     values = [factor.per_head or (factor.value,) for factor in factors]
     known = [[value for value in each if value is not None] for each in values]
     if any(len(each) < len(whole) for each, whole in zip(known, values, strict=True)):
@@ -119,7 +119,7 @@ def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None
 
 
 def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[str]) -> str | None:
-    """Returns the reason why the factors do not determine the scale, or None."""
+    """Return the reason why the factors do not determine the scale, or None."""
     if reading.score in WITHOUT_PRODUCT:
         return Message("trace.scale.additive" if reading.score == "additive" else "trace.scale.distance")
     if unknown:
@@ -132,7 +132,7 @@ def _unreadable(reading: Reading, factors: Sequence[Factor], unknown: Sequence[s
 
 
 def _why_no_slope(reading: Reading) -> str | None:
-    """Returns a reason, known before measuring, why the slope can't be read; None if there is none."""
+    """Return a reason, known before measuring, why the slope can't be read; None if there is none."""
     if reason := reading.fault or reading.no_slope or (Message(NO_DATA) if reading.without_data else None):
         return reason
     eps = torch.finfo(reading.logits_dtype).eps
@@ -152,7 +152,7 @@ def _why_no_slope(reading: Reading) -> str | None:
 
 
 def _read_slope(reading: Reading, sight: VisibleKeys) -> Slope | str:
-    """Returns the slope of the logits against the product of the projections, or the reason why there is none."""
+    """Return the slope of the logits against the product of the projections, or the reason why there is none."""
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
         return Message("trace.scale.layout")
@@ -195,7 +195,7 @@ def _by_vectors(reading: Reading, operands: Vectors, query: Tensor, key: Tensor)
 
 
 def _products(query: Tensor, key: Tensor, layout: Layout, *, diagonal: bool) -> Tensor:
-    """Returns q . k of the sample in float64, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
+    """Return q . k of the sample in float64, (B', H, M), for q (..., H, L, E) and k (..., Hkv, S, E)."""
     q = query.reshape(layout.batch, layout.heads, layout.rows, query.shape[-1])[:_BATCH]
     k = key.reshape(layout.batch, -1, layout.columns, key.shape[-1])[:_BATCH]
     if diagonal:
@@ -246,7 +246,7 @@ def _by_logits(reading: Reading, operands: Logits, sight: VisibleKeys, query: Te
 
 
 def _sample(layout: Layout, offset: int, device: torch.device, *, diagonal: bool) -> tuple[Tensor, ...]:
-    """Returns indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
+    """Return indices (b, h, i, j), each (B', H, M): a grid of rows and columns, or the diagonal i = j + offset."""
     b, h = (torch.arange(n, device=device) for n in (min(layout.batch, _BATCH), layout.heads))
     if diagonal:
         first, last = max(0, -offset), min(layout.columns, layout.rows - offset)
@@ -266,7 +266,7 @@ def _spread(n: int, limit: int, device: torch.device) -> Tensor:
 
 
 def _regress(x: Tensor, y: Tensor, counted: Tensor, *, eps: float, rows: int = 1) -> Slope | None:
-    """Returns the slope and R^2 of y on x, or None if either varies too little to stand out from rounding.
+    """Return the slope and R^2 of y on x, or None if either varies too little to stand out from rounding.
 
     Args:
         x: Products of the projections, (B', H, M).
@@ -294,6 +294,6 @@ def _centred(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def _is_noise(values: Tensor, counted: Tensor, squares: Tensor, eps: float) -> bool:
-    """Returns whether rounding, eps * max |values| per entry, could change a slope by more than `_SLOPE_ERROR`."""
+    """Return whether rounding, eps * max |values| per entry, could change a slope by more than `_SLOPE_ERROR`."""
     largest = float(values.abs().masked_fill(~counted, 0.0).max())
     return not bool((squares.sqrt() * _SLOPE_ERROR > eps * largest).all())

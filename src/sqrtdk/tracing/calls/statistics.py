@@ -28,12 +28,12 @@ from sqrtdk.tracing.tensors import CallRows
 
 
 def why_unmeasured(reading: Reading) -> str | None:
-    """Returns the reason why the statistics can't be measured, or None."""
+    """Return the reason why the statistics can't be measured, or None."""
     return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 
 
 def measure(reading: Reading, sight: VisibleKeys) -> CallStats:
-    """Returns the exact statistics of a reading that has data."""
+    """Return the exact statistics of a reading that has data."""
     if reading.whole is not None:
         return stats_of_call(reading.whole, future=sight.ahead)
     stats = call_stats(_source(reading, sight), future=sight.ahead)
@@ -50,7 +50,7 @@ def measure(reading: Reading, sight: VisibleKeys) -> CallStats:
 
 
 def measure_rows(reading: Reading, sight: VisibleKeys, most: int | None) -> CallRows:
-    """Returns the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
+    """Return the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
     operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
     batch, _, length, _ = reading.layout.shape
@@ -77,7 +77,7 @@ def measure_rows(reading: Reading, sight: VisibleKeys, most: int | None) -> Call
 
 
 def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
-    """Returns the largest |q . k| of a visible key without any scale, also without factors on q and k, or None.
+    """Return the largest |q . k| of a visible key without any scale, also without factors on q and k, or None.
 
     From logits it is the largest |logit| divided by the factors, if there are only factors, masks and offsets in
     between. The stored product can't be used, because it includes hidden keys.
@@ -113,14 +113,14 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
 
 
 def _nonfinite(vector: Tensor | None) -> Tensor | None:
-    """Returns the number of NaN and infinite elements of q or k, or None if unknown."""
+    """Return the number of NaN and infinite elements of q or k, or None if unknown."""
     if vector is None or vector.is_meta or vector.is_nested or vector.dtype.itemsize == 1:
         return None
     return torch.count_nonzero(vector.detach() - vector.detach())  # x - x is 0 if x is finite, else NaN
 
 
 def _stored(operands: Logits) -> Tensor | None:
-    """Returns the largest |q . k| over all keys as stored, which includes factors on q and k."""
+    """Return the largest |q . k| over all keys as stored, which includes factors on q and k."""
     product = operands.product.product
     return None if product is None else product.largest
 

@@ -49,7 +49,7 @@ _TF32 = 2.0**-11  # unit roundoff of TF32
 
 
 def terms_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> tuple[Term, ...]:
-    """Returns the terms from the product to the softmax, in order, with the value None if it is unknown."""
+    """Return the terms from the product to the softmax, in order, with the value None if it is unknown."""
     terms = (_term(step, reading, sight, used) for step in sight.steps)
     return tuple(term for term in terms if term is not None)
 
@@ -80,7 +80,7 @@ def _term(step: Step, reading: Reading, sight: VisibleKeys, used: ValueOperands)
 
 
 def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
-    """Returns a factor as one number, one per head as (Hq, 1, 1), or one per row; None if unknown."""
+    """Return a factor as one number, one per head as (Hq, 1, 1), or one per row; None if unknown."""
     factor, operands = step.factor, reading.operands
     if factor.per_head is not None:
         return torch.tensor(factor.per_head, dtype=torch.float64)[:, None, None]
@@ -93,13 +93,13 @@ def _factor(step: Scale, reading: Reading) -> Tensor | float | None:
 
 
 def _at_logits(reading: Reading, placed: StepTensor) -> Tensor:
-    """Returns the tensor of a step in the layout of the logits, (B, H, L, S)."""
+    """Return the tensor of a step in the layout of the logits, (B, H, L, S)."""
     assert isinstance(reading.operands, (Logits, Vectors))
     return reading.operands.at_logits(placed)
 
 
 def _small(tensor: Tensor) -> Tensor:
-    """Returns a copy with size 1 on each axis along which the tensor only repeats."""
+    """Return a copy with size 1 on each axis along which the tensor only repeats."""
     tensor = distinct(tensor.detach())
     for axis in range(tensor.dim() - 2):
         if tensor.shape[axis] > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all()):
@@ -108,7 +108,7 @@ def _small(tensor: Tensor) -> Tensor:
 
 
 def _sinks(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor | None:
-    """Returns the sinks, (Hq,), one logit per head: the median of the values seen in the rows, or None if unknown."""
+    """Return the sinks, (Hq,), one logit per head: the median of the values seen in the rows, or None if unknown."""
     logits, layout = reading.operands, reading.layout
     if not isinstance(logits, Logits):
         sinks = None if used.kernel is None else used.kernel.arguments.get("sinks")
@@ -133,7 +133,7 @@ def _sinks(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor 
 
 
 def lse_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor | None:
-    """Returns log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
+    """Return log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
     layout, logits, kernel = reading.layout, reading.operands, used.kernel
     # The sums of a kernel with sinks include theirs, which can't be subtracted exactly.
     if kernel is not None and kernel.lse is not None and kernel.arguments.get("sinks") is None:
@@ -148,7 +148,7 @@ def lse_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor 
 
 
 def is_proven(call: CallTensors) -> bool:
-    """Returns whether some rows of the output can be computed again within rounding.
+    """Return whether some rows of the output can be computed again within rounding.
 
     The tolerance is derived from the dtypes. Rows for which it is infinite are not judged.
     """
@@ -212,12 +212,12 @@ def _size(value: Tensor | float) -> Tensor | float:
 
 
 def _unit(dtype: str) -> float:
-    """Returns the largest relative error of one rounding."""
+    """Return the largest relative error of one rounding."""
     return float(torch.finfo(getattr(torch, dtype)).eps) / 2
 
 
 def _of_rows(value: Tensor | float | None, rows: Tensor, length: int) -> Tensor | float | None:
-    """Returns the selected rows of a value that broadcasts to (B, Hq, L, S)."""
+    """Return the selected rows of a value that broadcasts to (B, Hq, L, S)."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() > 1 and value.shape[-2] == length != 1:

@@ -53,7 +53,7 @@ class _Span:
 
 
 def vector(place: VectorUse) -> Vector:
-    """Returns a vector with its projection and steps, as far as they are known."""
+    """Return a vector with its projection and steps, as far as they are known."""
     way = _VectorPath(place)
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
@@ -94,7 +94,7 @@ def vector(place: VectorUse) -> Vector:
 
 
 def share_tensors(vectors: list[Vector]) -> list[Vector]:
-    """Returns the vectors with one shared tensor for equal inputs of their projections, to save memory."""
+    """Return the vectors with one shared tensor for equal inputs of their projections, to save memory."""
     inputs: list[Tensor] = []
     shared = []
     for one in vectors:
@@ -108,14 +108,14 @@ def share_tensors(vectors: list[Vector]) -> list[Vector]:
 
 
 def owned_copy(arranged: Tensor, tensor: Tensor) -> Tensor:
-    """Returns values that later writes of the model can't change: a copy if they are a view of `tensor`."""
+    """Return values that later writes of the model can't change: a copy if they are a view of `tensor`."""
     if arranged.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         return arranged.clone(memory_format=torch.contiguous_format)
     return arranged
 
 
 def _factor(before: Tensor, after: Tensor) -> Tensor | None:
-    """Returns the factor from `before` to `after`, (1 or B, 1 or H, 1 or L, 1), or None if they differ otherwise.
+    """Return the factor from `before` to `after`, (1 or B, 1 or H, 1 or L, 1), or None if they differ otherwise.
 
     One factor for all is tried first, then one per head, one per row, and one per batch, head and row.
     """
@@ -136,7 +136,7 @@ def _factor(before: Tensor, after: Tensor) -> Tensor | None:
 
 
 def _rounded(before: Tensor, after: Tensor) -> str | None:
-    """Returns the dtype of fewer bits that `before` was rounded to on its way to `after`, or None."""
+    """Return the dtype of fewer bits that `before` was rounded to on its way to `after`, or None."""
     for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
         if torch.equal(before.to(dtype).to(after.dtype), after):
             return str(dtype).removeprefix("torch.")
@@ -144,7 +144,7 @@ def _rounded(before: Tensor, after: Tensor) -> str | None:
 
 
 def _projection(way: _VectorPath, projected: Tensor) -> Projection | None:
-    """Returns the projection of a vector, with a bias that was added separately, or None if there is not just one."""
+    """Return the projection of a vector, with a bias that was added separately, or None if there is not just one."""
     root = way.roots[0]
     if len(way.roots) != 1 or root.root is None or root.root.multiplied is None or root.value is None:
         return None
@@ -202,7 +202,7 @@ class _VectorPath:
                 queue += self._before(node)
 
     def _before(self, node: Node) -> list[Node]:
-        """Returns the nodes before a node, and notes the step that it ends."""
+        """Return the nodes before a node, and notes the step that it ends."""
         main = node.main()
         span = _rotation(node) if node.is_root or main is None else _span(node)
         if span is not None:
@@ -222,7 +222,7 @@ class _VectorPath:
         return [main]
 
     def carried(self, starts: Mapping[Node, Tensor]) -> Tensor | None:
-        """Returns values of nodes on the way, moved to the layout of the use, or None if they can't be moved."""
+        """Return values of nodes on the way, moved to the layout of the use, or None if they can't be moved."""
         ends = {span.end: span for span in self.spans}
 
         def start(node: Node) -> Tensor | None:
@@ -255,7 +255,7 @@ def _span(node: Node) -> _Span | None:
 
 
 def _rotation(node: Node) -> _Span | None:
-    """Returns the rotation that ends in a node, or None. The readers of q and k find one after it and none before."""
+    """Return the rotation that ends in a node, or None. The readers of q and k find one after it and none before."""
     if node.is_root:  # a rotation written as a product with matrices, (x[..., None, :] @ R), is a root itself
         source = node.branches[0][0] if len(node.branches) == 1 and node.op != "convolution" else None
     else:
@@ -272,7 +272,7 @@ def _rotation(node: Node) -> _Span | None:
 
 
 def _order(node: Node, source: Node) -> Tensor | None:
-    """Returns the flat index in the source of each element if a rotation also reordered channels, or None if not."""
+    """Return the flat index in the source of each element if a rotation also reordered channels, or None if not."""
     count = math.prod(source.shape)
     numbers = torch.arange(count, dtype=torch.float64).reshape(source.shape)
     moved = regrouped(node, lambda other: numbers if other is source else None)
@@ -284,7 +284,7 @@ def _order(node: Node, source: Node) -> Tensor | None:
 
 
 def _pieces(node: Node) -> list[tuple[Node, Node]] | None:
-    """Returns (target, source) of each write into a new tensor, in order, or None if the node is anything else.
+    """Return (target, source) of each write into a new tensor, in order, or None if the node is anything else.
 
     Example of the pattern: `y = torch.empty_like(x); y[..., :n] = a; y[..., n:] = b`.
     """
@@ -301,7 +301,7 @@ def _pieces(node: Node) -> list[tuple[Node, Node]] | None:
 
 
 def _written(node: Node, valued: Callable[[Node], Tensor | None]) -> Tensor | None:
-    """Returns a tensor assembled from the values of its pieces. Elements that were not written are NaN, or -1."""
+    """Return a tensor assembled from the values of its pieces. Elements that were not written are NaN, or -1."""
     whole: Tensor | None = None
     for write, source in _pieces(node) or ():
         value = valued(source)

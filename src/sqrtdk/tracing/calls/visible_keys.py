@@ -47,7 +47,7 @@ class VisibleKeys:
 
 
 def combined_masks(reading: Reading, *, counts: bool = True) -> VisibleKeys:
-    """Returns the combined masks of a reading, with their names and counts.
+    """Return the combined masks of a reading, with their names and counts.
 
     Args:
         reading: The attention.
@@ -105,18 +105,18 @@ def _combined_masks(reading: Reading, counts: bool) -> VisibleKeys:
 
 
 def _named(steps: tuple[Step, ...], name: Callable[[int, Hide], str | None]) -> tuple[Step, ...]:
-    """Returns the steps with new names for the masks."""
+    """Return the steps with new names for the masks."""
     return tuple(replace(s, name=name(i, s)) if isinstance(s, Hide) else s for i, s in enumerate(steps))
 
 
 def _bare(steps: tuple[Step, ...], hides: Mapping[int, Hide], kind: str) -> Mask:
-    """Returns the mask for the record without counts."""
+    """Return the mask for the record without counts."""
     first, hide = next(iter(hides.items()))
     return Mask(kind, hide.form, fill=hide.fill, scaled_by=scaled_by(steps, first))
 
 
 def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tensor]]) -> Tensor:
-    """Returns the visible keys, where a row without any other key sees its own if that is hidden by a smaller number.
+    """Return the visible keys, where a row without any other key sees its own if that is hidden by a smaller number.
 
     Reformer (Kitaev et al. 2020), whose q and k share a projection, hides a row's own key in this way: with -1e5, while
     other masks use -1e9.
@@ -130,7 +130,7 @@ def _with_own_keys(visible: Tensor, masks: Mapping[int, tuple[float | None, Tens
 
 
 def _is_known(hide: Hide, reading: Reading) -> bool:
-    """Returns whether the hidden keys are known, from the mask's values or from the logits."""
+    """Return whether the hidden keys are known, from the mask's values or from the logits."""
     operands = reading.operands
     if not isinstance(operands, Logits):
         return isinstance(operands, Vectors) and (hide.causal or hide.visible is not None)
@@ -138,7 +138,7 @@ def _is_known(hide: Hide, reading: Reading) -> bool:
 
 
 def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
-    """Returns True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
+    """Return True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
     operands, layout = reading.operands, reading.layout
     if hide.causal:
         return band_mask(layout.rows, layout.columns, 0, None, reading.device)[None, None]
@@ -153,7 +153,7 @@ def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
 
 
 def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> Mask:
-    """Returns the mask with counts over all (batch, head, row), also if its values are broadcast over some of them."""
+    """Return the mask with counts over all (batch, head, row), also if its values are broadcast over some of them."""
     layout, operands = reading.layout, reading.operands
     whole = visible.expand(*visible.shape[:-2], layout.rows, layout.columns)
     seeing = visible.any(-1).expand(whole.shape[:-1])
@@ -181,7 +181,7 @@ def _counted(mask: Mask, reading: Reading, visible: Tensor, *, exact: bool) -> M
 
 
 def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | None:
-    """Returns the largest total weight on hidden keys among rows that see a key."""
+    """Return the largest total weight on hidden keys among rows that see a key."""
     if not weights.numel():
         return None
     hidden = weights.detach().masked_fill(visible[..., : weights.shape[-1]], 0.0).sum(-1)
@@ -194,7 +194,7 @@ def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | 
 def against_padding(
     reading: Reading, sight: VisibleKeys, tokens: TokensOf | None, self_attention: bool | None
 ) -> tuple[int | None, int | None]:
-    """Returns how many padding keys a token's row sees in some head, and how many token keys no token's row sees.
+    """Return how many padding keys a token's row sees in some head, and how many token keys no token's row sees.
 
     Returns (None, None) if the padding of the inputs or one of the masks is unknown.
     """
@@ -210,7 +210,7 @@ def against_padding(
 
 
 def _all_visible(reading: Reading, sight: VisibleKeys) -> Tensor | None:
-    """Returns (B, H, L, S), any size may be 1, True where the row sees the key, or None if that is unknown."""
+    """Return (B, H, L, S), any size may be 1, True where the row sees the key, or None if that is unknown."""
     if reading.fault is not None or reading.operands is None or reading.carried.remasked:
         return None
     for step in reading.steps:

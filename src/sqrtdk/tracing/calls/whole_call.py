@@ -44,7 +44,7 @@ class Prepared:
 
 
 def under_the_tape(ran: WholeCall, scene: Scene, heads: int | None) -> Prepared:
-    """Returns the operands with their nodes; the tape must be recording, so that it follows them to their origins."""
+    """Return the operands with their nodes; the tape must be recording, so that it follows them to their origins."""
     plain = kernel_arguments(ran.call)
     sample, used = (None, None) if plain is not None else _sampled(ran, scene, heads)
     arguments = arguments_of_product(ran.call) if plain is None else plain
@@ -54,7 +54,7 @@ def under_the_tape(ran: WholeCall, scene: Scene, heads: int | None) -> Prepared:
 
 
 def reading_of_whole(ran: WholeCall, prepared: Prepared) -> tuple[Reading, ValueOperands | None]:
-    """Returns the reading of the whole call, and the operands of its weights and values."""
+    """Return the reading of the whole call, and the operands of its weights and values."""
     kernel, sample = prepared.kernel, prepared.sample
     if prepared.plain:
         reading = read_kernel(kernel, KERNELS[OPERATION])
@@ -66,7 +66,7 @@ def reading_of_whole(ran: WholeCall, prepared: Prepared) -> tuple[Reading, Value
 
 
 def _sampled(ran: WholeCall, scene: Scene, heads: int | None) -> tuple[Reading | None, ValueOperands | None]:
-    """Returns the reading of the first rows of a call, which are computed again; None if it can't be read."""
+    """Return the reading of the first rows of a call, which are computed again; None if it can't be read."""
     found: list[tuple[Reading, ValueOperands]] = []
 
     def read(weighing: SoftmaxRun, value: Tensor, output: Tensor) -> None:

@@ -63,14 +63,14 @@ class Classifier:
                 store.loosen(tensor)
 
     def rotations(self, args: Any, output: Any) -> dict[int | None, int]:
-        """Returns which outputs of an opaque operation rotate which argument, judged by their values."""
+        """Return which outputs of an opaque operation rotate which argument, judged by their values."""
         if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
             return {}
         found = {i: vectors.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
         return {i: position for i, position in found.items() if position is not None}
 
     def _nodes(self, arg: Any) -> Any:
-        """Returns the argument with nodes in place of tensors, one level of lists included."""
+        """Return the argument with nodes in place of tensors, one level of lists included."""
         if isinstance(arg, Tensor):
             return self.scene.store.node(arg)
         if isinstance(arg, (list, tuple)) and any(isinstance(item, Tensor) for item in arg):
@@ -127,12 +127,12 @@ class Classifier:
 
 
 def _kind(node: Node) -> Kind:
-    """Returns the function that sets the role of a node."""
+    """Return the function that sets the role of a node."""
     return _CLASSIFIERS.get(node.op) or (_project if vectors.projects(node) else combine_roles)
 
 
 def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
-    """Yields the output tensors of an operation, each with its index, or None for a single output."""
+    """Yield the output tensors of an operation, each with its index, or None for a single output."""
     if not isinstance(output, (tuple, list)):
         if isinstance(output, Tensor):
             yield None, output
@@ -145,7 +145,7 @@ def _outputs(output: Any, name: str) -> Iterator[tuple[int | None, Tensor]]:
 
 
 def _inside_lists(args: Any) -> dict[int | tuple[int, int], Tensor]:
-    """Returns aliases of tensors in list arguments (the indices of `x[i, j]`), by argument and list position."""
+    """Return aliases of tensors in list arguments (the indices of `x[i, j]`), by argument and list position."""
     return {
         (i, j): alias(item)
         for i, arg in enumerate(args)

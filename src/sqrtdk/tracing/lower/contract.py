@@ -162,7 +162,7 @@ def _is_tangent(scene: Scene, site: str) -> bool:
 
 
 def _multiplied(made: RecordedOutput, a: Node, source: Node) -> Multiplied | None:
-    """Returns the operands of a projection that is a matrix product, or None; einsum's batch of one is unwrapped."""
+    """Return the operands of a projection that is a matrix product, or None; einsum's batch of one is unwrapped."""
     left, right = ops.CONTRACTIONS[made.node.op]
     one, two = (
         tensor[0] if tensor is not None and tensor.dim() == 3 and len(tensor) == 1 else tensor
@@ -230,7 +230,7 @@ def sum_values(scene: Scene, made: RecordedOutput, weighted: Node) -> None:
 
 
 def _features_last(values: Tensor, weights: Node) -> Tensor:
-    """Returns the values with their feature axis last: the axis that the weights lack."""
+    """Return the values with their feature axis last: the axis that the weights lack."""
     for axis in range(-1, -1 - values.dim(), -1):
         if values.shape[axis] > 1 and (-axis > len(weights.shape) or weights.shape[axis] == 1):
             return values.movedim(axis, -1)
@@ -238,7 +238,7 @@ def _features_last(values: Tensor, weights: Node) -> Tensor:
 
 
 def over_their_sum(carried: WeightSteps, tensor: Tensor | None, contracted: int) -> WeightSteps:
-    """Returns the steps on weights, with a division by the sum over the value product's axis as a normalisation.
+    """Return the steps on weights, with a division by the sum over the value product's axis as a normalisation.
 
     In slot attention the softmax runs over the slots, which compete for each input. The weights of a slot are then
     divided by their sum over the inputs (Locatello et al. 2020, section 2.1).
@@ -257,7 +257,7 @@ def over_their_sum(carried: WeightSteps, tensor: Tensor | None, contracted: int)
 
 
 def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: SoftmaxRun) -> CallFault | None:
-    """Returns the fault if the value product does not sum over the softmax's axis, else None.
+    """Return the fault if the value product does not sum over the softmax's axis, else None.
 
     Rows of a matrix that sum to 1 are right. If they do not (dropout, masks), the views since the softmax decide.
 
@@ -284,7 +284,7 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
 
 
 def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> CallFault | None:
-    """Returns the same for weights and values that are multiplied by broadcasting and then summed.
+    """Return the same for weights and values that are multiplied by broadcasting and then summed.
 
     Args:
         weights: the weights' node, an operand of the multiplication.
@@ -299,7 +299,7 @@ def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> CallFau
 
 
 def _axes(weights: Node, weighing: SoftmaxRun) -> set[int]:
-    """Returns the axes of `weights` (negative) that hold the softmax's axis; empty if it can't be followed."""
+    """Return the axes of `weights` (negative) that hold the softmax's axis; empty if it can't be followed."""
     way: list[Node] = []
     dims, shape = len(weights.shape), weighing.entry.shape
     while weights.args:

@@ -61,7 +61,7 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
 
 
 def mixing_operands(node: Node) -> tuple[int, int] | None:
-    """Returns the positions of the logits (or weights) and of the matrix that mixes their heads, or None."""
+    """Return the positions of the logits (or weights) and of the matrix that mixes their heads, or None."""
     if node.op in CONVOLUTIONS:
         return (0, 1) if _carries(node.args[0]) and _leaves_pairs(node) else None
     left, right = ops.CONTRACTIONS[node.op]
@@ -88,7 +88,7 @@ def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
 
 
 def _lengths(node: Node) -> tuple[int, ...]:
-    """Returns the numbers of queries and keys of the products behind the node."""
+    """Return the numbers of queries and keys of the products behind the node."""
     products = node.products or (frozenset() if node.weighing is None else node.weighing.node.products)
     return tuple(n for product in products for n in product.shape[-2:])
 
@@ -107,7 +107,7 @@ def is_bias_of_mixing(node: Node, position: int) -> bool:
 
 
 def over_heads(node: Node, weights: Node, before: WeightSteps) -> WeightSteps | None:
-    """Returns the steps on weights after an average or a normalisation over their heads, or None if it is neither.
+    """Return the steps on weights after an average or a normalisation over their heads, or None if it is neither.
 
     Args:
         node: node of the result.
@@ -128,7 +128,7 @@ def over_heads(node: Node, weights: Node, before: WeightSteps) -> WeightSteps | 
 
 
 def _axes(node: Node, dims: int) -> frozenset[int]:
-    """Returns the axes over which an operation reduces or normalises."""
+    """Return the axes over which an operation reduces or normalises."""
     if node.op in ops.AFFINE:
         return frozenset({1})
     given: Any = node.args[1] if len(node.args) > 1 else None
@@ -182,7 +182,7 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
 
 
 def complete_softmaxes(weights: Weights) -> list[SoftmaxRun]:
-    """Returns the softmaxes that become attentions at the value product; the entries of the rest get a code."""
+    """Return the softmaxes that become attentions at the value product; the entries of the rest get a code."""
     both = [weights.weighing, *weights.beside]
     attentions = [weighing for weighing in both if weighing.node.products] or both
     for weighing in both:
@@ -194,7 +194,7 @@ def complete_softmaxes(weights: Weights) -> list[SoftmaxRun]:
 
 
 def _plus_their_mixing(node: Node, carriers: Sequence[Node]) -> Node | None:
-    """Returns the mixed operand of `w + mix(w)`, weights plus their own mixing over the heads, else None."""
+    """Return the mixed operand of `w + mix(w)`, weights plus their own mixing over the heads, else None."""
     if node.op != "add" or len(carriers) != 2 or any(p.shape != node.shape for p in carriers):
         return None
     first, second = (p.weights for p in carriers)
@@ -248,7 +248,7 @@ def _is_weights(constant: Node) -> bool:
 
 
 def paired_axes(node: Node) -> frozenset[int] | None:
-    """Returns the axes of logits or weights along which queries or keys run, or None if they can't be followed.
+    """Return the axes of logits or weights along which queries or keys run, or None if they can't be followed.
 
     All other axes are heads or batch.
     """
@@ -269,7 +269,7 @@ def paired_axes(node: Node) -> frozenset[int] | None:
 
 
 def axes_along(place: Tensor, way: Iterable[Node]) -> frozenset[int] | None:
-    """Returns the axes along which a tensor varies after some views, or None if the views can't be replayed."""
+    """Return the axes along which a tensor varies after some views, or None if the views can't be replayed."""
     try:
         place = distinct(to_softmax(place, way), last=0)  # broadcast axes can't vary: shrinking them saves time
     except (RuntimeError, IndexError):

@@ -66,7 +66,7 @@ def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
 
 
 def _path_from_exp(node: Node) -> list[Node] | None:
-    """Returns the nodes from an exp of logits to `node`, or None if there is no such exp."""
+    """Return the nodes from an exp of logits to `node`, or None if there is no such exp."""
     way = [node]
     for at, main in pairwise(back(node, _WEIGHED)):
         if not at.products or sum(bool(p.products) for p in at.parents()) != 1:
@@ -118,7 +118,7 @@ def _next(scene: Scene) -> int:
 
 
 def _axis_of_keys(power: Node, way: list[Node], contracted: int) -> int:
-    """Returns the axis of the exp that the product with the values sums over."""
+    """Return the axis of the exp that the product with the values sums over."""
     keys = power.shape[-1]
     views = [node for node in way if node.op in ops.VIEWS]
     if contracted == -1 and all(node.shape[-1:] == (keys,) for node in views):
@@ -149,7 +149,7 @@ def mark_finished(scene: Scene, made: RecordedOutput, weighing: SoftmaxRun) -> N
 
 
 def _identity(node: Node) -> object:
-    """Returns an identity of vectors that ignores their layout and factors: equal for `q` and `q.mT * 0.5`."""
+    """Return an identity of vectors that ignores their layout and factors: equal for `q` and `q.mT * 0.5`."""
     while not node.is_root:
         main = node.main()
         if main is None:
@@ -199,7 +199,7 @@ def carry_partial_sums(scene: Scene, made: RecordedOutput, parents: list[Node]) 
 
 
 def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
-    """Returns the operands' partial sums after the node's operation."""
+    """Return the operands' partial sums after the node's operation."""
     partials = [p.partial for p in sources if p.partial is not None]
     if node.op == "addcmul" and others:  # addcmul(o_new, o, exp(m - m')): the old sum is rescaled to the new maximum
         partials = [replace(partial, scaled=True) for partial in partials]
@@ -222,7 +222,7 @@ def _together(partials: list[Partial]) -> Partial:
 
 
 def _added(partials: list[Partial]) -> Partial:
-    """Returns the sum of partial sums; it is loose if their maxima differ and none was rescaled."""
+    """Return the sum of partial sums; it is loose if their maxima differ and none was rescaled."""
     whole = _together(partials)
     maxima = {part.maximum for part in whole.parts if isinstance(part, Exponential)}
     return replace(whole, scaled=False, loose=whole.loose or (len(maxima) > 1 and not whole.scaled))
@@ -245,7 +245,7 @@ def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
 
 
 def _above(node: Node) -> Iterator[Node]:
-    """Yields the node and its ancestors that carry logits, up to products and maxima, each once."""
+    """Yield the node and its ancestors that carry logits, up to products and maxima, each once."""
     return (above for above in ancestors(node, closed=_MAXIMUM_OPERATIONS | ops.CONTRACTIONS.keys()) if above.products)
 
 
@@ -279,7 +279,7 @@ def _take_runs(scene: Scene, parts: frozenset[Part]) -> list[Online]:
 
 
 def _as_one(runs: list[Online]) -> Online:
-    """Returns one run from runs whose results are used together, usually blocks of queries."""
+    """Return one run from runs whose results are used together, usually blocks of queries."""
     everything = {part for run in runs for part in run.parts}
     output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
     return Online(sorted(everything, key=lambda part: part.number), output, any(run.loose for run in runs))

@@ -86,7 +86,7 @@ def _are_gathered(node: Node, left: Node, right: Node) -> bool:
 
 
 def list_serial(node: Node) -> int | None:
-    """Returns the serial number of the list that gathered the rows of `node`, or None if none did."""
+    """Return the serial number of the list that gathered the rows of `node`, or None if none did."""
     for before in back(node, ops.PASSING | {"mul", "div", "neg"}):
         if before.root is not None:
             return before.root.gathered_by
@@ -125,7 +125,7 @@ def _is_grown(node: Node) -> bool:
 
 
 def _unspread(node: Node) -> Node:
-    """Returns the node before it was broadcast over axes of size 1."""
+    """Return the node before it was broadcast over axes of size 1."""
     source = node
     for before in back(node, _EXPANSIONS | ops.CASTS_AND_COPIES):
         sizes = (1,) * (len(source.shape) - len(before.shape)) + before.shape
@@ -144,7 +144,7 @@ def _unspread(node: Node) -> Node:
 
 
 def _constant(node: Node, depth: int) -> set[int]:
-    """Returns the axes along which a tensor is one number repeated."""
+    """Return the axes along which a tensor is one number repeated."""
     axes = {axis for axis, size in enumerate(node.shape) if size == 1}
     parents = [parent for parent in node.parents() if parent.act]
     if node.is_root or not depth or not parents or node.op not in _ELEMENTWISE:
@@ -160,13 +160,13 @@ def is_act(arg: Any) -> bool:
 
 
 def broadcast_sizes(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yields the sizes of both nodes along each axis of the shape that they are broadcast to."""
+    """Yield the sizes of both nodes along each axis of the shape that they are broadcast to."""
     sizes = ((1,) * (len(shape) - len(node.shape)) + node.shape for node in (left, right))
     return zip(*sizes, strict=True)
 
 
 def unrun_node(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
-    """Returns a node for an operation that never ran, used to rewrite a sum over pairs as a matrix product."""
+    """Return a node for an operation that never ran, used to rewrite a sum over pairs as a matrix product."""
     main = next(arg for arg in args if is_act(arg))
     node = Node(op, shape, func=func, args=args, act=True, site=main.site)
     node.learned = main.learned
@@ -179,7 +179,7 @@ def unrun_node(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands:
 
 
 def reads_pairs(node: Node) -> bool | None:
-    """Returns whether a projection of `node` reads pairs of q and k, bare or after a curve; see `Root.paired`."""
+    """Return whether a projection of `node` reads pairs of q and k, bare or after a curve; see `Root.paired`."""
     source = _within(node)
     return None if source is None else _pairs(source)
 
@@ -195,7 +195,7 @@ def pairs_queries_and_keys(node: Node) -> bool:
 
 
 def _within(node: Node) -> Node | None:
-    """Returns the argument of a curve, or without a curve the node, before views and biases."""
+    """Return the argument of a curve, or without a curve the node, before views and biases."""
     source = first_behind(node, ops.PASSING)
     if source is None or source.op not in NONLINEARITIES:
         return source
@@ -220,14 +220,14 @@ def is_score(score: Node) -> bool:
 
 
 def _pairs(node: Node) -> bool | None:
-    """Returns whether rows of two activations are added or concatenated; None if they are not (see `Root.paired`)."""
+    """Return whether rows of two activations are added or concatenated; None if they are not (see `Root.paired`)."""
     if node.root is not None and node.root.paired is not None:
         return node.root.paired
     return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
 
 
 def first_behind(node: Node, passed: frozenset[str]) -> Node | None:
-    """Returns the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
+    """Return the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
     for at in back(node, None):
         adds_bias = at.op == "add" and sum(p.act for p in at.parents()) == 1
         if at.is_root or not (at.op in passed or adds_bias):

@@ -142,7 +142,7 @@ def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
 
 
 def _fraction(node: Node) -> tuple[Node | None, Node | None]:
-    """Returns the numerator and the denominator of e / s or e * (1 / s); (None, None) for any other node."""
+    """Return the numerator and the denominator of e / s or e * (1 / s); (None, None) for any other node."""
     pair = [arg for arg in node.args[:2] if isinstance(arg, Node)]
     if len(pair) < 2 or node.op not in ("div", "mul"):
         return None, None
@@ -213,7 +213,7 @@ def _from_logarithm(scene: Scene, made: RecordedOutput) -> bool:
 
 
 def _less_logsumexp(node: Node) -> tuple[int, ...] | None:
-    """Returns the axes of the logsumexp in z - logsumexp(z), or None for any other node."""
+    """Return the axes of the logsumexp in z - logsumexp(z), or None for any other node."""
     if node.op != "sub" or node.is_root or not isinstance(node.args[1], Node):
         return None
     total = origin(node.args[1])
@@ -237,7 +237,7 @@ def is_maximum(node: Node) -> bool:
 
 
 def _total(bottom: Node) -> tuple[Node | None, bool]:
-    """Returns the sum (or sums by group) in a divisor such as s + 1e-6, and whether more than an epsilon was added."""
+    """Return the sum (or sums by group) in a divisor such as s + 1e-6, and whether more than an epsilon was added."""
     sinks = False
     # A root has no arguments left: the knots of a spline divide by a difference of such sums.
     while not bottom.is_root and bottom.op in BACK_TO_EDGES | ops.CLAMPS | {"add", "masked_fill"}:
@@ -276,7 +276,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(node: Node) -> Reduction | None:
-    """Returns a node as a reduction by groups, or None if it is none."""
+    """Return a node as a reduction by groups, or None if it is none."""
     place, axis_at, how = _GROUPED.get(node.op, (0, None, ""))
     reduced = node.args[place] if how and len(node.args) > place else None
     overwrites = node.op == "index_put" and (len(node.args) < 4 or not node.args[3])
@@ -294,7 +294,7 @@ def sums_values(node: Node) -> bool:
 
 
 def log_total(node: Node) -> Node | None:
-    """Returns the sums by groups in `(log(sums) + maximum)[index]`, with or without the maximum, or None."""
+    """Return the sums by groups in `(log(sums) + maximum)[index]`, with or without the maximum, or None."""
     logarithm = origin(node, BACK_TO_EDGES | {"add"})
     inner = logarithm.main() if logarithm.op == "log" else None
     total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # log(s + 1e-16), log(s.clamp(1e-16))
@@ -308,7 +308,7 @@ def is_of_groups(node: Node) -> bool:
 
 
 def groups_of(total: Node) -> EdgeGroups:
-    """Returns the groups of a softmax whose denominator is the sums `total`."""
+    """Return the groups of a softmax whose denominator is the sums `total`."""
     grouped = reduction(total)
     assert grouped is not None
     index = total.operands.get(INDEX_ARGUMENT)
@@ -317,7 +317,7 @@ def groups_of(total: Node) -> EdgeGroups:
 
 
 def group_fault(weighing: SoftmaxRun, index: Tensor | None) -> CallFault | None:
-    """Returns the fault if the values are summed by other groups of edges than the softmax's, else None."""
+    """Return the fault if the values are summed by other groups of edges than the softmax's, else None."""
     groups = weighing.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None
@@ -325,6 +325,6 @@ def group_fault(weighing: SoftmaxRun, index: Tensor | None) -> CallFault | None:
 
 
 def _column(index: Any, axis: int) -> Tensor:
-    """Returns the group of each edge from an index that may be repeated over heads and features."""
+    """Return the group of each edge from an index that may be repeated over heads and features."""
     column: Tensor = index if index.dim() < 2 else index.movedim(axis, 0).flatten(1)[:, 0]
     return column

@@ -59,7 +59,7 @@ _BIASED_PRODUCTS = frozenset({"addmm", "baddbmm"})  # add their first argument t
 
 
 def largest_product(scene: Scene, made: RecordedOutput) -> torch.Tensor | None:
-    """Returns the largest |product| as stored, without entries hidden by a mask that baddbmm or addmm adds."""
+    """Return the largest |product| as stored, without entries hidden by a mask that baddbmm or addmm adds."""
     if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
         return None
     stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _BIASED_PRODUCTS else None
@@ -100,7 +100,7 @@ class _SumOfPairs(NamedTuple):
 
 
 def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
-    """Returns the pairs behind a sum, or None if it sums no pairs, or an axis that only one of them has."""
+    """Return the pairs behind a sum, or None if it sums no pairs, or an axis that only one of them has."""
     if node.pairs is not None and node.op in ops.CONTRACTIONS:  # (q * k) @ w: `note_weighted_sum` moved w into q
         left, right = node.pairs.left, node.pairs.right
         dims = max(len(left.shape), len(right.shape))
@@ -162,7 +162,7 @@ def _by_number(node: Node) -> bool:
 
 
 def _summed(way: _SumOfPairs, dims: Any) -> _SumOfPairs | None:
-    """Returns the sum with its axes by owner, or None if it runs over an axis that only one side has."""
+    """Return the sum with its axes by owner, or None if it runs over an axis that only one side has."""
     every = range(len(way.shape))
     over = set(every) if not dims else {d % len(every) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
     axes = _Axes([], [], [], [])
@@ -232,7 +232,7 @@ def as_matrix(node: Node, product: Product) -> None:
 
 
 def real_part(node: Node, views: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
-    """Returns Re(q . conj(k)) as a product of twice as many real channels, and the views after it; None for others."""
+    """Return Re(q . conj(k)) as a product of twice as many real channels, and the views after it; None for others."""
     # torch.view_as_real(q @ k.mH)[..., 0]
     at = next((i for i, view in enumerate(views[:-1]) if view.op == "view_as_real"), -1)
     part = None if at < 0 or views[at + 1].op != "select" else views[at + 1]
@@ -263,7 +263,7 @@ def _product(op: str, func: Any, left: Node, right: Node, made: Node) -> Node:
 
 
 def _rearranged(node: Node, dims: int, order: list[int], shape: tuple[int, ...] | None) -> Node:
-    """Returns a node padded with leading axes of size 1 to `dims`, its axes permuted to `order`, then reshaped."""
+    """Return a node padded with leading axes of size 1 to `dims`, its axes permuted to `order`, then reshaped."""
     padded = (1,) * (dims - len(node.shape)) + node.shape
     turned = tuple(padded[axis] for axis in order)
     return unrun_node("movedim", _rearrange, shape or turned, node, padded, tuple(order), shape or turned)

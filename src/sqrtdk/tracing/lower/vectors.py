@@ -49,7 +49,7 @@ def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
 
 
 def _without(shape: Shape, packed: int) -> list[Shape]:
-    """Returns the shape without an axis of size `packed`, once for each such axis but the last."""
+    """Return the shape without an axis of size `packed`, once for each such axis but the last."""
     return [shape[:i] + shape[i + 1 :] for i, n in enumerate(shape[:-1]) if n == packed and len(shape) >= 4]
 
 
@@ -61,7 +61,7 @@ def projects(node: Node) -> bool:
 
 
 def rotated_argument(args: Sequence[Any], output: Tensor) -> int | None:
-    """Returns the position of the argument that `output` rotates, or None if it rotates none.
+    """Return the position of the argument that `output` rotates, or None if it rotates none.
 
     Every vector keeps its length, some vectors change, and another argument fits as a table of cos and sin.
     """
@@ -208,7 +208,7 @@ def keep_channels(node: Node, source: Node) -> None:
 
 
 def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:
-    """Returns the branches of a sum with their factors, or () if a projection has read one: a residual stream.
+    """Return the branches of a sum with their factors, or () if a projection has read one: a residual stream.
 
     Returns () for deeply nested sums too: those of a recurrence would never be released.
     """

@@ -52,7 +52,7 @@ _SUM_OR_DIFFERENCE = frozenset({"add", "sub"})
 def carry_weights(
     node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: SoftmaxRun
 ) -> WeightSteps:
-    """Returns the steps on weights after the operation of `node`.
+    """Return the steps on weights after the operation of `node`.
 
     Args:
         node: node of the result.
@@ -76,7 +76,7 @@ def carry_weights(
 def _known_change(
     node: Node, weights: Node, weighing: SoftmaxRun, numbers: tuple[Tensor, Tensor], eps: float
 ) -> WeightSteps | None:
-    """Returns the steps on weights after a mask or a multiplication by one number per row; None for other changes."""
+    """Return the steps on weights after a mask or a multiplication by one number per row; None for other changes."""
     before, (old, new) = _of(weights), numbers
     rounding = 8 * max(eps, 2.0**-20)
     keys = weighing.dim if node.shape == weighing.entry.shape else -1
@@ -101,7 +101,7 @@ def _known_change(
 
 
 def _masked(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps) -> WeightSteps:
-    """Returns the steps after some weights became 0: by their own size (top-k), or by a mask."""
+    """Return the steps after some weights became 0: by their own size (top-k), or by a mask."""
     others = [parent for parent in node.parents() if parent is not weights]
     alone = node.op not in ("tril", "triu", "zero") and not others
     if alone or any(_is_made_of(other, weighing) for other in others):
@@ -115,7 +115,7 @@ def _over_other_sum(before: WeightSteps) -> WeightSteps:
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> WeightSteps:
-    """Returns the steps on weights after a part was written in place; `new` is the part's node, `tensor` its values."""
+    """Return the steps on weights after a part was written in place; `new` is the part's node, `tensor` its values."""
     before = _of(old)
     if new.weights is not None and new.weighing is old.weighing:
         return new.weights.carried
@@ -135,7 +135,7 @@ def _of(node: Node) -> WeightSteps:
 def _before_and_after(
     node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: SoftmaxRun
 ) -> tuple[Tensor, Tensor] | None:
-    """Returns the weights before and after an operation, in float32 or float64, or None.
+    """Return the weights before and after an operation, in float32 or float64, or None.
 
     For an operation in place the weights before are the softmax's output. If they are gone, or have no data, the
     operation runs again on random weights.
@@ -151,7 +151,7 @@ def _before_and_after(
 
 
 def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Tensor, Tensor] | None:
-    """Returns random weights before and after an operation; a mask without values hides a random half of them."""
+    """Return random weights before and after an operation; a mask without values hides a random half of them."""
     random = torch.Generator().manual_seed(0)
     before = node.operands
     others = {i: value for i, value in tensors.items() if node.args[i].weights is None}
@@ -175,12 +175,12 @@ def _made_up(node: Node, tensors: dict[int, Tensor], weights: Node) -> tuple[Ten
 
 
 def _unknown(value: Tensor) -> float:
-    """Returns a stand-in for a tensor without values: NaN for one number (any gain), ones for several."""
+    """Return a stand-in for a tensor without values: NaN for one number (any gain), ones for several."""
     return math.nan if value.numel() == 1 else 1.0
 
 
 def _factor(old: Tensor, new: Tensor, axes: tuple[int, ...], rounding: float) -> Tensor | None:
-    """Returns the factor on the weights, constant along the axes, by least squares; None if none fits."""
+    """Return f of the least squares new = f * old, constant along `axes`; None if off by more than `rounding`."""
     products, squares = ((x * old).masked_fill(old.isnan(), 0.0).sum(axes, keepdim=True) for x in (new, old))
     by = products / squares
     expected = by.nan_to_num() * old
@@ -209,7 +209,7 @@ def _is_single(node: Node, weights: Node) -> bool:
 
 
 def join_weights(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps) -> WeightSteps | None:
-    """Returns the steps on weights after another tensor or a number joined them, or None if none did."""
+    """Return the steps on weights after another tensor or a number joined them, or None if none did."""
     joined = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
     if joined is None or node.shape != weights.shape or not weighing.node.products:
@@ -240,7 +240,7 @@ _UNIFORM_RANDOM = frozenset({"rand", "rand_like", "uniform"})
 
 
 def dropout_of(node: Node) -> tuple[float, float] | None:
-    """Returns (rate, gain) of the dropout that `node` applies, or None if no operand is a random mask."""
+    """Return (rate, gain) of the dropout that `node` applies, or None if no operand is a random mask."""
     if node.op == "native_dropout":
         rate = float(node.args[1]) if node.args[2] else 0.0
         return (rate, 1 / (1 - rate)) if 0 < rate < 1 else None
@@ -263,7 +263,7 @@ def _kept(mask: Node) -> tuple[float, float] | None:
 
 
 def _rate(mask: Node) -> float | None:
-    """Returns the rate of entries that a random mask sets to 0, or None if the mask is not random."""
+    """Return the rate of entries that a random mask sets to 0, or None if the mask is not random."""
     if mask.op == "bernoulli":
         kept = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
         return None if kept is None else 1 - kept
@@ -274,7 +274,7 @@ def _rate(mask: Node) -> float | None:
 
 
 def _probability(mask: Node) -> float | None:
-    """Returns the probability of ones: 0.5 is the default of `x.bernoulli_()`, and `torch.bernoulli(x)` has it in x."""
+    """Return the probability of ones: 0.5 is the default of `x.bernoulli_()`, and `torch.bernoulli(x)` has it in x."""
     if mask.func is not None and mask.func._schema.is_mutable:
         return 0.5
     value = evaluate(mask.args[0])
@@ -283,7 +283,7 @@ def _probability(mask: Node) -> float | None:
 
 
 def number_of(node: Node, position: int) -> float | None:
-    """Returns the argument at `position` as a number, also if the model's code made a tensor of it."""
+    """Return the argument at `position` as a number, also if the model's code made a tensor of it."""
     arg = node.args[position] if position < len(node.args) else None
     if isinstance(arg, Node):
         value = evaluate(arg)

@@ -66,12 +66,12 @@ class Gate:
 
 
 def gate_of(numbers: Numbers) -> Gate | None:
-    """Returns the gate that gives what is reached; one without a name if it is ungated; None if neither is seen."""
+    """Return the gate that gives what is reached; one without a name if it is ungated; None if neither is seen."""
     return next(gates_of(numbers), None)
 
 
 def gates_of(numbers: Numbers) -> Iterator[Gate]:
-    """Yields every gate that gives what is reached; several do where a gate is constant: silu and tanh of 0 are 0."""
+    """Yield every gate that gives what is reached; several do where a gate is constant: silu and tanh of 0 are 0."""
     reached = numbers.reached.double()
     if reached.dim() != 3 or not bool(reached.isfinite().all()):
         return
@@ -91,12 +91,12 @@ def gates_of(numbers: Numbers) -> Iterator[Gate]:
 
 
 def activation_text(activation: str) -> str:
-    """Returns the name of an activation for a sentence."""
+    """Return the name of an activation for a sentence."""
     return Message(activation) if activation == NO_ACTIVATION else activation
 
 
 def multiple_of(whole: Tensor, part: Tensor) -> float | None:
-    """Returns the number that multiplies `part` to give `whole`; None if no number does.
+    """Return the number that multiplies `part` to give `whole`; None if no number does.
 
     Example:
         >>> multiple_of(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])), multiple_of(torch.ones(2), torch.zeros(2))
@@ -111,12 +111,12 @@ def multiple_of(whole: Tensor, part: Tensor) -> float | None:
 
 
 def merged_heads(heads: Tensor) -> Tensor:
-    """Returns an attention's output by token: (B, H, L, E) as (B, L, H E)."""
+    """Return an attention's output by token: (B, H, L, E) as (B, L, H E)."""
     return heads.transpose(1, 2).flatten(2)
 
 
 def _gated(numbers: Numbers, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Yields what may be gated: the attention's output by token, and what the inner modules give."""
+    """Yield what may be gated: the attention's output by token, and what the inner modules give."""
     if numbers.heads is not None:
         merged = merged_heads(numbers.heads.double())
         if merged.shape == shape:
@@ -127,7 +127,7 @@ def _gated(numbers: Numbers, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gates(numbers: Numbers, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Yields what may gate: an inner module's output by channel or by head, or that half of it which is not q."""
+    """Yield what may gate: an inner module's output by channel or by head, or that half of it which is not q."""
     heads = None if numbers.heads is None else numbers.heads.shape[1]
     for name, given in numbers.inner[:MOST_INNER]:
         if given.dim() != 3 or given.shape[:2] != shape[:2]:

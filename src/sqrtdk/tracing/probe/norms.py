@@ -52,7 +52,7 @@ class RowNorm:
 
 
 def norm_at(node: Node) -> RowNorm | None:
-    """Returns the normalisation whose last operation is `node`, or None."""
+    """Return the normalisation whose last operation is `node`, or None."""
     if node.is_root or not node.act or not may_normalise(node):
         return None
     if node.op in ops.NORM_OPERATIONS and (main := node.main()) is not None:
@@ -70,7 +70,7 @@ def norm_at(node: Node) -> RowNorm | None:
 
 
 def may_normalise(node: Node) -> bool:
-    """Returns whether a node may end a norm: a norm operator, or vectors times or over a smaller activation.
+    """Return whether a node may end a norm: a norm operator, or vectors times or over a smaller activation.
 
     The smaller activation of a norm holds the lengths: `x / x.norm(dim=-1, keepdim=True)`.
     """
@@ -81,7 +81,7 @@ def may_normalise(node: Node) -> bool:
 
 
 def norm_within(node: Node) -> tuple[RowNorm, tuple[Node, ...]] | None:
-    """Returns the normalisation behind `node`, and the nodes of its gain and shift, from `node` backwards."""
+    """Return the normalisation behind `node`, and the nodes of its gain and shift, from `node` backwards."""
     # norm(x) * weight + bias: the operations after the norm are passed one by one.
     passed = [node]
     while (norm := norm_at(node)) is None:
@@ -96,12 +96,12 @@ def norm_within(node: Node) -> tuple[RowNorm, tuple[Node, ...]] | None:
 
 
 def _is_gain(arg: object, node: Node) -> bool:
-    """Returns whether an operand is a constant with one number per channel."""
+    """Return whether an operand is a constant with one number per channel."""
     return isinstance(arg, Node) and not arg.act and arg.shape[-1:] > (1,) and not is_computed_gain(arg, node)
 
 
 def is_computed_gain(other: Node, node: Node) -> bool:
-    """Returns whether an operand holds a number per channel that is computed from a parameter.
+    """Return whether an operand holds a number per channel that is computed from a parameter.
 
     TimesFM's softplus(p) * 1.44 / sqrt(E) contains the scale, so it is no plain gain. The weight w of a norm, or
     Gemma's 1 + w, starts at 1 and is one.
@@ -113,7 +113,7 @@ def is_computed_gain(other: Node, node: Node) -> bool:
 
 
 def norm_of(part: Subgraph) -> RowNorm | None:
-    """Returns the normalisation that a part of the graph performs on test vectors, or None."""
+    """Return the normalisation that a part of the graph performs on test vectors, or None."""
     if part.source.shape != part.end.shape:
         return None
     for axis in (-1, -2)[: len(part.source.shape)]:
@@ -124,7 +124,7 @@ def norm_of(part: Subgraph) -> RowNorm | None:
 
 
 def _along(part: Subgraph, axis: int) -> RowNorm | None:
-    """Returns the normalisation along an axis, tested on a few rows if the operations allow it, else on all rows."""
+    """Return the normalisation along an axis, tested on a few rows if the operations allow it, else on all rows."""
     for shape in (part.sampled(axis), *(() if part.is_large else (part.source.shape,))):
         for dtype in (torch.float64, torch.float32):
             rows = torch.randn((2, *shape), dtype=dtype, generator=torch.Generator().manual_seed(0)).to(part.device)
@@ -136,7 +136,7 @@ def _along(part: Subgraph, axis: int) -> RowNorm | None:
 
 
 def _tried(part: Subgraph, axis: int, rows: Tensor) -> RowNorm | None:
-    """Returns the normalisation seen in two sets of unit vectors. A gain that fits both holds for any vector."""
+    """Return the normalisation seen in two sets of unit vectors. A gain that fits both holds for any vector."""
     # Rows of length 1024 and 2048 go in. A norm returns unit rows times one gain for both.
     units = torch.stack([rows[0], -rows[1]])
     learned = {arg: torch.ones(arg.shape) for arg, value in _learned(part) if value is None or value.is_meta}
@@ -158,7 +158,7 @@ def _tried(part: Subgraph, axis: int, rows: Tensor) -> RowNorm | None:
 
 
 def _with_gain(part: Subgraph, gain: Tensor, axis: int, kind: str) -> RowNorm | None:
-    """Returns the normalisation with its gain split into the kind's own length, a learned number and a rest."""
+    """Return the normalisation with its gain split into the kind's own length, a learned number and a rest."""
     learned = list(_learned(part))
     single = [(arg, value) for arg, value in learned if capacity(arg) == 1]
     channels = [arg for arg, _ in learned if len(arg.shape) >= -axis and arg.shape[axis] > 1]
@@ -183,7 +183,7 @@ def _with_gain(part: Subgraph, gain: Tensor, axis: int, kind: str) -> RowNorm | 
 
 
 def _degree(part: Subgraph) -> float:
-    """Returns the root mean square after dividing by `x.std()`, whose variance divides by n - 1 instead of n."""
+    """Return the root mean square after dividing by `x.std()`, whose variance divides by n - 1 instead of n."""
     n = part.source.shape[-1]
     return math.sqrt((n - 1) / n) if any(node.op in ("std", "var") for node in part.order) else 1.0
 
@@ -193,7 +193,7 @@ def _kind(part: Subgraph) -> str:
 
 
 def _learned(part: Subgraph) -> Iterator[tuple[Node, Tensor | None]]:
-    """Yields the operands of the part that are computed from parameters, each with its value if known."""
+    """Yield the operands of the part that are computed from parameters, each with its value if known."""
     for node in part.order:
         for i, arg in enumerate(node.args):
             if isinstance(arg, Node) and not arg.act and is_learned(arg):
@@ -201,7 +201,7 @@ def _learned(part: Subgraph) -> Iterator[tuple[Node, Tensor | None]]:
 
 
 def name_of_gain(nodes: tuple[Node, ...]) -> str:
-    """Returns the name of the single vector parameter that a norm or a later operation multiplies by, or ""."""
+    """Return the name of the single vector parameter that a norm or a later operation multiplies by, or ""."""
     for node in nodes:
         if node.op in ops.NORM_OPERATIONS or node.op == "mul":
             operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]

@@ -75,7 +75,7 @@ class Subgraph:
         return any(value.is_meta for node in self.order for value in node.operands.values())
 
     def sampled(self, axis: int, known: Collection[Node] = (), most: int = 2) -> tuple[int, ...]:
-        """Returns the source's shape, cut to `most` elements along each axis whose elements are all treated alike.
+        """Return the source's shape, cut to `most` elements along each axis whose elements are all treated alike.
 
         The operations keep such an axis in place, and no operand except those in `known` varies along it. The last
         axis and `axis` keep their full size.
@@ -92,7 +92,7 @@ class Subgraph:
         return tuple(min(n, most) if a in alike else n for a, n in enumerate(shape))
 
     def run(self, value: Tensor, known: Mapping[Node, Tensor] | None = None) -> Tensor:
-        """Returns the result for another value of the source, of its shape or that of `sampled`.
+        """Return the result for another value of the source, of its shape or that of `sampled`.
 
         Args:
             value: Value of the source.
@@ -110,13 +110,13 @@ class Subgraph:
         return values[self.end]
 
     def _sizes(self, node: Node, value: Tensor) -> list[int]:
-        """Returns the shape of a node's result, reduced like `value` if that is a sample of the source."""
+        """Return the shape of a node's result, reduced like `value` if that is a sample of the source."""
         taken = {a: n for a, n in enumerate(value.shape) if n != self.source.shape[a]}
         return [taken.get(a, n) for a, n in enumerate(node.shape)]
 
 
 def subgraphs_inwards(node: Node) -> Iterator[Subgraph]:
-    """Yields parts that end in `node`, shortest first. Each begins at the next dominator, where all paths meet."""
+    """Yield parts that end in `node`, shortest first. Each begins at the next dominator, where all paths meet."""
     source, _ = dominator(node)
     for _ in range(_MOST_DOMINATORS):
         found = None if source is None else subgraph_between(source, node)
@@ -129,7 +129,7 @@ def subgraphs_inwards(node: Node) -> Iterator[Subgraph]:
 
 
 def subgraph_between(source: Node, end: Node) -> Subgraph | None:
-    """Returns the operations from `source` to `end`, or None if they can't be run again or are too many."""
+    """Return the operations from `source` to `end`, or None if they can't be run again or are too many."""
     order: list[Node] = []
     device = torch.device("cpu")
     queue, known = [end], {source}
@@ -154,12 +154,12 @@ def subgraph_between(source: Node, end: Node) -> Subgraph | None:
 
 
 def _is_operand(node: Node, parent: Node) -> bool:
-    """Returns whether the tape kept the values of `parent` as an operand, so that it need not be recomputed."""
+    """Return whether the tape kept the values of `parent` as an operand, so that it need not be recomputed."""
     return any(i in node.operands for i, arg in enumerate(node.args) if arg is parent)
 
 
 def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[int]) -> Tensor:
-    """Returns the result of one operation with the known values in place of its argument nodes."""
+    """Return the result of one operation with the known values in place of its argument nodes."""
     if node.op == "copy":  # y[..., :n] = x into an empty y: the previous content is unknown and does not matter
         written: Tensor = _argument(node, 1, node.args[1], known)
         return written.expand(sizes)
@@ -182,7 +182,7 @@ def _ran(node: Node, known: dict[Node, Tensor], dtype: torch.dtype, sizes: list[
 
 
 def _in_dtype(arg: Any, dtype: torch.dtype) -> Any:
-    """Returns an argument with its floating-point tensors in `dtype`, so that constants match the test values."""
+    """Return an argument with its floating-point tensors in `dtype`, so that constants match the test values."""
     if isinstance(arg, list):
         return [_in_dtype(item, dtype) for item in arg]
     return arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg
@@ -206,7 +206,7 @@ def _value(node: Node, place: int | tuple[int, int], arg: Node, known: dict[Node
 
 
 def _overwritten(node: Node, known: dict[Node, Tensor]) -> Tensor:
-    """Returns a tensor after a write into a part of it: y[..., :n] = x."""
+    """Return a tensor after a write into a part of it: y[..., :n] = x."""
     old, write = node.args
     before = known[old] if old in known else evaluate(old)
     if before is None and "empty" in old.op and write in known:  # NaN marks elements that are never written
@@ -236,7 +236,7 @@ class Rearrangement:
     order: Tensor
 
     def factor(self, where: str) -> Factor | None:
-        """Returns the factor for the record, or None if it is 1 within rounding."""
+        """Return the factor for the record, or None if it is 1 within rounding."""
         return (
             None
             if math.isclose(self.by, 1.0, rel_tol=_UNIT_FACTOR_TOLERANCE)
@@ -250,12 +250,12 @@ class Rearrangement:
         return same and torch.equal(self.order, torch.arange(len(self.order), device=self.order.device))
 
     def place(self, value: Tensor) -> Tensor:
-        """Returns values of the source moved to their places in the end, without the factor."""
+        """Return values of the source moved to their places in the end, without the factor."""
         return value.reshape(-1)[self.order.to(value.device)].reshape(self.part.end.shape)
 
 
 def rearrangements(node: Node) -> Iterator[Rearrangement]:
-    """Yields the parts that end in `node` and only move and scale elements, shortest first."""
+    """Yield the parts that end in `node` and only move and scale elements, shortest first."""
     for part in subgraphs_inwards(node):
         if part.is_large:
             return

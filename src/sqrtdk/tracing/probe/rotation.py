@@ -53,7 +53,7 @@ class Rotation:
 
 
 def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
-    """Returns values (B, H, L, E) after a rotary embedding. Channels outside `first : first + width` are unchanged.
+    """Return values (B, H, L, E) after a rotary embedding. Channels outside `first : first + width` are unchanged.
 
     Example:
         >>> quarter = Rotation(torch.full((1, 1, 1), 1j), "half")
@@ -69,7 +69,7 @@ def apply_rotation(rotation: Rotation, values: Tensor) -> Tensor:
 
 
 def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Returns views of the first and the second channels of all pairs in the last axis.
+    """Return views of the first and the second channels of all pairs in the last axis.
 
     Example:
         >>> [halves(torch.arange(4), layout)[1].tolist() for layout in ("half", "interleaved")]
@@ -81,12 +81,12 @@ def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def to_both_channels(pairs: Tensor, layout: str) -> Tensor:
-    """Returns one number per pair, (..., R / 2), repeated for both channels, (..., R)."""
+    """Return one number per pair, (..., R / 2), repeated for both channels, (..., R)."""
     return torch.cat([pairs, pairs], -1) if layout == "half" else pairs.repeat_interleave(2, -1)
 
 
 def _beside(channels: Tensor, layout: str) -> Tensor:
-    """Returns the operand of the sines, with each pair (a, b) replaced by (-b, a): rotate_half(x)."""
+    """Return the operand of the sines, with each pair (a, b) replaced by (-b, a): rotate_half(x)."""
     result = torch.empty_like(channels)
     for place, part, sign in zip(halves(result, layout), reversed(halves(channels, layout)), (-1.0, 1.0), strict=True):
         place.copy_(sign * part)
@@ -112,7 +112,7 @@ class RotationFit:
 
 
 def fit_rotation(before: Tensor, after: Tensor, *, dtype: torch.dtype | None = None) -> RotationFit | None:
-    """Returns the rotation between two tensors (B, H, L, E), or None if none fits or nothing turned.
+    """Return the rotation between two tensors (B, H, L, E), or None if none fits or nothing turned.
 
     Args:
         before: Values before the rotation.
@@ -138,13 +138,13 @@ def fit_rotation(before: Tensor, after: Tensor, *, dtype: torch.dtype | None = N
 
 
 def _turning(x: Tensor, y: Tensor, u: float) -> list[int]:
-    """Returns the channels that changed by more than rounding."""
+    """Return the channels that changed by more than rounding."""
     beside = ((x - y).abs() > STILL_ROUNDINGS * u * x.abs()).flatten(0, 2).any(0)
     return [int(i) for i in beside.nonzero()[:, 0]]
 
 
 def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, int, int, str] | None:
-    """Returns layout, first channel, width and spread with the least residual on a sample of rows."""
+    """Return layout, first channel, width and spread with the least residual on a sample of rows."""
     features, first, last = x.shape[-1], turning[0], turning[-1]
     rows = _informative(x, y)
     x, y = x[:, :, rows], y[:, :, rows]
@@ -167,7 +167,7 @@ def _search(x: Tensor, y: Tensor, u: float, turning: list[int]) -> tuple[str, in
 
 
 def _halves(turning: list[int], features: int) -> list[tuple[int, int]]:
-    """Returns first channels and half widths that are possible if the first or last pairs turn invisibly little."""
+    """Return first channels and half widths that are possible if the first or last pairs turn invisibly little."""
     first, last = turning[0], turning[-1]
     return [
         (begin, half)
@@ -178,7 +178,7 @@ def _halves(turning: list[int], features: int) -> list[tuple[int, int]]:
 
 
 def _informative(x: Tensor, y: Tensor) -> Tensor:
-    """Returns at most `SEARCHED_ROWS` rows: those that turned most among evenly spaced ones."""
+    """Return at most `SEARCHED_ROWS` rows: those that turned most among evenly spaced ones."""
     length = x.shape[2]
     if length <= SEARCHED_ROWS:
         return torch.arange(length)
@@ -188,12 +188,12 @@ def _informative(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
-    """Returns the fit of one layout. A table shared by all batches and one amplitude are tried first."""
+    """Return the fit of one layout. A table shared by all batches and one amplitude are tried first."""
     order, (before, after) = spread or layout, (values[..., first : first + width] for values in (x, y))
     beside = _beside(before, layout)
 
     def over_pairs(one: Tensor, other: Tensor) -> Tensor:
-        """Returns sums over heads and over the two channels that share a table entry, (B, L, R / 2)."""
+        """Return sums over heads and over the two channels that share a table entry, (B, L, R / 2)."""
         return sum(halves(one * other, order)).sum(1)  # type: ignore[union-attr]
 
     # Least squares of after = cos * before + sin * beside. `crossed` is 0 for a true rotation.
@@ -217,7 +217,7 @@ def _fit(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, sp
 
 
 def _solved(xx: Tensor, rr: Tensor, xr: Tensor, xy: Tensor, ry: Tensor) -> Tensor:
-    """Returns the table cos + i sin that solves the normal equations, and 1 where they are singular."""
+    """Return the table cos + i sin that solves the normal equations, and 1 where they are singular."""
     size = xx * rr - xr * xr
     known = size > 0
     size = size.masked_fill(~known, 1.0)
@@ -225,7 +225,7 @@ def _solved(xx: Tensor, rr: Tensor, xr: Tensor, xy: Tensor, ry: Tensor) -> Tenso
 
 
 def _amplitude(table: Tensor, weight: Tensor) -> float:
-    """Returns the weighted mean of the multipliers' lengths, rounded to 1 if it equals 1 in float32."""
+    """Return the weighted mean of the multipliers' lengths, rounded to 1 if it equals 1 in float32."""
     amplitude = float((table.abs() * weight).sum() / weight.sum().clamp(min=1e-300))
     return 1.0 if abs(amplitude - 1.0) < torch.finfo(torch.float32).eps else amplitude
 
@@ -241,7 +241,7 @@ def _residual(x: Tensor, y: Tensor, rotation: Rotation, u: float) -> float:
 
 
 def _whole(x: Tensor, y: Tensor, u: float, layout: str, first: int, width: int, spread: str = "") -> RotationFit | None:
-    """Returns the fit on all rows.
+    """Return the fit on all rows.
 
     An interleaved rotation is widened to a width with a usual base, if the added pairs turn invisibly little.
     """

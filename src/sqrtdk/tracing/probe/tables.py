@@ -34,24 +34,24 @@ LEAST_TURN = 0.05  # radians over all positions; a frequency that turns less is 
 
 
 def phase(angles: Tensor) -> Tensor:
-    """Returns exp(i angle), which turns a pair by an angle in radians."""
+    """Return exp(i angle), which turns a pair by an angle in radians."""
     return torch.polar(torch.ones_like(angles), angles)
 
 
 def unit_amplitude(table: Tensor) -> Tensor:
-    """Returns the table without its amplitude in complex128, and 1 where the amplitude is 0."""
+    """Return the table without its amplitude in complex128, and 1 where the amplitude is 0."""
     table = table.to(torch.complex128)
     size = table.abs()
     return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 
 
 def angle_gap(table: Tensor, other: Tensor) -> float:
-    """Returns the largest distance between the unit phases of two tables, about the angle in radians if small."""
+    """Return the largest distance between the unit phases of two tables, about the angle in radians if small."""
     return float((unit_amplitude(table) - unit_amplitude(other)).abs().max())
 
 
 def nearly_whole(positions: Tensor) -> Tensor:
-    """Returns positions, rounded where they are within `POSITION_TOLERANCE` of an integer."""
+    """Return positions, rounded where they are within `POSITION_TOLERANCE` of an integer."""
     return torch.where((positions - positions.round()).abs() < POSITION_TOLERANCE, positions.round(), positions)
 
 
@@ -63,7 +63,7 @@ class Law:
     factor: float = 1.0
 
     def frequencies(self, pairs: int, of: int = 0) -> Tensor:
-        """Returns (pairs,) frequencies in radians per position, the first ones of `of` pairs if that is given."""
+        """Return (pairs,) frequencies in radians per position, the first ones of `of` pairs if that is given."""
         return self.factor * self.base ** (-torch.arange(pairs, dtype=torch.float64) / (of or pairs))
 
 
@@ -97,24 +97,24 @@ class Turn:
         return -1.0 if float(self.frequencies.sum()) < 0 else 1.0
 
     def still(self, tolerance: float) -> Tensor:
-        """Returns (P,), True for pairs that turn by at most `tolerance` radians over all positions."""
+        """Return (P,), True for pairs that turn by at most `tolerance` radians over all positions."""
         return self.frequencies.abs() * self.span <= tolerance
 
     def with_frequencies(self, frequencies: Tensor) -> Turn:
-        """Returns the turn with other frequencies. If their number differs, each row gets its median amplitude."""
+        """Return the turn with other frequencies. If their number differs, each row gets its median amplitude."""
         amplitude = self.amplitude
         if len(frequencies) != len(self.frequencies):
             amplitude = amplitude.median(-1, keepdim=True).values.expand(*amplitude.shape[:-1], len(frequencies))
         return Turn(self.positions, frequencies, amplitude)
 
     def table(self) -> Tensor:
-        """Returns the complex table (B or 1, L, P)."""
+        """Return the complex table (B or 1, L, P)."""
         return self.amplitude * phase(self.positions[..., None] * self.frequencies)
 
 
 @lru_cache(maxsize=CACHED_TABLES)
 def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
-    """Returns positions, frequencies and amplitude of a complex table (B or 1, L, P).
+    """Return positions, frequencies and amplitude of a complex table (B or 1, L, P).
 
     Args:
         table: Complex table.
@@ -143,7 +143,7 @@ def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
 
 
 def frequencies(table: Tensor) -> Tensor:
-    """Returns the angles of the commonest step between rows, (P,) in radians, or those of the row if there is one.
+    """Return the angles of the commonest step between rows, (P,) in radians, or those of the row if there is one.
 
     One step is less than half a turn. Steps over 2, 4, 8, ... rows refine the angle: each estimate is precise enough to
     count the full turns of the next.
@@ -171,7 +171,7 @@ def frequencies(table: Tensor) -> Tensor:
 
 
 def _commonest(steps: Tensor) -> Tensor:
-    """Returns the step (P,) closest to most others, among the rows that move, or 1 if none does."""
+    """Return the step (P,) closest to most others, among the rows that move, or 1 if none does."""
     moves = (steps - 1).abs().mean(-1)
     moving = steps[
         moves > STANDING_STEP * float(moves.quantile(0.75) if moves.numel() < MOST_QUANTILE_ELEMENTS else moves.max())
@@ -188,7 +188,7 @@ def _near(steps: Tensor, common: Tensor) -> Tensor:
 
 
 def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERANCE) -> Law | None:
-    """Returns the law of the frequencies, or None if they follow none or fewer than two of them are visible.
+    """Return the law of the frequencies, or None if they follow none or fewer than two of them are visible.
 
     Args:
         frequencies: (P,), radians per position, of either sign.
@@ -217,7 +217,7 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERA
 
 
 def _positions(turned: Tensor, steps: Tensor, least: float) -> Tensor | None:
-    """Returns positions (B or 1, L) of all rows, or None if fewer than the share `least` of the rows are in runs."""
+    """Return positions (B or 1, L) of all rows, or None if fewer than the share `least` of the rows are in runs."""
     follows = _near(turned[:, 1:] * turned[:, :-1].conj(), phase(steps))
     begins = torch.cat([torch.ones(len(turned), 1, dtype=torch.bool), ~follows], 1).flatten()
     run, rows = begins.cumsum(0) - 1, torch.arange(len(begins))
@@ -230,7 +230,7 @@ def _positions(turned: Tensor, steps: Tensor, least: float) -> Tensor | None:
 
 
 def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
-    """Returns the position (R,) that fits the phases of each row of `turned` (R, P), and the nearest to 0 of several.
+    """Return the position (R,) that fits the phases of each row of `turned` (R, P), and the nearest to 0 of several.
 
     Half positions near the table are tried first, and integers up to `FARTHEST_POSITION` only for rows that none of
     them fits.
@@ -253,7 +253,7 @@ def _places(turned: Tensor, steps: Tensor, rows: int) -> Tensor:
 
 
 def _best(turned: Tensor, steps: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the positions that fit best, (R,), and the quality of the fit, where 1 is exact."""
+    """Return the positions that fit best, (R,), and the quality of the fit, where 1 is exact."""
     sizes = turned.abs().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
     best, most = torch.zeros(len(turned), dtype=torch.float64), torch.full((len(turned),), -math.inf).double()
     for some in torch.split(places, POSITIONS_AT_A_TIME):

@@ -34,7 +34,7 @@ _FILL_ARGUMENT = {"full": 1, "full_like": 1, "new_full": 2}  # position of the f
 def read_addend(
     node: Node, value: Tensor | None, alpha: float, views: Sequence[Node], shape: tuple[int, ...]
 ) -> tuple[Step, ...]:
-    """Returns the steps of a tensor added to the logits: a bias, a mask, both, or none if it is 0 everywhere.
+    """Return the steps of a tensor added to the logits: a bias, a mask, both, or none if it is 0 everywhere.
 
     The values decide; without values, the operations that made the tensor.
 
@@ -80,7 +80,7 @@ def _is_zero_one(value: Tensor) -> bool:
 
 
 def _shallow_entries(value: Tensor) -> Tensor | None:
-    """Returns the hidden entries of a mask of 0 and one negative number, however small; None for any other tensor.
+    """Return the hidden entries of a mask of 0 and one negative number, however small; None for any other tensor.
 
     `z + (1 - mask) * -1` is such a mask; only its pattern tells it from a bias.
     """
@@ -93,7 +93,7 @@ def _shallow_entries(value: Tensor) -> Tensor | None:
 
 
 def _hidden_entries(value: Tensor) -> Tensor | None:
-    """Returns which entries of an additive tensor hide their key, or None if none does.
+    """Return which entries of an additive tensor hide their key, or None if none does.
 
     Hidden entries lie far below all others, with nothing in between. This gap tells -1e4 beside a small bias from the
     far end of a steep ALiBi.
@@ -112,7 +112,7 @@ def _hidden_entries(value: Tensor) -> Tensor | None:
 
 
 def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
-    """Returns the name of an additive tensor's bias, or None if the tensor is only a mask.
+    """Return the name of an additive tensor's bias, or None if the tensor is only a mask.
 
     "alibi" is linear in j on either side of the diagonal, "relative" is a function of i - j, and "bias" is the rest.
     """
@@ -140,7 +140,7 @@ def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
 
 
 def _by_origin(node: Node) -> tuple[Step, ...]:
-    """Returns the steps of an addend without values: a parameter among its ancestors is a bias, -1e9 is a mask."""
+    """Return the steps of an addend without values: a parameter among its ancestors is a bias, -1e9 is a mask."""
     parameter = negative = False
     for _, ancestor in zip(range(_MOST_ANCESTORS), ancestors(node), strict=False):
         parameter |= ancestor.op == "parameter" or ancestor.learned
@@ -152,7 +152,7 @@ def _by_origin(node: Node) -> tuple[Step, ...]:
 
 
 def as_passed(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Returns the steps with each mask in the form that SDPA's caller passed.
+    """Return the steps with each mask in the form that SDPA's caller passed.
 
     SDPA turns a bool mask and `is_causal` into a float mask right before use.
     """
@@ -176,7 +176,7 @@ def _as_passed(hide: Hide) -> Hide:
 
 
 def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...] | None:
-    """Returns the biases and masks of a part of the logits as steps on all logits; None if there are other steps.
+    """Return the biases and masks of a part of the logits as steps on all logits; None if there are other steps.
 
     Args:
         steps: steps from the part as it was taken to the part as it was put back.
@@ -203,7 +203,7 @@ def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Nod
 
 
 def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Returns the mask of low numbers written over logits, `z[:, :, :, pad] = -1e9`; other writes are unknown."""
+    """Return the mask of low numbers written over logits, `z[:, :, :, pad] = -1e9`; other writes are unknown."""
     numbers, visible = [_fill(write) for write in writes], torch.ones(node.shape, dtype=torch.bool)
     known = [number for number in numbers if number is not None and number < HIDES]
     if len(known) < len(writes):
@@ -214,7 +214,7 @@ def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) 
 
 
 def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Returns the steps of the numbers around a block of logits: hidden keys, a column of sinks, or nothing."""
+    """Return the steps of the numbers around a block of logits: hidden keys, a column of sinks, or nothing."""
     around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
     for write in writes:
         is_block, number = written_logits(write) is not None, _fill(write)
@@ -234,7 +234,7 @@ def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tupl
 
 
 def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """Returns a tensor's values before it was written to (NaN for `torch.empty`), or None if they are unknown."""
+    """Return a tensor's values before it was written to (NaN for `torch.empty`), or None if they are unknown."""
     if "empty" in base.op:
         return torch.full(shape, torch.nan)
     number = base.number(_FILL_ARGUMENT[base.op]) if base.op in _FILL_ARGUMENT else None
@@ -243,7 +243,7 @@ def _numbers(base: Node, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _fill(write: Node) -> float | None:
-    """Returns the number that a write put everywhere, or None for any other write."""
+    """Return the number that a write put everywhere, or None for any other write."""
     if write.op == "zero":
         return 0.0
     if write.op not in ("fill", "copy") or len(write.args) < 2:

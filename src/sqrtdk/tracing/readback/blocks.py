@@ -40,7 +40,7 @@ class Span:
 
 
 def key_spans(fork: Fork, weighing: SoftmaxRun) -> list[Span]:
-    """Returns the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
+    """Return the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
 
     Handles `torch.cat([q @ k1.mT, q @ k2.mT], -1)`, and slices written into a tensor: `z[..., :8] = q @ k1.mT`.
     """
@@ -62,7 +62,7 @@ def key_spans(fork: Fork, weighing: SoftmaxRun) -> list[Span]:
 
 
 def _branches(node: Node, axis: int) -> Iterable[Node]:
-    """Yields the concatenated tensors; `cat([cat([a, b]), c])` gives a, b, c."""
+    """Yield the concatenated tensors; `cat([cat([a, b]), c])` gives a, b, c."""
     for branch in node.parents():
         if branch.op == "cat" and (int(branch.args[1]) if len(branch.args) > 1 else 0) % len(branch.shape) == axis:
             yield from _branches(branch, axis)
@@ -71,7 +71,7 @@ def _branches(node: Node, axis: int) -> Iterable[Node]:
 
 
 def _widened(value: Tensor, axis: int, first: int, total: int) -> Tensor:
-    """Returns `value` placed at `first` along an axis of length `total`; the repeated edges around it are filler."""
+    """Return `value` placed at `first` along an axis of length `total`; the repeated edges around it are filler."""
     index = torch.arange(total, device=value.device) - first
     return value.index_select(axis, index.clamp(0, value.shape[axis] - 1))
 
@@ -89,7 +89,7 @@ def _along_keys(fork: Fork, axis: int, weighing: SoftmaxRun) -> bool:
 
 
 def join_beside(weighing: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
-    """Returns one reading of all spans, or None if their sizes do not match."""
+    """Return one reading of all spans, or None if their sizes do not match."""
     first = cells[0].reading
     sizes = {(cell.reading.layout.batch, cell.reading.layout.heads, cell.reading.layout.rows) for cell in cells}
     if len(sizes) > 1 or not isinstance(first.operands, Logits):
@@ -103,7 +103,7 @@ def join_beside(weighing: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
 
 
 def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
-    """Returns the positions that the rows and the keys of a block were cut from."""
+    """Return the positions that the rows and the keys of a block were cut from."""
     assert isinstance(reading.operands, Logits)
     left, right = product_operands(reading.operands.product)
     first, second = positions(left, -2), positions(right, -1)
@@ -111,7 +111,7 @@ def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
 
 
 def aligned(reading: Reading) -> Reading:
-    """Returns the reading with the offset between its keys and its rows, to tell a rotation from a factor."""
+    """Return the reading with the offset between its keys and its rows, to tell a rotation from a factor."""
     if not reading.query.moves:
         return reading
     rows, keys = positions_of(reading)
@@ -121,7 +121,7 @@ def aligned(reading: Reading) -> Reading:
 
 
 def joined_cells(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, weights: Tensor | None) -> Reading:
-    """Returns one reading of products that cover rows and keys without overlap; pairs that none covers are hidden.
+    """Return one reading of products that cover rows and keys without overlap; pairs that none covers are hidden.
 
     Args:
         cells: the products, in the order of their keys.
@@ -153,7 +153,7 @@ def joined_cells(cells: Sequence[Cell], layout: Layout, logits: Tensor | None, w
 
 
 def _factor(reading: Reading) -> float | None:
-    """Returns the product of a block's factors, or None if any factor is unknown."""
+    """Return the product of a block's factors, or None if any factor is unknown."""
     on_logits = [step.factor for step in reading.steps if isinstance(step, Scale)]
     values = [factor.value for factor in (*reading.query.factors, *reading.key.factors, *on_logits)]
     return None if None in values else math.prod(value for value in values if value is not None)
@@ -168,7 +168,7 @@ def _alike(factors: Sequence[float | None]) -> bool:
 
 
 def _product(cells: Sequence[Cell]) -> Node:
-    """Returns a node that stands for all products; it carries the largest |q . k| among them."""
+    """Return a node that stands for all products; it carries the largest |q . k| among them."""
     products = [cell.reading.operands.product for cell in cells if isinstance(cell.reading.operands, Logits)]
     made = Node("blocks", products[0].shape, place=products[0].place)
     known = [p.product.largest for p in products if p.product is not None and p.product.largest is not None]
@@ -219,7 +219,7 @@ def _kinds(steps: Iterable[Step], kinds: tuple[type[Step], ...]) -> list[Step]:
 
 
 def _skeleton(reading: Reading) -> tuple[object, ...]:
-    """Returns what all blocks must share: every step and side property except masks, biases and factors."""
+    """Return what all blocks must share: every step and side property except masks, biases and factors."""
     on_logits = [step for step in reading.steps if not isinstance(step, (Hide, Bias, Offset, Scale))]
     sides = [(side.norm, side.rope, side.padding, side.norm_gain) for side in (reading.query, reading.key)]
     return (*on_logits, *sides)
@@ -228,7 +228,7 @@ def _skeleton(reading: Reading) -> tuple[object, ...]:
 def assembled_pairs(
     cells: Sequence[Cell], layout: Layout, values_of: Callable[[Cell], Tensor | None], otherwise: float | bool
 ) -> Tensor | None:
-    """Returns the blocks' values as one (B, H, L, S) tensor (B and H may be 1), or None if a block's are unknown.
+    """Return the blocks' values as one (B, H, L, S) tensor (B and H may be 1), or None if a block's are unknown.
 
     Entries that no block covers get the value `otherwise`.
     """
@@ -244,13 +244,13 @@ def assembled_pairs(
 
 
 def _of(cell: Cell, whole: Tensor) -> Tensor:
-    """Returns the view of `whole` that holds the rows and keys of a block."""
+    """Return the view of `whole` that holds the rows and keys of a block."""
     sizes = cell.reading.layout
     return whole[..., cell.row : cell.row + sizes.rows, cell.key : cell.key + sizes.columns]
 
 
 def _values(cell: Cell, kind: type[Step], which: slice, start: float | bool) -> Tensor | None:
-    """Returns the selected masks (ANDed) or biases (summed) of a block, (B, H, L, S), or None if one is unknown."""
+    """Return the selected masks (ANDed) or biases (summed) of a block, (B, H, L, S), or None if one is unknown."""
     reading, operands = cell.reading, cell.reading.operands
     # Masks of a model on the meta device are constants with values, which live on the CPU.
     device = torch.device("cpu") if reading.without_data else reading.device
@@ -266,7 +266,7 @@ def _values(cell: Cell, kind: type[Step], which: slice, start: float | bool) -> 
 
 
 def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole: bool) -> Hide:
-    """Returns the masks of all blocks merged into one; it has no values if `whole` is False."""
+    """Return the masks of all blocks merged into one; it has no values if `whole` is False."""
     if not whole:
         return replace(like, visible=None, name="mask", source=None)
     visible = assembled_pairs(cells, layout, lambda cell: _values(cell, Hide, which, True), False)
@@ -277,7 +277,7 @@ def _hide(cells: Sequence[Cell], layout: Layout, like: Hide, which: slice, whole
 
 
 def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias:
-    """Returns the biases that stand at the same place in each block, merged into one."""
+    """Return the biases that stand at the same place in each block, merged into one."""
     whole = assembled_pairs(cells, layout, lambda cell: _values(cell, Bias, slice(place, place + 1), 0.0), 0.0)
     if whole is None:
         return replace(like, addend=None)
@@ -290,7 +290,7 @@ def _bias(cells: Sequence[Cell], layout: Layout, like: Bias, place: int) -> Bias
 
 
 def is_attention(logits: Tensor, values: Sequence[tuple[int, Tensor]], output: Tensor) -> bool | None:
-    """Returns whether `output` equals softmax(logits) @ values, or None if the shapes do not allow the comparison.
+    """Return whether `output` equals softmax(logits) @ values, or None if the shapes do not allow the comparison.
 
     Args:
         logits: (B, H, L, S), minus infinity where a key is hidden.

@@ -111,7 +111,7 @@ def read_chain(
 
 
 def _by_effect(node: Node, until: Node | None) -> Rearrangement | None:
-    """Returns the effect of operations without readers if they only multiply each logit by one number, else None."""
+    """Return the effect of operations without readers if they only multiply each logit by one number, else None."""
     for found in rearrangements(node):
         if any(_is_product(inner) or inner is until for inner in found.part.order):
             return None  # the span reaches past the product, so its effect is not one on the logits
@@ -121,7 +121,7 @@ def _by_effect(node: Node, until: Node | None) -> Rearrangement | None:
 
 
 def _fork(node: Node, steps: tuple[Step, ...], views: tuple[Node, ...]) -> Fork | None:
-    """Returns the fork if `node` concatenates logits of several products or writes them part by part, else None."""
+    """Return the fork if `node` concatenates logits of several products or writes them part by part, else None."""
     joins = node.op == "overwrite" or (node.op == "cat" and sum(bool(p.products) for p in node.parents()) > 1)
     return Fork(node, steps, views) if joins else None
 
@@ -131,13 +131,13 @@ def _is_product(node: Node) -> bool:
 
 
 def _written_at(node: Node, steps: tuple[Step, ...]) -> Iterator[Step]:
-    """Yields the steps of an operation, innermost first, with its source line."""
+    """Yield the steps of an operation, innermost first, with its source line."""
     at = places.place_text(node.place) if steps else None
     return (replace(step, at=step.at or at) for step in reversed(steps))
 
 
 def _structure(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
-    """Returns the steps of a structure of several operations, its views, and the node to go on from, or None."""
+    """Return the steps of a structure of several operations, its views, and the node to go on from, or None."""
     if node.op == "overwrite":
         return _overwritten(node, views)
     if node.op == "add" and (residual := read_residual_mixing(node)) is not None:
@@ -166,7 +166,7 @@ def _side_by_side(branches: Sequence[Node]) -> tuple[Step, ...]:
 
 
 def _scale_of(branch: Node) -> float | None:
-    """Returns the product of all factors on one of several products, or None if a step can't be followed."""
+    """Return the product of all factors on one of several products, or None if a step can't be followed."""
     chain = read_chain(branch)
     if chain.product is None or any(isinstance(step, Unknown) for step in chain.steps):
         return None
@@ -179,7 +179,7 @@ def _scale_of(branch: Node) -> float | None:
 
 
 def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...], tuple[Node, ...], Node] | None:
-    """Returns the structure of logits that were overwritten in part, or written into a larger tensor.
+    """Return the structure of logits that were overwritten in part, or written into a larger tensor.
 
     `z[:, :, :, pad] = -inf` hides keys; `full = torch.zeros(...); full[..., :n] = z` surrounds z with numbers.
     """
@@ -198,7 +198,7 @@ def _overwritten(node: Node, views: tuple[Node, ...]) -> tuple[tuple[Step, ...],
 
 
 def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Returns the steps on a part of the logits that was changed and put back: `z[..., :4] = z[..., :4] + bias`."""
+    """Return the steps on a part of the logits that was changed and put back: `z[..., :4] = z[..., :4] + bias`."""
     inner, lost = read_chain(own, until=base), (Unknown("overwrite"),)
     for at in takewhile(lambda at: at is not base, back(own, None)):
         if at.op in ("add", "sub", "rsub") and len(list(at.parents())) == 1:
@@ -211,7 +211,7 @@ def _put_back(own: Node, base: Node, write: Node, node: Node, views: tuple[Node,
 
 
 def _by_its_own_tanh(node: Node) -> tuple[float, Node] | None:
-    """Returns c and z of z * tanh(z / c), a softcap that multiplies by the logits in place of c; None for others."""
+    """Return c and z of z * tanh(z / c), a softcap that multiplies by the logits in place of c; None for others."""
     operands = [arg for arg in node.args if isinstance(arg, Node)]
     for bent, logits in (operands, operands[::-1]) if len(operands) == 2 else ():
         at, divisor = origin(bent, ops.CASTS_AND_COPIES), 1.0

@@ -41,7 +41,7 @@ _ADDITIVE = "additive"
 def read_eager(
     weighing: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None
 ) -> Reading | NotAttentionCode:
-    """Returns the reading of a softmax whose weights multiply values, or why it is no attention.
+    """Return the reading of a softmax whose weights multiply values, or why it is no attention.
 
     Args:
         weighing: the softmax.
@@ -64,7 +64,7 @@ def read_eager(
 
 
 def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
-    """Returns the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
+    """Return the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
     chain = span.chain
     assert chain.product is not None
     assert chain.product.product is not None
@@ -165,7 +165,7 @@ def _without_product(weighing: SoftmaxRun, chain: Chain, value: Tensor, output: 
 
 
 def unknown_start(node: Node) -> str | None:
-    """Returns "unknown(op)" for logits that start at an operation that is no known score; None for one projection."""
+    """Return "unknown(op)" for logits that start at an operation that is no known score; None for one projection."""
     node = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
     if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
         return None
@@ -173,7 +173,7 @@ def unknown_start(node: Node) -> str | None:
 
 
 def _followed(node: Node, where: str, left: Node) -> ProductSide:
-    """Returns the side of an operand; an L2 norm along an axis that is not summed over does not bound q . k."""
+    """Return the side of an operand; an L2 norm along an axis that is not summed over does not bound q . k."""
     side = follow_side(node, where)
     fault = norm_fault(node, summed=-1 if node is left else -2) if side.norm == "l2" else None
     return side if fault is None else side.lost(where, fault, norm=None)
@@ -197,7 +197,7 @@ def lay_out(
     value: Tensor,
     heads_hint: int | None,
 ) -> Layout:
-    """Returns the sizes of an eager attention.
+    """Return the sizes of an eager attention.
 
     Args:
         logits: the softmax's input, in its own layout.
@@ -222,7 +222,7 @@ def lay_out(
 
 
 def _by_shape(leading: tuple[int, ...], query: ProductSide, width: int, folded: bool, heads_hint: int | None) -> int:
-    """Returns the number of heads in a usual layout: batch first, then one axis of heads, then rows and columns."""
+    """Return the number of heads in a usual layout: batch first, then one axis of heads, then rows and columns."""
     if len(leading) >= 2:
         # `folded`: grouped query heads lie along the product's rows, (B, H, G * L, S), so all axes after B are heads
         return math.prod(leading[1:]) if folded else leading[-1]
@@ -235,7 +235,7 @@ def _by_shape(leading: tuple[int, ...], query: ProductSide, width: int, folded: 
 
 
 def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, operand: Node) -> tuple[int, int] | None:
-    """Returns (heads, entries of the leading axes after the heads), or None if the features do not tell.
+    """Return (heads, entries of the leading axes after the heads), or None if the features do not tell.
 
     Entries that come from the same features of the projection belong to the same head.
     """
@@ -257,7 +257,7 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
 
 
 def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:
-    """Returns the first query feature behind each row of the logits, in the softmax's layout without the keys."""
+    """Return the first query feature behind each row of the logits, in the softmax's layout without the keys."""
     numbers = projection_coordinate(_query_of(product, axes), features)
     if numbers is None:
         return None

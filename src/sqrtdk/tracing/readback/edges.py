@@ -25,7 +25,7 @@ _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is p
 
 
 def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | NotAttentionCode:
-    """Returns the reading of an edge softmax that weighs values, or why it is no attention."""
+    """Return the reading of an edge softmax that weighs values, or why it is no attention."""
     # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
     way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
     layout = _layout(weighing.logits, groups, value)
@@ -75,7 +75,7 @@ def _without_product(weighing: SoftmaxRun, layout: Layout, value: Tensor) -> Rea
 
 
 def _layout(logits: Tensor, groups: EdgeGroups, value: Tensor) -> Layout:
-    """Returns the sizes: (batch, edges, heads) is the usual order; if the edges come last, heads stand before them."""
+    """Return the sizes: (batch, edges, heads) is the usual order; if the edges come last, heads stand before them."""
     before, after = math.prod(logits.shape[: groups.axis]), math.prod(logits.shape[groups.axis + 1 :])
     last = groups.axis == logits.dim() - 1
     batch, heads = (1, before) if last else (before, after)
@@ -91,13 +91,13 @@ def _fits(groups: EdgeGroups, layout: Layout) -> bool:
 
 
 def _side(node: Node, where: str) -> ProductSide:
-    """Returns the side q or k of the edges; `x[target]` takes a row several times, which is no repeat of heads."""
+    """Return the side q or k of the edges; `x[target]` takes a row several times, which is no repeat of heads."""
     side = follow_side(node, where)
     return replace(side, growth=1, stages=tuple(stage for stage in side.stages if stage.name != "repeat"))
 
 
 def _sources(node: Node) -> int | None:
-    """Returns the number of nodes that `k[source]` picks from, or None if no such pick is found."""
+    """Return the number of nodes that `k[source]` picks from, or None if no such pick is found."""
     for at, main in pairwise(back(node, None)):
         if at.op in ("index", "index_select"):
             return math.prod(main.shape[:-1]) // max(math.prod(at.shape[1:-1]), 1)

@@ -25,7 +25,7 @@ _MOST_HEADS = 2**12  # a factor on the meta device is evaluated only if it has n
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
-    """Returns the factor that `node` multiplies by, or None if it is neither one number nor one number per head."""
+    """Return the factor that `node` multiplies by, or None if it is neither one number nor one number per head."""
     inverse = node.op == "div"
     arg = node.args[position]
     if isinstance(arg, Node):
@@ -39,7 +39,7 @@ def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Facto
 def tensor_factor(
     arg: Node, value: Tensor | None, where: str, heads_axis: int, *, inverse: bool = False
 ) -> Factor | None:
-    """Returns the factor that a tensor holds: one number, or one per head, repeated or not; None for any other tensor.
+    """Return the factor that a tensor holds: one number, or one per head, repeated or not; None for any other tensor.
 
     Args:
         arg: node of the tensor.
@@ -69,7 +69,7 @@ def tensor_factor(
 
 
 def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Factor | None:
-    """Returns the factor with one number per head, or None if a head's row holds several numbers."""
+    """Return the factor with one number per head, or None if a head's row holds several numbers."""
     if not bool((repeated == repeated[:, :1]).all()):
         return None
     numbers = [1 / float(v) if inverse else float(v) for v in repeated[:, 0]]
@@ -79,7 +79,7 @@ def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Facto
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
-    """Returns a factor on (edges, heads) made of parameters alone; its value is None unless it is one per head."""
+    """Return a factor on (edges, heads) made of parameters alone; its value is None unless it is one per head."""
     if arg.act or not is_learned(arg):
         return None
     each = None
@@ -89,7 +89,7 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
 
 
 def heads_axis(factor: object, logits: Node) -> int:
-    """Returns the axis, negative, along which a factor on `logits` may have one number per head."""
+    """Return the axis, negative, along which a factor on `logits` may have one number per head."""
     if not isinstance(factor, Node) or factor.act:  # a factor computed from the data has one number per sequence
         return -3
     if (several := capacity(factor)) <= 1 or factor.shape[-3:-2] == (several,):
@@ -100,7 +100,7 @@ def heads_axis(factor: object, logits: Node) -> int:
 
 
 def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
-    """Returns the factor on the logits, marked `FROM_DATA` if it is computed from the data and the same for all keys.
+    """Return the factor on the logits, marked `FROM_DATA` if it is computed from the data and the same for all keys.
 
     A tensor that descends from the logits themselves (their norm, their maximum) is a step of its own, no factor.
     """
@@ -110,7 +110,7 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
 
 
 def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
-    """Returns a factor of the model with one number per row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
+    """Return a factor of the model with one number per row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
 
     Zeros and ones hide rows and are no factor.
     """
@@ -127,7 +127,7 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
 
 
 def factor_source(node: Node, *, inverse: bool = False) -> str:
-    """Returns where a factor comes from: "parameter NAME" if it is computed from one, else its kind.
+    """Return where a factor comes from: "parameter NAME" if it is computed from one, else its kind.
 
     A parameter in a known function is written with it: "parameter exp(-attn.log_t)". `inverse`: it divides.
     """
@@ -138,7 +138,7 @@ def factor_source(node: Node, *, inverse: bool = False) -> str:
 
 
 def _function(node: Node, *, inverse: bool) -> str | None:
-    """Returns a parameter in the functions that made a factor of it, or None if one of them is not known.
+    """Return a parameter in the functions that made a factor of it, or None if one of them is not known.
 
     Example: a temperature learned as `logits * torch.exp(-self.log_t)`, or `logits / self.log_t.exp()`.
     """
@@ -177,7 +177,7 @@ def _bracketed(text: str) -> str:
 
 
 def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Returns the side after a multiplication or a division."""
+    """Return the side after a multiplication or a division."""
     side = follow(main, where)
     position = 1 if node.args[0] is main else 0
     other = node.args[position]
@@ -215,7 +215,7 @@ def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSid
 
 
 def _gained(side: ProductSide, node: Node, gain: Node, value: Tensor | None, where: str) -> ProductSide:
-    """Returns the side after a gain for each channel; the gain's root mean square counts as a factor."""
+    """Return the side after a gain for each channel; the gain's root mean square counts as a factor."""
     known = value is not None and not value.is_meta and bool(value.numel())
     size = float(value.detach().double().square().mean().sqrt()) if known and value is not None else None
     if size is not None and node.op == "div":
@@ -238,7 +238,7 @@ def _is_gain(other: Node, node: Node, side: ProductSide) -> bool:
 
 
 def _decay(other: Node, value: Tensor | None, node: Node) -> Tensor | None:
-    """Returns positive constants, one or more per row (float64), or None for any other tensor."""
+    """Return positive constants, one or more per row (float64), or None for any other tensor."""
     value = evaluate(other) if value is not None and value.is_meta else value
     if value is None or value.dim() < 2 or value.shape[-2] != node.shape[-2] or is_learned(other):
         return None

@@ -85,7 +85,7 @@ class _Arguments:
     kernel: Kernel
 
     def name(self, what: str) -> str | None:
-        """Returns the operator's own name for an argument, or None if it was not passed."""
+        """Return the operator's own name for an argument, or None if it was not passed."""
         return next((name for name in _ARGUMENT_NAMES[what] if self.call.arguments.get(name) is not None), None)
 
     def __getitem__(self, what: str) -> Any:
@@ -93,7 +93,7 @@ class _Arguments:
         return None if name is None else self.call.arguments[name]
 
     def node(self, what: str) -> Node:
-        """Returns the node of a tensor argument that was passed."""
+        """Return the node of a tensor argument that was passed."""
         return self.call.nodes[self.name(what) or ""]
 
     @property
@@ -102,7 +102,7 @@ class _Arguments:
         return self.kernel.dims == "BLHE" or self["query_ends"] is not None
 
     def lead(self, layout: Layout) -> Sequence[int]:
-        """Returns the leading axes of the logits to which the operator broadcasts its masks."""
+        """Return the leading axes of the logits to which the operator broadcasts its masks."""
         return (layout.batch, layout.heads) if self.by_token else self["query"].shape[:-2]
 
     @property
@@ -114,7 +114,7 @@ class _Arguments:
 
 
 def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
-    """Returns the reading of a call whose operands and steps are all arguments of one operator."""
+    """Return the reading of a call whose operands and steps are all arguments of one operator."""
     arguments = _Arguments(call, kernel)
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     kv_heads: int | None
@@ -173,7 +173,7 @@ def _not_read(argument: str) -> str:
 
 
 def _device(tensor: Tensor) -> torch.device:
-    """Returns the device for masks: the CPU if the tensor is on the meta device, so that masks have values."""
+    """Return the device for masks: the CPU if the tensor is on the meta device, so that masks have values."""
     return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
@@ -181,7 +181,7 @@ def _device(tensor: Tensor) -> torch.device:
 
 
 def _layout(arguments: _Arguments, query: ProductSide) -> tuple[Layout, int | None]:
-    """Returns the sizes of (..., H, L, E) operands, and the key's heads, or None if its shape does not tell them."""
+    """Return the sizes of (..., H, L, E) operands, and the key's heads, or None if its shape does not tell them."""
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     width, entries, heads = q.shape[-1], math.prod(q.shape[:-2]), q.shape[-3] if q.dim() > 3 else 1
     folded = q.dim() == 3
@@ -199,12 +199,12 @@ def _layout(arguments: _Arguments, query: ProductSide) -> tuple[Layout, int | No
 
 
 def _dims_of_caller(node: Node) -> int:
-    """Returns the number of dimensions of the caller's query, before it was reshaped to four."""
+    """Return the number of dimensions of the caller's query, before it was reshaped to four."""
     return next((len(at.shape) for at in back(node, _RESHAPED) if len(at.shape) != 4), 4)
 
 
 def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, PackedPair]:
-    """Returns k and v, read from the pages if the cache is paged, and the places of the sequences."""
+    """Return k and v, read from the pages if the cache is paged, and the places of the sequences."""
     pages, ends = arguments["pages"], arguments["key_ends"]
     if pages is not None:
         k, v, ends = _paged(k, pages), _paged(v, pages), None
@@ -216,14 +216,14 @@ def _sequences(arguments: _Arguments, q: Tensor, k: Tensor, v: Tensor) -> tuple[
 
 
 def _paged(pool: Tensor, pages: Tensor) -> Tensor:
-    """Returns (N, S, H, E) from a pool (pages, page size, H, E) and the page numbers of each sequence."""
+    """Return (N, S, H, E) from a pool (pages, page size, H, E) and the page numbers of each sequence."""
     if pool.is_meta or pages.is_meta:
         return pool.new_empty(pages.shape[0], pages.shape[1] * pool.shape[1], *pool.shape[2:], device="meta")
     return pool[pages.long().clamp(0, len(pool) - 1)].flatten(1, 2)
 
 
 def _by_head(side: ProductSide, operand: Tensor, sequences: Sequences) -> ProductSide:
-    """Returns the side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
+    """Return the side of an operand (..., L, H, E) with its basis as (B, H, L, E)."""
     factors = tuple(f for f in side.factors if f.per_head is None or len(f.per_head) == operand.shape[-2])
     if len(factors) < len(side.factors):  # axis -3 holds positions in this layout, not heads
         side = replace(side, factors=factors, unknown=(*side.unknown, Message("trace.step.factor_of_position")))
@@ -236,7 +236,7 @@ def _by_head(side: ProductSide, operand: Tensor, sequences: Sequences) -> Produc
 
 
 def _scale(arguments: _Arguments, layout: Layout) -> tuple[float | Tensor, Scale]:
-    """Returns the scale, a number or a tensor (B, H, L, 1), and its step."""
+    """Return the scale, a number or a tensor (B, H, L, 1), and its step."""
     passed = arguments["scale"]
     if isinstance(passed, Tensor):
         node = arguments.node("scale")
@@ -249,7 +249,7 @@ def _scale(arguments: _Arguments, layout: Layout) -> tuple[float | Tensor, Scale
 
 
 def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -> Tensor:
-    """Returns (B, H, L, columns) from a tensor that broadcasts to (*lead, L, columns).
+    """Return (B, H, L, columns) from a tensor that broadcasts to (*lead, L, columns).
 
     Broadcast dimensions keep size 1 (B, H and L only).
     """
@@ -258,7 +258,7 @@ def _shaped(tensor: Tensor, lead: Sequence[int], layout: Layout, columns: int) -
 
 
 def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Step, ...], str | None]:
-    """Returns the steps of the addend (a bias or a float mask) and of ALiBi, and the reason if they can't be read."""
+    """Return the steps of the addend (a bias or a float mask) and of ALiBi, and the reason if they can't be read."""
     steps: tuple[Step, ...] = ()
     bias, slopes, name = arguments["bias"], arguments["slopes"], arguments.name("bias")
     if bias is not None and pairs.unlike:
@@ -281,7 +281,7 @@ def _bias(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
 
 
 def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
-    """Returns one step for mask, causal flag and window together, and the reason if it can't be measured."""
+    """Return one step for mask, causal flag and window together, and the reason if it can't be measured."""
     bias, passed = arguments["bias"], arguments["visible"]
     passed = bias if bias is not None and bias.dtype == torch.bool else passed
     left, right, lower_right = _band(arguments)
@@ -310,7 +310,7 @@ def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
 
 
 def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:
-    """Returns (left, right, lower_right): a row sees `left` keys before its own and `right` after it.
+    """Return (left, right, lower_right): a row sees `left` keys before its own and `right` after it.
 
     None is no bound. With `lower_right` the last row's own key is the last key.
     """

@@ -21,7 +21,7 @@ from sqrtdk.tracing.tape.recorder import KernelCall
 
 
 def read_native(call: KernelCall, kernel: Kernel) -> Reading:
-    """Returns the reading of a whole attention or encoder layer that torch runs as one operation in eval mode.
+    """Return the reading of a whole attention or encoder layer that torch runs as one operation in eval mode.
 
     By contract the operation computes `softmax(q k^T / sqrt(head_dim))` with q and k from the packed projection. The
     reader computes q and k again from the arguments. The operation itself runs untouched: outputs stay bit-equal.
@@ -69,7 +69,7 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
 
 
 def _four(mask: Tensor, kind: int | None, padding: tuple[int, int]) -> Tensor:
-    """Returns a (B, H, L, S) view of a native mask: kind 0 is (L, S), 1 is padding (B, S), 2 is (B, H, L, S)."""
+    """Return a (B, H, L, S) view of a native mask: kind 0 is (L, S), 1 is padding (B, S), 2 is (B, H, L, S)."""
     if kind == 1 or (kind is None and mask.shape == padding):
         return mask[:, None, None, :]
     return mask[None, None] if mask.dim() == 2 else mask

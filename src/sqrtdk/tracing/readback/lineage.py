@@ -56,7 +56,7 @@ _by_effects: WeakKeyDictionary[Node, dict[str, ProductSide | None]] = WeakKeyDic
 
 
 def follow_side(node: Node, where: str) -> ProductSide:
-    """Returns the side that ends at `node`, followed back to its root."""
+    """Return the side that ends at `node`, followed back to its root."""
     if _asked.followed is not None:
         return _step(node, where)
     known = {} if _asked.remembered is None else _asked.remembered
@@ -133,7 +133,7 @@ def _follow_side(node: Node, where: str) -> ProductSide:
 
 
 def _by_effect(node: Node, where: str) -> ProductSide | None:
-    """Returns the side after operations without readers, by their effect on other values; None for an unknown effect.
+    """Return the side after operations without readers, by their effect on other values; None for an unknown effect.
 
     Inner operations were followed and probed first, so sources that are still unknown are not probed again.
     """
@@ -157,7 +157,7 @@ def _effects(node: Node, where: str) -> Iterator[ProductSide]:
 
 
 def _through(side: ProductSide, part: Subgraph, effect: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Returns the side's values after the effect of `part`, or None if they do not fit it."""
+    """Return the side's values after the effect of `part`, or None if they do not fit it."""
     if side.basis is None or tuple(side.basis.shape) != part.source.shape:
         return None
     try:
@@ -167,7 +167,7 @@ def _through(side: ProductSide, part: Subgraph, effect: Callable[[Tensor], Tenso
 
 
 def _before(node: Node, where: str) -> ProductSide | None:
-    """Returns the side of a root that continues q or k: a sum of branches, a convolution, a rotation by matrices."""
+    """Return the side of a root that continues q or k: a sum of branches, a convolution, a rotation by matrices."""
     if len(node.branches) > 1:
         return pieces.summed(node, where, follow_side)
     return (
@@ -193,7 +193,7 @@ def _start(node: Node, where: str) -> ProductSide:
 
 
 def _normalised(node: Node, where: str) -> ProductSide | None:
-    """Returns the side of a normalised vector, or None. Its values are the new basis, so earlier steps are dropped.
+    """Return the side of a normalised vector, or None. Its values are the new basis, so earlier steps are dropped.
 
     A rotation before the norm stays as a stage only: the normalised values already contain it.
     """
@@ -210,7 +210,7 @@ def _normalised(node: Node, where: str) -> ProductSide | None:
 
 
 def _normed(side: ProductSide, norm: RowNorm, values: Tensor | None, where: str, source: str) -> ProductSide:
-    """Returns the side after a normalisation that gave `values`; a gain beyond unit size becomes a factor."""
+    """Return the side after a normalisation that gave `values`; a gain beyond unit size becomes a factor."""
     learned = None if norm.learned is None else tensor_factor(*norm.learned, where, -1)
     gains = [] if norm.by in (1.0, None) else [Factor(norm.by, where, source)]
     gains += [] if learned is None else [learned]
@@ -285,7 +285,7 @@ def _clamped(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
 
 
 def _shifted(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Returns the side after a vector was added to q or k: a bias of the projection, written apart."""
+    """Return the side after a vector was added to q or k: a bias of the projection, written apart."""
     if sum(p.act for p in node.parents()) != 1:
         return _unknown(node, main, where, follow)
     side = follow(main, where)

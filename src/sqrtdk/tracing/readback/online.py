@@ -40,7 +40,7 @@ class _Block:
 
 
 def read_online(run: Online, heads_hint: int | None) -> list[Reading] | str:
-    """Returns the attentions of a run, one or one for each block of queries; a string says why there is none.
+    """Return the attentions of a run, one or one for each block of queries; a string says why there is none.
 
     Args:
         run: the exponentials and the output.
@@ -112,7 +112,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
 
 
 def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:
-    """Returns the logits in natural-log units: the exp's input plus its maximum; -inf where the exp was zeroed."""
+    """Return the logits in natural-log units: the exp's input plus its maximum; -inf where the exp was zeroed."""
     if exponential.power is not None:
         entered = exponential.power.log() / math.log(exponential.base)
     else:
@@ -127,7 +127,7 @@ def _logits(exponential: Exponential, hides: Sequence[Step]) -> Tensor:
 
 
 def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
-    """Returns the masks that zero the exp, `exp(z - m) * mask`; any other change of it is an unknown step."""
+    """Return the masks that zero the exp, `exp(z - m) * mask`; any other change of it is an unknown step."""
     steps: list[Step] = []
     for node in exponential.way:
         if node.op in ("mul", "div", "masked_fill", "where") and dropout_of(node) is None:
@@ -136,7 +136,7 @@ def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
 
 
 def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
-    """Returns what an operation on the exp hides, by its effect on ones; [] if it multiplies all by one number."""
+    """Return what an operation on the exp hides, by its effect on ones; [] if it multiplies all by one number."""
     main = node.main()
     part = None if main is None else subgraph_between(main, node)
     if main is None or part is None or node.shape != shape:
@@ -151,7 +151,7 @@ def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
 
 
 def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
-    """Returns the blocks of each attention: blocks whose queries, and whose keys, come from one tensor."""
+    """Return the blocks of each attention: blocks whose queries, and whose keys, come from one tensor."""
     groups: dict[tuple[object, ...], list[_Block]] = {}
     for block in blocks:
         rows, keys = block.rows, block.keys
@@ -173,7 +173,7 @@ def _connected(group: Sequence[_Block]) -> list[list[_Block]]:
 
 
 def _cells(group: Sequence[_Block]) -> list[tuple[Cell, Tensor]] | None:
-    """Returns the blocks at their rows and keys, with their values; None if they overlap or a place is unknown."""
+    """Return the blocks at their rows and keys, with their values; None if they overlap or a place is unknown."""
     rows = [block.rows.first if block.rows is not None else 0 for block in group]
     sizes = {block.reading.layout.rows for block in group if block.rows is None}
     if len(sizes) > 1:
@@ -220,7 +220,7 @@ def _joined(cells: Sequence[Cell], output: Tensor | None) -> Reading:
 
 
 def _whole(cells: Sequence[Cell], layout: Layout) -> Tensor | None:
-    """Returns the logits of all blocks, (B, H, L, S), or None if they are too many or were not held."""
+    """Return the logits of all blocks, (B, H, L, S), or None if they are too many or were not held."""
     if layout.batch * layout.heads * layout.rows * layout.columns > MOST_JOINED_LOGITS:
         return None
     if any(cell.reading.no_stats is not None for cell in cells):

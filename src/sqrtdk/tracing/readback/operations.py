@@ -61,13 +61,13 @@ class Link:
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
     def addends(self, position: int, by: float) -> tuple[Step, ...]:
-        """Returns the steps of the addend at `position`, outermost first."""
+        """Return the steps of the addend at `position`, outermost first."""
         node = self.node
         steps = read_addend(node.args[position], node.operands.get(position), by, self.views, node.shape)
         return steps[::-1]
 
     def overwritten(self, position: int, fill: float | None, *, keep: bool) -> tuple[Step, ...]:
-        """Returns the mask that writes `fill` over the logits, except where the condition at `position` is `keep`."""
+        """Return the mask that writes `fill` over the logits, except where the condition at `position` is `keep`."""
         condition = self.node.operands.get(position)
         if condition is not None and condition.is_meta:
             condition = evaluate(self.node.args[position])
@@ -81,14 +81,14 @@ Readers = Mapping[str, Callable[[Link], tuple[Step, ...]]]
 
 
 def unknown(link: Link) -> tuple[Step, ...]:
-    """Returns an unknown step for an operation without a reader; curves like tanh belong to an additive score."""
+    """Return an unknown step for an operation without a reader; curves like tanh belong to an additive score."""
     if link.node.op in NONLINEARITIES and not link.main.products:
         return ()
     return (Unknown(link.node.op),)
 
 
 def _number(value: float, source: str = "number") -> tuple[Step, ...]:
-    """Returns the step of a number in the operation itself (`alpha`), or () if it is 1."""
+    """Return the step of a number in the operation itself (`alpha`), or () if it is 1."""
     return () if value == 1 else (Scale(Factor(value, "logits", source)),)
 
 
@@ -176,7 +176,7 @@ def _summed(link: Link) -> tuple[Step, ...]:
 
 
 def beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Returns the steps of baddbmm and addmm beside the product, beta * input + alpha * (q k^T), outermost first."""
+    """Return the steps of baddbmm and addmm beside the product, beta * input + alpha * (q k^T), outermost first."""
     if node.op not in ("baddbmm", "addmm", "addbmm"):
         return ()
     alpha, beta = (float(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
@@ -248,7 +248,7 @@ def _selected(link: Link) -> tuple[Step, ...]:
 
 
 def _fill(node: Node, position: int) -> tuple[float | None, bool]:
-    """Returns the number written over hidden logits, and True if it is one number: `where(m, z, -1e9)`.
+    """Return the number written over hidden logits, and True if it is one number: `where(m, z, -1e9)`.
 
     It may be a number or a tensor filled with it. A tensor without values counts as one unknown number, (None, True).
     """
@@ -267,7 +267,7 @@ def _written(link: Link) -> tuple[Step, ...]:
 
 
 def _clamped(link: Link) -> tuple[Step, ...]:
-    """Returns the step of a clamp, or () if its bounds are as low as finfo.min and only keep infinities out."""
+    """Return the step of a clamp, or () if its bounds are as low as finfo.min and only keep infinities out."""
     node = link.node
     if sum(_same_lineage(parent, link.main) for parent in node.parents()) > 1:  # torch.maximum(z, 2 * z): a curve
         return unknown(link)
@@ -287,7 +287,7 @@ def _put_together(link: Link) -> tuple[Step, ...]:
 
 
 def _mixed(link: Link) -> tuple[Step, ...]:
-    """Returns the step that mixes the heads of the logits, or an unknown step."""
+    """Return the step that mixes the heads of the logits, or an unknown step."""
     node, operands = link.node, mixing_operands(link.node)
     if operands is not None and mixed_by_data(node.args[operands[1]]):
         return (Unknown(Message(HEADS_BY_DATA)),)
@@ -298,7 +298,7 @@ def _mixed(link: Link) -> tuple[Step, ...]:
 
 
 def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
-    """Returns the mixing matrix, (H mixed, H) float64, or None if it differs from entry to entry of the batch."""
+    """Return the mixing matrix, (H mixed, H) float64, or None if it differs from entry to entry of the batch."""
     value = value.to(torch.float64)
     if node.op in CONVOLUTIONS:
         return value.flatten(1)
@@ -310,7 +310,7 @@ def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
 
 
 def read_residual_mixing(node: Node) -> tuple[Step, Node] | None:
-    """Returns the step 1 + M and the logits z of `z + M z`, a residual mixing of heads; None for any other sum."""
+    """Return the step 1 + M and the logits z of `z + M z`, a residual mixing of heads; None for any other sum."""
     terms = [arg for arg in node.args if isinstance(arg, Node) and arg.products]
     if len(terms) != 2 or node.kwargs.get("alpha", 1) != 1:
         return None
@@ -362,7 +362,7 @@ def _is_square(node: Node) -> bool:
 
 
 def completed_distance(steps: tuple[Step, ...], factor: float) -> tuple[Step, ...] | None:
-    """Returns the steps that follow a squared distance written out as |q|^2 - 2 q.k + |k|^2, or None if it is none.
+    """Return the steps that follow a squared distance written out as |q|^2 - 2 q.k + |k|^2, or None if it is none.
 
     Args:
         steps: innermost first; the first ones may complete q.k to the distance.

@@ -59,7 +59,7 @@ class Orientation:
     heads: tuple[int, ...] = ()
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Returns (..., L, S) from a tensor in the softmax's layout."""
+        """Return (..., L, S) from a tensor in the softmax's layout."""
         tensor = tensor.movedim(self.keys, -1)
         heads, rows = len(self.heads), len(self.rows)
         tensor = tensor.movedim((*self.heads, *self.rows), tuple(range(-1 - heads - rows, -1)))
@@ -68,13 +68,13 @@ class Orientation:
 
 
 def product_operands(product: Node) -> tuple[Node, Node]:
-    """Returns the left and the right operand of a product."""
+    """Return the left and the right operand of a product."""
     nodes = [arg for arg in product.args if isinstance(arg, Node)]
     return nodes[-2], nodes[-1]
 
 
 def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns batch, row and column of the product's entry behind each logit, in the softmax's layout."""
+    """Return batch, row and column of the product's entry behind each logit, in the softmax's layout."""
     shape = product.shape if len(product.shape) == 3 else (1, *product.shape)
     axes = [torch.arange(n, device=device).view([-1 if d == a else 1 for d in range(3)]) for a, n in enumerate(shape)]
     n, r, c = (to_softmax(axis.expand(shape).reshape(product.shape), views) for axis in axes)
@@ -82,7 +82,7 @@ def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> t
 
 
 def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Orientation:
-    """Returns the axes, found by following the coordinates of the product's entries through the views."""
+    """Return the axes, found by following the coordinates of the product's entries through the views."""
     plain = Orientation(dim, (dims - 2,) if dims > 1 else (), False, False)
     try:
         _, row, column = coordinates(product, views, torch.device("cpu"))
@@ -110,7 +110,7 @@ def varies(coordinate: Tensor, axis: int) -> bool:
 def place_rows(
     axes: Orientation, product: Node, query: Node, key: Node, views: Sequence[Node], shape: tuple[int, ...]
 ) -> Orientation:
-    """Returns the orientation with `rows` set to the axes along which the positions of the queries run.
+    """Return the orientation with `rows` set to the axes along which the positions of the queries run.
 
     Args:
         axes: the orientation from the product's own rows.
@@ -146,7 +146,7 @@ def _runs_along(key: Node, columns: int) -> bool:
 
 
 def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[Node], dims: int) -> Orientation:
-    """Returns the orientation with `heads` set to the axes of the queries' features, if they are not next to the rows.
+    """Return the orientation with `heads` set to the axes of the queries' features, if they are not next to the rows.
 
     Args:
         axes: the orientation, with its rows set.
@@ -163,7 +163,7 @@ def place_heads(axes: Orientation, product: Node, query: Node, views: Sequence[N
 
 
 def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence[Node]) -> Tensor | None:
-    """Returns a coordinate of q in the softmax's layout, keys last; None if the views can't be followed."""
+    """Return a coordinate of q in the softmax's layout, keys last; None if the views can't be followed."""
     line = along[..., :1, :] if axes.swapped else along[..., :1]
     try:
         return to_softmax(line.expand(product.shape), views).movedim(axes.keys, -1)
@@ -201,7 +201,7 @@ def pools_positions(weighing: SoftmaxRun) -> bool:
 
 
 def norm_fault(operand: Node, *, summed: int) -> str | None:
-    """Returns a message if q or k was normalised along an axis that the product does not sum over, else None.
+    """Return a message if q or k was normalised along an axis that the product does not sum over, else None.
 
     Args:
         operand: q or k of the product.
@@ -247,7 +247,7 @@ def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> b
 
 
 def _channels(node: Node, axis: int) -> Tensor | None:
-    """Returns the features, from 1, behind the product's channels, (vectors, E).
+    """Return the features, from 1, behind the product's channels, (vectors, E).
 
     Returns None if they come from several projections or are unknown.
     """
@@ -262,7 +262,7 @@ def _channels(node: Node, axis: int) -> Tensor | None:
 
 
 def projection_coordinate(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
-    """Returns a coordinate of the projections behind `node`, in the node's layout; None if it can't be followed."""
+    """Return a coordinate of the projections behind `node`, in the node's layout; None if it can't be followed."""
 
     def start(at: Node) -> Tensor | None:
         main = at.main()
@@ -289,7 +289,7 @@ def projection_coordinate(node: Node, coordinate: Callable[[Node, tuple[int, ...
 
 
 def _after(step: Node, line: Tensor) -> Tensor | None:
-    """Returns a coordinate after padding (which adds zeros), or after a reduction (its first entry)."""
+    """Return a coordinate after padding (which adds zeros), or after a reduction (its first entry)."""
     if step.op == "constant_pad_nd":
         return replay(step, line)
     axes = step.args[1] if len(step.args) > 1 else None
@@ -301,14 +301,14 @@ def _after(step: Node, line: Tensor) -> Tensor | None:
 
 
 def _features_axis(root: Node) -> int:
-    """Returns the axis of a projection's features, negative: -3 for a convolution (B, C, H, W), -1 for vectors."""
+    """Return the axis of a projection's features, negative: -3 for a convolution (B, C, H, W), -1 for vectors."""
     if root.op in _CHANNELS_FIRST and len(root.shape) > 2:
         return 1 - len(root.shape)
     return -1 if root.root is None else root.root.features
 
 
 def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """Returns 1, 2, 3 ... along the positions (0 is left for padding); all 1 for a projection without positions."""
+    """Return 1, 2, 3 ... along the positions (0 is left for padding); all 1 for a projection without positions."""
     if len(shape) < 2 or root.op == "bmm":  # einsum folds batch and positions into one axis
         return None
     if root.op in _CHANNELS_FIRST and len(shape) > 2:
@@ -324,7 +324,7 @@ def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def features(root: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """Returns the number of each feature of a projection, in its layout; several matrices get disjoint numbers."""
+    """Return the number of each feature of a projection, in its layout; several matrices get disjoint numbers."""
     if root.root is None or not shape or math.prod(shape) > _MOST_PROJECTION_ELEMENTS:
         return None
     axis, matrices = _features_axis(root) % len(shape), root.root.matrices

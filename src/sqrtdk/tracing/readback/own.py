@@ -32,7 +32,7 @@ _SAMPLE_ROWS = 16  # first rows that are computed again; a block of a wide score
 
 
 def kernel_arguments(call: Call) -> dict[str, Any] | None:
-    """Returns the call as arguments of one of our kernels, or None if no kernel computes such logits."""
+    """Return the call as arguments of one of our kernels, or None if no kernel computes such logits."""
     sinks = call.sinks
     if only_by_blocks(replace(call, mask_mods=())) is not None or (sinks is not None and sinks.ndim > 1):
         return None
@@ -60,7 +60,7 @@ def kernel_arguments(call: Call) -> dict[str, Any] | None:
 
 
 def arguments_of_product(call: Call) -> dict[str, Tensor]:
-    """Returns q, k and v of a call in four dimensions."""
+    """Return q, k and v of a call in four dimensions."""
     same = {call.query.dtype, call.key.dtype} == {call.value.dtype}
     three = operands(call, call.value.dtype if same else call.dtype)
     return dict(zip(("query", "key", "value"), three, strict=True))
@@ -73,12 +73,12 @@ def first_rows(call: Call) -> None:
 
 
 def is_all_of(call: Call, sample: Reading) -> bool:
-    """Returns whether the rows that were computed again are all rows of the call, as it ran."""
+    """Return whether the rows that were computed again are all rows of the call, as it ran."""
     return call.dropout_p == 0.0 and sample.layout.rows == call.length and call.length <= block_rows(call)
 
 
 def whole_reading(ran: WholeCall, sample: Reading | None, query: Tensor, key: Tensor) -> Reading:
-    """Returns the reading of all rows.
+    """Return the reading of all rows.
 
     Args:
         ran: the call.
@@ -129,7 +129,7 @@ def whole_reading(ran: WholeCall, sample: Reading | None, query: Tensor, key: Te
 
 
 def _for_all_rows(step: Step, call: Call, layout: Layout) -> Step:
-    """Returns a step of the first rows as one of all rows: a bias has values for all pairs, or none."""
+    """Return a step of the first rows as one of all rows: a bias has values for all pairs, or none."""
     if not isinstance(step, Bias):
         return step
     known = call.score is None and call.term is None and call.bias is None and call.score_mod is not None
@@ -142,7 +142,7 @@ def _for_all_rows(step: Step, call: Call, layout: Layout) -> Step:
 
 
 def _hides(call: Call, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
-    """Returns the step of all masks together, and why its values are not known, None if they are."""
+    """Return the step of all masks together, and why its values are not known, None if they are."""
     if not call.hides:
         return (), None
     others = call.visible is not None or call.window != UNBOUNDED or call.has_mods

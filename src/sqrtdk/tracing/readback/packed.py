@@ -45,7 +45,7 @@ class Sequences:
 
     @classmethod
     def of(cls, operand: Tensor, ends: Tensor | None, used: Tensor | None, longest: int | None) -> Sequences:
-        """Returns the sequences of an operand.
+        """Return the sequences of an operand.
 
         Args:
             operand: (T, H, E) or (1, T, H, E) if `ends` is passed, else (N, L, H, E).
@@ -70,7 +70,7 @@ class Sequences:
         return cls(count, most, ends[:-1].long(), lengths.long())
 
     def spread(self, tokens: Tensor) -> Tensor:
-        """Returns the tokens as (N, H, longest, E), with zeros after the end of a sequence."""
+        """Return the tokens as (N, H, longest, E), with zeros after the end of a sequence."""
         exists = self.exists(tokens.device)
         if self.starts is None or exists is None:
             return tokens.reshape(self.count, self.longest, *tokens.shape[-2:]).transpose(1, 2)
@@ -80,7 +80,7 @@ class Sequences:
         return rows.masked_fill(~exists[:, :, None, None], 0.0).transpose(1, 2)
 
     def exists(self, device: torch.device) -> Tensor | None:
-        """Returns (N, longest), False after the end of a sequence; None if all have one length, or without data."""
+        """Return (N, longest), False after the end of a sequence; None if all have one length, or without data."""
         if self.lengths is None:
             return None
         return torch.arange(self.longest, device=device) < self.lengths.to(device)[:, None]
@@ -120,7 +120,7 @@ class PackedPair:
         return self.alike if not self.known else not self.unlike or not bool(self._offset().any())
 
     def exist(self) -> tuple[Tensor | None, Tensor | None]:
-        """Returns (N, 1, L, 1) and (N, 1, 1, S), False after the end of a sequence; None if all have one length."""
+        """Return (N, 1, L, 1) and (N, 1, 1, S), False after the end of a sequence; None if all have one length."""
         rows, columns = (side.exists(self.device) for side in (self.queries, self.keys))
         rows = None if rows is None else rows[:, None, :, None]
         return rows, None if columns is None else columns[:, None, None, :]
@@ -128,31 +128,31 @@ class PackedPair:
     def vectors(
         self, query: Tensor, key: Tensor, scale: float | Tensor, softcap: float | None = None, *, exact: bool
     ) -> Vectors:
-        """Returns the operands with one padded row per sequence, from (..., L, H, E) layouts."""
+        """Return the operands with one padded row per sequence, from (..., L, H, E) layouts."""
         query = query if query.is_meta else self.queries.spread(query)
         key = key if key.is_meta else self.keys.spread(key)
         rows, columns = self.exist()
         return Vectors(query, key, scale, softcap, exact=exact, exists=rows, keys=columns)
 
     def distance(self, *, lower_right: bool) -> Tensor:
-        """Returns i - j, (N or 1, 1, L, S); it is 0 at the last query and key if `lower_right`, else at the first."""
+        """Return i - j, (N or 1, 1, L, S); it is 0 at the last query and key if `lower_right`, else at the first."""
         i, j = self._positions(lower_right=lower_right)
         return i - j
 
     def _positions(self, *, lower_right: bool) -> tuple[Tensor, Tensor]:
-        """Returns i, (N or 1, 1, L, 1), and j, (S,); the last query is at the last key if `lower_right`."""
+        """Return i, (N or 1, 1, L, 1), and j, (S,); the last query is at the last key if `lower_right`."""
         i = torch.arange(self.queries.longest, device=self.device)[None, None, :, None]
         return i + self._offset() if lower_right else i, torch.arange(self.keys.longest, device=self.device)
 
     def _offset(self) -> Tensor:
-        """Returns S - L of each sequence, (N or 1, 1, 1, 1)."""
+        """Return S - L of each sequence, (N or 1, 1, 1, 1)."""
         sides = (self.keys, self.queries)
         lengths = (torch.tensor([side.longest]) if side.lengths is None else side.lengths for side in sides)
         keys, queries = (each.to(self.device) for each in lengths)
         return (keys - queries)[:, None, None, None]
 
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
-        """Returns the visible keys, (N or 1, 1, L, S): `left` keys before the row's own and `right` after it.
+        """Return the visible keys, (N or 1, 1, L, S): `left` keys before the row's own and `right` after it.
 
         A bound of None is no bound. Returns None if every key is visible.
         """
@@ -164,7 +164,7 @@ class PackedPair:
         return visible & every if bool((~visible & every).any()) else None
 
     def too_large(self) -> str | None:
-        """Returns why a mask of these sizes is not made, or None if it fits."""
+        """Return why a mask of these sizes is not made, or None if it fits."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
         if (count if self.unlike else 1) * rows * columns <= addends.MOST_MASK_ELEMENTS:
             return None
@@ -177,7 +177,7 @@ class PackedPair:
 
 
 def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
-    """Returns the reading of a softmax over nested logits, or why it is no attention."""
+    """Return the reading of a softmax over nested logits, or why it is no attention."""
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _back_through_nested(weighing.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
@@ -206,7 +206,7 @@ def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCo
 
 
 def _tokens(nested: Tensor) -> tuple[Tensor, Sequences]:
-    """Returns the tokens of all sequences end to end, (T, H, E), and their places."""
+    """Return the tokens of all sequences end to end, (T, H, E), and their places."""
     pieces = [piece if piece.dim() == 3 else piece[None] for piece in nested.unbind()]
     lengths = torch.tensor([piece.shape[-2] for piece in pieces], device=nested.device)
     sequences = Sequences(len(lengths), int(lengths.max()), lengths.cumsum(0) - lengths, lengths)
@@ -231,7 +231,7 @@ def _back_through_nested(node: Node, where: str, ends: Set[str]) -> tuple[Node |
 
 
 def _factor(node: Node, main: Node, where: str) -> Factor | None:
-    """Returns the factor of a multiplication by one number, or None."""
+    """Return the factor of a multiplication by one number, or None."""
     if node.op == "neg":
         return Factor(-1.0, where, "number")
     position = 1 if node.args[0] is main else 0
@@ -241,7 +241,7 @@ def _factor(node: Node, main: Node, where: str) -> Factor | None:
 
 
 def _side(node: Node, where: str, sequences: Sequences) -> ProductSide:
-    """Returns the side from the product back to the projection of the packed tokens or of the nested batch."""
+    """Return the side from the product back to the projection of the packed tokens or of the nested batch."""
     start, met = _back_through_nested(node, where, _MATRIX_PROJECTIONS | {_OF_PIECES})
     if start is None or any(isinstance(m, str) for m in met):
         last = next(m for m in reversed(met) if isinstance(m, str))
@@ -258,7 +258,7 @@ def _side(node: Node, where: str, sequences: Sequences) -> ProductSide:
 
 
 def _of_pieces(node: Node, where: str, sequences: Sequences) -> ProductSide:
-    """Returns the side of a nested tensor made from a list; it is followed if the list splits one (T, H, E) tensor."""
+    """Return the side of a nested tensor made from a list; it is followed if the list splits one (T, H, E) tensor."""
     pieces = list(node.parents())
     tokens = {piece.main() for piece in pieces}
     whole = next(iter(tokens)) if len(tokens) == 1 else None

@@ -34,7 +34,7 @@ _GREATEST = frozenset({"amax", "max", "max_pool2d_with_indices", "max_pool3d_wit
 
 
 def zero_padded(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Returns the side after zero padding; zeros along the features make the head wider."""
+    """Return the side after zero padding; zeros along the features make the head wider."""
     side = follow(main, where)
     shapes = zip(reversed(main.shape), reversed(node.shape), strict=True)
     grown = [(-1 - i, before, after) for i, (before, after) in enumerate(shapes) if after > before]
@@ -46,7 +46,7 @@ def zero_padded(node: Node, main: Node, where: str, follow: Follow) -> ProductSi
 
 
 def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Returns the side of concatenated or stacked pieces; each piece is followed, and their factors must agree."""
+    """Return the side of concatenated or stacked pieces; each piece is followed, and their factors must agree."""
     pieces = [p for p in node.parents() if p.act]
     constants = [p for p in node.parents() if not p.act]
     dim = int(node.args[1]) if len(node.args) > 1 else 0
@@ -70,12 +70,12 @@ def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> Product
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
-    """Returns the pads after a view of the padded tensor, without those that the view cut off."""
+    """Return the pads after a view of the padded tensor, without those that the view cut off."""
     return tuple((axis, count) for old, count in pads if (axis := _axis_after(old, before, view)) is not None)
 
 
 def _axis_after(axis: int, before: Node, view: Node) -> int | None:
-    """Returns the axis (negative) that holds an axis after the view, or None if it was cut or split."""
+    """Return the axis (negative) that holds an axis after the view, or None if it was cut or split."""
     size = before.shape[axis]
     if view.op == "unfold" and int(view.args[1]) % len(before.shape) == axis % len(before.shape):
         return None  # cut into windows
@@ -92,7 +92,7 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
 
 
 def common_side(sides: Sequence[ProductSide], **changes: object) -> ProductSide:
-    """Returns the side that pieces of different origin have in common; factors that disagree make it unknown."""
+    """Return the side that pieces of different origin have in common; factors that disagree make it unknown."""
     first = sides[0]
     unknown = list(dict.fromkeys(name for side in sides for name in side.unknown))
     if not all(_alike(side, first) for side in sides):
@@ -121,7 +121,7 @@ def _alike(side: ProductSide, other: ProductSide) -> bool:
 
 
 def written_pieces(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Returns the side of a tensor that was written slice by slice: `out[..., :n] = a; out[..., n:] = b`."""
+    """Return the side of a tensor that was written slice by slice: `out[..., :n] = a; out[..., n:] = b`."""
     places: list[Node] = []
     sources: list[Node] = []
     base = node
@@ -151,7 +151,7 @@ def written_pieces(node: Node, main: Node, where: str, follow: Follow) -> Produc
 def _written(
     node: Node, places: Sequence[Node], pieces: Sequence[ProductSide], beneath: Sequence[ProductSide]
 ) -> Tensor | None:
-    """Returns the values of pieces written to their places; `places` lists the latest write first."""
+    """Return the values of pieces written to their places; `places` lists the latest write first."""
     values = [side.basis for side in (*pieces, *beneath) if side.basis is not None]
     if len(values) < len(pieces) + len(beneath):
         return None
@@ -162,7 +162,7 @@ def _written(
 
 
 def unstacked(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Returns the side of a tensor that was stacked and taken apart again: q of `torch.stack([q, k, v]).unbind()`."""
+    """Return the side of a tensor that was stacked and taken apart again: q of `torch.stack([q, k, v]).unbind()`."""
     *passed, stack = back(node)
     views = [view for view in reversed(passed) if view.op in ops.VIEWS]
     if stack.op != "stack" or stack.is_root or not views:
@@ -185,7 +185,7 @@ def unstacked(node: Node, where: str, follow: Follow) -> ProductSide | None:
 
 
 def summed(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Returns the side of a sum of branches, or None if no branch has a factor or rotation: the sum is then a root.
+    """Return the side of a sum of branches, or None if no branch has a factor or rotation: the sum is then a root.
 
     A factor or a rotation counts for the sum if all branches carry it: `f * w1(x) + f * w2(x)`.
     """
@@ -220,7 +220,7 @@ def _adapts(whole: ProductSide, other: ProductSide) -> bool:
 
 
 def pooled(node: Node, main: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Returns the side of a mean or maximum over rows; None over channels, or if a negative factor flips a maximum."""
+    """Return the side of a mean or maximum over rows; None over channels, or if a negative factor flips a maximum."""
     if node.op in _ROW_REDUCTIONS and not _over_rows(node, main):
         return None
     side = follow(main, where)
@@ -237,7 +237,7 @@ def _over_rows(node: Node, main: Node) -> bool:
 
 
 def convolved(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Returns the side of a convolution after a projection, or None if the convolution is the projection itself."""
+    """Return the side of a convolution after a projection, or None if the convolution is the projection itself."""
     before = follow(node.branches[0][0], where)
     projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
     if not projected or before.unknown or before.moves or before.norm:

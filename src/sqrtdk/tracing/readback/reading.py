@@ -43,7 +43,7 @@ class Layout:
         return self.batch, self.heads, self.rows, self.columns
 
     def by_head(self, tensor: Tensor) -> Tensor:
-        """Returns (B, H, L, S) from (..., L, S) with the leading axes of the model's layout."""
+        """Return (B, H, L, S) from (..., L, S) with the leading axes of the model's layout."""
         if self.inner == 1:
             return tensor.reshape(self.batch, self.heads, *tensor.shape[-2:])
         apart = tensor.reshape(-1, self.heads, self.inner, *tensor.shape[-2:])
@@ -75,12 +75,12 @@ class Logits:
     first: int = 0
 
     def arrange(self, tensor: Tensor) -> Tensor:
-        """Returns (B, H, L, S) from a tensor in the softmax's layout, without the column of sinks."""
+        """Return (B, H, L, S) from a tensor in the softmax's layout, without the column of sinks."""
         columns = self.axes.apply(tensor)[..., self.first : self.first + self.layout.columns]
         return self.layout.by_head(columns)
 
     def at_logits(self, placed: StepTensor) -> Tensor:
-        """Returns (B, H, L, S) from a tensor that was applied to the logits at an earlier step."""
+        """Return (B, H, L, S) from a tensor that was applied to the logits at an earlier step."""
         value = placed.at_softmax()
         return self.arrange(value if self.values.is_meta else value.to(self.values.device))
 
@@ -108,7 +108,7 @@ class Vectors:
     keys: Tensor | None = None
 
     def at_logits(self, placed: StepTensor) -> Tensor:
-        """Returns (B, H, L, S), any of them 1, from a tensor that was passed to the kernel."""
+        """Return (B, H, L, S), any of them 1, from a tensor that was passed to the kernel."""
         value = placed.value[(None,) * (4 - placed.value.dim())]
         return value.flatten(0, value.dim() - 4)
 
@@ -132,11 +132,11 @@ class Edges:
     index: Tensor | None = None
 
     def arrange(self, tensor: Tensor) -> Tensor:
-        """Returns (1, heads, edges) from a tensor in the softmax's layout; all other axes count as heads."""
+        """Return (1, heads, edges) from a tensor in the softmax's layout; all other axes count as heads."""
         return tensor.movedim(self.axis, -1).reshape(1, -1, tensor.shape[self.axis])
 
     def by_node(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits (1, heads, nodes, most edges) of the nodes with several edges, and a mask True at edges."""
+        """Return logits (1, heads, nodes, most edges) of the nodes with several edges, and a mask True at edges."""
         assert self.index is not None
         _, node, count = torch.unique(self.index, return_inverse=True, return_counts=True)
         order = node.argsort(stable=True)
@@ -231,7 +231,7 @@ class Reading:
 def of_softmax(
     weighing: SoftmaxRun, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
 ) -> Reading:
-    """Returns the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
+    """Return the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
 
     SDPA's unfused path multiplies both q and k by the root of its scale, and turns masks into floats. The reading
     gives the one scale of the call, and the masks as they were passed.

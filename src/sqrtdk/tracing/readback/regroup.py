@@ -26,7 +26,7 @@ _Start = Callable[[Node], Tensor | None]
 
 
 def regrouped(node: Node, start: _Start) -> Tensor | None:
-    """Returns values in the layout of `node`, or None if an operation on the way is no regrouping.
+    """Return values in the layout of `node`, or None if an operation on the way is no regrouping.
 
     Operations that keep the shape (a factor, a rotation, a normalisation) leave the values in place.
 
@@ -82,7 +82,7 @@ class Positions:
 
 
 def positions(operand: Node, axis: int) -> Positions | None:
-    """Returns where the vectors along an axis of a product's operand come from, or None if they are not consecutive."""
+    """Return where the vectors along an axis of a product's operand come from, or None if they are not consecutive."""
     views: list[Node] = []
     source: Node | None = operand
     while source is not None and not source.is_root and source.act:
@@ -113,7 +113,7 @@ def positions(operand: Node, axis: int) -> Positions | None:
 
 
 def _line(views: Iterable[Node], shape: tuple[int, ...], dim: int, axis: int) -> Tensor:
-    """Returns the positions on `dim` of `shape` of the vectors along `axis` after the views, other axes at 0."""
+    """Return the positions on `dim` of `shape` of the vectors along `axis` after the views, other axes at 0."""
     numbers = replay_all(views, numbered(shape, dim)).movedim(axis, -1)
     return numbers.reshape(-1, numbers.shape[-1])[0]
 
@@ -123,7 +123,7 @@ def _consecutive(numbers: Tensor) -> bool:
 
 
 def sliced(node: Node) -> tuple[int, list[Node]]:
-    """Returns the axis along which logits were written slice by slice, and the slices in order.
+    """Return the axis along which logits were written slice by slice, and the slices in order.
 
     Returns (0, []) unless the slices cover the axis without gap or overlap: `z[..., :8] = a; z[..., 8:] = b`.
     """

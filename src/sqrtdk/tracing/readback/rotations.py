@@ -52,7 +52,7 @@ _skewed: WeakSet[Node] = WeakSet()
 
 
 def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Returns the side of a rotary embedding, whichever way it takes the halves, or None if it is none."""
+    """Return the side of a rotary embedding, whichever way it takes the halves, or None if it is none."""
     last = node.main() if node.op == "sum" else node  # (R * x[..., None, :]).sum(-1)
     if (
         node.is_root
@@ -89,14 +89,14 @@ def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
 
 
 def _tables(node: Node) -> list[int]:
-    """Returns the positions of arguments that are tables: constant tensors of more than one number."""
+    """Return the positions of arguments that are tables: constant tensors of more than one number."""
     if node.op not in _TABLE_PRODUCTS:
         return []
     return [i for i, arg in enumerate(node.args) if isinstance(arg, Node) and not arg.act and math.prod(arg.shape) > 1]
 
 
 def _rejoined(node: Node, source: Node, side: ProductSide) -> ProductSide:
-    """Returns the side of one vector's pieces put together again: `torch.stack(q.chunk(heads, -1), 1)`."""
+    """Return the side of one vector's pieces put together again: `torch.stack(q.chunk(heads, -1), 1)`."""
     folded = source.shape[-1] if source.shape[-1] > node.shape[-1] else side.folded_heads
     return replace(side, basis=regrouped(node, lambda n: side.basis if n is source else None), folded_heads=folded)
 
@@ -105,7 +105,7 @@ def _rejoined(node: Node, source: Node, side: ProductSide) -> ProductSide:
 
 
 def amplitude_of(source: Node, node: Node) -> Amplitude | None:
-    """Returns the factor on the length of vectors between `source` and `node`, or None if that is no rotation."""
+    """Return the factor on the length of vectors between `source` and `node`, or None if that is no rotation."""
     if node not in _amplitudes:
         part = subgraph_between(source, node)
         try:
@@ -141,7 +141,7 @@ def _measured(part: Subgraph, tables: dict[Node, Tensor]) -> Amplitude | None:
 
 
 def _lengths(after: Tensor, before: Tensor) -> Tensor:
-    """Returns the lengths of the vectors along `before`'s last axis, which the effect may have reshaped."""
+    """Return the lengths of the vectors along `before`'s last axis, which the effect may have reshaped."""
     lead = before.shape[:-1]
     while lead[-1:] == (1,):
         lead = lead[:-1]
@@ -151,7 +151,7 @@ def _lengths(after: Tensor, before: Tensor) -> Tensor:
 
 
 def _even(squares: Tensor, eps: float) -> Amplitude | None:
-    """Returns one amplitude if all squared lengths are equal up to rounding, else a decay."""
+    """Return one amplitude if all squared lengths are equal up to rounding, else a decay."""
     low, high = (math.sqrt(float(v)) for v in torch.aminmax(squares))
     mean = math.sqrt(float(squares.mean()))
     if high - low <= (_AMPLITUDE_TOLERANCE + 8 * eps) * mean:
@@ -160,7 +160,7 @@ def _even(squares: Tensor, eps: float) -> Amplitude | None:
 
 
 def _made_up(part: Subgraph) -> dict[Node, Tensor]:
-    """Returns values for tables without values: cos and sin of an eighth of a turn, times the table's factor.
+    """Return values for tables without values: cos and sin of an eighth of a turn, times the table's factor.
 
     There cos equals sin, so it does not matter which of the two a table holds.
 
@@ -181,7 +181,7 @@ def _made_up(part: Subgraph) -> dict[Node, Tensor]:
 
 
 def _scale_of_table(node: Node) -> float | None:
-    """Returns the product of the numbers on a table without values, or None if any number is unknown."""
+    """Return the product of the numbers on a table without values, or None if any number is unknown."""
     *passed, node = back(node, ops.PASSING | {"mul", "cat", "stack", "table"})
     scale = 1.0
     for step in passed:
@@ -195,7 +195,7 @@ def _scale_of_table(node: Node) -> float | None:
 
 
 def _length(node: Node) -> float | None:
-    """Returns the absolute value that `torch.polar(abs, angle)` was called with, or None if it is not one number."""
+    """Return the absolute value that `torch.polar(abs, angle)` was called with, or None if it is not one number."""
     if node.op.startswith("ones") or node.op == "new_ones":
         return 1.0
     if node.op == "full_like":
@@ -208,7 +208,7 @@ def _length(node: Node) -> float | None:
 
 
 def turned_by_matrix(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Returns the side of a product with rotation matrices, 2 x 2 for each pair or one for all; None for others."""
+    """Return the side of a product with rotation matrices, 2 x 2 for each pair or one for all; None for others."""
     vector, table, values = node.branches[0][0], node.args[0], node.operands[0]
     several = math.prod(table.shape[:-2]) > 1  # R[i] @ q[i]: a matrix for each position or pair, not one projection
     known = evaluate(table) if values.is_meta else values.detach()
@@ -228,7 +228,7 @@ def turned_by_matrix(node: Node, where: str, follow: Follow) -> ProductSide | No
 
 
 def _size(matrices: Tensor) -> float | None:
-    """Returns the factor of R on a vector's length, R^T R = factor^2 * I, or None if the matrices are no rotations."""
+    """Return the factor of R on a vector's length, R^T R = factor^2 * I, or None if the matrices are no rotations."""
     flat = matrices.reshape(-1, *matrices.shape[-2:]).double()
     if not flat.numel():
         return None
@@ -243,7 +243,7 @@ def _size(matrices: Tensor) -> float | None:
 
 
 def with_cancelled_decays(query: ProductSide, key: ProductSide) -> tuple[ProductSide, ProductSide]:
-    """Returns both sides after a check that their decays cancel where i = j.
+    """Return both sides after a check that their decays cancel where i = j.
 
     xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554).
     """
@@ -261,7 +261,7 @@ def with_cancelled_decays(query: ProductSide, key: ProductSide) -> tuple[Product
 
 
 def _by_row(side: ProductSide, where: str) -> ProductSide:
-    """Returns the side with its decay as a factor of each row, if the decay is one number for all channels.
+    """Return the side with its decay as a factor of each row, if the decay is one number for all channels.
 
     Called if the other side has no decay that could cancel it.
     """
@@ -282,7 +282,7 @@ def _product(query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def repeat_count(node: Node) -> int:
-    """Returns how many times a view repeats each number of its source, or 0 if it is no repeat."""
+    """Return how many times a view repeats each number of its source, or 0 if it is no repeat."""
     main = node.main()
     before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
     repeated = node.op in REPEATS and before and after > before and after % before == 0
@@ -290,7 +290,7 @@ def repeat_count(node: Node) -> int:
 
 
 def after_rotation(side: ProductSide, amplitude: Amplitude, where: str) -> ProductSide:
-    """Returns the side after a rotation; a table whose amplitude is not 1 adds a factor."""
+    """Return the side after a rotation; a table whose amplitude is not 1 adds a factor."""
     side = side.then(Stage(where, "rope"), rope=True)
     if amplitude.decay is not None:
         side = after_decay(side, amplitude.decay, where)
@@ -300,7 +300,7 @@ def after_rotation(side: ProductSide, amplitude: Amplitude, where: str) -> Produ
 
 
 def after_decay(side: ProductSide, by: Tensor, where: str) -> ProductSide:
-    """Returns the side after a product with one or more numbers per position; right after a rotation it is xPos."""
+    """Return the side after a product with one or more numbers per position; right after a rotation it is xPos."""
     decay = by if side.decay is None else side.decay * by
     if side.stages[-1].name == "rope":
         return replace(side, stages=(*side.stages[:-1], Stage(where, "xpos")), decay=decay)
@@ -308,7 +308,7 @@ def after_decay(side: ProductSide, by: Tensor, where: str) -> ProductSide:
 
 
 def in_shape(basis: Tensor | None, node: Node) -> Tensor | None:
-    """Returns values in the shape of the rotated vector; the channels' order is free, as q and k share it."""
+    """Return values in the shape of the rotated vector; the channels' order is free, as q and k share it."""
     if basis is None or tuple(basis.shape) == node.shape:
         return basis
     if basis.is_complex() and node.op != "complex":

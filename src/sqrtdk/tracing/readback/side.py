@@ -56,11 +56,11 @@ class ProductSide:
     folded_heads: int | None = None
 
     def then(self, *stages: Stage, **changes: Any) -> ProductSide:
-        """Returns the side with further stages and changed attributes."""
+        """Return the side with further stages and changed attributes."""
         return replace(self, stages=(*self.stages, *stages), **changes)
 
     def written_at(self, node: Node) -> ProductSide:
-        """Returns the side, with the source line of `node` on the stages and factors that have none yet."""
+        """Return the side, with the source line of `node` on the stages and factors that have none yet."""
         nowhere = [stage for stage in self.stages if stage.at is None and stage.name != "input"]
         if node.place is None or not (nowhere or any(factor.at is None for factor in self.factors)):
             return self
@@ -70,7 +70,7 @@ class ProductSide:
         return replace(self, stages=stages, factors=factors)
 
     def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> ProductSide:
-        """Returns the side after an operation that could not be followed."""
+        """Return the side after an operation that could not be followed."""
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
 
     @property
@@ -84,7 +84,7 @@ class ProductSide:
         return any(stage.name in ROTATION_NAMES for stage in self.stages)
 
     def times(self, factor: Factor, *stages: Stage) -> ProductSide:
-        """Returns the side after a multiplication."""
+        """Return the side after a multiplication."""
         return self.then(*stages, factors=(*self.factors, factor))
 
     @property
@@ -98,7 +98,7 @@ class ProductSide:
         return sum(count for axis, count in self.pads if axis == -1)
 
     def transposed(self) -> ProductSide:
-        """Returns the side of a right operand (..., E, S) with its `pads` renamed as if it were (..., S, E)."""
+        """Return the side of a right operand (..., E, S) with its `pads` renamed as if it were (..., S, E)."""
         return replace(self, pads=tuple(({-1: -2, -2: -1}.get(axis, axis), count) for axis, count in self.pads))
 
     @property

@@ -27,7 +27,7 @@ _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, 
 
 
 def four_digits(value: float) -> str:
-    """Returns a number with four significant digits and no trailing zeros: 0.125, 0.08839, 1."""
+    """Return a number with four significant digits and no trailing zeros: 0.125, 0.08839, 1."""
     return f"{value:.4g}"
 
 
@@ -109,7 +109,7 @@ class Expression:
         self._unknown.append(operation)
 
     def text(self, last: Iterable[str] = ()) -> str:
-        """Returns the formula, with the masks and then `last` added, each once."""
+        """Return the formula, with the masks and then `last` added, each once."""
         self.settle()
         return " + ".join([self._written(), *dict.fromkeys([*self._masks, *last])])
 
@@ -142,11 +142,11 @@ class Step:
         """Adds the step to the formula. Steps are written from the product outwards."""
 
     def stage(self) -> Stage | None:
-        """Returns the stage for the record, or None if the step has none."""
+        """Return the stage for the record, or None if the step has none."""
         return None
 
     def undo(self, sample: Sample) -> Sample:
-        """Returns the sampled logits without the step. Called from the softmax inwards; factors are kept."""
+        """Return the sampled logits without the step. Called from the softmax inwards; factors are kept."""
         return sample
 
 
@@ -285,7 +285,7 @@ class Offset(Step):
         return sample if self.addend is None else sample.without(self.addend)
 
     def varies(self, keys: int) -> bool:
-        """Returns whether it differs between keys and so changes the softmax, as a maximum over the heads does."""
+        """Return whether it differs between keys and so changes the softmax, as a maximum over the heads does."""
         if self.addend is None:
             return False
         line = self.addend.at_softmax().movedim(keys, -1)
@@ -347,7 +347,7 @@ class Mix(Step):
         return Stage("logits", "mix", "over the heads")
 
     def undo(self, sample: Sample) -> Sample:
-        """Returns the sample, (B, H, M), multiplied by the inverse matrix along the heads.
+        """Return the sample, (B, H, M), multiplied by the inverse matrix along the heads.
 
         A number that was added to a whole head remains a number per head.
         """
@@ -356,7 +356,7 @@ class Mix(Step):
         return replace(sample, logits=torch.einsum("hg,bgm->bhm", torch.linalg.inv(self.matrix), sample.logits))
 
     def fixed(self, heads: int, eps: float) -> str | None:
-        """Returns why mixing can't be undone in logits of `heads` heads and relative rounding `eps`, or None."""
+        """Return why mixing can't be undone in logits of `heads` heads and relative rounding `eps`, or None."""
         if self.matrix is None:
             return Message("trace.scale.mixing_unknown")
         if self.matrix.shape != (heads, heads):
@@ -381,7 +381,7 @@ class Unknown(Step):
 
 
 def scaled_by(steps: Sequence[Step], position: int) -> float | None:
-    """Returns the product of the factors after `position`, which also multiply what that step added; None if 1."""
+    """Return the product of the factors after `position`, which also multiply what that step added; None if 1."""
     factors = (step.factor.value for step in steps[position + 1 :] if isinstance(step, Scale))
     product = math.prod(value for value in factors if value is not None)
     return None if product == 1 else float(product)

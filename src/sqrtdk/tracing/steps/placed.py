@@ -23,12 +23,12 @@ class StepTensor:
     shape: tuple[int, ...]
 
     def at_softmax(self) -> Tensor:
-        """Returns the values in the softmax's layout."""
+        """Return the values in the softmax's layout."""
         return to_softmax(self.value.expand(self.shape), self.views)
 
 
 def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
-    """Returns a tensor moved from an earlier layout of the logits to the softmax's, by the same views."""
+    """Return a tensor moved from an earlier layout of the logits to the softmax's, by the same views."""
     for view in views:
         if view.op == "cat":  # cat([logits, sinks], -1): the sink column is filled with any values
             dim = int(view.args[1]) % value.dim() if len(view.args) > 1 else 0
@@ -55,10 +55,10 @@ class Sample:
     outer: float = 1.0  # product of the factors of the steps visited so far; NaN if one is unknown
 
     def without(self, addend: StepTensor) -> Sample:
-        """Returns the sample without an addend, which the later factors multiplied."""
+        """Return the sample without an addend, which the later factors multiplied."""
         by = self.outer if math.isfinite(self.outer) else 1.0
         return replace(self, logits=self.logits - self.pick(addend) * by)
 
     def under(self, factor: float | None) -> Sample:
-        """Returns the sample inside of a factor. The logits keep the factor, because the slope must show it."""
+        """Return the sample inside of a factor. The logits keep the factor, because the slope must show it."""
         return replace(self, outer=self.outer * (math.nan if factor is None else factor))

@@ -14,7 +14,7 @@ from sqrtdk.tracing.tape.node import Node, back
 
 
 def replay(node: Node, value: Tensor) -> Tensor:
-    """Returns `value`, which has the shape of the node's parent, after the view of `node`.
+    """Return `value`, which has the shape of the node's parent, after the view of `node`.
 
     Raises:
         RuntimeError: an index has no data, or the operation does not take the value.
@@ -40,20 +40,20 @@ def replay(node: Node, value: Tensor) -> Tensor:
 
 
 def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
-    """Returns `value` after all views, in order."""
+    """Return `value` after all views, in order."""
     for view in views:
         value = replay(view, value)
     return value
 
 
 def numbered(shape: tuple[int, ...], axis: int) -> Tensor:
-    """Returns 0, 1, 2 ... along an axis, expanded to the shape."""
+    """Return 0, 1, 2 ... along an axis, expanded to the shape."""
     line = torch.arange(shape[axis], device="cpu")
     return line.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
 
 
 def dominator(node: Node) -> tuple[Node | None, list[Node]]:
-    """Returns the nearest node that every activation path from `node` passes through, and the nodes in between.
+    """Return the nearest node that every activation path from `node` passes through, and the nodes in between.
 
     Serial numbers follow the order of creation, so taking the youngest node of the frontier visits children before
     parents. Once the frontier is a single node, all paths have met in it.
@@ -73,7 +73,7 @@ def dominator(node: Node) -> tuple[Node | None, list[Node]]:
 
 
 def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[Node]:
-    """Yields the node and all its ancestors once, depth first; the walk stops at operations of `closed`."""
+    """Yield the node and all its ancestors once, depth first; the walk stops at operations of `closed`."""
     queue, known = [node], set[Node]()
     while queue:
         current = queue.pop()
@@ -94,7 +94,7 @@ def decided_by(node: Node, lineage: Node) -> bool:
 
 
 def _starts(node: Node) -> frozenset[Node]:
-    """Returns the roots that the node descends from, including those behind products of q and k."""
+    """Return the roots that the node descends from, including those behind products of q and k."""
     return node.roots.union(*(arg.roots for product in node.products for arg in product.parents()))
 
 
@@ -104,12 +104,12 @@ def is_learned(node: Node) -> bool:
 
 
 def capacity(node: Node) -> int:
-    """Returns how many different numbers a tensor can hold: the size of the smallest view that leads to it."""
+    """Return how many different numbers a tensor can hold: the size of the smallest view that leads to it."""
     return min(math.prod(view.shape) for view in back(node))
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Returns another tensor object on the same storage; holding it does not keep the graph's weak key alive."""
+    """Return another tensor object on the same storage; holding it does not keep the graph's weak key alive."""
     with torch.no_grad():
         return tensor.detach()
 
@@ -124,7 +124,7 @@ _MOST_CONSTANT_OPERATIONS = 200  # operations behind a constant; the recursion m
 
 
 def evaluate(node: Node) -> Tensor | None:
-    """Returns the values of a tensor that depends on no input or parameter (a causal mask), or None for any other."""
+    """Return the values of a tensor that depends on no input or parameter (a causal mask), or None for any other."""
     try:
         with torch.no_grad():
             return _value(node, {}, 0)
@@ -133,7 +133,7 @@ def evaluate(node: Node) -> Tensor | None:
 
 
 def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
-    """Returns the values as `evaluate` does, with known values by serial number; raises if it is no constant."""
+    """Return the values as `evaluate` does, with known values by serial number; raises if it is no constant."""
     if node.serial not in known:
         if (
             node.external
@@ -164,7 +164,7 @@ def _computed(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
 
 
 def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any:
-    """Returns an argument of an operation with values in place of nodes."""
+    """Return an argument of an operation with values in place of nodes."""
     if isinstance(arg, (list, tuple)):
         return [_argument(item, node, known, depth) for item in arg]
     if not isinstance(arg, Node):
@@ -178,7 +178,7 @@ def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any
 
 
 def distinct(tensor: Tensor, last: int = 2) -> Tensor:
-    """Returns the tensor with size 1 on its broadcast axes (stride 0), apart from the `last` ones."""
+    """Return the tensor with size 1 on its broadcast axes (stride 0), apart from the `last` ones."""
     for axis in range(tensor.dim() - last):
         if tensor.stride(axis) == 0 and tensor.shape[axis] > 1:
             tensor = tensor.narrow(axis, 0, 1)
@@ -186,7 +186,7 @@ def distinct(tensor: Tensor, last: int = 2) -> Tensor:
 
 
 def before_writes(node: Node) -> tuple[Node, tuple[Node, ...]]:
-    """Returns the node of a tensor before it was written to, and the writes, oldest first."""
+    """Return the node of a tensor before it was written to, and the writes, oldest first."""
     writes: tuple[Node, ...] = ()
     while node.op == "overwrite":
         node, new = node.args
@@ -195,13 +195,13 @@ def before_writes(node: Node) -> tuple[Node, tuple[Node, ...]]:
 
 
 def written_logits(write: Node) -> Node | None:
-    """Returns the logits that a write copied (`z[..., :8] = q @ k.mT`), or None for any other write."""
+    """Return the logits that a write copied (`z[..., :8] = q @ k.mT`), or None for any other write."""
     source = write.args[1] if write.op == "copy" and len(write.args) > 1 else None
     return source if isinstance(source, Node) and source.products else None
 
 
 def written_view(write: Node, whole: Tensor) -> Tensor:
-    """Returns the view of `whole` that was written to."""
+    """Return the view of `whole` that was written to."""
     path: list[Node] = []
     view = write.args[0]
     while view.shape != whole.shape and view.op in ops.VIEWS:
@@ -211,7 +211,7 @@ def written_view(write: Node, whole: Tensor) -> Tensor:
 
 
 def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Returns where a written block begins on each axis of the whole, or None if it is no slice or has gaps."""
+    """Return where a written block begins on each axis of the whole, or None if it is no slice or has gaps."""
     starts = []
     for dim in range(len(shape)):
         places = written_view(write, numbered(shape, dim))
@@ -223,7 +223,7 @@ def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def extended_block(node: Node, value: Tensor) -> Tensor:
-    """Returns `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
+    """Return `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
 
     Raises:
         RuntimeError: the block is no slice, or has gaps.

@@ -53,12 +53,12 @@ class WeightSteps:
     gained_by: tuple[str, ...] = ()  # the operations of `gain`
 
     def then(self, name: str, detail: str) -> WeightSteps:
-        """Returns the weights after a known step; the same step is listed only once."""
+        """Return the weights after a known step; the same step is listed only once."""
         stage = Stage("weights", name, detail)
         return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
 
     def changed(self, operation: str, code: WeightCode | None = None) -> WeightSteps:
-        """Returns the weights after an operation that could not be followed."""
+        """Return the weights after an operation that could not be followed."""
         return replace(self, changes=(*self.changes, WeightChange(operation, code)))
 
     def has(self, *codes: WeightCode) -> bool:
@@ -66,19 +66,19 @@ class WeightSteps:
         return any(change.code in codes for change in self.changes)
 
     def without(self, *codes: WeightCode) -> WeightSteps:
-        """Returns the weights without the changes that have these codes."""
+        """Return the weights without the changes that have these codes."""
         return replace(self, changes=tuple(change for change in self.changes if change.code not in codes))
 
     def times(self, factor: float, operation: str) -> WeightSteps:
-        """Returns the weights after all of them were multiplied by `factor`."""
+        """Return the weights after all of them were multiplied by `factor`."""
         return replace(self, gain=self.gain * factor, gained_by=(*self.gained_by, operation))
 
     def over_sum(self) -> WeightSteps:
-        """Returns the weights after the division by their sum."""
+        """Return the weights after the division by their sum."""
         return replace(self, renormalised=self.remasked or self.combined, gain=1.0, gained_by=())
 
     def beside(self, other: WeightSteps, detail: str) -> WeightSteps:
-        """Returns the weights combined with those of another softmax, whose steps are `other`."""
+        """Return the weights combined with those of another softmax, whose steps are `other`."""
         return replace(
             self,
             remasked=self.remasked or other.remasked,
@@ -89,11 +89,11 @@ class WeightSteps:
         )
 
     def joined(self, detail: str) -> WeightSteps:
-        """Returns the weights joined by a tensor that is no softmax; their rows need no longer sum to 1."""
+        """Return the weights joined by a tensor that is no softmax; their rows need no longer sum to 1."""
         return replace(self.then("joined", detail), combined=True)
 
     def settled(self) -> WeightSteps:
-        """Returns the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
+        """Return the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
         known = self.combined or abs(self.gain - 1) <= _UNIT_TOLERANCE
         gains = () if known else map(WeightChange, self.gained_by)
         return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *gains))
@@ -350,21 +350,21 @@ class Node:
         self.root = self.value = None
 
     def parents(self) -> Iterator[Node]:
-        """Yields the nodes among the arguments, one level of lists included."""
+        """Yield the nodes among the arguments, one level of lists included."""
         for arg in self.args:
             for item in arg if isinstance(arg, (list, tuple)) else (arg,):
                 if isinstance(item, Node):
                     yield item
 
     def main(self) -> Node | None:
-        """Returns the parent that carries the lineage: a product before an activation before a constant."""
+        """Return the parent that carries the lineage: a product before an activation before a constant."""
         parents = list(self.parents())
         if len(parents) < 2:
             return parents[0] if parents else None
         return min(parents, key=_rank)
 
     def number(self, position: int) -> float | None:
-        """Returns the argument at `position` if it is a Python number or a one-element tensor with data, else None."""
+        """Return the argument at `position` if it is a Python number or a one-element tensor with data, else None."""
         arg = self.args[position] if position < len(self.args) else None
         if isinstance(arg, (int, float)) and not isinstance(arg, bool):
             return float(arg)
@@ -375,14 +375,14 @@ class Node:
 
 
 def _rank(parent: Node) -> int:
-    """Returns the rank of a parent as main: product of activations, product with learned vectors or maximum, rest."""
+    """Return the rank of a parent as main: product of activations, product with learned vectors or maximum, rest."""
     if parent.products:
         return int(all(product.learned for product in parent.products) or origin(parent).op in ROW_SHIFTS)
     return 2 if parent.act else 3
 
 
 def back(node: Node, through: frozenset[str] | None = ops.PASSING) -> Iterator[Node]:
-    """Yields the node and its main parents in turn, up to a root.
+    """Yield the node and its main parents in turn, up to a root.
 
     It ends as well behind the first operation that is not in `through`; None lets all operations pass. So all but the
     last are passed: `*passed, start = back(node)` are the views and casts of `x.mT.float()`, and x.
@@ -394,5 +394,5 @@ def back(node: Node, through: frozenset[str] | None = ops.PASSING) -> Iterator[N
 
 
 def origin(node: Node, through: frozenset[str] | None = ops.PASSING) -> Node:
-    """Returns the last node of `back`: by default the tensor before the views and casts that lead to `node`."""
+    """Return the last node of `back`: by default the tensor before the views and casts that lead to `node`."""
     return deque(back(node, through), maxlen=1)[0]

@@ -115,7 +115,7 @@ class _Watch(EagerMode):
         self._thread = threading.get_ident()
 
     def origin_of(self, returned: object) -> Origin | None:
-        """Returns the first origin of the NaN that a run returned, else of its infinities, else that of its last NaN.
+        """Return the first origin of the NaN that a run returned, else of its infinities, else that of its last NaN.
 
         None if the infinities that it returned are intended. A NaN that was put back is then no cause either.
         """
@@ -144,7 +144,7 @@ class _Watch(EagerMode):
         return output
 
     def _entering(self, operands: Any) -> tuple[list[int], list[int]]:
-        """Returns the origins, as places in `origins`, of the NaN and of the infinities in tensors that the run made.
+        """Return the origins, as places in `origins`, of the NaN and of the infinities in tensors that the run made.
 
         Infinities of no known origin are intended ones, as those of a mask.
         """
@@ -235,7 +235,7 @@ class _Watch(EagerMode):
         return replace(origin, kind=kind, rows=int(every.sum()), of=of, columns=nan.shape[-1])
 
     def _sick(self, operands: Any) -> TensorOwner | None:
-        """Returns the owner of an operand that is not finite, or None; -inf is a fault only in a parameter."""
+        """Return the owner of an operand that is not finite, or None; -inf is a fault only in a parameter."""
         for tensor in _floats(operands):
             owner = self._held.get(_memory(tensor))
             if owner is None:
@@ -247,7 +247,7 @@ class _Watch(EagerMode):
 
 
 def _size(func: Any, name: str, args: Any, kwargs: Any) -> float | None:
-    """Returns the largest absolute number of an operation, computed again in float64, or None if that fails."""
+    """Return the largest absolute number of an operation, computed again in float64, or None if that fails."""
     with suppress(Exception):
         if name in _CONVERSIONS:
             return float(args[-1 if name == "copy" else 0].double().abs().amax())
@@ -268,7 +268,7 @@ def _outgrows_beside(name: str, operands: list[Tensor], result: Tensor) -> bool:
 
 
 def _floats(values: Any) -> Iterator[Tensor]:
-    """Yields the floating-point tensors among values and in their lists."""
+    """Yield the floating-point tensors among values and in their lists."""
     return (x for x in tensors_in([values]) if x.is_floating_point() and not x.is_meta and not x.is_nested)
 
 
@@ -286,7 +286,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Returns the address of a tensor's storage, or 0 if it is unknown (a meta tensor)."""
+    """Return the address of a tensor's storage, or 0 if it is unknown (a meta tensor)."""
     with suppress(Exception):
         return int(tensor.untyped_storage().data_ptr())
     return 0

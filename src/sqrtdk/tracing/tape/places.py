@@ -55,7 +55,7 @@ _files: dict[str, str] = {}  # absolute paths by the paths that `place_text` ret
 
 
 def current_place() -> Place | None:
-    """Returns the place of the running operation, or None if no Python code runs it."""
+    """Return the place of the running operation, or None if no Python code runs it."""
     frame: FrameType | None = sys._getframe(1)
     told, rank = None, _NOBODY
     while frame is not None:
@@ -74,7 +74,7 @@ def current_place() -> Place | None:
 
 
 def _owner(file: str) -> int:
-    """Returns the owner of a file, by its name."""
+    """Return the owner of a file, by its name."""
     if file.startswith(("<frozen", "<@")):  # frozen modules of Python, wrappers of beartype
         return _NOBODY
     path = os.path.abspath(file)
@@ -90,7 +90,7 @@ def _owner(file: str) -> int:
 
 
 def place_text(place: Place | None) -> str | None:
-    """Returns a place as `path:line`, or None without one.
+    """Return a place as `path:line`, or None without one.
 
     The path is relative to the `sys.path` entry of the import, or to the working directory for a script. It is
     absolute only if it lies below neither.
@@ -103,12 +103,12 @@ def place_text(place: Place | None) -> str | None:
 
 
 def first_line(code: CodeType) -> str:
-    """Returns the first line of a function as `path:line`."""
+    """Return the first line of a function as `path:line`."""
     return f"{_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def file_of(shown: str) -> str | None:
-    """Returns the absolute path of a file that `place_text` or `first_line` has returned, or None for any other."""
+    """Return the absolute path of a file that `place_text` or `first_line` has returned, or None for any other."""
     return _files.get(shown)
 
 
@@ -130,7 +130,7 @@ def _path(file: str) -> str:
 
 @functools.lru_cache(256)
 def _shown(file: str, working: str, paths: tuple[object, ...], main: str | None) -> str:
-    """Returns the relative path for a working directory, `sys.path` and the script that runs."""
+    """Return the relative path for a working directory, `sys.path` and the script that runs."""
     if file.startswith("<"):  # code that was never in a file
         return file
     path = os.path.abspath(file)
@@ -205,7 +205,7 @@ class Sites:
                 break
 
     def here(self) -> str:
-        """Returns the path of the innermost running module of the model, "" at the root or outside of it."""
+        """Return the path of the innermost running module of the model, "" at the root or outside of it."""
         for module in reversed(self.stack):
             name = self.names.get(id(module))
             if name is not None:
@@ -213,7 +213,7 @@ class Sites:
         return ""
 
     def name_of(self, parameter: nn.Parameter) -> str | None:
-        """Returns the name of a parameter held by a running module or a child of the innermost one, else None."""
+        """Return the name of a parameter held by a running module or a child of the innermost one, else None."""
         for module in reversed(self.stack):
             path = self.names.get(id(module))
             held = module.named_parameters(recurse=module is self.stack[-1])
@@ -224,7 +224,7 @@ class Sites:
 
 
 def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters, buffers and tensor attributes by name, also in containers; see `_held` for deeper ones."""
+    """Yield parameters, buffers and tensor attributes by name, also in containers; see `_held` for deeper ones."""
     yield from model.named_parameters()
     yield from model.named_buffers()
     known: set[int] = set()
@@ -236,7 +236,7 @@ def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Iterator[Tensor]:
-    """Yields the tensors in an attribute; those nested deeper than one container only if they may be rotary tables.
+    """Yield the tensors in an attribute; those nested deeper than one container only if they may be rotary tables.
 
     Such a cache is `rotation.tables[device][length] = (cosines, sines)`.
     """
@@ -251,7 +251,7 @@ def _held(item: object, deep: int, known: set[int], *, sure: bool = True) -> Ite
 
 
 def _items(item: object) -> list[object]:
-    """Returns the items of a container or the attributes of an object without calling its own methods.
+    """Return the items of a container or the attributes of an object without calling its own methods.
 
     Returns [] for a module, which `module_tensors` visits itself.
     """
@@ -276,13 +276,13 @@ def _holds_angles(tensor: Tensor) -> bool:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Returns the plain tensor that this rank holds: the local shard of a DTensor, else the tensor itself."""
+    """Return the plain tensor that this rank holds: the local shard of a DTensor, else the tensor itself."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
 def inner_tensors(tensor: Tensor, deep: int = _MOST_NESTED_OBJECTS) -> Iterator[Tensor]:
-    """Yields the tensor, and the tensors inside it if it is a subclass (quantised weights)."""
+    """Yield the tensor, and the tensors inside it if it is a subclass (quantised weights)."""
     yield tensor
     if deep and type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         for item in vars(tensor).values():
@@ -291,7 +291,7 @@ def inner_tensors(tensor: Tensor, deep: int = _MOST_NESTED_OBJECTS) -> Iterator[
 
 
 def declared_heads(modules: Mapping[str, nn.Module], site: str) -> int | None:
-    """Returns the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
+    """Return the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
     while True:
         module = modules.get(site)
         for name in _HEAD_COUNTS:

@@ -346,7 +346,7 @@ def _with(args: Any, place: int, value: Tensor) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Returns the tensors that an operation writes to."""
+    """Return the tensors that an operation writes to."""
     if not func._schema.is_mutable:
         return []
     given = _bind(func, args, kwargs)
@@ -355,7 +355,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def base_name(func: Any) -> str:
-    """Returns the operator's name without namespace, overload, and the trailing "_" of an in-place operator."""
+    """Return the operator's name without namespace, overload, and the trailing "_" of an in-place operator."""
     name = str(func._schema.name).split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 
@@ -366,6 +366,6 @@ def _is_on(value: Any) -> bool:
 
 
 def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Returns the arguments by the names of the operator's schema."""
+    """Return the arguments by the names of the operator's schema."""
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -69,7 +69,7 @@ class Disturbed(TorchFunctionMode):
         return (other, *result[1:]) if isinstance(result, tuple) else other
 
     def _added(self, tensor: Tensor) -> Tensor | None:
-        """Returns the tensor plus the addend in its layout, or None if it is not the output."""
+        """Return the tensor plus the addend in its layout, or None if it is not the output."""
         close = _CLOSE.get(tensor.dtype, _CLOSE[torch.float32])
         if abs(_size_of(tensor) - self._size) > close * self._size:  # cheap test before the loop over axis orders
             return None
@@ -81,13 +81,13 @@ class Disturbed(TorchFunctionMode):
 
 
 def _size_of(tensor: Tensor) -> float:
-    """Returns the root mean square of the entries."""
+    """Return the root mean square of the entries."""
     with torch.no_grad(), unseen():
         return float(tensor.detach().double().square().mean().sqrt())
 
 
 def hint_for(model: object, otherwise: str) -> str:
-    """Returns a hint on what to pass if `model` is no module."""
+    """Return a hint on what to pass if `model` is no module."""
     if isinstance(model, ExportedProgram):
         return "An ExportedProgram runs by its module: pass program.module()."
     return otherwise

@@ -104,12 +104,12 @@ class NodeStore:
         return bool(self._nodes.get(tensor) is node)
 
     def node(self, tensor: Tensor) -> Node:
-        """Returns the node of `tensor`; a tensor from outside the trace gets a leaf."""
+        """Return the node of `tensor`; a tensor from outside the trace gets a leaf."""
         node: Node | None = self._nodes.get(tensor)
         return node if node is not None else self._leaf(tensor)
 
     def holding(self, tensor: Tensor) -> Iterator[Node]:
-        """Yields the nodes, as far as there are any, of `tensor` and of the tensors that share its storage."""
+        """Yield the nodes, as far as there are any, of `tensor` and of the tensors that share its storage."""
         shared = () if tensor.is_nested else self._sharing.get(_storage(tensor), ())
         tensors = (tensor, *(other for ref in shared if (other := ref()) is not None))
         yield from (node for each in tensors if (node := self._nodes.get(each)) is not None)
@@ -150,7 +150,7 @@ class NodeStore:
                 self.parts.add(node)
 
     def _label(self, tensor: Tensor) -> str | None:
-        """Returns the model's name for a tensor, or for the parameter that it stands for; None if it has no name.
+        """Return the model's name for a tensor, or for the parameter that it stands for; None if it has no name.
 
         Autocast may hold a cast of a parameter in its cache from before the trace, and FSDP replaces a sharded
         parameter by the gathered one while its module runs.
@@ -167,7 +167,7 @@ class NodeStore:
         return name
 
     def unread(self) -> frozenset[str]:
-        """Returns the names of the model's parameters that no operation read."""
+        """Return the names of the model's parameters that no operation read."""
         parameters = ((name, tensor) for name, tensor in self._held.values() if isinstance(tensor, nn.Parameter))
         return frozenset(name for name, p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
 
@@ -274,7 +274,7 @@ class NodeStore:
                 self._nodes[other] = new if same else self._overlay(old, new, tensor, tuple(other.shape))
 
     def _overlay(self, old: Node, new: Node, tensor: Tensor, shape: tuple[int, ...]) -> Node:
-        """Returns the node of a tensor that was `old` until `new` was written to a part of it."""
+        """Return the node of a tensor that was `old` until `new` was written to a part of it."""
         act, external = old.act or new.act, old.external or new.external
         site, place = self._sites.here(), new.place
         both = Node("overwrite", shape, args=(old, new), act=act, external=external, site=site, place=place)
@@ -303,7 +303,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def tensor_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Returns the shape of a tensor, () for a nested one."""
+    """Return the shape of a tensor, () for a nested one."""
     return () if tensor.is_nested else tuple(tensor.shape)
 
 

@@ -49,7 +49,7 @@ class Journey:
 
     @staticmethod
     def of_all(blocks: Iterable[Journey]) -> Journey:
-        """Returns the journey of several blocks of keys that one q meets."""
+        """Return the journey of several blocks of keys that one q meets."""
         every = list(blocks)
         sources = frozenset().union(*(block.sources for block in every))
         return Journey(every[0].roots, sources, any(block.came for block in every))
@@ -105,7 +105,7 @@ class Travel:
         return False
 
     def journey(self, nodes: Iterable[Node], query: Node | None, key: Node | None, value: Node | None) -> Journey:
-        """Returns the journey of an attention.
+        """Return the journey of an attention.
 
         Args:
             nodes: The nodes of q, k and v, or of their logits.
@@ -119,7 +119,7 @@ class Travel:
         return Journey(serials, frozenset(sources), self.came(nodes))
 
     def without_parts(self, told: Sequence[tuple[AttentionCall, Journey]]) -> list[AttentionCall]:
-        """Returns the calls; those that are part of a row of several ranks have no statistics, and say why."""
+        """Return the calls; those that are part of a row of several ranks have no statistics, and say why."""
         away = [journey.came or bool(journey.sources & self.passed) for _, journey in told]
         queries = [(call.site, journey.roots[0]) for call, journey in told]
         calls, apart = Counter(queries), {query for query, goes in zip(queries, away, strict=True) if goes}
@@ -136,7 +136,7 @@ def _part_of_row(call: AttentionCall, how: PartOfRow) -> AttentionCall:
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yields the tensors of arguments, those in lists of lists included."""
+    """Yield the tensors of arguments, those in lists of lists included."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -145,6 +145,6 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def world_size() -> int:
-    """Returns the number of ranks of the default process group, 1 without one."""
+    """Return the number of ranks of the default process group, 1 without one."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
