@@ -57,9 +57,9 @@ LEFT_OUT = {
     "tests/attention/test_attention_planted.py": "text",
     "tests/engines/test_engines.py": "processes",
     "tests/engines/test_engines_ray.py": "processes",
-    "lab/tests/test_lab_schema.py": "text",
-    "lab/tests/test_lab_sweep_cli.py": "processes and streams",
-    "lab/tests/test_lab_sweep_damage.py": "files",
+    "lab/lab_tests/test_lab_schema.py": "text",
+    "lab/lab_tests/test_lab_sweep_cli.py": "processes and streams",
+    "lab/lab_tests/test_lab_sweep_damage.py": "files",
     "tests/attention/test_attention_kernel_damage.py": "files",
     "tests/models/test_models_hub.py": "names, and a server of texts",
     "tests/models/test_models_limits.py": "files",
@@ -71,8 +71,8 @@ LEFT_OUT = {
 }
 # One test among others of its file.
 DESELECTED = {
-    "lab/tests/test_lab_claims.py::test_verdict_of_the_quick_run_and_of_its_control[amp-scaling]": "an hour of bfloat16"
-    " without instructions for it; lab/tests/test_lab_training.py steps through the same",
+    "lab/lab_tests/test_lab_claims.py::test_verdict_of_the_quick_run_and_of_its_control[amp-scaling]": "an hour of"
+    " bfloat16 without instructions for it; lab/lab_tests/test_lab_training.py steps through the same",
 }
 PROBE = """
 import hashlib, torch

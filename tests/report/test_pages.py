@@ -51,7 +51,7 @@ def lab_pages() -> dict[str, Callable[[Runs], str]]:
     """Pages of claims, where the lab is installed."""
     if not LAB:
         return {}
-    from lab.tests.report import sample_lab
+    from lab_tests.report import sample_lab
     from sqrtdk_lab.report.page import to_html
 
     one, other, *_more = sample_lab.records()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.report.sample_lab import hostile, records, undecided, unsound
+from lab_tests.report.sample_lab import hostile, records, undecided, unsound
 from sqrtdk.errors import MissingExtraError
 from sqrtdk.messages import Message, Text, word
 from sqrtdk.report.plain import plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.tests.report import sample_lab
+from lab_tests.report import sample_lab
 from sqrtdk.report.plain import plain
 from sqrtdk_lab.runner import Done
 from tests.report.sample_report import EVIL

@@ -12,7 +12,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from lab.tests.small_sweep import SMALL, edit, interrupted, names
+from lab_tests.small_sweep import SMALL, edit, interrupted, names
 from sqrtdk._progress import pass_progress_to
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, LabError, MissingExtraError, OutputError
 from sqrtdk_lab.sweep import Grid, _store, _sweep, measure, summary, sweep

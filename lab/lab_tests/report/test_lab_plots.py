@@ -11,7 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lab.tests.report.sample_lab import STYLES, plot, records, series
+from lab_tests.report.sample_lab import STYLES, plot, records, series
 from sqrtdk.errors import InvalidValueError, MissingExtraError, OutputError
 from sqrtdk_lab.figures import HeatMap, Series, Style, curve_series
 from sqrtdk_lab.report.axes import SERIES_COLOURS, SIZE_INCHES, draw, matplotlib_label

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.app.served import Served
+from lab_tests.app.served import Served
 from sqrtdk_lab.app.guard import LARGEST_BODY
 from tests.support.program import called
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lab.tests.small_sweep import SMALL, edit, interrupted, names
+from lab_tests.small_sweep import SMALL, edit, interrupted, names
 from sqrtdk.errors import OutputError
 from sqrtdk_lab.report.sweep import to_text
 from sqrtdk_lab.sweep import _store, summary, sweep

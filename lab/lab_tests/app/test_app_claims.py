@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.report.sample_lab import hostile, records
+from lab_tests.report.sample_lab import hostile, records
 from sqrtdk._language import Language
 from sqrtdk.messages import in_language, said, word
 from sqrtdk.report.plain import plain

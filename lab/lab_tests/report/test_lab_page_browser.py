@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.report.sample_lab import hostile, records, undecided, unsound
+from lab_tests.report.sample_lab import hostile, records, undecided, unsound
 from sqrtdk.report.plain import plain
 from sqrtdk_lab.record import Record
 from sqrtdk_lab.report.page import to_html
