@@ -17,7 +17,7 @@ from scipy import stats
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE.parents[2] / "benchmarks" / "results" / "lab-figures.json"
-SCRIPTS = sorted(path for path in HERE.glob("*.py") if path != Path(__file__).resolve())
+SCRIPTS = sorted(path for path in HERE.glob("*.py") if path.name not in ("__init__.py", Path(__file__).name))
 LEAST_SCRIPTS = 12
 
 PACKAGES = {"fractions", "itertools", "math", "numpy", "scipy", "statistics", "torch"}
