@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,7 +51,9 @@ def test_ways_agree_with_torch(shape: str, dtype: str, training: bool) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_flex_is_compiled_and_agrees() -> None:
+def test_flex_is_compiled_and_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # code that another program compiled, with other settings, must not be found
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     case, ways = Case.of(SHAPES["gqa-causal"], torch.float32), {name: WAYS[name] for name in (BASE, "flex")}
     if (
         torch.backends.cpu.get_cpu_capability() == "AVX2"
