@@ -22,8 +22,8 @@ def load_extra(module: str, extra: str = "lab") -> Any:
         MissingExtraError: It can't be imported; the hint names the pip command.
 
     Example:
-        >>> load_extra("matplotlib.figure").__name__
-        'matplotlib.figure'
+        >>> load_extra("safetensors.torch").__name__
+        'safetensors.torch'
     """
     try:
         return import_module(module)

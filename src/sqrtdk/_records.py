@@ -132,12 +132,12 @@ def record_from_json(
 
     Example:
         >>> from sqrtdk.errors import InvalidValueError
-        >>> from sqrtdk_lab.figures import Series
-        >>> record_from_json(Series, {"label": "a", "x": [1], "y": [None]}, "it", InvalidValueError, "")
-        Series(label='a', x=(1.0,), y=(nan,), low=(), high=(), style='line')
-        >>> record_from_json(Series, {"label": 3, "x": [], "y": []}, "the series", InvalidValueError, "")
+        >>> from sqrtdk.messages import Text
+        >>> record_from_json(Text, {"en": "scale", "zh": "缩放"}, "it", InvalidValueError, "")
+        Text(en='scale', zh='缩放')
+        >>> record_from_json(Text, {"en": 3, "zh": ""}, "the text", InvalidValueError, "")
         Traceback (most recent call last):
-        sqrtdk.errors.InvalidValueError: the series.label is '3'; expected str, got int
+        sqrtdk.errors.InvalidValueError: the text.en is '3'; expected str, got int
     """
     import msgspec  # here, as most runs read no record
 

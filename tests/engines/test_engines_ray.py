@@ -103,7 +103,7 @@ def test_workers_of_other_versions_are_refused_before_the_first_cell(
     name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = _ray._worker_versions()
-    monkeypatch.setattr(_ray, "numbers_from", lambda: theirs | {name: "0.0.1"})
+    monkeypatch.setattr(_ray, "numbers_from", lambda *packages: theirs | {name: "0.0.1"})
     with pytest.raises(
         LabError, match=rf"(?m)would give other numbers: {name} [^;]* there and 0\.0\.1 here$"
     ) as raised:
@@ -111,6 +111,17 @@ def test_workers_of_other_versions_are_refused_before_the_first_cell(
     assert f"{name} {theirs[name]} there" in str(raised.value)
     assert "same versions" in raised.value.hint
     assert ray.is_initialized()
+
+
+def test_the_code_of_another_package_is_held_against_that_of_the_workers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_engine("ray", packages=("json",)):  # the workers have this package as it is here
+        pass
+    here = _ray._worker_versions()  # as if no file of it counted
+    monkeypatch.setattr(_ray, "numbers_from", lambda *packages: here)
+    with pytest.raises(LabError, match="would give other numbers: code "):
+        open_engine("ray", packages=("json",)).__enter__()
 
 
 def test_workers_that_cannot_import_this_package_are_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Cells:
         anew: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._opening = open_engine(engine, workers, address)
+        self._opening = open_engine(engine, workers, address, ("sqrtdk_lab",))
         self._results = None if folder is None else Results(folder)
         self._anew, self.progress = anew, progress
         self._known: dict[str, dict[str, Any]] = {}

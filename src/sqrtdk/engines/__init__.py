@@ -21,13 +21,16 @@ ENGINES: dict[str, Callable[[int | None, str | None], AbstractContextManager[Eng
 }
 
 
-def open_engine(name: str, workers: int | None = None, address: str | None = None) -> AbstractContextManager[Engine]:
+def open_engine(
+    name: str, workers: int | None = None, address: str | None = None, packages: tuple[str, ...] = ()
+) -> AbstractContextManager[Engine]:
     """Open an engine; leaving the context ends what it started.
 
     Args:
         name: "local" (this process), "pool" (processes of this machine) or "ray" (a cluster; needs the extra `ray`).
         workers: cells computed at once; None: one for each CPU. "local" has one.
         address: address of a Ray cluster, "host:port" or "auto"; None: start one on this machine.
+        packages: packages beside this one whose code computes the cells; the workers of a cluster need the same.
 
     Returns:
         A context manager that yields an `Engine`; see `Engine.results`. If an exception (Ctrl-C included) leaves it, it
@@ -59,4 +62,4 @@ def open_engine(name: str, workers: int | None = None, address: str | None = Non
             Message("errors.options.address", address=repr(address), engine=repr(name)),
             hint=Message("errors.hint.take_ray"),
         )
-    return ENGINES[name](workers, address)
+    return ray(workers, address, packages) if name == "ray" else ENGINES[name](workers, address)

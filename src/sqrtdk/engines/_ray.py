@@ -64,23 +64,26 @@ class Ray:
         return outcome
 
 
-def ray(workers: int | None = None, address: str | None = None) -> contextlib.AbstractContextManager[Engine]:
+def ray(
+    workers: int | None = None, address: str | None = None, packages: tuple[str, ...] = ()
+) -> contextlib.AbstractContextManager[Engine]:
     """Return an engine on a Ray cluster.
 
     Args:
         workers: CPUs of the Ray that is started here, or the maximum of cells at once on a cluster; None: all CPUs.
         address: address of a cluster, "host:port" or "auto"; None: the Ray of this process if it has one, otherwise a
             new one.
+        packages: packages beside this one whose code computes the cells: workers need the same.
 
     Raises:
         MissingExtraError: at once, if ray is not installed.
         LabError: on entering: no Ray at the address, or workers of other versions than this process.
     """
-    return _opened(_extras.load_extra("ray", extra="ray"), workers, address)
+    return _opened(_extras.load_extra("ray", extra="ray"), workers, address, packages)
 
 
 @contextlib.contextmanager
-def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[Engine]:
+def _opened(module: Any, workers: int | None, address: str | None, packages: tuple[str, ...]) -> Iterator[Engine]:
     ours = not module.is_initialized()
     if ours:
         _connect(module, workers, address)
@@ -91,7 +94,7 @@ def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[E
         )
     try:
         if address is not None or not ours:  # otherwise its workers run this Python with these modules
-            _check_workers(module)
+            _check_workers(module, packages)
         there = max(1, int(module.cluster_resources().get("CPU", 1)))
         count = min(workers or there, there)
         yield Ray(module, count, count if count < there else CELLS_A_WORKER * count)
@@ -100,14 +103,14 @@ def _opened(module: Any, workers: int | None, address: str | None) -> Iterator[E
             module.shutdown()
 
 
-def _check_workers(module: Any) -> None:
+def _check_workers(module: Any, packages: tuple[str, ...]) -> None:
     """Check that a worker of each node with CPUs has this process's versions; nodes that join later are not checked."""
     task = module.remote(num_cpus=0, max_retries=RETRIES)(_worker_versions)
     near = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     there = [node for node in module.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in there}
-    asked = {node: task.options(scheduling_strategy=near(node, soft=True)).remote() for node in nodes}
-    here = _worker_versions()
+    asked = {node: task.options(scheduling_strategy=near(node, soft=True)).remote(*packages) for node in nodes}
+    here = _worker_versions(*packages)
     for node, reference in asked.items():
         try:
             theirs = module.get(reference, timeout=_WORKER_S)
@@ -125,8 +128,8 @@ def _check_workers(module: Any) -> None:
             )
 
 
-def _worker_versions() -> dict[str, str]:
-    return dict(numbers_from())
+def _worker_versions(*packages: str) -> dict[str, str]:
+    return dict(numbers_from(*packages))
 
 
 def _connect(module: Any, workers: int | None, address: str | None) -> None:

@@ -78,7 +78,7 @@ def sweep(
         >>> done.computed, done.results.name
         (2, 'results.parquet')
     """
-    opening = open_engine(engine, workers, ray_address)
+    opening = open_engine(engine, workers, ray_address, ("sqrtdk_lab",))
     with opened(Path(output), grid, force, command) as store, progress_counted("cells", progress) as count:
         reused = sum(store.there)
         count(reused, len(grid))
