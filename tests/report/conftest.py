@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.pages import settle
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -33,6 +35,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
         page.goto(path.as_uri() + place)
+        settle(page)
         pages.append(page)
         return page
 

@@ -13,6 +13,7 @@ from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff.html import to_html
 from sqrtdk.report.plain import plain
 from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes
+from tests.support.pages import open_fold
 from tests.support.playwright_here import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -32,14 +33,10 @@ def show(opened: Opener, tmp_path: Path) -> Opener:
     return open_report
 
 
-def _open(page: Page, fold: int) -> None:
-    page.locator("details.fold > summary").nth(fold).click()
-
-
 def test_the_logits_are_drawn_when_a_line_is_opened(show: Opener) -> None:
     page = show(two_causes())
     assert page.locator("circle.off, circle.on").count() == 2 * 2  # the legends alone
-    _open(page, 1)
+    open_fold(page, 1)
     chart = page.locator(".scatter").nth(0)
     assert chart.locator(".drawing circle").count() == 220
     assert "NaN" not in chart.inner_html()
@@ -52,7 +49,7 @@ def test_the_logits_are_drawn_when_a_line_is_opened(show: Opener) -> None:
 
 def test_another_head_and_another_site_draw_other_points(show: Opener) -> None:
     page = show(softcap())
-    _open(page, 0)
+    open_fold(page, 0)
     chart = page.locator(".scatter .drawing")
     before = chart.inner_html()
     page.locator(".pick-head select").select_option(index=1)
@@ -76,7 +73,7 @@ def test_a_phone_shows_the_name_of_every_stage(show: Opener, language: str) -> N
 
 def test_the_masks_are_drawn_cell_by_cell(show: Opener) -> None:
     page = show(two_causes())
-    _open(page, 2)
+    open_fold(page, 2)
     masks = page.locator(".masks").nth(1)
     assert masks.locator(".drawing .cell-b").count() == 15
     assert masks.locator(".drawing .cell-both").count() == 136
@@ -106,7 +103,7 @@ def test_the_keyboard_does_it_all(show: Opener) -> None:
 
 def test_a_point_is_named_under_the_pointer(show: Opener) -> None:
     page = show(softcap())
-    _open(page, 0)
+    open_fold(page, 0)
     assert page.locator("#tip").is_hidden()
     page.locator(".scatter .drawing circle").last.hover()
     assert page.locator("#tip").inner_text().startswith("i = ")
@@ -114,7 +111,7 @@ def test_a_point_is_named_under_the_pointer(show: Opener) -> None:
 
 def test_values_that_are_not_finite_are_counted_and_not_drawn(show: Opener) -> None:
     page = show(not_finite())
-    _open(page, 1)
+    open_fold(page, 1)
     chart = page.locator(".scatter")
     assert chart.locator(".drawing circle").count() == 1
     assert chart.locator(".dropped").is_visible()

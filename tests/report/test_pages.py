@@ -17,6 +17,7 @@ from sqrtdk.report.watch.summary import summarise
 from tests.report import sample_diff, sample_report
 from tests.report.html_page import HtmlPage, check_alone, check_policy
 from tests.support.lab_here import LAB
+from tests.support.pages import open_fold, settle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -100,7 +101,7 @@ def test_the_page_opens_draws_and_speaks_both_languages(opened: Opener, runs: Ru
     path.write_text(PAGES[name](runs), encoding="utf-8")
     page = opened(path, "#en")
     if name.startswith("diff"):
-        page.locator("details.fold > summary").nth(1).click()
+        open_fold(page, 1)
     assert page.locator(DRAWN[name]).count() > 0
     assert page.locator(DRAWN[name]).first.is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
@@ -126,6 +127,7 @@ def test_nothing_overflows(opened: Opener, runs: Runs, tmp_path: Path, name: str
             page.set_viewport_size({"width": width, "height": 844})
             if name.startswith(("watch", "comparison")):  # drawn as wide as the page is when it opens
                 page.reload()
+            settle(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (language, width)
 
 
@@ -147,6 +149,7 @@ def test_no_drawing_cuts_off_its_text(opened: Opener, runs: Runs, tmp_path: Path
         page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
         for language in ("中文", "English"):
             page.locator("button", has_text=language).first.click()
+            settle(page)
             assert page.evaluate(CUT_OFF) == [], (language, width)
 
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from sqrtdk.report.watch.html import to_html
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch.summary import summarise
 from tests.monitor.watched_runs import EVERY, EVIL, STEPS, alarms_of, head_row, step_row
+from tests.support.pages import settle
 from tests.support.playwright_here import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -35,27 +36,15 @@ def page_of(runs: dict[str, Path], *names: str) -> str:
 
 
 @pytest.fixture
-def show(browser: Browser, runs: dict[str, Path], tmp_path: Path) -> Iterator[Opener]:
-    """Open the page of one run or of two; at the end nothing may have been fetched, logged, raised or asked."""
-    pages: list[Page] = []
-    complaints: list[str] = []
+def show(opened: Opener, runs: dict[str, Path], tmp_path: Path) -> Opener:
+    """Open the page of one run or of two."""
 
     def open_runs(*names: str, width: int = 1280, scheme: str = "light", language: str = "en") -> Page:
-        path = tmp_path / f"{len(pages)}.html"
+        path = tmp_path / f"{'-'.join(names)}.html"
         path.write_text(page_of(runs, *names), encoding="utf-8")
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
-        page.goto(f"{path.as_uri()}#{language}")
-        pages.append(page)
-        return page
+        return opened(path, f"#{language}", width=width, scheme=scheme)
 
-    yield open_runs
-    for page in pages:
-        page.close()
-    assert not complaints
+    return open_runs
 
 
 def pixel(page: Page, x: float, y: float, panel: int = 0) -> list[int]:
@@ -387,7 +376,7 @@ def test_a_served_page_loads_itself_again_and_stays_as_it_was_left(browser: Brow
             writer.write([head_row(20, "h", 0)], [step_row(step, 0) for step in range(11, 21)], [])
             page.locator(".tile", has_text="(1–20)").wait_for()
             page.locator("html[data-drawn=yes]").wait_for(state="attached")
-            page.wait_for_timeout(300)  # milliseconds, for the observer; a function to wait for would need eval
+            settle(page)
             assert page.locator("#statistic").input_value() == "peak"
             assert abs(page.evaluate("window.scrollY") - 900) < 200  # what stands above may have grown by a line
             writer.close()

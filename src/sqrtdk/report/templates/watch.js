@@ -5,6 +5,7 @@
   const drawn = runs.filter((run) => run.first !== null);
   if (!runs.some((run) => run.sites.length)) return;
   if (typeof DecompressionStream === "undefined") { document.getElementById("old").hidden = false; return; }
+  document.documentElement.dataset.drawn = "no";
   const { wholes, numbers } = await numbersOf(data.block);
   const { scaleOf, ticks, yTicks } = drawing;
   const { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, ramp, nearest, mapOf, shortener } = pieces;

@@ -39,7 +39,7 @@
     setTimeout(ask, EVERY);
   }
   // The menus are filled once the page is drawn; one without an attention is drawn already.
-  const drawn = new MutationObserver(() => { if (root.dataset.drawn) { drawn.disconnect(); restore(); } });
+  const drawn = new MutationObserver(() => { if (root.dataset.drawn === "yes") { drawn.disconnect(); restore(); } });
   drawn.observe(root, { attributes: true, attributeFilter: ["data-drawn"] });
   ask();
 })();
