@@ -25,7 +25,10 @@ _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bf
 
 
 def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
-    """Return whether the three tensors surely fit: decided in a microsecond, while the full checks take twenty."""
+    """Return whether the three tensors surely fit each other.
+
+    It takes a microsecond, while the full checks take twenty; False means that the full checks are needed.
+    """
     if not (type(query) is type(key) is type(value) is Tensor):
         return False
     if query.is_nested or key.is_nested or value.is_nested:  # nested tensors have no shape
@@ -44,7 +47,13 @@ def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
 
 
 def check_tensors(query: Any, key: Any, value: Any) -> None:
-    """Refuse anything but floating tensors of one dtype and device, and a key length that differs from the value's."""
+    """Check that query, key and value are floating tensors of one dtype and device, and that key and value are equally
+    long.
+
+    Raises:
+        InvalidTypeError: One is no tensor, or has another dtype.
+        InvalidValueError: Devices or lengths differ.
+    """
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -73,7 +82,11 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def check_widths(query: Query, key: AnyKey) -> None:
-    """Refuse a query and a key of different widths."""
+    """Check that query and key have the same head dimension, E.
+
+    Raises:
+        InvalidValueError: They have not.
+    """
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
             f"query and key have one head dimension; got {query.shape[-1]} and {key.shape[-1]}",
@@ -82,7 +95,11 @@ def check_widths(query: Query, key: AnyKey) -> None:
 
 
 def check_scored(query: Query, key: AnyKey) -> None:
-    """Refuse an empty head dimension, unless the score is the dot product."""
+    """Check that the head dimension of query and key is not 0; only the dot product is defined there.
+
+    Raises:
+        InvalidValueError: One is 0.
+    """
     if 0 in (query.shape[-1], key.shape[-1]):
         raise InvalidValueError(
             f"the head dimension is at least 1; got {query.shape[-1]} for query and {key.shape[-1]} for key",
@@ -93,7 +110,11 @@ def check_scored(query: Query, key: AnyKey) -> None:
 def check_head_counts(
     query: Float[Tensor, "... L E"], key: Float[Tensor, "... S Ek"], value: Float[Tensor, "... S Ev"], enable_gqa: bool
 ) -> None:
-    """Refuse leading dimensions that do not broadcast, and heads that do not divide."""
+    """Check that leading dimensions broadcast, and that key and value heads divide the query's with `enable_gqa`.
+
+    Raises:
+        InvalidValueError: They don't.
+    """
     shapes = [tuple(t.shape) for t in (query, key, value)]
     leads = [shape[:-2] for shape in shapes]
     if enable_gqa and all(leads):
@@ -117,7 +138,11 @@ def check_head_counts(
 
 
 def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
-    """Refuse a tensor that does not broadcast to `shape`."""
+    """Check that a tensor broadcasts to a shape.
+
+    Raises:
+        InvalidValueError: It does not; `name` is the argument that the error names.
+    """
     try:
         fits = broadcast(tensor.shape, shape) == tuple(shape)
     except RuntimeError:
@@ -149,7 +174,12 @@ def _aligned(name: str, shape: Sequence[int], full: Sequence[int]) -> str:
 
 
 def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
-    """Refuse an attn_mask that is neither bool nor floating, or does not broadcast to (..., Hq, L, S)."""
+    """Check that an attn_mask is a bool or floating dense tensor that broadcasts to (..., Hq, L, S).
+
+    Raises:
+        InvalidTypeError: It is no such tensor.
+        InvalidValueError: It does not broadcast.
+    """
     if isinstance(mask, Tensor):
         check_class("attn_mask", mask)
         if mask.layout != torch.strided:
@@ -174,7 +204,11 @@ def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
 
 
 def check_device(name: str, tensor: Tensor, query: Query) -> None:
-    """Refuse a tensor on another device than the query's; one number may stay on the CPU."""
+    """Check that a tensor is on the query's device; a single number (no dimensions) may be on the CPU.
+
+    Raises:
+        InvalidValueError: It is on another; `name` is the argument that the error names.
+    """
     if tensor.device != query.device and (tensor.ndim or tensor.device.type != "cpu"):
         raise InvalidValueError(
             f"{name} is on the device of query; got {tensor.device} and {query.device}", hint="Move it."
@@ -182,7 +216,21 @@ def check_device(name: str, tensor: Tensor, query: Query) -> None:
 
 
 def finite_number(name: str, value: Any, *, above: float = -math.inf) -> float:
-    """Return a finite number above `above`; bools, NaN and infinities are refused."""
+    """Return an argument as a float.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: The argument.
+        above: Number that it must exceed.
+
+    Raises:
+        InvalidTypeError: It is no number, or a bool.
+        InvalidValueError: It is NaN, infinite, or not above `above`.
+
+    Example:
+        >>> finite_number("softcap", 50, above=0.0)
+        50.0
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidTypeError(f"{name} is a number; got {value!r}", hint="Pass a float.")
     found = float(value)
@@ -195,14 +243,23 @@ def finite_number(name: str, value: Any, *, above: float = -math.inf) -> float:
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse flags that are not bools, as torch does: the string "no" would count as true."""
+    """Check that flags are bools, as torch does: the string "no" would count as true.
+
+    Raises:
+        InvalidTypeError: One is not.
+    """
     for name, value in flags.items():
         if type(value) is not bool and not isinstance(value, torch.SymBool):
             raise InvalidTypeError(f"{name} is True or False; got {value!r}", hint="Pass a bool.")
 
 
 def scale_number(scale: Any) -> float:
-    """Return the scale as a number, if it is neither a rule nor a tensor."""
+    """Return a scale that is neither a rule nor a tensor as a float.
+
+    Raises:
+        InvalidTypeError: It is no number.
+        InvalidValueError: It is NaN or infinite.
+    """
     if isinstance(scale, bool) or not isinstance(scale, Real):
         hint = "Call it: scales.log_n()." if callable(scale) else "0.125 or scales.log_n(), for one."
         raise InvalidTypeError(f"scale is a number, a rule or a tensor; got {scale!r}", hint=hint)
@@ -210,14 +267,27 @@ def scale_number(scale: Any) -> float:
 
 
 def dropout_rate(name: str, value: Any) -> float:
-    """Return a dropout rate, 0 <= p <= 1."""
+    """Return a dropout rate p, 0 <= p <= 1, as a float.
+
+    Raises:
+        InvalidValueError: It is no such number; `name` is the argument that the error names.
+    """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
         raise InvalidValueError(f"{name} is from 0 to 1; got {value!r}", hint="0.0: no dropout.")
     return float(value)
 
 
 def window_sides(window: Any) -> tuple[int | None, int | None]:
-    """Return (left, right) with None for an unbounded side (None or -1)."""
+    """Return a window as (left, right), the numbers of keys that a row sees on each side; None is unbounded.
+
+    Raises:
+        InvalidTypeError: It is no pair.
+        InvalidValueError: A side is no size; -1 and None are unbounded.
+
+    Example:
+        >>> window_sides((1023, 0)), window_sides((-1, 0))
+        ((1023, 0), (None, 0))
+    """
     if not isinstance(window, Sequence) or len(window) != 2 or any(isinstance(side, bool) for side in window):
         raise InvalidTypeError(
             f"window is (left, right), two sizes, or in a causal call a number of keys; got {window!r}",
@@ -235,7 +305,7 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """Return the active autocast dtype of the tensor's device; None if autocast is off."""
+    """Return the dtype of autocast on a tensor's device; None if autocast is off there."""
     kind = tensor.device.type
     if kind == "meta":
         return None

@@ -148,7 +148,7 @@ def numbers_from(*packages: str) -> Mapping[str, str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, from /proc/cpuinfo on Linux, where Python has none."""
+    """Return the name of the processor; on Linux from /proc/cpuinfo, as Python has none there."""
     with suppress(OSError, ValueError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:

@@ -90,12 +90,12 @@ def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
 
 
 def write_text(path: str | Path, text: str, force: bool = False) -> None:
-    """Write `text` as UTF-8 to a new file, all of it or nothing: see `write_bytes`."""
+    """Write a text as UTF-8 to a new file, all of it or nothing; `write_parts` has the arguments and the errors."""
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"), force)
 
 
 def write_bytes(path: str | Path, data: bytes, force: bool = False) -> None:
-    """Write `data` to a new file, all of it or nothing: see `write_parts`."""
+    """Write bytes to a new file, all of them or nothing; `write_parts` has the arguments and the errors."""
     write_parts(path, (data,), force)
 
 

@@ -105,7 +105,13 @@ _VALUES: Mapping[str, str] = {
 
 
 def refuse_arguments(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> NoReturn:
-    """Refuse keyword arguments that a call does not have: the nearest of its own, or what stands in their place."""
+    """Raise `TypeError` for keyword arguments that a call does not have, with a guess at what was meant.
+
+    Args:
+        call: Name of the call.
+        unknown: The unknown arguments.
+        known: Names of the call's own arguments.
+    """
     name = next(iter(unknown))
     own = [*known]
     hint = _ARGUMENTS.get(name, "")
@@ -117,31 +123,63 @@ def refuse_arguments(call: str, unknown: Mapping[str, Any], known: Iterable[str]
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters that have a meaning: not the one that catches unknown names."""
+    """Return the names of a function's parameters, without `self`, `*args` and `**kwargs`.
+
+    Example:
+        >>> parameters_of(lambda query, *rest, scale=None: query)
+        ['query', 'scale']
+    """
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds and p.name != "self"]
 
 
 def no_attribute(owner: str, name: str, names: Iterable[str]) -> NoReturn:
-    """Refuse an attribute of a module: the nearest name, or where the same thing is found."""
+    """Raise `AttributeError` for a name that a module does not have, with a guess at what was meant or where it is.
+
+    Args:
+        owner: Name of the module.
+        name: The unknown name.
+        names: Names that the module has.
+    """
     home = _HOMES.get(name)
     near = f"; it is {home}" if home else did_you_mean(name, names) if name[0] != "_" else ""
     raise AttributeError(f"module {owner!r} has no attribute {name!r}{near}")
 
 
 def near_statistic(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean 'variance'?" for a statistic under another name, or ""."""
+    """Return a guess at which statistic was meant, for the end of an error; "" if there is none.
+
+    Example:
+        >>> near_statistic("varience", ["variance", "mean"])
+        "; did you mean 'variance'?"
+    """
     other = _NEAR_STATISTICS.get(name)
     return f"; {other}" if other else did_you_mean(name, names)
 
 
 def near_value(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean 'dk'?" for the name or the formula of a scale rule, a score or a position, or ""."""
+    """Return a guess at which scale rule, score or position was meant, for the end of an error; "" if there is none.
+
+    Names in other libraries and formulas are known.
+
+    Args:
+        name: The unknown name.
+        names: Names in the table.
+    """
     return did_you_mean(_VALUES.get(name, name), names)
 
 
 def check_parameters(argument: str, function: Callable[..., Any], parameters: str) -> None:
-    """Refuse a function that can't be called with so many arguments; one whose parameters can't be read passes."""
+    """Check that a function can be called with given arguments; one whose parameters can't be read passes.
+
+    Args:
+        argument: Name of the argument, for the error.
+        function: The function.
+        parameters: Names of the arguments that it will be called with, as "b, h, q, kv".
+
+    Raises:
+        InvalidTypeError: It can't be called so.
+    """
     try:
         taken = inspect.signature(function)
     except (TypeError, ValueError):  # builtins and some callables have none

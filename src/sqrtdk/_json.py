@@ -45,7 +45,7 @@ def exact_data(value: Any) -> Any:
 
 
 def exact_line(value: Any) -> str:
-    """Return a value as JSON on one line, from which it can be read back: see `exact_data`."""
+    """Return a value as JSON on one line, from which it can be read back exactly; `exact_data` says how."""
     return json.dumps(exact_data(value), allow_nan=False)
 
 
@@ -64,8 +64,14 @@ def numbers_back(value: Any) -> Any:
 
 
 def plain_data(value: Any, nan: str | None = None) -> Any:
-    """Rebuild a value from JSON's own types, at any depth, without calling a subclass's methods, which may do
-    anything."""
+    """Return a value rebuilt from JSON's own types, at any depth.
+
+    Methods of subclasses, which may do anything, are not called.
+
+    Args:
+        value: A value of JSON types or their subclasses.
+        nan: What stands for NaN and infinities; None: they stay.
+    """
     kind = type(value)
     if value is None or kind is bool:
         return value

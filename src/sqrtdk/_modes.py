@@ -33,7 +33,12 @@ class EagerMode(TorchDispatchMode):
     """
 
     def whole(self, call: Any, run: Callable[[Any], Any]) -> Any:
-        """Run an attention of this package that takes several operations; a mode that records may note it as one."""
+        """Run an attention of this package that takes several operations; a mode that records may note it as one.
+
+        Args:
+            call: The call.
+            run: Computes it.
+        """
         return run(call)
 
     @classmethod
@@ -81,7 +86,7 @@ def _drop(rule: Any) -> None:
 
 
 def as_one(call: Any, run: Callable[[Any], Any]) -> Any:
-    """Return `run(call)`, which every open mode gets as one attention, whatever operations it takes."""
+    """Return `run(call)`; every open mode gets it as one attention, whatever operations it takes."""
     if not torch.compiler.is_compiling():
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, EagerMode):

@@ -39,7 +39,15 @@ _TERMS: Mapping[str, Callable[..., Any]] = {
 
 
 def as_score(score: Any) -> FoldedScore | PairScore:
-    """Return the score of a name, of a function of q and k, or the score itself."""
+    """Return the score function that an argument stands for.
+
+    Args:
+        score: A name in `SCORES`, a function of q and k, or a score function, which is returned as it is.
+
+    Raises:
+        InvalidValueError: The name is unknown.
+        InvalidTypeError: It is none of these.
+    """
     if isinstance(score, str):
         made: FoldedScore | PairScore = _made("score", score, SCORES, "scores")
         return made
@@ -59,7 +67,11 @@ def as_score(score: Any) -> FoldedScore | PairScore:
 
 
 def as_scale(scale: Any) -> Any:
-    """Return the rule of a name, and anything else unchanged."""
+    """Return the scale rule of a name in `SCALES`; anything else is returned as it is.
+
+    Raises:
+        InvalidValueError: The name is unknown.
+    """
     return _made("scale", scale, SCALES, "scales") if isinstance(scale, str) else scale
 
 
@@ -95,7 +107,14 @@ def _made(argument: str, name: str, table: Mapping[str, Callable[..., Any]], nam
 
 
 def as_request(request: Any) -> AuxRequest | None:
-    """Return the request of True (everything), of torch's AuxRequest, or the request itself."""
+    """Return which statistics are asked for.
+
+    Args:
+        request: True (all), False or None (none), sqrtdk's `AuxRequest`, or that of torch's FlexAttention.
+
+    Returns:
+        The request, or None for none.
+    """
     if request is None or request is False:
         return None
     if request is True:
@@ -139,7 +158,12 @@ def as_window(window: Any, diagonal: int | None, shift: int) -> Any:
 
 
 def mask_of_blocks(block_mask: Any, batch: int, heads: int, length: int, keys: int) -> MaskMod:
-    """Return the mask_mod of FlexAttention's BlockMask, after checking its sizes."""
+    """Return the `mask_mod` of FlexAttention's BlockMask.
+
+    Raises:
+        InvalidTypeError: It is no BlockMask.
+        InvalidValueError: It was made for other sizes.
+    """
     if not is_block_mask(block_mask):
         raise InvalidTypeError(
             f"block_mask is a BlockMask of torch.nn.attention.flex_attention; got {type(block_mask).__name__}",
@@ -160,7 +184,7 @@ def mask_of_blocks(block_mask: Any, batch: int, heads: int, length: int, keys: i
 
 
 def is_block_mask(mask: Any) -> bool:
-    """Return whether it is FlexAttention's BlockMask."""
+    """Return whether an object is a BlockMask of FlexAttention."""
     return _is_flex(mask, "BlockMask")
 
 

@@ -25,7 +25,13 @@ _listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
 
 
 def report_progress(text: str, done: int = 0, total: int = 0) -> None:
-    """Report the current work; `text` is our own, and holds no text from a model."""
+    """Report the current work to the listener, if there is one.
+
+    Args:
+        text: What is being done, in our own words: it must hold no text from a model.
+        done: Number of parts that are done.
+        total: Number of all parts; 0 if it is unknown.
+    """
     listener = _listener.get()
     if listener is not None:
         listener(text, done, total)
@@ -33,7 +39,7 @@ def report_progress(text: str, done: int = 0, total: int = 0) -> None:
 
 @contextmanager
 def pass_progress_to(listener: Tell) -> Iterator[None]:
-    """Pass every message from inside the block to `listener`."""
+    """Return a context whose progress messages are passed to `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -43,7 +49,7 @@ def pass_progress_to(listener: Tell) -> Iterator[None]:
 
 @contextmanager
 def progress_shown(title: str) -> Iterator[None]:
-    """Show the messages from inside the block, unless a listener already receives them."""
+    """Return a context whose progress messages are shown by a bar, unless a listener already receives them."""
     if _listener.get() is not None:
         yield
         return
@@ -53,7 +59,10 @@ def progress_shown(title: str) -> Iterator[None]:
 
 @contextmanager
 def progress_counted(title: str, given: Count | None = None) -> Iterator[Count]:
-    """Yield the function that receives (done, total): `given`, or the current listener, or a bar."""
+    """Return a context that yields a function of (done, total).
+
+    It is `given`, or passes the numbers to the current listener, or draws a bar titled `title`.
+    """
     listener = _listener.get()
     if given is not None:
         yield given
@@ -66,7 +75,10 @@ def progress_counted(title: str, given: Count | None = None) -> Iterator[Count]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Tell]:
-    """Yield the function that updates a bar, which is removed at the end. `pass_progress_to` does not reach it."""
+    """Return a context that yields a function which updates a bar; the bar is removed at the end.
+
+    Messages of `report_progress` don't reach it; see `progress_shown`. There is no bar without a terminal.
+    """
     screen = None if os.environ.get(OFF_VARIABLE) == "0" else _screen()
     if screen is None:
         yield lambda text, done, total: None

@@ -51,7 +51,10 @@ def resolve_arguments(
     window_lower_right: bool = False,
     return_aux: AuxRequest | bool | None = None,
 ) -> Call:
-    """Validate the arguments of `attention`, and bring them to the form that implementations run."""
+    """Check the arguments of `attention`, and return them as the one `Call` that all implementations run.
+
+    `attention` documents the arguments and the errors.
+    """
     arguments.check_flags(
         is_causal=is_causal,
         enable_gqa=enable_gqa,

@@ -10,7 +10,7 @@ from sqrtdk import _files
 
 
 def notebook_table(record: object) -> str:
-    """Return the HTML of a record for a notebook, without a script; names from a model are escaped."""
+    """Return a record as HTML for a notebook, without a script; names from a model are escaped."""
     return cast(str, import_module("sqrtdk.report.notebook").to_html(record))
 
 
@@ -24,7 +24,7 @@ class Shown:
 
 
 class Saved:
-    """A record that can be written to a file."""
+    """A record that can be saved as JSON or as a page."""
 
     __slots__ = ()
 

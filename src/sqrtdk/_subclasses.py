@@ -101,7 +101,17 @@ def causal_diagonal(name: str, mask: Any, length: int, keys: int) -> int:
 
 
 def as_bool_mask(name: str, mask: Any, length: int, keys: int, device: torch.device) -> Any:
-    """Return a causal bias as a bool mask (L, S), True if the row sees the key; check any other mask and return it."""
+    """Return torch's causal bias as a bool mask, (L, S), True where the row sees the key.
+
+    Any other mask is checked to be a plain tensor, and returned as it is.
+
+    Args:
+        name: Name of the argument, for the error.
+        mask: The mask.
+        length: Number of rows, L.
+        keys: Number of keys, S.
+        device: Device of the bool mask.
+    """
     if not is_causal_bias(mask):
         if isinstance(mask, Tensor):
             check_class(name, mask)

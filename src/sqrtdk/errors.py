@@ -30,43 +30,43 @@ class SqrtdkError(Exception):
 
 
 class InvalidValueError(SqrtdkError, ValueError):
-    """A shape or a value breaks the rule in the message."""
+    """A shape or a value is wrong; the text gives the rule, what was received, and how to correct it."""
 
 
 class InvalidTypeError(SqrtdkError, TypeError):
-    """An argument has the wrong type."""
+    """An argument has the wrong type or dtype; the text gives the rule, what was received, and how to correct it."""
 
 
 class UnsupportedError(SqrtdkError, NotImplementedError):
-    """A valid combination is not supported."""
+    """The arguments are valid, but their combination is not supported."""
 
 
 class ModelError(SqrtdkError, RuntimeError):
-    """The model to be audited can't be found, built, or run."""
+    """The model to be audited can't be found, built or run."""
 
 
 class LabError(SqrtdkError, RuntimeError):
-    """A cell of an experiment or sweep could not be computed, or its engine could not be started."""
+    """A cell of an experiment or a sweep could not be computed, or its engine could not be started."""
 
 
 class TraceFileError(SqrtdkError, ValueError):
-    """A trace file is not one, is damaged, or breaks a rule of its format."""
+    """A file is not a trace file, is damaged, or breaks a rule of the format."""
 
 
 class RunFolderError(SqrtdkError, ValueError):
-    """A folder is no run's, is damaged, or belongs to another run."""
+    """A folder does not hold the records of a run, is damaged, or belongs to another run."""
 
 
 class BaselineError(SqrtdkError, ValueError):
-    """A baseline is not one, is damaged, has another version, or was written by another kind of check."""
+    """A file is not a baseline, is damaged, has another version, or was written by another kind of check."""
 
 
 class MissingExtraError(SqrtdkError, ImportError):
-    """An optional dependency is not installed; the hint names the pip command."""
+    """An optional dependency is not installed; the hint has the pip command."""
 
 
 class OutputError(SqrtdkError, OSError):
-    """An output file could not be written."""
+    """An output file, or stdout, could not be written."""
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:

@@ -48,7 +48,10 @@ _app.add_typer(watch)
 
 
 def main() -> None:
-    """Run the program `sqrtdk`, and end the process with its exit code."""
+    """Run the program `sqrtdk` with the arguments of this process, and end the process with its exit code.
+
+    The code is 0 if nothing was found, 1 for findings, 2 for a wrong usage or an error, 130 after Ctrl-C.
+    """
     open_closed_streams()
     try:
         process.handle_interrupts()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuditReports:
-    """The documents that a command line asks for; see the options of the same names."""
+    """The reports that a command line asks for, and their files; each field is the option of the same name."""
 
     json_: bool = False
     output: Path | None = None
@@ -29,7 +29,7 @@ class AuditReports:
 
     @property
     def by_option(self) -> dict[str, object]:
-        """Option -> its value, as `options.refuse_ignored` takes them."""
+        """The options and their values, as `options.refuse_ignored` takes them."""
         return {
             "--json": self.json_, "--output": self.output, "--html": self.html, "--sarif": self.sarif,
             "--junit": self.junit, "--markdown": self.markdown,
@@ -37,14 +37,19 @@ class AuditReports:
 
     @property
     def comment(self) -> Path | None:
-        """The file of the comment for a pull request."""
+        """File of the comment for a pull request; None if there is none, or if it goes to stdout."""
         return options.file_or_stdout(self.markdown, self.json_ and self.output is None)
 
     def __bool__(self) -> bool:
         return any(self.by_option.values())
 
     def refuse_unwritable(self) -> None:
-        """Refuse files that can't be written, and two documents on stdout."""
+        """Check the files before anything runs.
+
+        Raises:
+            OutputError: A file can't be written, or exists and `--force` is not given.
+            InvalidValueError: Two documents would go to stdout.
+        """
         from sqrtdk import _files
 
         _files.check_outputs((self.output, self.html, self.sarif, self.junit, self.comment), self.force)

@@ -83,7 +83,7 @@ class _Helpful(_Command):
 
 
 class HelpfulCommand(_Helpful, TyperCommand):
-    """A verb."""
+    """A verb whose help is shown in the reader's language."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. The error for an option without a value lacks its command, so it is added.
@@ -113,10 +113,13 @@ class HelpfulCommand(_Helpful, TyperCommand):
 
 
 class HelpfulGroup(_Helpful, TyperGroup):
-    """A group of verbs, or the program."""
+    """The program, or a group of verbs, whose help is shown in the reader's language."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb. The error for one that does not exist lacks the words that were typed, so they are added."""
+        """Return the verb that was typed.
+
+        click's error for a verb that does not exist lacks the words that were typed; they are added as `words`.
+        """
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
@@ -125,17 +128,17 @@ class HelpfulGroup(_Helpful, TyperGroup):
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections of options and verbs."""
+        """Write the sections of the help: the options, then the verbs."""
         super().format_options(ctx, formatter)
         _section(formatter, "cli.words.commands", self.lines())
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the names of the verbs with what each does."""
+        """Return the name of each verb, with a line that says what it does."""
         return [(name, command.get_short_help_str()) for name, command in self.commands.items()]
 
 
 def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
-    """Return an option or argument as help shows it: its name, and its text with the default and limits."""
+    """Return an option or an argument as the help shows it: its name; and its text, with the default and limits."""
     name, told = parameter.get_help_record(ctx)
     # typer appends "  [default: (cli.defaults.own); x>=1; required]"; a default in words is in brackets
     id, _, notes = told.rpartition("  [")
@@ -157,7 +160,7 @@ def _note(note: str) -> str:
 
 
 def text(words: str) -> str:
-    """Return the text of an id; other words, such as a command or a number, stay as they are."""
+    """Return the text of an id of the catalogue; other words, such as a command or a number, stay as they are."""
     return Message(words).said(spoken()) if words.startswith("cli.") else words
 
 

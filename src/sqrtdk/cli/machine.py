@@ -16,7 +16,7 @@ def env(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Show versions, the machine and its kernels."""
+    """Print the versions, the machine and its kernels."""
     with reported(show_traceback):
         from sqrtdk import _json
         from sqrtdk.cli.output import colors, print_text, width, working
@@ -38,7 +38,7 @@ def build(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compile the attention kernel and print the path of the library."""
+    """Compile the attention kernel for CPUs, and print the path of the library."""
     with reported(show_traceback):
         from sqrtdk.cli.output import print_path, tell_reader, working
         from sqrtdk.errors import UnsupportedError

@@ -93,7 +93,7 @@ class Fields:
     options: Mapping[str, Any]
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return a keyword parameter for each field."""
+        """Return a keyword parameter for each field, as Typer reads it."""
         return [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=getattr(self.default, name), annotation=option
@@ -102,7 +102,11 @@ class Fields:
         ]
 
     def taken(self, values: dict[str, Any]) -> Any:
-        """Return the object, with the values of its options, which are taken off `values`."""
+        """Return the object with the values of its options.
+
+        Args:
+            values: Values of all options by parameter; those of this object are removed.
+        """
         return replace(self.default, **{name: values.pop(name) for name in self.options if name in values})
 
 
@@ -159,7 +163,7 @@ ShowTraceback = Annotated[bool, typer.Option("--traceback", help="cli.options.tr
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb as Typer reads it: a parameter of `Fields` becomes one parameter for each field."""
+    """Return a verb as Typer reads it: a parameter that is a `Fields` becomes one parameter for each of its fields."""
     parameters: list[inspect.Parameter] = []
     objects: dict[str, Fields] = {}
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
@@ -180,12 +184,17 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def whole_word(value: str) -> str:
-    """Return the value of an option that a short form stands for: `--lang zh` is `--lang zh-CN`."""
+    """Return the value that a short form of it means.
+
+    Example:
+        >>> whole_word("zh"), whole_word("en")
+        ('zh-CN', 'en')
+    """
     return "zh-CN" if value == "zh" else value
 
 
 def language_of_choice(lang: Choice) -> Language:
-    """Return the language that `--lang` stands for in this environment."""
+    """Return the language of a `--lang`; "auto" means that of the environment."""
     return chosen(lang, os.environ)
 
 

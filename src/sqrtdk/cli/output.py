@@ -75,7 +75,7 @@ _stderr: _Kept | None = None
 
 
 def keep_streams() -> None:
-    """Duplicate the descriptors of stdout and stderr for the program's own use."""
+    """Duplicate the descriptors of stdout and stderr, so that what a model prints does not mix with our output."""
     global _stdout, _stderr
     _stdout, _stderr = _Kept.of(1, sys.stdout), _Kept.of(2, sys.stderr)
 
@@ -104,14 +104,14 @@ def print_text(text: str) -> bool:
 
 
 def unwritable(error: OSError) -> OutputError:
-    """Return the error for a text that stdout did not take whole."""
+    """Return the error to raise for text that stdout did not take, or not whole."""
     return OutputError(
         Message("errors.output.stdout", reason=_files.os_reason(error)), hint=Message("errors.hint.redirect")
     )
 
 
 def drop_stdout() -> None:
-    """Discard what `sys.stdout` still buffers, so that it is not flushed elsewhere later."""
+    """Discard what `sys.stdout` still buffers, so that it is not written elsewhere when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout.flush()
@@ -123,7 +123,7 @@ def print_path(path: str) -> None:
 
 
 def write_stderr(text: str) -> None:
-    """Write lines to stderr with control characters escaped; a stderr that can't be written is no error."""
+    """Write lines to stderr, with control characters escaped; a stderr that can't be written is no error."""
     text = plain_lines(text) + "\n"
     with contextlib.suppress(OSError, ValueError):
         if _stderr is not None:
@@ -136,28 +136,33 @@ def write_stderr(text: str) -> None:
 
 
 def speak(language: Language) -> None:
-    """Set the language of help, errors and what `tell_reader` says; until then it is the environment's."""
+    """Set the language of help, errors and messages; until then it is that of the environment."""
     global _language
     _language = language
 
 
 def spoken() -> Language:
-    """Return the language that `speak` set."""
+    """Return the language that `speak` set; without it, that of the environment."""
     return _language or chosen("auto", os.environ)
 
 
 def tell_reader(sentence: str) -> None:
-    """Write a sentence to stderr in the reader's language."""
+    """Write a sentence to stderr, in the reader's language."""
     write_stderr(said(sentence, spoken()))
 
 
 def say_written(kind: str, path: object) -> None:
-    """Say where a report was written; a line break in its name is escaped."""
+    """Tell the reader where a report was written; a line break in its name is escaped.
+
+    Args:
+        kind: Kind of the report, as the sentence names it.
+        path: Its file.
+    """
     tell_reader(Message("progress.report", kind=kind, path=plain(str(path))))
 
 
 def announce(model: str) -> None:
-    """Say that a name is not a directory, before the hub is asked for it."""
+    """Tell the reader that MODEL is no directory, before the hub is asked for it."""
     tell_reader(Message("progress.asking_hub", model=repr(model)))
 
 
@@ -167,7 +172,7 @@ def colors() -> bool:
 
 
 def screen() -> int | None:
-    """Return the height of the terminal in lines, or None if stdout is not a terminal that can be redrawn."""
+    """Return the height of the terminal in lines; None if stdout is no terminal that can be redrawn."""
     if not _is_terminal() or os.environ.get("TERM") == "dumb":
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -176,7 +181,7 @@ def screen() -> int | None:
 
 
 def width() -> int:
-    """Return the width in columns: from COLUMNS, else from the terminal, else `PIPE_WIDTH`."""
+    """Return the number of columns of the output: from COLUMNS, else from the terminal, else `PIPE_WIDTH`."""
     columns = os.environ.get("COLUMNS", "")  # may hold anything: only a positive number counts
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
@@ -253,7 +258,10 @@ def _console() -> Iterator[Any]:
 
 
 def open_closed_streams() -> None:
-    """Open closed standard descriptors on /dev/null; otherwise the next file to be opened would become one of them."""
+    """Open standard descriptors that are closed, on /dev/null.
+
+    Otherwise the next file that is opened would become stdin, stdout or stderr.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -285,7 +293,7 @@ def _away_from_stdout() -> Iterator[None]:
 
 @contextlib.contextmanager
 def descriptor_1_to_2() -> Iterator[None]:
-    """Redirect descriptor 1 to descriptor 2 inside the block."""
+    """Return a context in which descriptor 1 (stdout) is a duplicate of descriptor 2 (stderr)."""
     _flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -298,7 +306,10 @@ def descriptor_1_to_2() -> Iterator[None]:
 
 
 def end_stdout() -> None:
-    """Redirect stdout to stderr for good, because threads and exit handlers of the model outlive the report."""
+    """Redirect stdout to stderr until the process ends.
+
+    Threads and exit handlers of the model outlive the report, and may print.
+    """
     _flush()
     with contextlib.suppress(OSError):  # the model closed descriptor 2
         os.dup2(2, 1)

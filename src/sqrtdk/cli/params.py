@@ -30,7 +30,7 @@ def params(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Count the parameters of every attention of a target."""
+    """Count the parameters of every attention of a model, a config or a preset, and print or write them."""
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working

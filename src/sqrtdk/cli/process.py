@@ -56,14 +56,14 @@ def interrupted() -> bool:
 
 
 def swallowed() -> None:
-    """Send a Ctrl-C again that was raised where Python ignores exceptions: in a finaliser or a callback from C."""
+    """Send a Ctrl-C again that Python ignored, because it was raised in a finaliser or a callback from C."""
     if _interrupts.code is None:
         _interrupts.came = False
         threading.Timer(_RESEND_INTERRUPT_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def end(code: int) -> NoReturn:
-    """End the process with an exit code that a later Ctrl-C can't change."""
+    """End the process with an exit code, which a later Ctrl-C can't change."""
     _interrupts.code = code
     if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):  # reset by the model
         signal.signal(signal.SIGINT, _interrupts)

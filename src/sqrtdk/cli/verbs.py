@@ -67,16 +67,20 @@ class Program(HelpfulGroup):
     """
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return a verb, or None if neither the program nor an installed distribution has it."""
+        """Return the verb of a name; None if neither the program nor an installed distribution has it."""
         own = super().get_command(ctx, name)
         return _added(name) if own is None else own
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the verbs."""
+        """Return the names of all verbs, those of other distributions last."""
         return [*super().list_commands(ctx), *ADDED]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb; if its distribution is not installed, say how to install it."""
+        """Return the verb that was typed.
+
+        Raises:
+            MissingExtraError: Its distribution is not installed; the hint says how to install it.
+        """
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
@@ -87,7 +91,7 @@ class Program(HelpfulGroup):
             ) from error
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the names of the verbs with what each does."""
+        """Return the name of each verb, with a line that says what it does."""
         return [*super().lines(), *((name, text(f"cli.verbs.{name}.line")) for name in ADDED)]
 
 
@@ -130,7 +134,14 @@ def register(
     group: typer.Typer, function: Callable[..., None], name: str | None = None,
     examples: Mapping[str, Mapping[str, str]] = EXAMPLES,
 ) -> None:  # fmt: skip
-    """Register a function as a verb of the program (`group.info.name` is "sqrtdk") or of a group."""
+    """Register a function as a verb.
+
+    Args:
+        group: The program (`group.info.name` is "sqrtdk") or a group of verbs.
+        function: The function, whose parameters are the options.
+        name: Name of the verb; None: that of the function.
+        examples: Examples of the help, by verb.
+    """
     name = name or function.__name__
     path = name if group.info.name == "sqrtdk" else f"{group.info.name} {name}"
     texts = f"cli.verbs.{path.replace(' ', '_')}"
@@ -146,7 +157,7 @@ def register(
 
 
 def pass_language_on(context: typer.Context, lang: options.Lang = "auto") -> None:
-    """Make the `--lang` of a group or the program the default of its verbs."""
+    """Make the `--lang` of the program, or of a group, the default of its verbs."""
     group: Any = context.command
     context.default_map = {name: {"lang": lang} for name in group.list_commands(context)}
 

@@ -45,7 +45,7 @@ def show_run(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Draw a run in the terminal, as a page, or while it is written; end with the exit code of its alarms."""
+    """Draw a run in the terminal or as a page, once or while it is written; end with the exit code of its alarms."""
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import colors, print_text, say_written, tell_reader, width
@@ -102,7 +102,7 @@ def compare_two_runs(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compare two runs, statistic by statistic."""
+    """Compare two runs, statistic by statistic, and print or write the differences."""
     with reported(show_traceback):
         from sqrtdk import _files
 

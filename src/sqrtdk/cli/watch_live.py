@@ -67,7 +67,7 @@ def follow_run(folder: Path, columns: list[str], language: Language) -> Summary:
 
 
 def writer_sentence(run: GrowingRun, summary: Summary) -> Message:
-    """Say that the writer is gone, and how."""
+    """Return the sentence that says that the process that wrote the run is gone, and how it ended."""
     step = "-" if summary.last_step is None else summary.last_step
     return Message("runs.writer.killed" if run.writer == "killed" else "runs.writer.ended", step=step)
 
@@ -100,7 +100,7 @@ def serve_run(folder: Path, port: int, language: Choice, ready: Callable[[str], 
 
 
 class LivePage:
-    """The page of a run as it is now. Requests come from several threads."""
+    """The page of a run while it is written; requests may come from several threads."""
 
     def __init__(self, folder: Path, language: Choice) -> None:
         self._run, self._language = GrowingRun(folder), language
@@ -112,7 +112,11 @@ class LivePage:
         self.look()
 
     def look(self) -> dict[str, str]:
-        """Return what `state` answers: a mark that changes with the run, and whether it is still written."""
+        """Return the answer to a request for `state`.
+
+        Returns:
+            "mark", a text that changes with the run; and "writer", the state of the process that writes it.
+        """
         with self._lock:
             grown = self._run.read()
             if grown is not None:
@@ -122,7 +126,7 @@ class LivePage:
             return {"mark": f"{self._server}-{self._number}", "writer": writer}
 
     def page(self) -> bytes:
-        """Return the page, drawn anew only if the run has grown."""
+        """Return the page as UTF-8; it is drawn again only if the run has grown."""
         from sqrtdk.report.watch.html import to_html
 
         mark = self.look()["mark"]
@@ -133,7 +137,7 @@ class LivePage:
 
 
 class PageServer(socketserver.ThreadingTCPServer):
-    """Serves a `LivePage` on an address of this machine."""
+    """Serves a `LivePage` over HTTP on an address of this machine."""
 
     allow_reuse_address = True
     daemon_threads = True  # Ctrl-C waits for no browser
@@ -145,7 +149,7 @@ class PageServer(socketserver.ThreadingTCPServer):
         self.hosts = (f"{LOOPBACK}:{port}", f"localhost:{port}")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that closes a connection early is no error."""
+        """Do nothing: a browser that closes a connection early is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -113,7 +113,7 @@ def checkpoints(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Measure and audit checkpoints as the records of a run, and draw the run."""
+    """Measure and audit checkpoints, write them as the records of a run, and draw the run."""
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import colors, counting, print_text, say_written, tell_reader, width, working

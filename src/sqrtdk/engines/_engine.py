@@ -22,11 +22,11 @@ _LONGEST_NAME = 300
 
 
 class Engine(Protocol):
-    """The interface of an engine that computes cells; `open_engine` opens one."""
+    """The interface of an engine, which computes cells: the runs of a sweep, or the checkpoints of a run."""
 
     @property
     def workers(self) -> int:
-        """Number of cells computed at once."""
+        """Number of cells that are computed at once."""
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
         """Yield (index of the item, result) as each ends, in no particular order.
@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a cell as text, because the exception itself may not survive pickling between processes."""
+    """An exception of a cell as text; the exception itself may not survive pickling between processes."""
 
     message: str
     hint: str = ""
@@ -52,7 +52,10 @@ class Failure:
 
 
 def compute(function: Callable[[Cell], Result], cell: Cell) -> Result | Failure:
-    """Compute a cell in a worker process, on one thread, so that sums are added in the same order everywhere."""
+    """Return the result of a function for a cell, or the exception as a `Failure`; this runs in a worker process.
+
+    It runs on one thread, so that sums are added in the same order on every machine.
+    """
     torch.set_num_threads(1)
     try:
         return function(cell)
@@ -63,14 +66,22 @@ def compute(function: Callable[[Cell], Result], cell: Cell) -> Result | Failure:
 
 
 def failure(error: BaseException, trace: str = "") -> Failure:
-    """Return an exception as text."""
+    """Return an exception as text.
+
+    Args:
+        error: The exception.
+        trace: Its traceback as text.
+    """
     if isinstance(error, SqrtdkError):
         return Failure(said_by(error), error.hint, trace)
     return Failure(kind_and_text(error), str(getattr(error, "hint", "")), trace)
 
 
 def failed(cell: Cell, failure: Failure) -> LabError:
-    """Return the error that names the cell, with the worker's traceback as a note."""
+    """Return the error to raise for a cell that failed.
+
+    It names the cell and the reason, and has the traceback of the worker as a note.
+    """
     error = LabError(
         Message("errors.engine.failed", cell=cell_label(cell), why=failure.message),
         hint=failure.hint or Message("errors.engine.traceback"),
@@ -92,12 +103,16 @@ def cell_label(cell: Cell) -> str:
 
 
 class Local:
-    """The engine `local`: this process computes the cells one after the other."""
+    """The engine "local": this process computes the cells one after the other."""
 
     workers = 1
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
-        """Yield the results in the order of the items."""
+        """Yield the index and the result of each cell, in the order of the cells.
+
+        Raises:
+            LabError: A cell failed.
+        """
         for index, cell in enumerate(items):
             yield index, self._result(function, cell)
 

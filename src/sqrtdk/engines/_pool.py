@@ -39,7 +39,7 @@ _Flying = dict["Future[Result | Failure]", _Entry]
 
 
 class Pool:
-    """The engine `pool`; its processes start with the first cell, as many as there is work for."""
+    """The engine "pool": processes of this machine, which start with the first cell, at most one for each cell."""
 
     def __init__(self, workers: int, loky: Any) -> None:
         self.workers = workers
@@ -47,7 +47,13 @@ class Pool:
         self._executor: Any = None
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
-        """Yield each result when it is ready; cells of killed processes are given to new processes."""
+        """Yield the index and the result of each cell as soon as it is ready, in any order.
+
+        The cell of a process that was killed is given to a new process.
+
+        Raises:
+            LabError: A cell failed, or its process was killed again and again.
+        """
         waiting = enumerate(items)
         again: deque[_Entry] = deque()
         deaths: Counter[int] = Counter()
@@ -119,7 +125,11 @@ class Pool:
         return done, lost
 
     def close(self, kill: bool = False) -> None:
-        """End the processes; with `kill`, without waiting for the cells in progress."""
+        """End the processes.
+
+        Args:
+            kill: Whether to end them at once, rather than after the cells that they compute.
+        """
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=kill)

@@ -29,7 +29,7 @@ _WORKER_S = 120.0  # a worker imports torch, perhaps from a slow disk
 
 
 class Ray:
-    """The engine `ray`, with one Ray task for each cell."""
+    """The engine "ray": a Ray cluster, with one task for each cell."""
 
     def __init__(self, module: Any, workers: int, ahead: int) -> None:
         self.workers = workers
@@ -37,7 +37,13 @@ class Ray:
         self._task = module.remote(num_cpus=1, max_retries=RETRIES)(compute)
 
     def results(self, function: Callable[[Cell], Result], items: Iterable[Cell]) -> Iterator[tuple[int, Result]]:
-        """Yield each result when it is ready; Ray itself moves the cell of a killed process to another one."""
+        """Yield the index and the result of each cell as soon as it is ready, in any order.
+
+        Ray itself moves the cell of a process that was killed to another one.
+
+        Raises:
+            LabError: A cell failed.
+        """
         flying: dict[Any, tuple[int, Cell]] = {}
         waiting = enumerate(items)
         try:

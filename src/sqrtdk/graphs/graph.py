@@ -28,7 +28,7 @@ MOST_NODES = 2**15  # largest number of operations: each takes about 10 ms over 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphNode:
-    """One operation."""
+    """One operation of a graph: its operator, inputs, outputs and attributes, and where the model's code called it."""
 
     number: int  # index in the graph, whose nodes are in an order that can be executed
     op: str  # operator, such as "MatMul"
@@ -44,18 +44,21 @@ class GraphNode:
     inner: tuple[tuple[str, str], ...] = ()
 
     def input(self, index: int) -> str:
-        """Return the name of an input, or "" if it is omitted."""
+        """Return the name of an input; "" if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     @property
     def site(self) -> str:
-        """Module path, else the node's name, else the name of its first output."""
+        """The module path of the node; without one, its name; without a name, that of its first output."""
         return self.scope if self.scope is not None else self.name or self.outputs[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A constant computed on demand from other constants. It has the fields that are read of a `TensorProto`."""
+    """A constant that is computed from other constants when it is read.
+
+    It has those fields of a `TensorProto` that are read, so that it can stand in its place.
+    """
 
     name: str  # name of the constant
     dims: tuple[int, ...]  # shape
@@ -65,7 +68,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class UnreadAttention:
-    """An attention, written as a softmax or as one operator, that could not be read."""
+    """An attention that could not be read; it was found as a softmax or as a fused attention operator."""
 
     site: str  # module path, or name of the node
     reason: str  # half a sentence that names the obstacle
@@ -73,7 +76,7 @@ class UnreadAttention:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph whose nodes are in an order that can be executed; no tensor is produced by two of them."""
+    """A graph whose nodes are in an order in which they can run; each tensor is the output of one node at most."""
 
     nodes: tuple[GraphNode, ...]  # in order of execution
     initializers: dict[str, Any]  # constants of the file, by name
@@ -100,7 +103,11 @@ class Graph:
                 self.made_by[name] = node
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a constant, read from the file at each call, or None if the tensor is computed."""
+        """Return the value of a constant as a NumPy array; None if the tensor is no constant.
+
+        A constant is an initializer or the output of a Constant node, and may pass through Identity nodes. It is read
+        from the file at each call.
+        """
         # A constant is an initializer, or the output of a Constant node, and may pass through Identity nodes.
         while name not in self.initializers:
             node = self.made_by.get(name)
@@ -114,17 +121,33 @@ class Graph:
         return tensor.compute() if isinstance(tensor, Computed) else _to_array(tensor, self.folder)
 
     def tensor(self, name: str) -> Tensor:
-        """Return the value of a constant as a tensor."""
+        """Return the value of a constant as a tensor, with memory of its own.
+
+        Raises:
+            ModelError: torch has no such dtype.
+        """
         return to_tensor(self.array(name))
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:
-    """Return the graph of a file. See `load_file` for what is refused."""
+    """Return the graph of an ONNX file.
+
+    Args:
+        path: The file; `load_file` says what it refuses.
+
+    Raises:
+        ModelError: The file is refused, or is no ONNX file.
+    """
     return read_graph(load_file(path), folder_of(path))
 
 
 def read_graph(model: Any, folder: Path) -> Graph:
-    """Return the indexed graph of an `onnx.ModelProto` whose file lies in `folder`."""
+    """Return the graph of an `onnx.ModelProto`.
+
+    Args:
+        model: The proto.
+        folder: Folder of its file, in which external tensors are looked for.
+    """
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return Graph(
         tuple(_node(number, proto, folder) for number, proto in enumerate(model.graph.node)),
@@ -138,7 +161,11 @@ def read_graph(model: Any, folder: Path) -> Graph:
 
 
 def refuse_many(count: int) -> None:
-    """Raises a `ModelError` if a graph has too many operations to walk."""
+    """Check that a graph has few enough operations to be walked.
+
+    Raises:
+        ModelError: There are more than `MOST_NODES`.
+    """
     if count > MOST_NODES:
         raise ModelError(
             f"the graph has {count} operations; at most {MOST_NODES} are read", hint="Export a smaller part of it."
@@ -224,7 +251,15 @@ def _scope(properties: dict[str, str], name: str) -> str | None:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """Return an array of onnxruntime or of the file as a tensor of its own memory."""
+    """Return an array, of onnxruntime or of a file, as a tensor with memory of its own.
+
+    Raises:
+        ModelError: torch has no such dtype.
+
+    Example:
+        >>> to_tensor([1.0, 2.0]).dtype
+        torch.float64
+    """
     array = np.asarray(array)
     try:
         if array.dtype.name == "bfloat16":

@@ -42,14 +42,19 @@ class _Unread(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """The conditions of a program on its sizes."""
+    """The conditions under which an exported program may run, on the sizes of its inputs: `s0 >= 2`, for example."""
 
     read: tuple[tuple[str, Condition], ...] = ()  # text and function of each condition that can be evaluated
     unread: int = 0  # number of conditions that can't
     nodes: int = 0  # syntax nodes of the conditions in `read`
 
     def broken_at(self, shapes: Shapes, first: int = 0) -> int | None:
-        """Return the index of a condition that is not met, or None. The condition at `first` is tested first."""
+        """Return the index of a condition that the sizes of the inputs break; None if all hold.
+
+        Args:
+            shapes: Shapes of the inputs by name.
+            first: Index of the condition to test first; one that was broken before is likely to be broken again.
+        """
         places = itertools.chain(range(len(self.read))[first : first + 1], range(len(self.read)))
         for place in places:
             try:
@@ -61,7 +66,10 @@ class Guards:
 
 
 def read_guards(lines: Iterable[Any]) -> Guards:
-    """Return the conditions written in the lines of a program."""
+    """Return the conditions that are written in the lines of a program.
+
+    They are parsed, never executed. Lines in another form are counted in `unread`.
+    """
     read: list[tuple[str, Condition]] = []
     unread = nodes = 0
     for text in itertools.islice(lines, MOST_GUARDS):

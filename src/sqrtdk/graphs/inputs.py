@@ -87,7 +87,12 @@ def _empty_caches(inputs: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str
 
 
 def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return position ids 0, 1, 2, ... and token types 0 for graphs that take them, unless the caller gave them."""
+    """Return inputs that a graph takes and the caller did not give: position ids 0, 1, 2, ... and token types 0.
+
+    Args:
+        path: The ONNX file.
+        given: Inputs by name; without `input_ids` (B, L), nothing is made.
+    """
     names = {value.name for value in load_graph(path).inputs}
     ids = given.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -97,7 +102,7 @@ def usual_inputs(path: str | os.PathLike[str], given: Mapping[str, Any]) -> dict
 
 
 def fixed_sizes(path: str | os.PathLike[str]) -> tuple[int | None, int | None]:
-    """Return the numbers of rows and tokens that a graph was exported for; each is None if free or unknown."""
+    """Return the numbers of rows and tokens for which a graph was exported; each is None if it is free or unknown."""
     sizes = next((_sizes(value) for value in load_graph(path).inputs if value.name == "input_ids"), None)
     if sizes is None or len(sizes) != 2:
         return None, None
@@ -158,7 +163,7 @@ def _fit(value: Any, tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def shown_sizes(sizes: Mapping[str, int]) -> str:
-    """Return a sentence that lists the free sizes and the numbers chosen for them."""
+    """Return a sentence that lists the free sizes of a graph and the numbers that were chosen for them."""
     names, numbers = ", ".join(name[:40] for name in [*sizes][:8]), ", ".join(map(str, [*sizes.values()][:8]))
     if len(sizes) > 8:
         names = Message("graphs.and_count", names=names, count=len(sizes) - 8)
@@ -166,14 +171,30 @@ def shown_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def number_for(axis: int, sizes: Mapping[str, int], larger: bool) -> int:
-    """Return a number for a free size: small for a batch, else an odd one that no head dimension has."""
+    """Return a number for a free size of an input: small for a batch, else odd, unlike any head dimension.
+
+    Args:
+        axis: Axis of the input; 0 is the batch.
+        sizes: Numbers chosen so far, by the size's name.
+        larger: Whether to choose a second, larger set of numbers.
+
+    Example:
+        >>> number_for(0, {}, larger=False), number_for(1, {}, larger=False), number_for(1, {}, larger=True)
+        (2, 37, 53)
+    """
     if axis == 0:
         return 3 if larger else 2
     return (53 if larger else 37) + 2 * sum(1 for size in sizes.values() if size > 3)
 
 
 def onnx_input_shape(value: Any, sizes: dict[str, int], larger: bool = False) -> list[int]:
-    """Return the shape of an ONNX input, a `ValueInfoProto`, with numbers chosen for free sizes."""
+    """Return the shape of an ONNX input, with numbers chosen for its free sizes.
+
+    Args:
+        value: A `ValueInfoProto`.
+        sizes: Numbers chosen so far, by the size's name; those chosen here are added.
+        larger: As for `number_for`.
+    """
     return [
         int(d.dim_value) if d.HasField("dim_value") else size_of(d.dim_param, value.name, axis, sizes, larger)
         for axis, d in enumerate(value.type.tensor_type.shape.dim)

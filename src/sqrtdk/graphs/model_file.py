@@ -67,7 +67,10 @@ def load_file(path: str | os.PathLike[str]) -> Any:
 
 
 def folder_of(path: str | os.PathLike[str]) -> Path:
-    """Return the folder that holds a path, with links resolved. If the file is a link, its target does not matter."""
+    """Return the folder that holds a path, with links resolved.
+
+    The file itself may be a link; its target is not followed, as external tensors lie beside the link.
+    """
     return Path(os.path.realpath(os.path.dirname(os.path.abspath(path))))
 
 
@@ -107,7 +110,11 @@ def _refuse_many_calls(model: Any) -> None:
 
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield a graph and the graphs inside its nodes, which are branches and loop bodies."""
+    """Yield a graph and all graphs inside its nodes: branches and bodies of loops.
+
+    Raises:
+        ModelError: They are nested deeper than `MAX_GRAPH_DEPTH`.
+    """
     if depth > MAX_GRAPH_DEPTH:
         raise ModelError(
             f"graphs are nested {depth} deep; at most {MAX_GRAPH_DEPTH} are read", hint="Flatten the graph."

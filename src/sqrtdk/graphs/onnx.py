@@ -36,7 +36,7 @@ _LAST_DIGITS = 8.0  # units of eps times the largest element: needed where our o
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphRun:
-    """One run of a graph."""
+    """One run of an exported graph: its attentions, its outputs, and what could not be read."""
 
     calls: tuple[CallTensors, ...]  # the attentions, in the order of the graph
     outputs: Mapping[str, Tensor]  # outputs of the graph by name, as onnxruntime computed them

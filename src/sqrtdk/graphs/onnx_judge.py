@@ -67,7 +67,10 @@ def run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
 
 @contextmanager
 def unsigned_weights(graph: Graph) -> Iterator[None]:
-    """Makes the constant signed weights of a graph's products of integers unsigned; afterwards they are as before."""
+    """Return a context in which the signed constant weights of integer products are unsigned.
+
+    onnxruntime's products of signed weights saturate on some CPUs. Afterwards the graph is as before.
+    """
     model = graph.model.graph
     count, before = len(model.initializer), []
     try:

@@ -41,7 +41,10 @@ _NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def product(step: OnnxStep) -> Tensor:
-    """Return `alpha A B + beta C` with optional transposes: MatMul, Gemm, and onnxruntime's fused variants."""
+    """Return alpha A B + beta C, with A and B transposed if the node says so.
+
+    It serves MatMul, Gemm, and onnxruntime's fused variants of both.
+    """
     sides = []
     for index, side in enumerate("AB"):
         x = step.tensor(index)
@@ -113,7 +116,7 @@ def _padded(
 
 
 def conv(step: OnnxStep) -> Tensor:
-    """Return a convolution over one to three axes, plus the fourth input of onnxruntime's FusedConv."""
+    """Return a convolution over one to three axes, plus the fourth input of onnxruntime's FusedConv if there is one."""
     kernel = step.tensor(1)
     x, moves = _padded(step, step.tensor(0), tuple(kernel.shape[2:]), 0.0)
     made: Tensor = _CONVOLVE[x.dim() - 3](x, kernel, step.optional(2), groups=step.attribute("group", 1), **moves)

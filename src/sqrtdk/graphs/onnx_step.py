@@ -32,7 +32,15 @@ IDLE_ATTRIBUTES = frozenset((
 
 
 def torch_dtype(number: int) -> torch.dtype:
-    """Return the torch dtype of ONNX's dtype number. Raises `UnsupportedError` if there is none in `ONNX_DTYPES`."""
+    """Return the torch dtype for ONNX's number of a dtype.
+
+    Raises:
+        UnsupportedError: torch has no such dtype.
+
+    Example:
+        >>> torch_dtype(1)
+        torch.float32
+    """
     if number not in ONNX_DTYPES:
         raise UnsupportedError(f"tensors of ONNX's type {number}")
     return ONNX_DTYPES[number]
@@ -40,7 +48,10 @@ def torch_dtype(number: int) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class OnnxStep:
-    """An operation and its inputs. Asking for a missing input or value raises an `UnsupportedError`."""
+    """One node of an ONNX graph together with the tensors of its inputs, as the function that computes it sees them.
+
+    It records which inputs and attributes were read, so that one that was ignored is noticed (`unread`).
+    """
 
     node: GraphNode
     graph: Graph  # graph of the node
@@ -52,7 +63,7 @@ class OnnxStep:
     read: set[int | str] = field(default_factory=set)  # inputs (by index) and attributes (by name) read so far
 
     def optional(self, index: int) -> Tensor | None:
-        """Return an input, or None if it is omitted."""
+        """Return an input by its index; None if it is omitted."""
         self.read.add(index)
         return self.inputs[index] if index < len(self.inputs) else None
 
@@ -61,22 +72,34 @@ class OnnxStep:
         return self.optional(index) is not None
 
     def tensor(self, index: int) -> Tensor:
-        """Return a required input."""
+        """Return an input by its index.
+
+        Raises:
+            UnsupportedError: It is omitted.
+        """
         found = self.optional(index)
         if found is None:
             raise UnsupportedError(f"{self.node.op} without its input {index}")
         return found
 
     def tensors(self) -> list[Tensor]:
-        """Return all inputs, each of which is required."""
+        """Return all inputs.
+
+        Raises:
+            UnsupportedError: One is omitted.
+        """
         return [self.tensor(index) for index in range(len(self.inputs))]
 
     def known(self, index: int) -> bool:
-        """Return whether the values of an input are known without running the graph."""
+        """Return whether the values of an input are known without running the graph, as those of a constant are."""
         return self.node.input(index) in self.numbers_of
 
     def numbers(self, index: int) -> list[Any]:
-        """Return the values of an input, which must be known."""
+        """Return the values of an input as a list of Python numbers.
+
+        Raises:
+            UnsupportedError: They are computed from other values, and the walk is on the device "meta".
+        """
         self.read.add(index)
         if not self.known(index) and self.device == "meta":
             raise UnsupportedError(f"{self.node.op} with an input {index} that is computed from values")
@@ -85,7 +108,10 @@ class OnnxStep:
         return numbers
 
     def operand(self, index: int) -> Tensor | float | int | bool:
-        """Return an input, as a Python number if it is a known constant of one element and not a weight."""
+        """Return an input, as a Python number if it is a constant of one element and not a weight.
+
+        A number such as the scale 0.125 is then recorded as a number by the trace.
+        """
         tensor, name = self.tensor(index), self.node.input(index)
         if self.as_numbers and name in self.numbers_of and name not in self.learned:
             value = self.numbers_of[name]
@@ -95,17 +121,23 @@ class OnnxStep:
         return tensor
 
     def attribute(self, name: str, default: Any) -> Any:
-        """Return an attribute, or the default if it is absent."""
+        """Return an attribute of the node; `default` if it is absent."""
         self.read.add(name)
         value = self.node.attributes.get(name)
         return default if value is None else value
 
     def listed(self, index: int, name: str, default: Any = None) -> Any:
-        """Return integers that newer versions of an operator take as an input and older ones as an attribute."""
+        """Return integers that newer versions of an operator take as an input, and older ones as an attribute.
+
+        Args:
+            index: Index of the input.
+            name: Name of the attribute.
+            default: Returned if there is neither.
+        """
         return self.numbers(index) if self.given(index) else self.attribute(name, default)
 
     def unread(self) -> Iterator[str]:
-        """Yield the inputs and attributes that were not read and may change the result."""
+        """Yield the inputs and attributes that were not read although they may change the result."""
         from onnx import defs, helper
 
         node, opset, names = self.node, self.graph.opset, sorted({*self.node.attributes} - self.read - IDLE_ATTRIBUTES)
@@ -136,7 +168,14 @@ def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any
 
 
 def binary(function: Callable[[Any, Any], Tensor], left: Any, right: Any) -> Any:
-    """Return `function(left, right)`, where one operand or both may be Python numbers."""
+    """Return the function of two operands, of which one or both may be Python numbers.
+
+    torch's functions take a number only on the right, so `1 - x` becomes `rsub(x, 1)`.
+
+    Example:
+        >>> binary(torch.sub, 1, torch.tensor([3.0])), binary(torch.sub, 1, 3)
+        (tensor([-2.]), -2)
+    """
     if not isinstance(left, Tensor) and not isinstance(right, Tensor):
         return function(torch.tensor(left), torch.tensor(right)).item()
     if not isinstance(left, Tensor):

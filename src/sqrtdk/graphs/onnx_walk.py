@@ -61,7 +61,15 @@ def walkable(file: Graph) -> Graph:
 
 
 def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.GraphModel:
-    """Return an ONNX graph as a model whose forward walks it on the meta device. Called by `open_graph`."""
+    """Return an ONNX graph as a model whose forward pass walks the graph on the device "meta".
+
+    Nothing is computed there: the walk gives shapes and operations.
+
+    Args:
+        path: The file.
+        config: Config of the model that was exported, or None.
+        larger: As for `number_for`.
+    """
     file = load_graph(path)
     walk = Walk(walkable(file), larger=larger)
     walk.first()
@@ -113,7 +121,7 @@ class Walk:
     # -- the first walk ------------------------------------------------------------------------------------------------
 
     def first(self) -> None:
-        """Runs the first walk: finds shapes, folds constants and lists the operators that are not read."""
+        """Walk the graph for the first time: find shapes, fold constants, and list operators that can't be read."""
         self.learned, self.folded, self._names = find_weights(self.graph)
         for value in self.graph.inputs:
             self._input(value)
@@ -206,7 +214,11 @@ class Walk:
     # -- the second walk -----------------------------------------------------------------------------------------------
 
     def place(self, root: nn.Module) -> dict[str, Tensor]:
-        """Adds modules and constants to the root. Returns the values of small constants by their names in it."""
+        """Add the modules and constants of the graph to a root module.
+
+        Returns:
+            The values of small constants, by their names in the root.
+        """
         self._env = {}
         classes = {node.scope: node.kind for node in self._readable if node.scope is not None}
         names = [self._names.get(name, name) for name in self.graph.initializers]
@@ -231,13 +243,13 @@ class Walk:
 
     @property
     def sick(self) -> tuple[str, ...]:
-        """Names of weights that hold NaN or infinity. Only weights small enough to be loaded are searched."""
+        """Names of the weights that hold NaN or infinity, among those small enough to be loaded."""
         used = {name for node in self._readable for name in node.inputs if name in self.learned}
         small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_SEARCHED_ELEMENTS]
         return tuple(sorted(self._names.get(name, name) for name in small if not is_finite(self.graph.tensor(name))))
 
     def operators(self) -> dict[str, tuple[str, ...]]:
-        """Return the attention operators of each site in order: "Softmax", or the name of a fused attention."""
+        """Return the attention operators of each module path in order: "Softmax", or the name of a fused attention."""
         found: dict[str, tuple[str, ...]] = {}
         for node in self._readable:
             if attends(node.domain, node.op):
@@ -247,7 +259,11 @@ class Walk:
         return found
 
     def again(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Runs the second walk. It returns no outputs; the wanted tensors are in `made`."""
+        """Walk the graph for the second time, inside the modules that `place` made; a trace records this walk.
+
+        Returns:
+            No outputs, {}; the tensors that were asked for are in `made`.
+        """
         self._env = {**self._constants, **dict(zip(self.inputs, inputs, strict=True))}
         left = _last_uses(self._readable)
         for node in self._readable:
@@ -298,7 +314,12 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def attends(domain: str, op: str) -> bool:
-    """Return whether an operator is a softmax or a fused attention."""
+    """Return whether an ONNX operator is a softmax or a fused attention.
+
+    Example:
+        >>> attends("", "Softmax"), attends("com.microsoft", "GroupQueryAttention"), attends("", "MatMul")
+        (True, True, False)
+    """
     return op in ("Softmax", "BiasSoftmax") or (domain, op) in ATTENTION_OPERATIONS or op.endswith("Attention")
 
 

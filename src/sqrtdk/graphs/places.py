@@ -30,7 +30,7 @@ _CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 @dataclass(frozen=True, slots=True)
 class GraphModel:
-    """A graph as a model whose forward walks it on the meta device."""
+    """An exported graph as a model, whose forward pass walks the graph on the device "meta"."""
 
     loaded: LoadedModel  # the model, its inputs on the meta device, and values of its constants
     numbers: int  # numbers in the constants of the file, of every dtype, unpacked
@@ -44,15 +44,15 @@ class GraphModel:
 
 
 class NamedModule(nn.Module):
-    """A module of the graph's model."""
+    """A module of the graph's model, which has the path that the exported code had."""
 
     def forward(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Calls `run` inside this module, so that a trace names the module as its site."""
+        """Call `run(*args)` inside this module, so that a trace names the module as the place of what runs."""
         return run(*args)
 
 
 class GraphRoot(nn.Module):
-    """The root module of a graph, whose forward walks the graph."""
+    """The root module of a graph's model; its forward pass walks the graph."""
 
     def __init__(self, walk: Callable[..., Any], config: Any) -> None:
         super().__init__()
@@ -61,12 +61,17 @@ class GraphRoot(nn.Module):
             self.config = config
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Walks the graph from its inputs."""
+        """Walk the graph from its inputs, and return what the walk returns."""
         return self._walk[0](*inputs)
 
 
 def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
-    """Return an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
+    """Return an empty subclass of `base`, named by the last part of a dotted name; `base` itself for an invalid name.
+
+    Example:
+        >>> class_of("transformers.models.LlamaAttention").__name__
+        'LlamaAttention'
+    """
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
 
@@ -115,7 +120,7 @@ def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) ->
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Return whether the values of a constant are read: gains, temperatures, and constants that a trace may use."""
+    """Return whether the values of a constant are read: it is small, as gains and temperatures are."""
     return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else MOST_CONSTANT_ELEMENTS)
 
 

@@ -172,7 +172,16 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
 ) -> places.GraphModel:
-    """Return a program as a model whose forward walks it on the meta device. Called by `open_graph`."""
+    """Return an exported program as a model whose forward pass walks it on the device "meta".
+
+    Nothing is computed there: the walk gives shapes and operations.
+
+    Args:
+        path: The `.pt2` file.
+        config: Config of the model that was exported, or None.
+        trust_remote_code: Whether to load a file that would run code of its own.
+        larger: As for `number_for`.
+    """
     program, module, guards = _load_program(path, trust_remote_code)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     refuse_many(len(nodes))

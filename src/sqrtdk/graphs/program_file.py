@@ -63,7 +63,11 @@ _OPEN_TEXT = {"metadata", "as_string", "as_strings", "torch_version", "guards_co
 
 
 def refuse_code(path: str | os.PathLike[str]) -> None:
-    """Raises a `ModelError` if loading or running a file would execute anything but torch's operators."""
+    """Check that a `.pt2` file contains no code but torch's own operators.
+
+    Raises:
+        ModelError: Loading or running it would execute anything else, or it is no such file.
+    """
     shown = str(path)[:200]
     try:
         check_file(os.fspath(path), f"the program {shown!r}", MAX_PT2_BYTES)

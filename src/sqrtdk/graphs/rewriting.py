@@ -21,12 +21,12 @@ _MOST_STEPS = 4  # nodes from a product of integers to the last multiplication b
 
 
 class UnreadOperator(Exception):
-    """The reason why an operator on integers is not read."""
+    """Raised for an operator on integers that can't be read; its text is the reason."""
 
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """A rewriting in progress."""
+    """The rewriting of a quantised graph into one of floating-point operators, node by node."""
 
     graph: Graph  # the graph of the file
     rewrites: Mapping[str, Callable[[Rewriting, GraphNode], None]]  # adds the replacement of a node, by operator
@@ -40,7 +40,7 @@ class Rewriting:
     _weights: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def take(self, node: GraphNode) -> None:
-        """Adds the replacement of a node to the new graph."""
+        """Add to the new graph what stands for a node of the quantised one."""
         rewrite = self.rewrites.get(node.op) if node.domain in REWRITTEN_DOMAINS else None
         source = next((name for name in node.inputs if name in self.carried), None)
         if node in self.dropped:
@@ -65,7 +65,14 @@ class Rewriting:
     # -- what the rewrites of operators are made of --------------------------------------------------------------------
 
     def add(self, node: GraphNode, op: str, inputs: Sequence[str], attributes: dict[str, Any] | None = None) -> None:
-        """Adds a floating-point operator in place of a node. Omitted trailing inputs are dropped."""
+        """Add a floating-point operator that stands for a node.
+
+        Args:
+            node: The quantised node, whose outputs and place it gets.
+            op: The operator.
+            inputs: Names of its inputs; omitted ones at the end are dropped.
+            attributes: Its attributes; None: those of the node.
+        """
         names = [*inputs]
         while names and not names[-1]:
             names.pop()
@@ -75,7 +82,14 @@ class Rewriting:
         self.nodes.append(replace(node, op=op, domain=domain, inputs=tuple(names), outputs=outputs, attributes=given))
 
     def rounded(self, node: GraphNode, name: str, of: Sequence[str] = ()) -> None:
-        """Adds a node that rounds `name` to a scale and zero point, or to the range of its own values without `of`."""
+        """Add a node that rounds a tensor to the grid of integers.
+
+        Args:
+            node: The quantised node, whose output it computes.
+            name: The tensor.
+            of: Names of the scale and the zero point; without them, the grid covers the range of the tensor's own
+                values.
+        """
         from onnx.helper import tensor_dtype_to_np_dtype
 
         scale, zero = (self.graph.array(source) if source else None for source in (*of, "", "")[:2])
@@ -86,7 +100,7 @@ class Rewriting:
         self.nodes.append(replace(made, domain=ROUNDED_OPERATOR[0], op=ROUNDED_OPERATOR[1]))
 
     def requantised(self, node: GraphNode, scale: str, zero: str) -> None:
-        """Rounds the output of the last added operator to the scale and zero point of the quantised node."""
+        """Round the output of the operator that was added last, to the scale and zero point of the quantised node."""
         exact = f"{node.outputs[0]}::exact"
         self.nodes[-1] = replace(self.nodes[-1], outputs=(exact, *self.nodes[-1].outputs[1:]))
         self.rounded(node, exact, (scale, zero))
@@ -117,7 +131,17 @@ class Rewriting:
     def constant(
         self, name: str, dims: Sequence[int], dtype: int, compute: Callable[[], Array], key: tuple[str, ...]
     ) -> str:
-        """Return the name of a new constant: "w" for "w_quantized" if it is free, so that reports name the weight."""
+        """Return the name of a new constant.
+
+        It is "w" for "w_quantized" if "w" is free, so that reports show the weight's own name.
+
+        Args:
+            name: Name of the quantised constant.
+            dims: Shape of the new one.
+            dtype: ONNX's number of its dtype.
+            compute: Computes its value when it is read.
+            key: What it is made from; an equal key gives the same constant again.
+        """
         if key not in self._weights:
             before = name.removesuffix("_quantized").removesuffix("_Q4").removesuffix("_Q8").removesuffix("_quant")
             free = before if before not in self.initializers and before not in self.graph.made_by else f"{name}::float"
@@ -126,12 +150,15 @@ class Rewriting:
         return self._weights[key]
 
     def dtype(self, name: str) -> int:
-        """Return ONNX's dtype number of a scale, which is also that of the dequantised tensor. Default: float32."""
+        """Return ONNX's number of a scale's dtype; 1 (float32) if it is unknown.
+
+        It is also the dtype of the dequantised tensor.
+        """
         proto = self.graph.initializers.get(name)
         return int(proto.data_type) if proto is not None else 1
 
     def carry(self, node: GraphNode, scale: str) -> None:
-        """Notes that the first output of a node holds integers in the file and floating-point numbers here."""
+        """Note that the first output of a node holds integers in the file, and floating-point numbers here."""
         self.carried |= {name: scale for name in node.outputs[:1] if name}
 
     def scales_of(self, name: str, own: set[str]) -> list[str] | None:
@@ -151,7 +178,15 @@ class Rewriting:
         return None if self.graph.array(name) is None else [name]
 
     def weight_scale(self, node: GraphNode, own: set[str], wanted: int) -> list[str]:
-        """Return the scales of the constants in a product of integers, found in the multiplications that follow it."""
+        """Return the names of the scales by which the result of an integer product is multiplied.
+
+        The file has `Cast(MatMulInteger(x_q, w_q)) * (x_scale * w_scale)`, in one or two multiplications.
+
+        Args:
+            node: The product.
+            own: Names that are scales of the activations, x_scale; these are not returned.
+            wanted: Number of scales to find.
+        """
         found: list[str] = []
         # Cast(MatMulInteger(x_q, w_q)) * (x_scale * w_scale), or * x_scale * w_scale in two steps.
         name, dropped = node.outputs[0], []
@@ -179,7 +214,7 @@ class Rewriting:
 
 
 def integers(array: Any) -> Array:
-    """Return integers of any width, 4 bits included, as int32, and float8 numbers as float32."""
+    """Return integers of any width (4 bits included) as int32, and float8 numbers as float32."""
     array = np.asarray(array)
     made: Array = array.astype(np.float32 if "float" in array.dtype.name else np.int32)
     return made

@@ -34,8 +34,12 @@ Brought = Callable[[Call, int, int], Call]
 
 
 def block_calls(call: Call) -> tuple[Brought, int]:
-    """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias, and how
-    many rows it is given at once."""
+    """Return how to run a call in blocks of rows that kernels can compute.
+
+    Returns:
+        A function of (call, start, stop) that returns rows start..stop as a call of dot products plus a bias; and the
+        number of rows of a block.
+    """
     places = _places_of_masks(call)
     if call.score is None and call.term is None:
         if call.score_mod is None:
@@ -48,7 +52,7 @@ def block_calls(call: Call) -> tuple[Brought, int]:
 
 
 def masked_at_once(call: Call) -> Call:
-    """Return the call with a mask in place of its mask_mods, if it is small: a run of them takes 0.4 ms a block."""
+    """Return the call with a mask in place of its `mask_mods` if it is small, as running them takes 0.4 ms a block."""
     small = call.length * call.keys <= MOST_AT_ONCE and call.visible is None
     if not small or not call.mask_mods or _places_of_masks(call) & {BATCH, HEAD}:
         return call

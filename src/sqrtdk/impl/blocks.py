@@ -27,7 +27,12 @@ Block = Callable[[Call, int, int], tuple["Output", AuxOutput]]  # of the rows st
 
 
 def row_spans(call: Call, height: int | None = None) -> list[tuple[int, int]]:
-    """Return first and last row of each block of `height` rows, the last not included; None: `block_rows`."""
+    """Return the range of each block of rows, (start, stop).
+
+    Args:
+        call: The call.
+        height: Rows of a block; None: `block_rows(call)`.
+    """
     height = rows.block_rows(call) if height is None else height
     return [(start, min(call.length, start + height)) for start in range(0, call.length, height)]
 
@@ -79,12 +84,15 @@ def _unless_changed(call: Call, attend: Block) -> Block:
 
 
 def widened_call(call: Call) -> Call:
-    """Return the call in the dtype of its logits, so that the gradients of its blocks are summed in it."""
+    """Return the call with query, key and value in the dtype of its logits.
+
+    The gradients of its blocks are then summed in that dtype, rather than rounded after each block.
+    """
     return replace(call, **{name: getattr(call, name).to(call.dtype) for name in ("query", "key", "value")})
 
 
 def join_statistics(statistics: Sequence[AuxOutput]) -> AuxOutput:
-    """Return the statistics of all rows from those of the blocks."""
+    """Return the statistics of all rows from those of blocks of rows, in their order."""
     return AuxOutput(*(None if parts[0] is None else torch.cat(parts, -1) for parts in zip(*statistics, strict=True)))
 
 

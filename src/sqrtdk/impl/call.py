@@ -78,38 +78,38 @@ class Call:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """Leading dimensions of the result, including heads."""
+        """Leading dimensions of the result, (..., Hq); () for tensors without heads."""
         key, value = (_grown(t, self.heads) for t in (self.key, self.value))
         return broadcast(self.query.shape[:-2], key, value)
 
     @property
     def heads(self) -> int:
-        """Number of query heads; 1 without a head dimension."""
+        """Number of query heads, Hq; 1 for a query without heads."""
         return self.query.shape[-3] if self.query.ndim > 2 else 1
 
     @property
     def length(self) -> int:
-        """L."""
+        """Number of rows, L."""
         return self.query.shape[-2]
 
     @property
     def keys(self) -> int:
-        """S."""
+        """Number of keys, S."""
         return self.key.shape[-2]
 
     @property
     def hides(self) -> bool:
-        """Whether a mask of any kind may hide a key."""
+        """Whether a mask of any kind may hide a key from a row."""
         return self.visible is not None or self.banded or self.has_mods
 
     @property
     def banded(self) -> bool:
-        """Whether diagonal or window bound the keys that a row sees."""
+        """Whether the diagonal (causal) or the window limits the keys that a row sees."""
         return self.diagonal is not None or self.window != UNBOUNDED
 
     @property
     def band(self) -> Band:
-        """The keys that diagonal and window leave to each row, by their positions."""
+        """The keys that diagonal and window together leave to each row, as a band of distances."""
         left, right = self.window
         # is_causal with window=(8, 2): both bound the keys to come, and the nearer bound counts.
         aheads = [self.diagonal, None if right is None else right + self.shift]
@@ -118,28 +118,28 @@ class Call:
 
     @property
     def has_mods(self) -> bool:
-        """Whether a `score_mod` or `mask_mod` makes the logits, which then come block by block."""
+        """Whether a `score_mod` or `mask_mod` changes the logits, which are then computed block by block."""
         return self.score_mod is not None or bool(self.mask_mods)
 
     @property
     def elements(self) -> int:
-        """Size of the largest tensor over all pairs."""
+        """Number of elements of the largest tensor that has an entry for each pair of row and key."""
         width = 1 if self.score is None else self.score.width or self.query.shape[-1]
         return math.prod(self.lead) * self.length * self.keys * width
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of logits and statistics: float32, or float64 for float64 inputs."""
+        """Dtype of logits and statistics: float32, or float64 for float64 inputs."""
         return torch.float64 if torch.float64 in (self.query.dtype, self.key.dtype) else torch.float32
 
     def positions(self, start: int, stop: int) -> Int[Tensor, " {stop}-{start}"]:
-        """Return the positions of the rows start..stop."""
+        """Return the positions of rows start..stop, int64 (stop - start,)."""
         if self.places is not None:
             return self.places[start:stop]
         return torch.arange(start, stop, device=self.query.device)
 
     def sample(self, rows: Int[Tensor, " R"]) -> Call:
-        """Return the same call for some of its rows, (R,) int64 indices."""
+        """Return the same call for some of its rows, (R,) int64 indices; the rows keep their positions."""
 
         def pick(tensor: Tensor) -> Tensor:
             # One row that broadcasts stands for all rows, so there is nothing to pick.
@@ -156,7 +156,10 @@ class Call:
         )
 
     def seen(self, start: int, stop: int) -> Visible | None:
-        """Return which keys rows start..stop see, bool, broadcastable to (..., stop - start, S); None: all."""
+        """Return the keys that rows start..stop see, as a bool mask that broadcasts to (..., stop - start, S).
+
+        Returns None if every row sees every key.
+        """
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
         shown = [self._shown(mod, start, stop) for mod in self.mask_mods]
         if self.banded:
@@ -175,7 +178,7 @@ class Call:
         return seen[(0,) * max(0, 2 - len(lead))]
 
     def modified(self, scores: Logits, start: int, stop: int) -> Logits:
-        """Return what `score_mod` makes of the scores of rows start..stop, (..., Hq, stop - start, S)."""
+        """Return the scores of rows start..stop after `score_mod`, (..., Hq, stop - start, S)."""
         assert self.score_mod is not None
         lead = self.lead
         scores = scores.expand(*lead, stop - start, self.keys)
@@ -183,7 +186,7 @@ class Call:
         return map_scores(self.score_mod, four, self.positions(start, stop), self.first).reshape(scores.shape)
 
     def visible_keys(self) -> Factor:
-        """Return the number of keys that each row sees, broadcastable to (..., Hq, L, 1)."""
+        """Return the number of keys that each row sees, in the call's dtype; it broadcasts to (..., Hq, L, 1)."""
         if self.visible is None and not self.mask_mods:
             if not self.banded:
                 return torch.full((1, 1), self.keys, dtype=self.dtype, device=self.query.device)
@@ -206,12 +209,17 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def cut_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows of a tensor that broadcasts to (..., L, S) or (..., L, 1)."""
+    """Return rows start..stop of a tensor that broadcasts to (..., L, S) or (..., L, 1), as a view."""
     return tensor[..., start:stop, :] if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
 
 
 def repeat_heads(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor, "... S E"]:
-    """Repeat key or value heads to the number of query heads: head h of the query uses head h // group."""
+    """Return key or value heads repeated to the number of query heads; query head h uses head h // group.
+
+    Example:
+        >>> repeat_heads(torch.tensor([0.0, 1.0]).reshape(2, 1, 1), 4).flatten()
+        tensor([0., 0., 1., 1.])
+    """
     if tensor.ndim < 3 or tensor.shape[-3] in (1, heads) or heads == 1:
         return tensor
     # k0 k0 k1 k1, as in Llama: query heads that share a key head are neighbours.
@@ -224,12 +232,15 @@ def _grown(tensor: Key | Value, heads: int) -> tuple[int, ...]:
 
 
 def transformed() -> bool:
-    """Return whether a transform of torch.func is active."""
+    """Return whether a transform of `torch.func`, such as `vmap`, is active."""
     return torch._C._functorch.maybe_current_level() is not None
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Return whether Python may read the numbers: not while compiling, under a transform, or without data."""
+    """Return whether Python may read the numbers of the tensors.
+
+    It may not while a model is compiled, under a transform, or for tensors on "meta" and subclasses.
+    """
     if torch.compiler.is_compiling() or transformed():
         return False
     return all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)

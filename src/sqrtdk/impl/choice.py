@@ -51,7 +51,7 @@ FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The implementation that runs a call, and the reason."""
+    """The implementation that runs a call, and the reason for the choice, which `sqrtdk.explain` shows."""
 
     impl: str
     reason: str
@@ -142,7 +142,10 @@ def _against_torch(call: Call) -> str | None:
 
 
 def more_than_torch(call: Call) -> bool:
-    """Return whether torch's kernels alone are not enough: statistics, a scale tensor, or a mask that must be built."""
+    """Return whether a call needs more than one of torch's kernels gives.
+
+    That is so for statistics, a tensor as scale, and masks or terms that must be built first.
+    """
     masked = call.visible is not None or call.bias is not None
     return (
         call.aux is not None
@@ -154,7 +157,7 @@ def more_than_torch(call: Call) -> bool:
 
 
 def against_triton(call: Call) -> str | None:
-    """Return why "auto" does not take the Triton kernel for a call on a GPU; None if it does."""
+    """Return the reason why "auto" does not take the Triton kernel for a call on a GPU; None if it takes it."""
     reason = against_kernel(call)
     if reason is not None:
         return reason
@@ -171,7 +174,7 @@ def against_triton(call: Call) -> str | None:
 
 
 def against_compiled(call: Call) -> str | None:
-    """Return why "auto" does not take the compiled kernel; None if it does."""
+    """Return the reason why "auto" does not take the compiled CPU kernel; None if it takes it."""
     reason = against_cpu(call)
     if reason is not None:
         return reason
@@ -205,7 +208,14 @@ def _unchecked(call: Call) -> str:
 
 
 def pays_compiled(pairs: int, query: Query, key: Key, value: Value) -> bool:
-    """Return whether a plain call, which torch's kernel could run, goes to the compiled kernel."""
+    """Return whether the compiled kernel is faster for a plain call than torch's own.
+
+    Args:
+        pairs: Number of pairs of row and key over all heads.
+        query: (..., Hq, L, E).
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+    """
     return (
         beats_torch()
         and query.device.type == "cpu"

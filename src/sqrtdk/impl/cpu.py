@@ -41,7 +41,7 @@ CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(call: Call) -> str | None:
-    """Return why the kernel can't run this call, whether it is built or not; None if it can."""
+    """Return the reason why the compiled kernel can't run a call, whether it is built or not; None if it can."""
     tensors = (call.query, call.key, call.value)
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"
@@ -106,7 +106,11 @@ def _attended(call: Call) -> tuple[Output, AuxOutput]:
 
 
 def row_statistics(call: Call) -> RowStats:
-    """Return RowStats (..., Hq, L) of a call without an obstacle. The kernel is loaded; the value may have width 0."""
+    """Return the statistics of the rows, (..., Hq, L).
+
+    Args:
+        call: A call without an obstacle, for a kernel that is loaded; its value may have width 0.
+    """
     if only_by_blocks(call) is None:
         return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
     call = masked_at_once(widened_call(call))

@@ -53,7 +53,7 @@ def gives_infinity(query: Query, key: Key, value: Value, scale: float | Factor |
 
 
 def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
-    """Return whether all numbers are above -inf; False where they are not looked at, or there are none."""
+    """Return whether all numbers are above -inf; False if there are none, or if they may not be read."""
     if not looked_at(tensor) or not tensor.numel():
         return False
     with _disable_current_modes():  # no tape shall record the question
@@ -61,12 +61,17 @@ def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
 
 
 def looked_at(*tensors: Float[Tensor, "..."]) -> bool:
-    """Return whether the numbers of these tensors are looked at."""
+    """Return whether the numbers of tensors may be read without waiting for a device: they are on the CPU."""
     return tensors[0].device.type == "cpu" and has_values(*tensors)
 
 
 def largest(tensor: Float[Tensor, "..."]) -> float:
-    """Return the largest magnitude; infinite if the tensor holds NaN."""
+    """Return the largest magnitude of a tensor; inf if it holds NaN, 0 if it is empty.
+
+    Example:
+        >>> largest(torch.tensor([1.0, -3.0])), largest(torch.tensor([math.nan]))
+        (3.0, inf)
+    """
     if not tensor.numel():
         return 0.0
     tensor = tensor.detach()
@@ -86,14 +91,17 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 def holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
-    """Return whether the tensor holds NaN or infinity."""
+    """Return whether a tensor holds NaN or an infinity."""
     return not math.isfinite(largest(tensor))
 
 
 def may_overflow(
     query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
 ) -> bool:
-    """Return whether a logit may not be finite, or a query that is scaled first may overflow its dtype."""
+    """Return whether some logit may not be finite, by the bound |z| <= E max|q| max|k| |scale|.
+
+    It also returns True if q times the scale may overflow its own dtype, as kernels scale the query first.
+    """
     factor = largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
     rows = largest(query)
     product = rows * largest(key) * query.shape[-1] * max(1.0, factor)
@@ -102,7 +110,7 @@ def may_overflow(
 
 
 def wants_gradients(*tensors: Float[Tensor, "..."]) -> bool:
-    """Return whether autograd records what is made of these tensors."""
+    """Return whether autograd records what is computed from these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 

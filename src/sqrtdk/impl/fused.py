@@ -30,7 +30,7 @@ LARGEST_MASK = 2**26  # elements of an L x S mask that "auto" makes at most
 
 
 def obstacle(call: Call) -> str | None:
-    """Return why torch's kernels can't run this call; None if they can."""
+    """Return the reason why torch's kernels can't run a call; None if they can."""
     reason = only_by_blocks(call)
     if reason is not None:
         return reason
@@ -52,7 +52,7 @@ def obstacle(call: Call) -> str | None:
 
 
 def mask_elements(call: Call) -> int:
-    """Return the size of the mask that must be built for this call; 0 if it needs no mask."""
+    """Return the number of elements of the mask that must be built for a call; 0 if it needs none."""
     if not _needs_mask(call):
         return 0
     lead = [tuple(t.shape[:-2]) for t in (call.bias, call.visible) if t is not None]
@@ -62,8 +62,11 @@ def mask_elements(call: Call) -> int:
 
 
 def loses_mass(call: Call) -> bool:
-    """Return whether a call without an obstacle wants gradients that torch's kernels may give wrong; see
-    `may_lose_mass`."""
+    """Return whether a call wants gradients that torch's kernels may compute wrong; `may_lose_mass` says when.
+
+    Args:
+        call: A call without an obstacle.
+    """
     learns = torch.is_grad_enabled() and (call.value.requires_grad or _learns(call))
     if not learns or call.bias is None:
         return False
@@ -141,7 +144,10 @@ def _mask(call: Call) -> Visible | Bias | None:
 
 
 def held_by_torch(call: Call) -> bool:
-    """Return whether torch would hold all pairs at once, as its kernels do not take every width, dropout or mask."""
+    """Return whether torch would hold the weights of all pairs in memory.
+
+    Its kernels do not take every width, dropout or mask, and then it falls back to plain operations.
+    """
     if (call.aux is not None and in_one_pass(call)) or not has_values(call.query, call.key, call.value):
         return False
     mask = None
@@ -166,8 +172,12 @@ def in_one_pass(call: Call) -> bool:
 
 
 def swept(call: Call, value: Value | None = None) -> AttentionRows:
-    """Return statistics (..., Hq, L) of a call without an obstacle, and with `value` the output, by one pass over
-    tiles."""
+    """Return the statistics of the rows, (..., Hq, L), by one pass over tiles; with `value`, the output as well.
+
+    Args:
+        call: A call without an obstacle.
+        value: Values of the call, or None if the output is not wanted.
+    """
     call = with_bias(call)
     shape = (*call.lead, call.length)
     all_heads = call.lead[-1] if call.lead else 1

@@ -30,7 +30,10 @@ _OUTPUTS = {"score_mod": "one floating logit", "mask_mod": "one bool"}
 
 
 class IndexByTensors(TorchFunctionMode):
-    """Keeps `table[h, q_idx]` an operation: of an index without dimensions torch makes a Python number otherwise."""
+    """A mode in which `table[h, q_idx]` stays an operation on tensors.
+
+    torch itself turns an index without dimensions into a Python number, which vmap can't do.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -63,7 +66,14 @@ def captured_tensors(function: Callable[..., Any]) -> list[Tensor]:
 def map_scores(
     function: ScoreMod, scores: Float[Tensor, "B Hq R S"], rows: Int[Tensor, " R"], first: int = 0
 ) -> Float[Tensor, "B Hq R S"]:
-    """Return the logits that a `score_mod` makes of the scores of the rows at these positions; `first`: of the keys."""
+    """Return scores after a `score_mod`, (B, Hq, R, S).
+
+    Args:
+        function: The `score_mod`.
+        scores: (B, Hq, R, S).
+        rows: (R,) int64 positions of the rows.
+        first: Position of the first key.
+    """
     if not scores.numel():
         return scores
     batch, heads, _, keys = scores.shape
@@ -93,7 +103,15 @@ def map_added(
 def map_mask(
     function: MaskMod, batch: int, heads: int, rows: Int[Tensor, " R"], keys: int
 ) -> Bool[Tensor, "#{batch} #{heads} #R #{keys}"]:
-    """Return which keys the rows at these positions see; a dimension on which nothing depends has size 1."""
+    """Return the keys that rows see by a `mask_mod`, bool; a dimension on which it does not depend has size 1.
+
+    Args:
+        function: The `mask_mod`.
+        batch: Batch size, B.
+        heads: Number of query heads, Hq.
+        rows: (R,) int64 positions of the rows.
+        keys: Number of keys, S.
+    """
     if 0 in (batch, heads, rows.numel(), keys):
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=rows.device)
     columns = torch.arange(keys, device=rows.device)
@@ -103,7 +121,15 @@ def map_mask(
 def map_pairs(
     function: MaskMod, batch: int, heads: int, rows: Int[Tensor, " N"], columns: Int[Tensor, " N"]
 ) -> Bool[Tensor, "#{batch} #{heads} #N"]:
-    """Return whether the rows see the keys of N pairs."""
+    """Return whether the row of each pair sees its key by a `mask_mod`, bool (B or 1, Hq or 1, N).
+
+    Args:
+        function: The `mask_mod`.
+        batch: Batch size, B.
+        heads: Number of query heads, Hq.
+        rows: (N,) int64 position of each pair's row.
+        columns: (N,) int64 position of each pair's key.
+    """
     return _without_copies(_mapped("mask_mod", function, (), batch, heads, rows, columns, together=True))
 
 

@@ -22,7 +22,10 @@ SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 
 
 def only_by_blocks(call: Call) -> str | None:
-    """Return why the logits of this call are no dot products plus a bias, which are all that kernels can compute."""
+    """Return the reason why the logits of a call are not dot products plus a bias; None if they are.
+
+    Kernels can compute nothing else; other calls are run block by block.
+    """
     if call.score is not None:
         return call.exact or "the score is no dot product"
     if call.term is not None and call.term.content:
@@ -33,7 +36,10 @@ def only_by_blocks(call: Call) -> str | None:
 def operands(
     call: Call, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B Hq L E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S Ev"]]:
-    """Return query, key and value in that dtype; key and value with the same number of heads."""
+    """Return query (B, Hq, L, E), key (B, H, S, E) and value (B, H, S, Ev) in a dtype, as kernels take them.
+
+    Key and value have the same number of heads.
+    """
     lead = call.lead
     heads = lead[-1] if lead else 1
     key, value = call.key, call.value
@@ -53,7 +59,7 @@ def _heads(tensor: Key | Value) -> int:
 
 
 def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
-    """Expand a tensor to (..., Hq, R, C), viewed in four dimensions."""
+    """Return a tensor expanded to a shape (..., Hq, R, C), and viewed with four dimensions."""
     tensor = tensor.expand(shape)
     if len(shape) == 2:
         return tensor.unsqueeze(0).unsqueeze(0)
@@ -61,13 +67,13 @@ def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq
 
 
 def above_and_below(call: Call) -> tuple[int | None, int | None]:
-    """Return the band as kernels take it: row i sees keys i - below to i + above; None: no bound."""
+    """Return the band as kernels take it, (above, below): row i sees keys i - below to i + above; None: no bound."""
     least, greatest = call.band
     return None if least is None else -least, greatest
 
 
 def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #Hq #L #C"]:
-    """View a tensor that broadcasts to (*lead, L, C) in four dimensions, keeping sizes of 1."""
+    """Return a 4-D view of a tensor that broadcasts to (*lead, L, C); sizes of 1 stay 1 where possible."""
     tensor = tensor.reshape((1,) * (len(lead) + 2 - tensor.ndim) + tuple(tensor.shape))
     if len(lead) < 2:
         return tensor.reshape((1,) * (2 - len(lead)) + tuple(tensor.shape))
@@ -79,7 +85,7 @@ def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #
 
 
 def with_bias(call: Call) -> Call:
-    """Return the call with its position term as a bias, (Hq, L, S)."""
+    """Return the call with its position term computed as a bias, (Hq, L, S)."""
     if call.term is None:
         return call
     rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
@@ -88,7 +94,12 @@ def with_bias(call: Call) -> Call:
 
 
 def with_table(call: Call) -> tuple[Call, Float[Tensor, "#Hq 1 distances"] | None]:
-    """Return the call with its position term as a table of the distances j - i, from 1 - L on, or else as a bias."""
+    """Return the call with its position term as a table of distances, where the term depends on nothing else.
+
+    Returns:
+        The call without the term, and the table, (Hq or 1, 1, L + S - 1), by the distance j - i from 1 - L on. For
+        another term: the call with a bias, and None.
+    """
     if not by_distance(call) or not call.length or not call.keys:
         return with_bias(call), None
     assert isinstance(call.term, DistanceTerm)
@@ -106,7 +117,7 @@ def with_table(call: Call) -> tuple[Call, Float[Tensor, "#Hq 1 distances"] | Non
 
 
 def by_distance(call: Call) -> bool:
-    """Return whether the call has a position term that depends on the distance of a row and a key alone."""
+    """Return whether the call has a position term that depends on the distance of row and key alone."""
     if not isinstance(call.term, DistanceTerm) or call.term.content or call.places is not None:
         return False
     # of a class that overrides one of the two, the other may be another bias
@@ -120,7 +131,13 @@ def _defined_together(kind: type[DistanceTerm]) -> bool:
 
 
 def of_pairs(table: Float[Tensor, "... distances"], rows: int) -> Float[Tensor, "... L S"]:
-    """Return the bias (..., L, S) that a table of distances j - i, from 1 - L on, stands for."""
+    """Return the bias (..., L, S) for which a table of distances j - i, from 1 - L on, stands.
+
+    Example:
+        >>> of_pairs(torch.tensor([-1.0, 0.0, 1.0]), rows=2)
+        tensor([[ 0.,  1.],
+                [-1.,  0.]])
+    """
     return table.unfold(-1, table.shape[-1] - rows + 1, 1).flip(-2)
 
 
@@ -150,7 +167,11 @@ def _ranks(tensor: Tensor, dims: list[int]) -> list[int]:
 
 
 def check_term(call: Call) -> None:
-    """Refuse a position term whose sizes do not fit, by computing it for the first row and key."""
+    """Check that a position term fits the call, by computing it for the first row and key.
+
+    Raises:
+        InvalidValueError: Its heads or widths don't fit, or what the term itself raises.
+    """
     query, key, value = (x[..., :1, :] for x in (call.query, call.key, call.value))
     first = Call(query, key, value, 1.0, term=call.term, shift=call.shift)
     with torch.no_grad():

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
-    """Return output (..., Hq, stop - start, Ev) and statistics (..., Hq, stop - start) of the rows start..stop."""
+    """Return the output (..., Hq, stop - start, Ev) and the statistics (..., Hq, stop - start) of rows start..stop."""
     output, aux, _ = weighed_rows(call, start, stop)
     return output, aux
 
 
 def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, Logits]:
-    """Return the same and the weights, (..., Hq, stop - start, S), after dropout."""
+    """Return what `attend_rows` returns, and the weights after dropout, (..., Hq, stop - start, S)."""
     z, seen = logits_and_mask(call, start, stop)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
@@ -71,13 +71,20 @@ def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, 
 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
-    """Return RowStats (..., Hq, stop - start) of the logits at the visible keys."""
+    """Return the statistics of rows start..stop over their visible keys, (..., Hq, stop - start)."""
     z, seen = logits_and_mask(call, start, stop, guarded=False)
     return _shaped(traceable_row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
 
 
 def logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
-    """Return the logits of rows start..stop, and which keys they see; None: all."""
+    """Return the logits of rows start..stop, and the keys that they see (None: all).
+
+    Args:
+        call: The call.
+        start: First row.
+        stop: Row after the last one.
+        guarded: Whether gradients must not pass through keys with NaN or infinity; see `guarded_logits`.
+    """
     seen = call.seen(start, stop)
     return (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
 
@@ -130,7 +137,10 @@ def row_logits(
 
 
 def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> tuple[Logits, Visible | None]:
-    """Return the same, but zeros where gradients pass: at keys with NaN or infinity, and at hidden keys."""
+    """Return what `row_logits` returns, so that no gradient passes through keys with NaN or infinity, or hidden keys.
+
+    Without that, 0 times NaN would make the gradient of every row NaN.
+    """
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
@@ -159,7 +169,7 @@ def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
 
 
 def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Factor:
-    """Return the sinks of rows start..stop, broadcastable to (..., Hq, stop - start, 1)."""
+    """Return the sinks of rows start..stop, as a column that broadcasts to (..., Hq, stop - start, 1)."""
     assert call.sinks is not None
     if call.sinks.ndim > 1:
         return cut_rows(call.sinks, start, stop).to(dtype)
@@ -255,7 +265,12 @@ def traceable_row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowSt
 
 
 def joined_with_sink(keys: RowStats, sinks: Float[Tensor, " #Hq"]) -> RowStats:
-    """Return RowStats (..., Hq, R) of the keys joined with each head's sink (Hq,) as one more key."""
+    """Return the statistics of the keys together with each head's sink, which counts as one more key.
+
+    Args:
+        keys: Statistics, (..., Hq, R).
+        sinks: (Hq or 1,) logits of the sinks.
+    """
     column = (sinks if keys.max_logit.ndim > 1 else sinks[0]).unsqueeze(-1)
     return keys.merge(_single(column.expand(keys.max_logit.shape).contiguous()))
 
@@ -273,7 +288,10 @@ def _shaped(rows: RowStats, shape: tuple[int, ...]) -> RowStats:
 
 
 def dense(call: Call) -> tuple[Output, AuxOutput]:
-    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L), holding every L x S matrix."""
+    """Return the output (..., Hq, L, Ev) and the statistics (..., Hq, L); every matrix (L, S) is held in memory.
+
+    This is the reference for all other implementations.
+    """
     if call.score is None:
         return attend_rows(call, 0, call.length)
     # A trace reads any product by itself; of a score that it can't read, the call is all that it knows.
@@ -303,5 +321,5 @@ BLOCK_PAIRS = 2**20  # pairs of a block, times the score's width: 4 MiB for a fl
 
 
 def block_rows(call: Call) -> int:
-    """Return the number of rows of a block; a row is never split."""
+    """Return the number of rows of a block, at least 1, so that a block has about `BLOCK_PAIRS` elements."""
     return max(1, BLOCK_PAIRS * call.length // max(1, call.elements))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def tiled(call: Call) -> tuple[Output, AuxOutput]:
-    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L); see `by_blocks`."""
+    """Return the output (..., Hq, L, Ev) and the statistics (..., Hq, L), computed in blocks of rows."""
     if rows.block_rows(call) >= call.length:
         return dense(call)
     return by_blocks(call, attend_rows)

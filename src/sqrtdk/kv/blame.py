@@ -85,7 +85,15 @@ def heads_at_fault(
     seeing: Sequence[int],
     limit: float | None = None,
 ) -> tuple[Blame, ...]:
-    """Return the key heads at fault, worst errors first; `limit` is the largest number under a fixed scale."""
+    """Return the key heads whose storage in fewer bits causes errors, the worst first.
+
+    Args:
+        stored: Errors of the chosen way to store.
+        others: Errors of other ways, which show what would help.
+        keys: The key heads.
+        seeing: Number of rows of each query head that see a key.
+        limit: Largest number that the format holds under a fixed scale; None: the scale follows the values.
+    """
     group = len(stored.heads) // len(keys)
     suffering: dict[tuple[int, str], list[int]] = {}
     for head in keys:

@@ -28,7 +28,7 @@ OneHead = Callable[[int, int], Tensor]  # (sequence, key head) -> (S, E) in floa
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One storage: its name, and what it returns for k and v; `normed`: q and k are normalised before."""
+    """One way to store k and v: its name, and what is read back; `normed` says that q and k are normalised before."""
 
     name: str
     key: OneHead
@@ -62,7 +62,15 @@ def storages(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[lis
 
 
 def stored_and_read(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | None = None) -> OneHead:
-    """Return what is read back of k or v (B, H, S, E), head by head; `by` (H, 1, E): divide before, multiply after."""
+    """Return what is read back of k or v after it was stored in fewer bits, head by head.
+
+    Args:
+        x: (B, H, S, E) numbers.
+        dtype: Name of the format, a key of `FORMATS`.
+        scale: What shares a scale: a tensor, a head, a token, ...; or a fixed number.
+        first: Number of tokens that are stored so; those after it stay exact.
+        by: (H, 1, E) numbers to divide by before and multiply by after; None: none.
+    """
     form, limit = FORMATS[dtype], limit_of(dtype, scale)
     grain = form.grains.get(scale, "fixed")
 
@@ -126,7 +134,7 @@ def _pairs(call: CallTensors) -> tuple[Tensor, Tensor] | None:
 
 
 def rms_normalised(x: Tensor) -> Tensor:
-    """Scale each row (E numbers) to a root mean square of 1, as an RMS norm without a gain does."""
+    """Return x / sqrt(mean(x^2)) over the last dimension, at least in float32; a row of zeros stays."""
     precise = in_float32(x)
     rms = precise.square().mean(-1, keepdim=True).sqrt()
     return precise / rms.masked_fill(rms == 0, 1.0)
@@ -151,12 +159,16 @@ class ForecastRequest:
     residual: int
 
     def rows_of(self, row: int) -> int:
-        """Return the number of rows to compute if a row of all heads has `row` logits."""
+        """Return the number of rows to compute.
+
+        Args:
+            row: Number of logits that one row has over all heads.
+        """
         return self.rows or min(MOST_ROWS, max(LEAST_ROWS, ALL_LOGITS // max(1, row)))
 
 
 def unfit(call: CallTensors, request: ForecastRequest) -> str | None:
-    """Return why there is no forecast for a call; None if there is one."""
+    """Return the reason why a call has no forecast; None if it has one."""
     if call.missing is not None or call.terms is None:
         return call.missing or Message("cache.reason.no_formula")
     k, v = call.key.values, call.value.values
@@ -176,7 +188,12 @@ def unfit(call: CallTensors, request: ForecastRequest) -> str | None:
 
 
 def forecast_of(call: CallTensors, request: ForecastRequest) -> CacheCall:
-    """Return what a cache in fewer bits costs and errs for a call; `unfit(call, request)` must be None."""
+    """Return how many bytes a cache in fewer bits takes for a call, and what errors it makes.
+
+    Args:
+        call: The call; `unfit(call, request)` must be None.
+        request: Format and scale of the cache, and how many rows to compute.
+    """
     call = as_cached(call)
     query, key = call.query.values, call.key.values
     batch, heads, length, width = query.shape
@@ -212,7 +229,7 @@ def forecast_of(call: CallTensors, request: ForecastRequest) -> CacheCall:
 
 
 def as_cached(call: CallTensors) -> CallTensors:
-    """Return the call with k and v as a cache stores them: each head once, even if the run repeated it."""
+    """Return the call with k and v as a cache stores them: each head once, even if the run repeated it for a group."""
     k, v = call.key.values, call.value.values
     times = 1 if call.call is None else k.shape[1] // max(1, call.call.kv_heads)
     if times < 2 or k.shape[1] != v.shape[1] or k.shape[1] % times:

@@ -38,12 +38,12 @@ HELPING_SHARE = 0.5  # of the largest mean KL: a storage helps if it at least ha
 
 
 def kl_level(error: HeadError) -> tuple[str, float] | None:
-    """Return the worst severity whose bar the mean KL passes, and the bar; None if it passes no bar."""
+    """Return the worst severity whose bar the mean KL divergence (nats) passes, and the bar; None if it passes none."""
     return next((level for level in KL_BARS if error.kl_mean_nats > level[1]), None)
 
 
 def output_level(error: HeadError) -> tuple[str, float] | None:
-    """Return the worst severity whose bar the output's error passes, and the bar; None if it passes no bar."""
+    """Return the worst severity whose bar the output's relative error passes, and the bar; None if it passes none."""
     return next((level for level in OUTPUT_BARS if error.output_error > level[1]), None)
 
 
@@ -73,14 +73,14 @@ _FIX_IDS = {"group": "cache.fix.group", FOLD: "cache.fix.fold", QK_NORM: "cache.
 
 
 def with_forecast(report: CheckReport, forecast: CacheForecast) -> CheckReport:
-    """Return the report with a forecast and its findings, worst first; health and verdicts remain those of the run."""
+    """Return a report with a forecast and its findings, worst first; health and verdicts remain those of the run."""
     every = (*report.findings, *findings(forecast))
     order = sorted(every, key=lambda finding: -SEVERITIES.index(finding.severity))
     return replace(report, findings=tuple(order), kv_cache=forecast)
 
 
 def findings(forecast: CacheForecast) -> Iterator[Finding]:
-    """Yield one finding for each key head at fault, and one for each attention that could not be forecast."""
+    """Yield a finding for each key head at fault, and one for each attention without a forecast."""
     every = (_finding(forecast, call, blame) for call in forecast.calls for blame in _together(call.blame))
     yield from with_calls_named(every, (call.site for call in forecast.calls))
     for entry in forecast.not_measured:
@@ -154,7 +154,7 @@ def _of_head(forecast: CacheForecast, call: CacheCall, blame: Blame, head: int) 
 
 
 def blamed_text(blame: Blame) -> str:
-    """Return the cause in words and numbers."""
+    """Return the cause of a head's errors in words and numbers."""
     return joined([Message(_CAUSE_IDS[blame.cause]), blame.text], "colon")
 
 
@@ -169,7 +169,7 @@ def scale_text(scale: str) -> str:
 
 
 def fix_text(blame: Blame) -> str:
-    """Return what removes the errors, or helps, in one sentence."""
+    """Return a sentence that says what removes a head's errors, or what makes them smaller."""
     if blame.mended_by:
         return Message("cache.fix.mended", how=_either(blame.mended_by))
     not_mended = Message("cache.fix.not_mended")

@@ -154,7 +154,7 @@ def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
 def forecasts_of_model(
     loaded: LoadedModel, options: LoadOptions, requests: Sequence[ForecastRequest]
 ) -> tuple[CacheForecast, ...]:
-    """Return a forecast for each request, of a model that is already built, from one more run of it."""
+    """Return a forecast for each request, from one run of a model that is built already."""
     with by_default_of(loaded.module):
         run = _traced(loaded, options)
         every = [_forecast(run.tensors, request) for request in requests]

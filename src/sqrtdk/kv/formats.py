@@ -70,7 +70,7 @@ def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
 
 
 def in_float32(x: Tensor) -> Tensor:
-    """Return the numbers in float32, in which engines divide by the scale; float64 stays float64."""
+    """Return the numbers in float32, the dtype in which engines divide by the scale; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 

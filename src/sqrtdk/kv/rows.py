@@ -20,7 +20,7 @@ from sqrtdk.tracing.readback.addends import BOTTOM
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsOfHeads:
-    """Rows of some heads: of sequence `batch`, query heads `heads`, rows `rows` of `length`."""
+    """Which rows of which heads: sequence `batch`, query heads `heads`, rows `rows` out of `length`."""
 
     batch: int
     heads: slice
@@ -46,7 +46,14 @@ class Weighed:
 
 
 def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfHeads) -> Weighed:
-    """Return the weights of rows (g, n, E) over keys (S, E)."""
+    """Return the attention weights of some rows.
+
+    Args:
+        query: (g, n, E), rows of g query heads that share a key head.
+        key: (S, E), the key head.
+        terms: What acts on the logits, in its order: scale, softcap, biases, masks, sinks.
+        place: Which rows and heads these are.
+    """
     z_gnS, sinks = query @ key.mT, None
     visible = torch.ones((), dtype=torch.bool, device=z_gnS.device)
     for term in terms:
@@ -72,7 +79,12 @@ def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfH
 
 
 def rows_at(value: Tensor | float | None, place: RowsOfHeads) -> Tensor | float | None:
-    """Return the part of a value, broadcastable to (B, Hq, L, S), for a place: (g or 1, n or 1, S or 1)."""
+    """Return the part of a term that belongs to some rows and heads, (g or 1, n or 1, S or 1).
+
+    Args:
+        value: A tensor that broadcasts to (B, Hq, L, S), a number, or None.
+        place: Which rows and heads.
+    """
     if not isinstance(value, Tensor):
         return value
     value = value if value.dtype == torch.bool else value.double()
@@ -119,7 +131,7 @@ def _largest(logits: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class QueryHeadSums:
-    """Sums over the rows of one query head."""
+    """Sums over the rows of one query head, from which its errors follow."""
 
     divergences: list[Tensor] = field(default_factory=list)
     changed: int = 0
@@ -127,7 +139,7 @@ class QueryHeadSums:
     size: float = 0.0
 
     def figures(self) -> HeadError:
-        """Return the figures of the head; NaN if no row saw a key."""
+        """Return the errors of the head, KL divergences in nats; NaN if no row saw a key."""
         every = torch.cat(self.divergences) if self.divergences else torch.zeros(0, dtype=torch.float64)
         if not len(every):
             return HeadError(math.nan, math.nan, math.nan, 0, math.nan)
@@ -138,7 +150,15 @@ class QueryHeadSums:
 
 
 def add(sums: list[QueryHeadSums], exact: Weighed, stored: Weighed, value: Tensor, stored_value: Tensor) -> None:
-    """Add rows of some query heads, one entry of `sums` per head; values are (S, Ev)."""
+    """Add the errors of some rows to the sums of their query heads.
+
+    Args:
+        sums: One for each query head.
+        exact: Weights with the exact keys.
+        stored: Weights with the keys that are read back.
+        value: (S, Ev) exact values.
+        stored_value: (S, Ev) values that are read back.
+    """
     divergences, moved = kl_of_rows(exact, stored), changed_peaks(exact, stored)
     outputs = exact.weights @ value
     errors = (stored.weights @ stored_value - outputs).square().sum(-1)

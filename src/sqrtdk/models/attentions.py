@@ -19,7 +19,10 @@ PROJECTIONS_OF_ATTENTION = 2  # one fused for q, k and v, and one for the output
 
 @contextmanager
 def watch_modules() -> Iterator[set[int]]:
-    """Collect the ids of modules that are called within the block, in any thread, without changing the modules."""
+    """Return a context that collects the ids of all modules called within it, in any thread.
+
+    The modules are not changed: the hook is torch's global one.
+    """
     ran: set[int] = set()
     handle = torch_module.register_module_forward_pre_hook(lambda module, _: ran.add(id(module)))
     try:
@@ -73,7 +76,12 @@ def _inside(path: str, sites: Collection[str]) -> bool:
 
 
 def named_like_attention(module: nn.Module) -> bool:
-    """Return whether the name of a module's class says that it is an attention."""
+    """Return whether the name of a module's class says that it is an attention, as `LlamaAttention` does.
+
+    Example:
+        >>> named_like_attention(nn.MultiheadAttention(8, 2)), named_like_attention(nn.Linear(8, 8))
+        (True, False)
+    """
     return _ATTENTION_CLASS_NAME.search(type(module).__name__) is not None
 
 

@@ -271,7 +271,7 @@ def _load_weights(
 
 
 def lacks_weights(note: str) -> bool:
-    """Return whether a note of `build_model` says that some weights are random because the checkpoint lacks them."""
+    """Return whether a note of `build_model` says that weights are random because the checkpoint lacks them."""
     return id_of(note) == _ABSENT_WEIGHTS_MESSAGE
 
 
@@ -285,7 +285,15 @@ def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:
 
 
 def raise_if_attn_refused(error: BaseException, attn: str | None) -> None:
-    """Raise `AttnRefusedError` if `error` is how transformers says that a model lacks this attention."""
+    """Turn an error of transformers into `AttnRefusedError`, if it says that a model lacks an attention implementation.
+
+    Args:
+        error: The error that transformers raised.
+        attn: The requested implementation, such as "sdpa"; None: no error is turned.
+
+    Raises:
+        AttnRefusedError: The error says so; otherwise the function returns.
+    """
     text = text_of(error)
     if attn is not None and ("scaled_dot_product_attention" in text or "attn_implementation" in text):
         raise AttnRefusedError(

@@ -14,7 +14,7 @@ PICKLES = (*TORCH_PICKLES, ".msgpack", ".h5")
 
 
 def config_path(home: Path) -> Path:
-    """Return the path of a model's config: in its directory, or `home` itself if that is a file."""
+    """Return the path of a model's config: `config.json` in its directory, or `home` itself if that is a file."""
     return home if home.is_file() else home / CONFIG
 
 

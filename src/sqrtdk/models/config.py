@@ -247,7 +247,10 @@ def _refuse_outside(auto_map: Any) -> None:
 
 
 def text_config(config: Any) -> Any:
-    """Return the part of a config that describes the text model: a sub-config, or the config itself."""
+    """Return the part of a config that describes the text model.
+
+    It is a sub-config, such as `text_config`, or the config itself if there is none.
+    """
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         part = getattr(config, name, None)
         if part is not None and not isinstance(part, dict):

@@ -18,7 +18,7 @@ _WHOLE = 2**24  # storages up to 16 MiB are copied whole, so that views of one t
 
 
 class NotCopiedError(Exception):
-    """A value that can't be copied; its only argument is the value's type."""
+    """Raised for a value that can't be copied; its only argument is the value's type."""
 
 
 def copied(inputs: Inputs, *, strict: bool = False) -> Inputs:

@@ -68,7 +68,7 @@ def _rotate(x: Tensor) -> Tensor:
 
 
 class DemoAttention(nn.Module):
-    """Causal self-attention with two heads of 64 and rotary positions."""
+    """Causal self-attention of the built-in demo model, with two heads of 64 features and rotary positions."""
 
     def __init__(self, variant: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class DemoAttention(nn.Module):
         self.o_proj = nn.Linear(MODEL_DIM, MODEL_DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map hidden states (B, L, D) to (B, L, D)."""
+        """Return the attention of hidden states, (B, L, D) to (B, L, D)."""
         query, key, value = (
             proj(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -88,7 +88,7 @@ class DemoAttention(nn.Module):
 
 
 class DemoBlock(nn.Module):
-    """Pre-norm attention and a GELU MLP, each on a residual branch."""
+    """Pre-norm transformer block of the demo model: attention and a GELU MLP, each on a residual branch."""
 
     def __init__(self, variant: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class DemoBlock(nn.Module):
         self.down = nn.Linear(HIDDEN, MODEL_DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map hidden states (B, L, D) to (B, L, D)."""
+        """Return the block's output for hidden states, (B, L, D) to (B, L, D)."""
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
 
@@ -140,7 +140,7 @@ class DemoModel(nn.Module):
                 nn.init.normal_(weight, std=(weight.shape[1] * (2 * LAYERS if branch_end else 1)) ** -0.5)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Map bytes (B, L), integers below 256, to the logits of the next byte (B, L, 256)."""
+        """Return the logits of the next byte, (B, L, 256), for bytes (B, L), integers below 256."""
         x = self.embed(input_ids)
         for block in self.blocks:
             x = block(x)

@@ -69,14 +69,14 @@ def import_accelerate() -> Any:
 
 
 def quiet_transformers() -> contextlib.AbstractContextManager[None]:
-    """Keep transformers' log lines and progress bars off the terminal within the block."""
+    """Return a context in which transformers prints no log lines and no progress bars."""
     logging = import_transformers().utils.logging
     had_bars = logging.is_progress_bar_enabled()
     return _quiet(logging, logging.disable_progress_bar, logging.enable_progress_bar if had_bars else None)
 
 
 def quiet_hub() -> contextlib.AbstractContextManager[None]:
-    """Keep huggingface_hub's log lines and progress bars off the terminal within the block."""
+    """Return a context in which huggingface_hub prints no log lines and no progress bars."""
     utils = importlib.import_module("huggingface_hub.utils")
     had_bars = not utils.are_progress_bars_disabled()
     return _quiet(utils.logging, utils.disable_progress_bars, utils.enable_progress_bars if had_bars else None)

@@ -170,7 +170,10 @@ def _beyond_window(config: Any) -> int:
 
 
 def without_numbers(module: nn.Module, inputs: Inputs | None) -> bool:
-    """Return whether a run has no values: weights or inputs are on meta, and not because accelerate offloaded them."""
+    """Return whether a run would have no values: some weight or input is on the device "meta".
+
+    Weights that accelerate offloaded are on "meta" too, but are loaded when they are needed; they count as values.
+    """
     values = inputs.values() if isinstance(inputs, dict) else inputs or ()
     return not is_spread(module) and any(x.is_meta for x in (*module.parameters(), *values) if isinstance(x, Tensor))
 
@@ -203,7 +206,12 @@ def move_inputs(inputs: Inputs, module: nn.Module) -> Inputs:
 
 
 def position_limit(module: nn.Module, config: Any) -> int | None:
-    """Return the largest number of tokens that the model has positions for, or None if nothing says so."""
+    """Return the largest number of tokens that the model has positions for; None if nothing says so.
+
+    Args:
+        module: The model, whose learned position embeddings are counted.
+        config: Its config, whose `max_position_embeddings` or the like is read.
+    """
     part = text_config(config)
     names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_text_positions")
     stated = [getattr(part, name, None) for name in names]

@@ -52,7 +52,11 @@ def refuse_stray_files(directory: Path, *, trust_remote_code: bool = False) -> N
 
 
 def homes_of(root: Path) -> tuple[Path, ...]:
-    """Return the directory, and if it is a snapshot of a hub cache, the repository with the blobs it links to."""
+    """Return the folders in which a model's files may lie.
+
+    Returns:
+        The model's directory; if that is a snapshot of a hub cache, also the repository, to whose blobs it links.
+    """
     # models--org--name/snapshots/COMMIT links to models--org--name/blobs.
     for folder in root.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):

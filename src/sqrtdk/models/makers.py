@@ -25,7 +25,7 @@ VIDEO_TYPES = ("videomae", "timesformer", "vivit")
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """What an input is made from; `text` is None if the user gave none."""
+    """What an input is made from: sizes, seed, and a text, which is None if the user gave none."""
 
     module: nn.Module
     config: Any

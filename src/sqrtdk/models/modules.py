@@ -27,7 +27,7 @@ def is_spread(module: nn.Module) -> bool:
 
 
 def frozen_hint(module: nn.Module) -> Message | None:
-    """Return what to do if a part of the module is frozen TorchScript, whose weights are constants; else None."""
+    """Return what to do if a part of the module is frozen TorchScript, whose weights are constants; None if none is."""
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule) and not hasattr(part, "training"):  # freezing removes `training`
             if path:
@@ -37,7 +37,10 @@ def frozen_hint(module: nn.Module) -> Message | None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all stored numbers of a weight are finite; a sparse tensor stores only some, one on meta none."""
+    """Return whether all stored numbers of a weight are finite; True for a weight on "meta", which stores none.
+
+    Of a sparse tensor, the stored values are read.
+    """
     values = tensor.detach()
     if values.is_meta or not values.is_floating_point():
         return True
@@ -52,7 +55,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def config_of(module: nn.Module) -> Any:
-    """Return the module's Hugging Face config, recognised by its `model_type`, or None."""
+    """Return the Hugging Face config of a module, recognised by its `model_type`; None if it has none."""
     try:
         config: Any = module.config
         return config if isinstance(config.model_type, str) else None
@@ -100,7 +103,12 @@ def refuse_odd(module: nn.Module) -> None:
 
 
 def forward_arguments(module: nn.Module) -> dict[str, bool]:
-    """Return the named arguments of `module.forward`, and whether each is required."""
+    """Return the named arguments of `module.forward`, and whether each is required.
+
+    Example:
+        >>> forward_arguments(nn.Linear(2, 2))
+        {'input': True}
+    """
     parts = vars(module).get("_modules")
     written = parts.get("_orig_mod", module) if isinstance(parts, dict) else module  # torch.compile(module) takes any
     try:

@@ -36,7 +36,12 @@ def graph_kind(model: str) -> str | None:
 
 
 def is_demo(model: str) -> bool:
-    """Return whether a MODEL argument names the embedded model."""
+    """Return whether a MODEL argument names the built-in demo model.
+
+    Example:
+        >>> is_demo("demo:twice"), is_demo("gpt2")
+        (True, False)
+    """
     return model == "demo" or model.startswith("demo:")
 
 
@@ -51,7 +56,7 @@ def is_factory(model: str) -> bool:
 
 
 def calls_factory(model: str) -> bool:
-    """Return whether a MODEL argument is run as a factory: it has that form, and no directory has that name."""
+    """Return whether a MODEL argument has the form `package.module:function` and is not the name of a directory."""
     return is_factory(model) and not os.path.isdir(model)
 
 

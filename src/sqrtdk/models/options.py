@@ -51,7 +51,7 @@ class LoadOptions:
 
     @property
     def rows(self) -> int:
-        """Batch size of the inputs that are made for a model."""
+        """Batch size of the inputs that are made for a model; 1 if `batch` is None."""
         return 1 if self.batch is None else self.batch
 
     @property

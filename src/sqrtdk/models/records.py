@@ -37,7 +37,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class AttnBuild:
-    """One item of `iter_attn`: the model built with `attn`, or None and the reason why it can't be built."""
+    """One item of `iter_attn`: the model built with the attention `attn`, or None and the reason for the failure."""
 
     attn: str
     loaded: LoadedModel | None

@@ -85,7 +85,10 @@ def on_cpu_by_default() -> Iterator[None]:
 
 
 def by_default_of(module: nn.Module) -> AbstractContextManager[None]:
-    """Do so if all weights are on the CPU; any other module keeps the default device, which its forward may rely on."""
+    """Return a context in which new tensors are made on the CPU, if all weights of the module are there.
+
+    For any other module the default device stays, as the module's `forward` may rely on it.
+    """
     elsewhere = any(p.device.type != "cpu" for p in module.parameters())
     return nullcontext() if elsewhere else on_cpu_by_default()
 

@@ -44,7 +44,10 @@ def strided_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor holds numbers itself: a wrapper has a storage without an address."""
+    """Return whether a tensor holds numbers in memory of its own.
+
+    A tensor on "meta" does not, and a wrapper subclass has a storage without an address.
+    """
     if tensor.layout is not torch.strided:
         return tensor.layout is not torch.jagged
     try:
@@ -54,7 +57,11 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def span_of(part: Tensor) -> Span:
-    """Return which bytes of its storage a strided tensor covers, with the gaps between its rows."""
+    """Return which bytes of its storage a strided tensor covers, gaps between its rows included.
+
+    Returns:
+        An id of the storage, the first byte, and the byte after the last one.
+    """
     storage: Any = part.untyped_storage()
     if part.is_nested:  # its parts may be anywhere
         return storage._cdata, 0, storage.nbytes()
@@ -66,7 +73,9 @@ def span_of(part: Tensor) -> Span:
 
 
 def memory_of(part: Tensor) -> Tensor:
-    """Return the bytes that a strided tensor covers, as a tensor that shares them and has no history.
+    """Return the bytes that a strided tensor covers, (bytes,) uint8, as a view that shares the memory.
+
+    The view includes the gaps between rows, and has no autograd history.
 
     Example:
         >>> memory_of(torch.zeros(3, 4)[:, 0]).shape
@@ -104,14 +113,14 @@ def _checksum(memory: Tensor) -> int:
 
 @dataclass(slots=True)
 class MemoryCopies:
-    """MemoryCopies of memory that several tensors may share: tied weights are copied once."""
+    """Copies of the memory of tensors; memory that several tensors share, as tied weights do, is copied once."""
 
     left: int = field(default_factory=lambda: MOST_COPIED_BYTES)
     of: dict[Span, Tensor | int] = field(default_factory=dict)
     alive: list[Tensor] = field(default_factory=list)  # an address stands for a storage only while it is in use
 
     def take(self, part: Tensor) -> Tensor | int:
-        """Return a copy of the memory of a part, or its checksum if there is no room for a copy."""
+        """Return a copy of the memory of a tensor; if there is no room for a copy, its checksum."""
         span, memory = span_of(part), memory_of(part)
         if span not in self.of:
             copy: Tensor | int | None = None
@@ -152,7 +161,7 @@ class TensorState:
     version: int | None
 
     def has_moved(self) -> bool:
-        """Return whether its numbers, its shape or its place in memory are others."""
+        """Return whether the tensor's numbers, shape or place in memory differ from those of before."""
         tensor = self.tensor
         if self.alias is None:
             return False
@@ -168,7 +177,11 @@ class TensorState:
         return self.is_leaf and tensor.grad is not self.grad
 
     def restore(self) -> bool:
-        """Put back everything, and return whether the tensor is as it was."""
+        """Restore the tensor's numbers, `grad` and `requires_grad`.
+
+        Returns:
+            Whether the tensor is as it was before.
+        """
         tensor, moved = self.tensor, self.has_moved()
         if moved:
             self._restore_numbers()
@@ -219,7 +232,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def tensor_state(tensor: Tensor, copies: MemoryCopies) -> TensorState:
-    """Return the state of a tensor before a run."""
+    """Return the state of a tensor, with a copy of its numbers, to compare with and to restore after a run."""
     parts = strided_parts(tensor)
     plain = not tensor.is_meta and has_memory(tensor)
     odd = plain and tensor.layout is not torch.strided
@@ -238,7 +251,7 @@ def tensor_state(tensor: Tensor, copies: MemoryCopies) -> TensorState:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor, about: those of a sparse or wrapped one count as little."""
+    """Return about how many bytes a tensor stores; sparse tensors and wrapper subclasses count as 0 or little."""
     with suppress(RuntimeError, NotImplementedError):
         return tensor.untyped_storage().nbytes() if has_memory(tensor) else 0
     return 0

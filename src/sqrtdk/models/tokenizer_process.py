@@ -49,7 +49,10 @@ def _unknown(tokenizer: Any) -> tuple[int | None, str]:
 
 
 def answer_request() -> None:
-    """Answer one request; an error is an answer too."""
+    """Read one request (JSON) from stdin, and write the ids of its text or the error to stdout as JSON.
+
+    This is the main function of the process in which an untrusted tokenizer runs.
+    """
     answer = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not reach stdout
     request = json.load(sys.stdin)

@@ -100,12 +100,25 @@ def text_ids(directory: Path | None, text: str, *, batch: int, length: int, voca
 
 
 def byte_ids(text: str, *, batch: int, length: int) -> Tensor:
-    """Return the UTF-8 bytes of a text as ids (B, L), for a byte-level model."""
+    """Return the UTF-8 bytes of a text as ids (B, L), for a byte-level model; a short text is repeated.
+
+    Example:
+        >>> byte_ids("ab", batch=1, length=5)
+        tensor([[97, 98, 97, 98, 97]])
+    """
     return tile(list(text.encode("utf-8")), batch, length, [], [])
 
 
 def random_ids(config: Any, *, batch: int, length: int, vocab: int, seed: int) -> Tensor:
-    """Return seeded ids (B, L), uniform over the vocabulary without the special ids that the config names."""
+    """Return random ids (B, L) int64, uniform over the vocabulary without the special ids that the config names.
+
+    Args:
+        config: Config of the model, whose `*_token_id` fields are left out.
+        batch: Number of rows, B.
+        length: Number of ids in a row, L.
+        vocab: Number of ids of the vocabulary.
+        seed: Seed of the generator; equal seeds give equal ids.
+    """
     special: set[int] = set()
     for name, value in vars(config).items():
         if name.endswith(("_token_id", "_token_index", "_token_ids")):

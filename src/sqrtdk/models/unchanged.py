@@ -74,7 +74,10 @@ class Snapshot:
             return [path for path, x in now.items() if id(x) not in known or _answer(known[id(x)].has_moved, True)]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore the module's attributes, buffers and parameters.
+
+        `stayed` then has the notes on what could not be restored.
+        """
         stayed: list[str] = []
         with _quietly():
             _shard_again(self._module, self._shards)

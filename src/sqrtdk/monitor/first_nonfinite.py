@@ -90,7 +90,7 @@ class NonfiniteSearch:
         self._states: list[tuple[list[int], Tensor]] = []  # numbers of tensors, and their states
 
     def pass_begins(self) -> None:
-        """Begin a pass: the model is called."""
+        """Begin a forward pass; call it before the model runs."""
         self._passes.append(_Pass())
         self._open = OpenCalls()
 
@@ -129,7 +129,11 @@ class NonfiniteSearch:
             passage.outputs = list(self._all(walk(output, objects=False)))
 
     def pass_ends(self, trace: Trace) -> None:
-        """End a pass: the model has returned, and the trace of the pass is complete."""
+        """End a forward pass; call it after the model has returned.
+
+        Args:
+            trace: The complete trace of the pass.
+        """
         now = self._passes[-1]
         for count in range(max((passage.attentions for passage in now.ended), default=0) + 1):
             call = trace.after(count)
@@ -139,7 +143,7 @@ class NonfiniteSearch:
             self._judge()
 
     def looked_at(self) -> int:
-        """Return how many modules had an output that was read; 0 if any tensor could not be read."""
+        """Return the number of modules with an output that was read; 0 if any tensor could not be read."""
         if self.failures:
             return 0
         ended = (passage for each in self._passes for passage in each.ended)

@@ -191,7 +191,7 @@ class RunWriter:
             self._noted = self.parts
 
     def close(self) -> None:
-        """Release the folder; a second call does nothing."""
+        """Release the lock of the folder; a second call does nothing."""
         if getattr(self, "_noted", 0) < getattr(self, "parts", 0):
             with contextlib.suppress(OutputError):
                 self._lock.check()
@@ -280,7 +280,7 @@ SMALL_BYTES = 2**18  # a merged part is at most 32 times as large, so that no me
 
 
 class Tail:
-    """The newest parts of an attempt: small ones, without a large one between them."""
+    """The newest parts of an attempt that are small enough to be merged: those after the last large one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -306,8 +306,10 @@ class Tail:
                 return
 
     def stop(self) -> None:
-        """Start over after a part that can't be merged: a large one, or one with more rows of another part's last
-        step."""
+        """Forget the parts so far, because the last one can't be merged.
+
+        It is large, or it has further rows of the last step of another part.
+        """
         self._parts.clear()
 
     def _merge(self, parts: list[PartName]) -> None:

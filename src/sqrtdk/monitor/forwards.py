@@ -112,7 +112,7 @@ class StepTracer:
         self._update = ProjectionUpdate(self._model, self._optimizers)
 
     def look(self) -> None:
-        """Search in the next sampled step for where q and k come from, even in known attentions."""
+        """Ask the next sampled step to search again for the projections of q and k, even in known attentions."""
         self._asked = self._looks = True
 
     def _should_look(self) -> bool:

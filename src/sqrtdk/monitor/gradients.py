@@ -32,7 +32,10 @@ _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 
 def can_project(module: nn.Module) -> bool:
-    """Return whether a module may return q or k by its own weight: `nn.Linear(d_model, h * d_k)`, for example."""
+    """Return whether a module may compute q or k with its own weight, as `nn.Linear(d_model, h * d_k)` does.
+
+    It has a parameter `weight` and no modules inside.
+    """
     return "weight" in module._parameters and not module._modules
 
 
@@ -61,14 +64,22 @@ def site_of(path: str) -> str:
 
 
 def module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:
-    """Return the module that holds a projection's weight and returns the projected tensor."""
+    """Return the module whose output is a projection.
+
+    Args:
+        projection: The projection, named by its weight: "h.0.attn.q.weight".
+        modules: Modules of the model by path.
+
+    Returns:
+        The module, or None if there is no projection or its weight is not that of a module that projects.
+    """
     path, _, name = projection.name.rpartition(".") if projection is not None else ("", "", "")
     module = modules.get(path)
     return module if name == "weight" and module is not None and can_project(module) else None
 
 
 def was_compiled() -> bool:
-    """Return whether the compiler called the running code, as it runs a model's Python code to trace it."""
+    """Return whether torch's compiler called the running code, as it does to trace a model's Python code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -97,14 +108,24 @@ class Projected:
 
     @classmethod
     def of(cls, place: Place, features: Tensor) -> Projected:
-        """Make it from the number of each feature, (H, E)."""
+        """Make it from the index of each feature in the projection, (H, E).
+
+        Consecutive indices are stored as a slice, so that taking the features makes no copy.
+        """
         flat = features.flatten()
         first = int(flat[0]) if flat.numel() else 0
         one = bool((flat == first + torch.arange(flat.numel(), device=flat.device)).all())
         return cls(place, slice(first, first + flat.numel()) if one else flat, features.shape[0])
 
     def sizes(self, gradient: Tensor) -> Tensor:
-        """Return the root mean square over the channels of each row, (H, n), for a gradient (..., D)."""
+        """Return the root mean square over the channels of each row and head.
+
+        Args:
+            gradient: Gradient of the projection's output, (..., D).
+
+        Returns:
+            (H, n) for n rows, in the gradient's dtype, at least float32.
+        """
         flat = gradient.reshape(-1, gradient.shape[-1])
         if isinstance(self.features, slice):
             rows = flat[:, self.features]
@@ -174,11 +195,22 @@ class Gradients:
             self._handle = None
 
     def root(self, serial: int, projected: Projected, length: int) -> None:
-        """Register the vector that a node of the trace holds, and the number of rows of a sequence in it."""
+        """Register a vector (q or k) whose gradient is to be measured.
+
+        Args:
+            serial: Number of the trace's node that holds the vector.
+            projected: Which features of the node's tensor belong to the vector.
+            length: Rows of one sequence in the tensor.
+        """
         self._rooted[serial].append((projected, length))
 
     def come(self, serial: int, gradient: Tensor) -> None:
-        """Measure the gradient of a node's tensor, which a backward pass delivers."""
+        """Measure the gradient of a node's tensor; a backward pass calls this when it has computed it.
+
+        Args:
+            serial: Number of the trace's node.
+            gradient: Gradient of the loss by the node's tensor.
+        """
         for projected, length in self._rooted.get(serial, ()):
             self._try(partial(self._measure, [projected], gradient, length))
 

@@ -76,7 +76,7 @@ class Journal:
 
     @property
     def next_step(self) -> int:
-        """The step that is recorded next; the first step is 1."""
+        """Number of the step that is recorded next; the first step is 1."""
         return max(1, self.writer.first_step)
 
     def step(self, step: int, loss: Loss) -> None:
@@ -116,7 +116,7 @@ class Journal:
         return self.untold()
 
     def note(self, alarms: Sequence[Alarm]) -> None:
-        """Record alarms that came after the sample of their step, or at one that is not sampled."""
+        """Record alarms that came after the sample of their step, or at a step without a sample."""
         self._alarms += alarms
         self._due = self._due or bool(alarms)
 
@@ -273,7 +273,10 @@ class Journal:
 
 
 def head_table(sample: StepSample) -> Table:
-    """Return the rows of `columns.HEAD_COLUMNS` of a sample: one per head of every call with statistics."""
+    """Return the statistics of a sample as a table with the columns `HEAD_COLUMNS`, one row for each head of each call.
+
+    Calls without statistics have no rows; a statistic that was not measured is NaN.
+    """
     calls = [call for call in sample.calls if call.columns]
     if not calls:
         return stacked("heads", [])
@@ -297,7 +300,10 @@ def head_table(sample: StepSample) -> Table:
 
 
 def numbers(losses: Sequence[Loss]) -> list[float | None]:
-    """Return losses as numbers, with one transfer for all tensors of a device."""
+    """Return losses as Python floats; None stays None.
+
+    The tensors are stacked first, so that a GPU is waited for once. They must be on one device.
+    """
     tensors = [loss.reshape(()).double() for loss in losses if isinstance(loss, Tensor)]
     values = iter(torch.stack(tensors).tolist() if tensors else [])
     return [next(values) if isinstance(loss, Tensor) else None if loss is None else float(loss) for loss in losses]

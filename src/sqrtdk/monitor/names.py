@@ -100,7 +100,7 @@ class PartName:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The parts of a run by attempt and number, the parts merged into others, and the names of other files."""
+    """The names of the files in a run's folder: parts by attempt and number, parts that were merged, and others."""
 
     parts: tuple[PartName, ...]
     merged: tuple[PartName, ...]
@@ -156,7 +156,7 @@ def without_merged(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], tup
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedSteps:
-    """Steps that no attempt recorded, from `first_step` to `last_step`, before `attempt` began."""
+    """Steps from `first_step` to `last_step`, both included, that no attempt recorded before `attempt` began."""
 
     first_step: int
     last_step: int

@@ -54,7 +54,7 @@ HEAD = 8 * len(Head._fields)  # bytes
 
 
 class PackedTensor(NamedTuple):
-    """A tensor of a call: (lines, columns), of which only the columns differ from step to step."""
+    """Where a tensor (lines, columns) of a call is in the packed numbers; only its columns differ from step to step."""
 
     name: str
     lines: int
@@ -63,7 +63,7 @@ class PackedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaidCall:
-    """The part of a call that is not numbers; see `WatchedCall`."""
+    """The part of a `WatchedCall` that is the same in most steps: names and shapes, not numbers."""
 
     site: str
     index: int
@@ -76,7 +76,7 @@ class LaidCall:
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The part of a rank's step that is not numbers; see `WatchedStep` for the fields."""
+    """The part of a rank's `WatchedStep` that is the same in most steps: names and shapes, not numbers."""
 
     calls: tuple[LaidCall, ...]
     how: str
@@ -87,7 +87,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStep:
-    """One rank's step, separated into its layout and its numbers."""
+    """One rank's step, separated into its layout, which is sent when it changes, and its numbers."""
 
     layout: StepLayout
     head: Head
@@ -96,7 +96,15 @@ class PackedStep:
     narrow: Tensor
 
     def bytes(self, capacity: int, device: torch.device) -> Tensor:
-        """Return the row, (capacity,) uint8; only the head if the rest does not fit."""
+        """Return the step's numbers as one row of bytes, which ranks can gather.
+
+        Args:
+            capacity: Bytes of the row. If the numbers need more, the row holds the head alone, which says how many.
+            device: Device of the row.
+
+        Returns:
+            (capacity,) uint8, padded with 0.
+        """
         row = torch.zeros(capacity, dtype=torch.uint8, device=device)
         parts = [torch.tensor(self.head, dtype=torch.float64)]
         if self.head.needed <= capacity:

@@ -60,11 +60,21 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes the records."""
+        """Whether this rank is the first of its group, which writes the records."""
         return dist.get_rank(self.group) == 0
 
     def first_says(self, ask: Callable[[], Answer]) -> Answer:
-        """Call `ask` on the first rank only, and return its answer on all; an error is raised on all."""
+        """Call a function on the first rank only, and return its result on all ranks.
+
+        Every rank must call this.
+
+        Args:
+            ask: Function without arguments; its result must be picklable.
+
+        Raises:
+            SqrtdkError: The function raised it on the first rank.
+            OutputError: The function raised another exception there; the first rank itself sees that exception.
+        """
         box: list[Any] = [None, None]
         if self.first:
             try:
@@ -81,7 +91,11 @@ class Ranks:
         return answer
 
     def told(self, own: Any) -> list[Any]:
-        """Gather a value of each rank; every rank must call it."""
+        """Return the values of all ranks, in the order of the ranks; every rank must call this.
+
+        Args:
+            own: This rank's value, which must be picklable.
+        """
         every: list[Any] = [None] * len(self.order)
         dist.all_gather_object(every, own, group=self.group)
         return every

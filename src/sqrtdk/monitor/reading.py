@@ -29,7 +29,7 @@ OF_CHECKPOINTS = {"of": "checkpoints"}  # in the settings of records made from c
 
 
 def of_checkpoints(settings: Any) -> bool:
-    """Return whether the settings belong to records made from checkpoints."""
+    """Return whether the settings of a run say that its records were made from checkpoints."""
     return isinstance(settings, dict) and settings.items() >= OF_CHECKPOINTS.items()
 
 
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def settings(self) -> Any:
-        """Settings of the watch, in the last attempt."""
+        """The settings of the watch in the last attempt; None if there is no attempt."""
         return self.attempts[-1].settings if self.attempts else None
 
     @property
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def last_step(self) -> int | None:
-        """The last one in `steps`; None if there is none."""
+        """The last step in the records; None if there is none."""
         return self.steps.column("step")[-1].as_py() if self.steps.num_rows else None
 
 

@@ -22,12 +22,12 @@ _OLD_UNMEASURED_PREFIX = "not measured: "  # `how` in records of older versions
 
 
 def kept_text(text: str) -> str:
-    """Return a text as a column stores it: shortened, and valid UTF-8."""
+    """Return a text as the records store it: at most `RECORDED_CHARACTERS` characters, and valid UTF-8."""
     return text[:RECORDED_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def alarm_row(alarm: Alarm) -> dict[str, Any]:
-    """Return an alarm's row of `columns.ALARM_COLUMNS`."""
+    """Return the row of an alarm in the table of alarms, by the names of `ALARM_COLUMNS`."""
     values = {name: getattr(alarm, name) for name in _AS_THEY_ARE}
     row = {name: kept_text(value) if isinstance(value, str) else value for name, value in values.items()}
     return row | _message(alarm.text) | {"source_id": _message(alarm.source)["message_id"]}
@@ -47,12 +47,12 @@ def alarm_of(row: Mapping[str, Any]) -> Alarm:
 
 
 def how_row(how: str) -> dict[str, Any]:
-    """Return the columns of `columns.STEP_COLUMNS` that say how a step ran."""
+    """Return the columns of `STEP_COLUMNS` that say how a step ran: the text, its id and its values."""
     return {"how": kept_text(how)} | _message(how)
 
 
 def how_of(row: Mapping[str, Any]) -> str | None:
-    """Return how the step of a row ran; None if that is not recorded."""
+    """Return how the step of a row ran, as a message if its id is known; None if the row does not say."""
     text = row["how"]
     if text is None:
         return None

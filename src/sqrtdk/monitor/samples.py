@@ -16,7 +16,12 @@ _WITH_REASON = "alarms.place.with_reason"
 
 
 def not_measured(reason: str) -> str:
-    """Return the `how` of a step that could not be measured: "not measured: " and the reason."""
+    """Return the text for how a step ran that could not be measured.
+
+    Example:
+        >>> not_measured("the model was compiled")
+        'not measured: the model was compiled'
+    """
     return Message("alarms.how.not_measured", reason=reason)
 
 
@@ -31,7 +36,12 @@ def reason_unmeasured(how: str) -> str | None:
 
 
 def with_place(place: str, reason: str) -> str:
-    """Return a reason with the site, call or rank that it is about."""
+    """Return a reason, preceded by the site, call or rank that it is about.
+
+    Example:
+        >>> with_place("h.0", "no tensors")
+        'h.0: no tensors'
+    """
     return Message("alarms.place.with_reason", place=place, reason=reason)
 
 
@@ -110,13 +120,13 @@ class CallSample:
 
     @property
     def name(self) -> str:
-        """Display name of the attention."""
+        """Name of the attention that readers see: its module path, and its number if the module has several."""
         site = self.site or ROOT_NAME
         return Message("alarms.place.call", site=site, number=self.index + 1) if self.index else site
 
     @property
     def place(self) -> tuple[str, int]:
-        """Site and index."""
+        """(site, index): the module path, and which of the module's attentions it is, from 0."""
         return self.site, self.index
 
 
@@ -198,7 +208,7 @@ class StepSample:
 
     @property
     def count(self) -> int:
-        """Number of statistics over all heads."""
+        """Number of values of all statistics, over all heads."""
         return sum(len(values) for call in self.calls for values in call.columns.values())
 
     @property

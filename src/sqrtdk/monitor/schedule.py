@@ -21,10 +21,10 @@ OnAlarm = str | Callable[[Alarm], None]
 
 
 class LossScaler(Protocol):
-    """An object that multiplies the loss before its backward pass, such as torch.amp.GradScaler."""
+    """An object that multiplies the loss before its backward pass, such as `torch.amp.GradScaler`."""
 
     def get_scale(self) -> float:
-        """Return the factor."""
+        """Return the factor on the loss, by which gradients are divided before they are recorded."""
 
 
 def check_options(model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None) -> None:
@@ -80,10 +80,15 @@ def copied_loss(loss: Tensor | float | None) -> Tensor | float | None:
 
 
 class Schedule(Protocol):
-    """Decides whether a step is sampled; `worsening` is True while a trend is bad."""
+    """Decides which steps of a run are sampled."""
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether this step is sampled."""
+        """Return whether a step is sampled.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad, so that samples may be taken more often.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,10 @@ class Every:
                 raise InvalidValueError(f"{name} is a whole number from 1 on; got {value!r}", hint="Pass every=100.")
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether this step is sampled."""
+        """Return whether a step is sampled.
+
+        These are step 1 and the multiples of `steps`, or of `urgent` while a trend is bad.
+        """
         often = self.urgent if worsening and self.urgent is not None else self.steps
         return step == 1 or step % often == 0 or step % self.steps == 0
 
@@ -136,7 +144,7 @@ class Logarithmic:
             )
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether this step is sampled."""
+        """Return whether a step is one of `a_decade` steps per factor of 10, at equal distances on a log scale."""
         place = round(self.a_decade * math.log10(step))
         return any(round(10 ** (near / self.a_decade)) == step for near in (place - 1, place, place + 1))
 
@@ -156,7 +164,7 @@ class When:
     says: Callable[[int], bool]
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether this step is sampled."""
+        """Return whether a step is sampled: step 1, and each step for which the function returns True."""
         return step == 1 or bool(self.says(step))
 
 

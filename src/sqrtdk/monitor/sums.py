@@ -65,7 +65,10 @@ class HeadSums:
 
 
 def head_sums(call: CallRows) -> HeadSums:
-    """Sum over the rows of each head."""
+    """Return sums and maxima over the rows of each head, from the statistics of the rows.
+
+    Rows that see no key, rows whose logits are all minus infinity, and rows with NaN are counted apart.
+    """
     rows = call.rows
     blind = rows.keys == 0
     endless = ~blind & (rows.max_logit == -math.inf)
@@ -112,7 +115,9 @@ def head_sums(call: CallRows) -> HeadSums:
 
 
 def join_rows(parts: Sequence[HeadSums]) -> HeadSums:
-    """Join sums of the same heads over more rows: further batches, ranks with other sequences."""
+    """Return the sums of the same heads over all rows, from those over some: further batches, or ranks with other
+    sequences.
+    """
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -125,7 +130,7 @@ def join_rows(parts: Sequence[HeadSums]) -> HeadSums:
 
 
 def join_heads(parts: Sequence[HeadSums]) -> HeadSums:
-    """Join sums of further heads over the same rows: tensor-parallel ranks, in order."""
+    """Return the sums of all heads over the same rows, from those of some heads (tensor-parallel ranks, in order)."""
     names = [name for name in parts[0].ordered if all(name in part.ordered for part in parts)]
     return HeadSums(
         torch.cat([part.sums for part in parts], -1),
@@ -208,7 +213,7 @@ class WatchedCall:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Site and index."""
+        """(site, index): the module path, and which of the module's attentions it is, from 0."""
         return self.site, self.index
 
 
@@ -239,7 +244,10 @@ class WatchedStep:
     learning_rate: float | None = None
 
     def samples(self) -> tuple[CallSample, ...]:
-        """Return the statistics of every call, which leave the device in one transfer."""
+        """Return the statistics of every call, in the order of `calls`.
+
+        The sums of all calls are stacked first, so that a GPU is waited for once.
+        """
         known = [call for call in self.calls if call.sums is not None]
         with torch.no_grad():
             tables = head_statistics([call.sums for call in known if call.sums is not None])

@@ -50,7 +50,10 @@ def arrow(name: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Rows of `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `columns`: pyarrow tables in order of step."""
+    """Records of a run: pyarrow tables of heads, steps and alarms, each in the order of its steps.
+
+    Their columns are `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `sqrtdk.monitor.columns`.
+    """
 
     heads: Table
     steps: Table
@@ -61,21 +64,21 @@ class Tables:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns, unpacked."""
+        """Bytes of all columns in memory."""
         return sum(int(column.nbytes) for table in (self.heads, self.steps, self.alarms) for column in table.columns)
 
     @property
     def first_step(self) -> int:
-        """The smallest step of a row; some table must have a row."""
+        """Smallest step of a row, over all tables. At least one table must have a row."""
         return min(int(_steps(table)[0]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
 
     @property
     def last_step(self) -> int:
-        """The largest step of a row; some table must have a row."""
+        """Largest step of a row, over all tables. At least one table must have a row."""
         return max(int(_steps(table)[-1]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
 
     def between(self, first: int, last: int | None) -> Tables:
-        """Return the rows of the steps from `first` to `last`, both included; None: to the end."""
+        """Return the rows of the steps from `first` to `last`, both included; None as `last` means to the end."""
 
         def rows(table: Table) -> Table:
             start, stop = np.searchsorted(_steps(table), [first, first if last is None else last + 1])
@@ -187,7 +190,12 @@ def from_columns(name: str, columns: Mapping[str, Sequence[object] | Numbers]) -
 
 
 def stacked(name: str, tables: Sequence[Table]) -> Table:
-    """Concatenate tables of one name."""
+    """Return one table with the rows of all, in their order.
+
+    Args:
+        name: Name of the table, "heads", "steps" or "alarms"; without `tables`, the result is empty with its columns.
+        tables: pyarrow tables with the columns of that name.
+    """
     return arrow().concat_tables([schema(name).empty_table(), *tables]).combine_chunks()
 
 
@@ -236,7 +244,7 @@ def _wrong(tables: Tables) -> str | None:
 
 
 def concatenate(tables: Sequence[Tables]) -> Tables:
-    """Concatenate tables in the given order."""
+    """Return one set of tables with the rows of all, in their order."""
     return Tables(**{name: stacked(name, [getattr(each, name) for each in tables]) for name in COLUMNS_BY_TABLE})
 
 

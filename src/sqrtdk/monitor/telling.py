@@ -15,11 +15,11 @@ FRAMEWORKS = frozenset({"sqrtdk", "transformers", "trl", "accelerate", "lightnin
 
 
 class AttentionWarning(UserWarning):
-    """The warning for an alarm of a watch."""
+    """The category of the warnings by which a watch reports alarms."""
 
 
 class AttentionAlarm(SqrtdkError, RuntimeError):
-    """An alarm of a watch with `on_alarm="raise"`; `alarm` is its record."""
+    """Raised for an alarm by a watch with `on_alarm="raise"`; the attribute `alarm` is the record of the alarm."""
 
     def __init__(self, alarm: Alarm) -> None:
         super().__init__(alarm.text, hint=f"source of the bar: {alarm.source}")

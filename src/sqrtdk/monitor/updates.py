@@ -41,7 +41,11 @@ class ProjectionUpdate:
         self._before: dict[str, Tensor] = {}
 
     def begin(self, names: Collection[str]) -> None:
-        """Copy the weights of these names before the update; a later call in the same step does nothing."""
+        """Copy weights before the optimizer changes them; a second call in the same step does nothing.
+
+        Args:
+            names: Names of the parameters to copy.
+        """
         if not self._before:
             try:
                 weights = self._weights(names)
@@ -51,7 +55,10 @@ class ProjectionUpdate:
                 self._failed(error)
 
     def relative_step(self) -> float | None:
-        """Return the relative step since `begin`; None if it is not known."""
+        """Return the largest relative change of a weight since `begin`: max over the weights of |new - old| / |old|.
+
+        The norms are Frobenius norms. Returns None if no weight could be compared.
+        """
         try:
             after = {name: _spread(weight) for name, weight in self._weights(self._before).items()}
             # the shards of a weight may have been gathered in one of the two

@@ -110,17 +110,19 @@ class Watch:
 
     @property
     def model(self) -> nn.Module:
-        """The module whose forward passes are traced: inside a compiled model or a wrapper."""
+        """The module whose forward passes are traced: that inside a compiled model or a wrapper, if there is one."""
         return self._model
 
     @property
     def rows(self) -> int | None:
-        """The most rows of a sequence that are measured; None: all."""
+        """Largest number of rows of a sequence that are measured; None if all are."""
         return self._forwards.most
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """How the ranks that watch together split the work, in words of `monitor.ranks`; empty for a single process."""
+        """How the ranks that watch together split the work, as `sqrtdk.monitor.ranks` names it; empty for a single
+        process.
+        """
         return () if self._ranks is None else tuple(axis.shards for axis in self._ranks.axes)
 
     def last_sample(self) -> StepSample | None:
@@ -142,11 +144,15 @@ class Watch:
         return dict(self._sketches)
 
     def look_again(self) -> None:
-        """Examine every attention in the next sampled step."""
+        """Ask the next sampled step to examine every attention anew, for example after the model was changed."""
         self._forwards.look()
 
     def told(self, own: Any) -> list[Any]:
-        """Gather a value of each rank that watches; every rank must call it."""
+        """Return the values of all ranks that watch, in the order of the ranks; every rank must call this.
+
+        Args:
+            own: This rank's value, which must be picklable.
+        """
         return [own] if self._ranks is None else self._ranks.told(own)
 
     # -- the run ---------------------------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run a block whose forward passes do not count, such as an evaluation; they run as without a watch."""
+        """Return a context whose forward passes are neither traced nor counted, such as those of an evaluation."""
         self._pauses += 1
         self._armed.close()
         try:

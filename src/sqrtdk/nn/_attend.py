@@ -84,7 +84,19 @@ def merged_mask(
 def with_extra_keys(
     mask: Shaped[Tensor, "#N #Hq #L #S"] | None, extra: int, *, is_causal: bool, length: int, keys: int, device: Any
 ) -> Any:
-    """Return the mask with `extra` keys appended that every row sees; None if all keys are seen."""
+    """Return a mask for keys to which `extra` keys were appended that every row sees.
+
+    Args:
+        mask: (#N, #Hq, #L, #S) bool (True where a key takes part) or floating mask; None: every key is seen.
+        extra: Number of appended keys.
+        is_causal: Whether row i sees keys j <= i only, and the appended ones.
+        length: Number of rows, L.
+        keys: Number of keys without the appended ones, S.
+        device: Device of a mask that is made here.
+
+    Returns:
+        (..., S + extra); None if all keys are seen.
+    """
     # The call's own is_causal would hide the appended keys, which come last: so the triangle is written out.
     if is_causal:
         causal = torch.ones(length, keys, dtype=torch.bool, device=device).tril()
@@ -157,14 +169,14 @@ def _check_causal(mask: Shaped[Tensor, "#N #Hq L S"]) -> None:
 
 
 class Attended(NamedTuple):
-    """The results of a call."""
+    """The results of one call of a module: the output, and the extras that were requested."""
 
     output: Output
     weights: Logits | None
     aux: AuxOutput | None
 
     def asked(self) -> Any:
-        """Return the output alone, or a tuple of it and the requested extras."""
+        """Return what the caller asked for: the output alone, or a tuple of the output and the requested extras."""
         extras = tuple(extra for extra in (self.weights, self.aux) if extra is not None)
         return (self.output, *extras) if extras else self.output
 

@@ -125,7 +125,10 @@ class TransformerBlock(Counted):
         return changed
 
     def parameter_terms(self) -> Terms:
-        """Return the attention's terms, 2 d_ff d_model of the network and d_model for each norm, and biases."""
+        """Return the terms of the number of parameters.
+
+        These are the attention's, 2 d_ff d_model of the network, d_model for each norm, and the biases.
+        """
         d_model = self.self_attn.embed_dim
         terms = self.self_attn.parameter_terms() + Terms((("2 d_ff d_model", 2 * self.d_ff * d_model),))
         if not self._biased:
@@ -134,7 +137,7 @@ class TransformerBlock(Counted):
         return terms + Terms((("d_ff", self.d_ff), ("5 d_model", 5 * d_model)))
 
     def extra_repr(self) -> str:
-        """Return where the norms are."""
+        """Return the text that `print(module)` shows in parentheses: where the norms are."""
         return f"norm_first={self.norm_first}"
 
 

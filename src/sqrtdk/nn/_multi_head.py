@@ -304,7 +304,7 @@ class MultiHeadAttention(Projections):
         return key, value
 
     def parameter_terms(self) -> Terms:
-        """Return the terms of the projections, and of the parts that have parameters."""
+        """Return the terms of the number of parameters: the projections, and the parts with parameters of their own."""
         terms = self.projection_terms()
         parts = {"q norm": self.q_norm, "k norm": self.k_norm, "score": self.score, "scale": self.scale}
         for name, part in (parts | {"position": self.position, "sinks": self.sinks}).items():
@@ -312,7 +312,7 @@ class MultiHeadAttention(Projections):
         return terms
 
     def extra_repr(self) -> str:
-        """Return the sizes."""
+        """Return the text that `print(module)` shows in parentheses: the sizes and the dropout."""
         few = "" if self.kv_heads == self.num_heads else f", kv_heads={self.kv_heads}"
         return f"{self.embed_dim}, {self.num_heads}{few}, head_dim={self.head_dim}, dropout={self.dropout}"
 

@@ -123,7 +123,10 @@ class Projections(Counted):
     def project(
         self, query: Float[Tensor, "*NL d_model"], key: Float[Tensor, "*NS kdim"], value: Float[Tensor, "*NS vdim"]
     ) -> tuple[Float[Tensor, "*NL HqE"], Float[Tensor, "*NS HE"], Float[Tensor, "*NS HEv"]]:
-        """Return the three projections, by a single product for self-attention."""
+        """Return the projections q, k and v, with their heads side by side.
+
+        For self-attention with torch's packed weight, they come from a single product.
+        """
         if self.in_proj_weight is not None:
             if query is key and key is value:
                 q, k, v = torch.split(
@@ -138,7 +141,9 @@ class Projections(Counted):
         return q, k, v
 
     def projection_terms(self) -> Terms:
-        """Return the terms h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and biases."""
+        """Return the terms of the number of parameters: h d_k d_model + kv d_k kdim + kv d_v vdim + h d_v d_model, and
+        biases.
+        """
         terms = multi_head_terms(
             self.embed_dim,
             self.num_heads,
@@ -157,15 +162,23 @@ class Projections(Counted):
 
 
 def split_heads(x: Float[Tensor, "N L HE"], heads: int) -> Float[Tensor, "N {heads} L E"]:
-    """Split side-by-side heads into a dimension of their own."""
+    """Return a view in which heads that lie side by side have a dimension of their own.
+
+    Example:
+        >>> split_heads(torch.zeros(2, 5, 32), 4).shape
+        torch.Size([2, 4, 5, 8])
+    """
     return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 class HeadRMSNorm(nn.RMSNorm):
-    """torch's norm with the gain cast to the input's dtype; otherwise torch warns of two dtypes in autocast."""
+    """torch's RMSNorm, with the gain cast to the input's dtype.
+
+    Without the cast, torch warns of two dtypes in autocast.
+    """
 
     def forward(self, x: Float[Tensor, "*B E"]) -> Float[Tensor, "*B E"]:
-        """Return the gain times x / sqrt(mean x^2 + eps)."""
+        """Return g x / sqrt(mean(x^2) + eps) over the last dimension, in the dtype of x; g is the gain."""
         weight = self.weight.to(x.dtype)
         return functional.rms_norm(x, list(self.normalized_shape), weight, self.eps)
 
@@ -178,7 +191,16 @@ QK_NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 def new_qk_norm(norm: Any, width: int, where: dict[str, Any]) -> nn.Module | None:
-    """Make a norm for a head of `width` channels, by name or by the caller's function."""
+    """Return a norm for the q or k of each head.
+
+    Args:
+        norm: A name in `QK_NORMS`, a function that makes a module for a width, or None for no norm.
+        width: Number of channels of a head.
+        where: Device and dtype of the norm's parameters.
+
+    Raises:
+        InvalidValueError: The name is unknown.
+    """
     if norm is None:
         return None
     if isinstance(norm, str):

@@ -101,7 +101,14 @@ class RelativeAttention(ScoreAttention):
         return_aux: AuxRequest | bool | None = None,
         **_unknown: Never,
     ) -> Any:
-        """Attend; arguments and results are those of `ScoreAttention.forward`."""
+        """Return the attention of query, key and value, with relative positions.
+
+        The arguments and results are those of `ScoreAttention.forward`.
+
+        Raises:
+            InvalidValueError: The value has another number of channels than the relative values; or as
+                `ScoreAttention`.
+        """
         if _unknown or self.value_table is None:
             return super().forward(
                 query, key, value, attn_mask, is_causal, need_weights=need_weights, return_aux=return_aux, **_unknown
@@ -125,5 +132,5 @@ class RelativeAttention(ScoreAttention):
         return summed.scatter_add(-1, offset.expand(weights.shape), weights)
 
     def bias_terms(self) -> Terms:
-        """Return (2 m + 1) d_k, and (2 m + 1) d_v with relative values."""
+        """Return the terms of the position tables: (2 m + 1) d_k, and (2 m + 1) d_v with relative values."""
         return self._terms

@@ -71,7 +71,13 @@ class ScaledDotProductAttention(ScoreAttention):
         self.d_k = whole_number(d_k, "d_k", 1)
 
     def forward(self, query: Query, *args: Any, **kwargs: Any) -> Any:
-        """Attend; arguments and results are those of `ScoreAttention.forward`."""
+        """Return the attention of query, key and value.
+
+        The arguments and results are those of `ScoreAttention.forward`.
+
+        Raises:
+            InvalidValueError: The last dimension of the query is not d_k; or as `ScoreAttention`.
+        """
         if query.shape[-1] != self.d_k:
             raise InvalidValueError(
                 f"this module scales for d_k = {self.d_k}; got a query of shape {tuple(query.shape)}",
@@ -80,7 +86,7 @@ class ScaledDotProductAttention(ScoreAttention):
         return super().forward(query, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Return the representation with d_k first."""
+        """Return the text that `print(module)` shows in parentheses, d_k first."""
         return f"d_k={self.d_k}, {super().extra_repr()}"
 
 
@@ -130,7 +136,7 @@ class BilinearAttention(ScoreAttention):
         self._terms = bilinear_terms(query_dim, key_dim, heads=heads)
 
     def score_terms(self) -> Terms:
-        """Return d_q d_key, times h if each head has its own form."""
+        """Return the terms of the score's parameters: d_q d_key, times h if each head has its own form."""
         return self._terms
 
 
@@ -188,7 +194,7 @@ class AdditiveAttention(ScoreAttention):
         self._terms = additive_terms(query_dim, key_dim, hidden, bias=bias)
 
     def score_terms(self) -> Terms:
-        """Return d_q A + d_key A + A, and A for the bias."""
+        """Return the terms of the score's parameters: d_q A + d_key A + A, and A for the bias."""
         return self._terms
 
 
@@ -253,5 +259,5 @@ class CosineAttention(ScoreAttention):
         self._terms = Terms((("h", heads),)) if learned else Terms()
 
     def score_terms(self) -> Terms:
-        """Return one gain per head."""
+        """Return the terms of the score's parameters: one gain per head if it is learned."""
         return self._terms

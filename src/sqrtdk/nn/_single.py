@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Counted(nn.Module):
-    """Base of the modules here: `parameter_count()` counts, `expected_parameters()` computes the formula."""
+    """Base of the modules of `sqrtdk.nn`, whose number of parameters is also given by a formula."""
 
     def parameter_terms(self) -> Terms:
-        """Return the terms of the formula, computed from the sizes alone."""
+        """Return the terms of the number of parameters, computed from the sizes alone."""
         return Terms()
 
     def parameter_count(self) -> int:
@@ -36,17 +36,30 @@ class Counted(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def expected_parameters(self) -> int:
-        """Return the number of parameters that the formula gives."""
+        """Return the number of parameters by the formula; it equals `parameter_count()`.
+
+        Example:
+            >>> from sqrtdk.nn import MultiHeadAttention
+            >>> module = MultiHeadAttention(32, 4, bias=False)
+            >>> module.expected_parameters(), module.parameter_count()
+            (4096, 4096)
+        """
         return self.parameter_terms().total
 
     @property
     def parameter_formula(self) -> str:
-        """The formula in symbols."""
+        """The formula for the number of parameters, in symbols.
+
+        Example:
+            >>> from sqrtdk.nn import MultiHeadAttention
+            >>> MultiHeadAttention(32, 4, bias=False).parameter_formula
+            '3 h d_k d_model + d_model^2'
+        """
         return self.parameter_terms().formula
 
 
 def store_attribute(module: nn.Module, name: str, value: object) -> None:
-    """Store a value as an attribute; a plain tensor becomes a buffer, so that it moves with the module."""
+    """Store a value as an attribute of a module; a plain tensor becomes a buffer, so that it moves with the module."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         module.register_buffer(name, value)
     else:
@@ -54,7 +67,12 @@ def store_attribute(module: nn.Module, name: str, value: object) -> None:
 
 
 def own_terms(name: str, part: object) -> Terms:
-    """Return the number of parameters of a part that the caller passed, for which no formula is known."""
+    """Return the term of a part that the caller passed, whose parameters are counted instead of computed.
+
+    Args:
+        name: Name of the part in the formula.
+        part: A module or a parameter; anything else has no parameters.
+    """
     if isinstance(part, nn.Module):
         number = sum(parameter.numel() for parameter in part.parameters())
     else:
@@ -156,19 +174,19 @@ class ScoreAttention(Counted):
         ).asked()
 
     def parameter_terms(self) -> Terms:
-        """Return the terms of the score, the scale and the bias."""
+        """Return the terms of the number of parameters: those of the score, the scale and the bias."""
         return self.score_terms() + own_terms("scale", self.scale) + self.bias_terms()
 
     def score_terms(self) -> Terms:
-        """Return the parameters of the score."""
+        """Return the terms of the score's parameters."""
         return own_terms("score", self.score)
 
     def bias_terms(self) -> Terms:
-        """Return the parameters of the position term."""
+        """Return the terms of the position term's parameters."""
         return own_terms("bias", self.bias)
 
     def extra_repr(self) -> str:
-        """Return dropout, and the scale unless it is a module or tensor."""
+        """Return the text that `print(module)` shows in parentheses: the dropout; the scale unless it is a module."""
         scale = self.scale
         shown = "" if scale is None or isinstance(scale, nn.Module | Tensor) else f", scale={scale}"
         return f"dropout={self.dropout}{shown}"

@@ -39,7 +39,7 @@ class Alibi:
 
     @property
     def content(self) -> bool:
-        """False: a bias, which the scale does not multiply."""
+        """False: the term is a bias, which the scale does not multiply."""
         return False
 
     def term(
@@ -49,14 +49,17 @@ class Alibi:
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "Hq R S"]:
-        """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the bias, (Hq, R, S), in float32, or float64 for a float64 query.
+
+        `PositionTerm.term` has the arguments.
+        """
         check_block("ALiBi", query, key, rows, columns, heads=len(self.slopes))
         return self.of_distance(offsets(rows, columns), query)
 
     def of_distance(
         self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#B #Hq R E"]
     ) -> Float[Tensor, "#Hq *distances"]:
-        """Return the bias of distances i - j; see `DistanceTerm`."""
+        """Return the bias -slope (i - j) of distances, (Hq, ...); `DistanceTerm.of_distance` has the arguments."""
         distance = distance + self.ahead
         if self.symmetric:
             distance = distance.abs()
@@ -198,7 +201,7 @@ def _check_buckets(bidirectional: bool, num_buckets: int, max_distance: int) -> 
 
 
 class T5Bias(nn.Module):
-    """T5's bias with its table `embedding.weight` (num_buckets, H); made by `t5_bias`."""
+    """T5's bias with its table `embedding.weight`, (num_buckets, H); made by `t5_bias`."""
 
     def __init__(
         self,
@@ -219,7 +222,7 @@ class T5Bias(nn.Module):
 
     @property
     def content(self) -> bool:
-        """False: a bias, which the scale does not multiply."""
+        """False: the term is a bias, which the scale does not multiply."""
         return False
 
     def term(
@@ -229,14 +232,20 @@ class T5Bias(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "Hq R S"]:
-        """Return the bias (Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the bias, (Hq, R, S), in float32, or float64 for a float64 query.
+
+        `PositionTerm.term` has the arguments.
+        """
         check_block("T5's bias", query, key, rows, columns, heads=self.heads)
         return self.of_distance(offsets(rows, columns), query)
 
     def of_distance(
         self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#B #Hq R E"]
     ) -> Float[Tensor, "#Hq *distances"]:
-        """Return the bias of distances i - j; see `DistanceTerm`."""
+        """Return the table's entries for the buckets of distances, (Hq, ...).
+
+        `DistanceTerm.of_distance` has the arguments.
+        """
         bucket = t5_bucket(
             -distance,
             bidirectional=self.bidirectional,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Shaw(nn.Module):
-    """Shaw's relative keys with their `table` (2k + 1, E) or (Hq, 2k + 1, E); made by `shaw`."""
+    """Shaw's relative keys with their `table`, (2k + 1, E) or (Hq, 2k + 1, E); made by `shaw`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Shaw(nn.Module):
 
     @property
     def content(self) -> bool:
-        """True: part of the score, which the scale multiplies."""
+        """True: the term is part of the score, which the scale multiplies."""
         return True
 
     def term(
@@ -52,7 +52,10 @@ class Shaw(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*BHq R S"]:
-        """Return the term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return q_i . table[clip(j - i, -k, k)], (..., Hq, R, S), in float32, or float64 for a float64 query.
+
+        `PositionTerm.term` has the arguments.
+        """
         check_block("Shaw's relative keys", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         dtype = wide_dtype(query)
         products = query.to(dtype) @ self.table.to(dtype).transpose(-1, -2)
@@ -136,7 +139,7 @@ class TransformerXL(nn.Module):
 
     @property
     def content(self) -> bool:
-        """True: part of the score, which the scale multiplies."""
+        """True: the term is part of the score, which the scale multiplies."""
         return True
 
     def term(
@@ -146,7 +149,11 @@ class TransformerXL(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*B Hq R S"]:
-        """Return the term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return (q_i + v) . W r_{i-j}, (..., Hq, R, S), in float32, or float64 for a float64 query.
+
+        r are the sinusoids of the distance, W is `projection`, and v is `position_bias`. `PositionTerm.term` has the
+        arguments.
+        """
         check_block("Transformer-XL", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         dtype = wide_dtype(query)
         weight = self.projection.weight.to(dtype).view(self.heads, self.head_dim, self.model_dim)

@@ -100,7 +100,7 @@ class Deberta(nn.Module):
 
     @property
     def content(self) -> bool:
-        """True: part of the score, which the scale multiplies."""
+        """True: the term is part of the score, which the scale multiplies."""
         return True
 
     def term(
@@ -110,7 +110,10 @@ class Deberta(nn.Module):
         rows: Int[Tensor, " R"],
         columns: Int[Tensor, " S"],
     ) -> Float[Tensor, "*B Hq R S"]:
-        """Return the term (..., Hq, R, S), float32 (float64 for a float64 query); see `PositionTerm`."""
+        """Return the terms of content and position, summed, (..., Hq, R, S); float64 for a float64 query, else float32.
+
+        `PositionTerm.term` has the arguments.
+        """
         check_block("DeBERTa", query, key, rows, columns, heads=self.heads, head_dim=self.head_dim)
         index, dtype = self._index(rows, columns), wide_dtype(query)
         parts = []

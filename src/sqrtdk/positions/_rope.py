@@ -195,7 +195,17 @@ def turn(
     positions: Real[Tensor, "... L"] | None,
     key_positions: Real[Tensor, "... S"] | None,
 ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-    """Return query and key, turned with these frequencies."""
+    """Return query and key, with their pairs of channels turned by angles position x frequency.
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E).
+        frequencies: (pairs,) radians per position.
+        amplitude: Factor on the turned channels; 1 in plain RoPE.
+        layout: Which channels form a pair, one of `ROPE_LAYOUTS`.
+        positions: Positions of the rows, (..., L); None: 0, 1, 2, ...
+        key_positions: Positions of the keys, (..., S); None: those of the rows if L = S, else 0, 1, 2, ...
+    """
     check_layout(layout)
     rows, columns = query.shape[-2], key.shape[-2]
     # Self-attention. With other lengths, as beside a cache, keys count from 0.
@@ -213,7 +223,12 @@ def turn(
 
 
 def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"], rotary_dim: int | None) -> int:
-    """Return the number of channels that turn, after a check that query and key allow it."""
+    """Return the number of channels that turn: `rotary_dim`, or all of them for None.
+
+    Raises:
+        InvalidTypeError: Query or key is no floating tensor.
+        InvalidValueError: The shapes don't fit, or the number is odd or larger than E.
+    """
     for name, x in (("query", query), ("key", key)):
         if not x.is_floating_point():
             raise InvalidTypeError(f"the {name} is a floating point tensor; got {x.dtype}", hint=f"Convert the {name}.")
@@ -236,7 +251,11 @@ def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
 
 
 def check_rotary_dim(rotary_dim: int) -> None:
-    """Raise unless it is an even number of channels."""
+    """Check that a number of channels can turn in pairs.
+
+    Raises:
+        InvalidValueError: It is odd, or below 2.
+    """
     whole_number(rotary_dim, "rotary_dim", 2)
     if rotary_dim % 2:
         raise InvalidValueError(
@@ -246,7 +265,11 @@ def check_rotary_dim(rotary_dim: int) -> None:
 
 
 def check_layout(layout: str) -> None:
-    """Raise for an unknown layout."""
+    """Check that a layout is one of `ROPE_LAYOUTS`.
+
+    Raises:
+        InvalidValueError: It is another.
+    """
     if layout not in ROPE_LAYOUTS:
         raise InvalidValueError(f"layout is {' or '.join(ROPE_LAYOUTS)}; got {layout!r}", hint="Llama's is half.")
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class PositionTerm(Protocol):
-    """A term that depends on positions, and perhaps on q and k."""
+    """A term of the logits that depends on the positions of row and key, and perhaps on q and k."""
 
     @property
     def content(self) -> bool:
-        """True: a part of the score, which the scale multiplies (Shaw). False: a bias, which it does not (ALiBi)."""
+        """Whether the term is part of the score, which the scale multiplies (Shaw), or a bias, which it does not."""
 
     def term(
         self,
@@ -44,30 +44,52 @@ class PositionTerm(Protocol):
 
 @runtime_checkable
 class DistanceTerm(PositionTerm, Protocol):
-    """A bias that depends on the distance i - j alone. Kernels read it from a table of L + S - 1 numbers a head."""
+    """A bias that depends on the distance i - j alone; kernels read it from a table of L + S - 1 numbers a head."""
 
     def of_distance(
         self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#BHq R E"]
     ) -> Float[Tensor, "#Hq *distances"]:
-        """Return the bias of distances i - j, int64 of any shape, one number a head, in the query's wide dtype."""
+        """Return the bias of distances.
+
+        Args:
+            distance: int64 distances i - j, of any shape.
+            query: (..., Hq, R, E), whose device and dtype count.
+
+        Returns:
+            (Hq or 1, *distances), in `wide_dtype(query)`.
+        """
 
 
 INIT_STD = 0.02  # for every learned table, as in DeBERTa's and Transformer-XL's code
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """Return float64 for float64, else float32: an unscaled product overflows in float16, a long distance rounds in
-    both."""
+    """Return the dtype in which a term is computed: float64 for float64, else float32.
+
+    In float16 an unscaled product overflows, and in both half types a long distance is rounded.
+    """
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def offsets(rows: Int[Tensor, " R"], columns: Int[Tensor, " S"]) -> Int[Tensor, "R S"]:
-    """Return the distance i - j of every row and key."""
+    """Return the distance i - j of every row and key, (R, S) int64.
+
+    Example:
+        >>> offsets(torch.tensor([0, 1]), torch.tensor([0, 1, 2]))
+        tensor([[ 0, -1, -2],
+                [ 1,  0, -1]])
+    """
     return rows[:, None] - columns[None, :]
 
 
 def pick(products: Float[Tensor, "*BHq _ _"], index: Int[Tensor, "R S"], dim: int = -1) -> Float[Tensor, "*BHq R S"]:
-    """Return the entries that index (R, S) names along `dim` of products (..., R, T), or (..., T, S) for dim -2."""
+    """Return one entry of the products for each row and key, (..., R, S).
+
+    Args:
+        products: (..., R, T) for dim -1, or (..., T, S) for dim -2.
+        index: (R, S) int64 index into T.
+        dim: Dimension of T.
+    """
     return products.gather(dim, index.expand(*products.shape[:-2], *index.shape))
 
 
@@ -81,7 +103,21 @@ def check_block(
     heads: int | None = None,
     head_dim: int | None = None,
 ) -> None:
-    """Raise if the shapes of a block do not fit each other, or the term's heads and head dimension."""
+    """Check that the tensors of a block fit each other and the term.
+
+    Args:
+        name: Name of the term, for the error.
+        query: (..., Hq, R, E).
+        key: (..., Hq, S, E).
+        rows: (R,) int64.
+        columns: (S,) int64.
+        heads: Number of heads that the term has; None: any.
+        head_dim: Head dimension that the term has; None: any.
+
+    Raises:
+        InvalidTypeError: A tensor has another kind of dtype.
+        InvalidValueError: The shapes don't fit.
+    """
     for side, x, where in (("query", query, rows), ("key", key, columns)):
         if not x.is_floating_point():
             raise InvalidTypeError(

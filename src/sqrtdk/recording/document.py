@@ -34,7 +34,7 @@ FloatName = Annotated[str, Meta(pattern=f"^({'|'.join(FLOAT_NAMES)})$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEntry:
-    """A step of a vector on its way to the product."""
+    """One step of a vector between its projection and the product, as the file's JSON has it."""
 
     name: Text
     detail: Text | None = None
@@ -42,7 +42,7 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorEntry:
-    """q, k or v."""
+    """The vector q, k or v of a call, as the file's JSON has it."""
 
     factor: Number | None = None
     steps: Annotated[tuple[StepEntry, ...], Meta(max_length=MAX_STEPS)] | None = None
@@ -51,7 +51,7 @@ class VectorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskEntry:
-    """A mask that is not a tensor of its own."""
+    """A mask that the JSON describes in words of the format, such as "causal", rather than by a tensor."""
 
     shape: Annotated[tuple[Count, ...], Meta(max_length=MAX_DIMENSIONS)] | None = None
     least: int | None = None
@@ -60,7 +60,7 @@ class MaskEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermEntry(MaskEntry):
-    """A term of the logits."""
+    """A term that is added to the logits, as the file's JSON has it."""
 
     name: Annotated[str, Meta(pattern=f"^({'|'.join(FORMULA_TERMS)})$")]
     value: Number | None = None
@@ -71,7 +71,7 @@ class TermEntry(MaskEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEntry:
-    """One attention."""
+    """One attention call, as the file's JSON has it."""
 
     site: Name
     index: Count | None = None
@@ -91,7 +91,10 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """All of it; `same` maps names to the names of equal tensors."""
+    """The whole JSON document of a trace file.
+
+    Its field `same` maps names of tensors to the names of equal tensors, so that each is stored once.
+    """
 
     schema_version: int
     calls: Annotated[tuple[CallEntry, ...], Meta(max_length=MAX_TRACE_CALLS)]

@@ -21,7 +21,7 @@ _CALL_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Call
 
 
 class Sheet:
-    """Collects the tensors of a file by name."""
+    """Collects the tensors of a file by name, each equal tensor once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -92,7 +92,7 @@ def encode_call(call: CallTensors, number: int, sheet: Sheet, *, projections: bo
 
 
 def is_empty(call: CallTensors) -> bool:
-    """Return whether a call has no tensors but a reason for that."""
+    """Return whether a call has no tensors, and a reason for that in `missing`."""
     parts = (call.query.values, call.key.values, call.value.values, call.output)
     return call.missing is not None and call.terms is None and all(part.shape == (0,) for part in parts)
 

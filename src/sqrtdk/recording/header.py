@@ -32,7 +32,7 @@ _TENSOR_FIELDS = {"dtype", "shape", "data_offsets"}
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One tensor of the file. `start` and `end` are byte offsets from the end of the header."""
+    """Dtype, shape and place of one tensor; `start` and `end` are byte offsets from the end of the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a file, checked."""
+    """The header of a safetensors file, after it was checked."""
 
     specs: Mapping[str, Spec]
     document: str  # the JSON document of the trace

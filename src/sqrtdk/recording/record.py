@@ -137,7 +137,10 @@ def record_with(
     force: bool = False,
     announce: Callable[[str], None] = lambda text: None,
 ) -> Recording:
-    """Run `record` with its loading options in one object; `record` documents them."""
+    """Run `record` with its loading options in one object.
+
+    `record` documents the arguments, the result and the errors.
+    """
     if not str(path):
         raise InvalidValueError("no path to write to", hint="Name a file: run.safetensors.")
     check_writable(path, force)  # before the model is loaded and run

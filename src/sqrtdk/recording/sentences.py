@@ -18,7 +18,11 @@ from sqrtdk.tracing.tensors import CallTensors
 
 
 def sentences_to_json(calls: Sequence[CallTensors], metadata: TraceMetadata) -> str:
-    """Return the text of the metadata; "" if no sentence is of the catalogue."""
+    """Return the JSON text with the ids and values of the sentences in a file, so that they can be read in Chinese.
+
+    Returns:
+        The JSON text, or "" if no sentence is from the catalogue.
+    """
     table = table_of([metadata.not_measured, *((call.missing, call.call) for call in calls)])
     return json.dumps(table) if table else ""
 

@@ -117,7 +117,7 @@ class TensorSource:
         return self._masks[key]
 
     def count_logits(self, shape: tuple[int, ...]) -> None:
-        """Add the logits of a call, (B, Hq, L, S), to the work that computing the file's calls takes."""
+        """Count the logits (B, Hq, L, S) of a call towards the limit on the work that one file may ask for."""
         self._logits += math.prod(shape)
 
     def check_work(self) -> None:
@@ -135,7 +135,7 @@ class TensorSource:
             )
 
     def prefixed(self, begin: str) -> list[str]:
-        """Return the names with a prefix, in the file's order."""
+        """Return the names of tensors that begin with a prefix, in the file's order."""
         return [name for name in (*self._specs, *self._same) if name.startswith(begin)]
 
     def end(self) -> None:

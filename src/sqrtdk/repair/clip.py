@@ -73,12 +73,12 @@ class ClipRecord:
 
     @property
     def clipped(self) -> tuple[int, ...]:
-        """Numbers of the heads that were scaled."""
+        """Indices of the heads that were scaled down, those with gamma < 1."""
         return tuple((self.gamma < 1).nonzero().flatten().tolist())
 
     @property
     def unusable(self) -> tuple[int, ...]:
-        """Numbers of the heads that can't be clipped: their maximum is missing, NaN, infinite or at the softcap."""
+        """Indices of the heads that can't be clipped: their maximum is missing, NaN, infinite, or at the softcap."""
         return tuple((~self.usable).nonzero().flatten().tolist())
 
 
@@ -307,12 +307,30 @@ def _factors(
 
 
 def bound(threshold: Any) -> float:
-    """Return the threshold as a finite number above 0."""
+    """Return the threshold as a float.
+
+    Raises:
+        InvalidTypeError: It is no number.
+        InvalidValueError: It is not finite, or not above 0.
+
+    Example:
+        >>> bound(100)
+        100.0
+    """
     return finite_number("threshold", threshold, above=0.0)
 
 
 def checked_balance(balance: Any) -> float:
-    """Return the balance as a number from 0 to 1."""
+    """Return the balance (the query's share of the clip) as a float.
+
+    Raises:
+        InvalidTypeError: It is no number.
+        InvalidValueError: It is below 0 or above 1.
+
+    Example:
+        >>> checked_balance(1)
+        1.0
+    """
     of_query = finite_number("balance", balance)
     if not 0.0 <= of_query <= 1.0:
         raise InvalidValueError(f"balance is from 0 to 1; got {of_query:g}", hint="0.5 shares evenly.")

@@ -142,8 +142,13 @@ def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H
 
 
 def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[HeadRows, ...] | None:
-    """Return the rows of a call whose key's first or last channels come from v's projection; None for any other
-    call."""
+    """Return the parameter rows of a call whose key and value share a latent, as in multi-head latent attention.
+
+    There the first or last channels of the key come from the projection of v, and the rest from another one.
+
+    Returns:
+        The rows that set the logits, or None for any other call.
+    """
     query, key, value = tensors.query, tensors.key, tensors.value
     if key.projection is not None or query.projection is None or value.projection is None:
         return None

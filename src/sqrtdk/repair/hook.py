@@ -168,7 +168,7 @@ class QKClip:
         return grouped(plans), maxima
 
     def remove(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks from the model and the optimizer; a second call does nothing."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -41,7 +41,7 @@ class ParameterSlice:
 
 
 class Parameters:
-    """A model's parameters by all of their names; a shared parameter is reported by its first name."""
+    """The parameters of a model by name. A shared parameter has several names, and is reported by the first."""
 
     def __init__(self, model: nn.Module) -> None:
         first: dict[int, str] = {}
@@ -56,7 +56,7 @@ class Parameters:
         return name in self._named
 
     def first(self, name: str) -> str:
-        """Return the first name of a parameter that has several."""
+        """Return the first of the names that a parameter has."""
         return self._first[name]
 
     def get(self, name: str) -> Tensor:
@@ -73,18 +73,27 @@ class Parameters:
         return self._named[name]
 
     def whole(self, name: str) -> Float[Tensor, "..."]:
-        """Return the whole parameter; for a sharded one, every rank must call this."""
+        """Return a parameter as one tensor on the CPU, detached; for a sharded one, every rank must call this."""
         parameter = self._named[name]
         whole = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
         return whole.detach().cpu()
 
     def below(self, site: str) -> Iterator[str]:
-        """Return the first names of the parameters of a module, submodules included."""
+        """Return the first names of the parameters of a module and of the modules inside it; "" is the whole model."""
         prefix = f"{site}." if site else ""
         return (name for name in self._named if name.startswith(prefix) and self._first[name] == name)
 
     def projection_rows(self, side: str, vector: Vector, index: Int[Tensor, "Hq E"]) -> list[HeadRows]:
-        """Return the rows of a projection's weight and bias for the features in `index`, one set per query head."""
+        """Return the rows of a projection's weight and bias that set given features.
+
+        Args:
+            side: "q", "k" or "v".
+            vector: The vector, whose projection is known.
+            index: (Hq, E) features of each query head, by their index in the projection.
+
+        Raises:
+            Refusal: The weight or the bias can't be changed.
+        """
         projection = vector.projection
         assert projection is not None
         place = self.find(side, projection)
@@ -95,10 +104,14 @@ class Parameters:
         return rows
 
     def find(self, side: str, projection: Projection) -> ParameterSlice:
-        """Return the parameter of a projection.
+        """Return the parameter that holds the weight of a projection.
+
+        Args:
+            side: "q", "k" or "v", for the reason of a refusal.
+            projection: The projection, as the trace found it.
 
         Raises:
-            Refusal: It is no parameter, or quantised, or this rank holds a part of it.
+            Refusal: The weight is no parameter, is quantised, or this rank holds only a part of it.
         """
         whole_weight(side, projection)
         if projection.name in self._named:
@@ -113,7 +126,7 @@ class Parameters:
         )
 
     def why_no_projection(self, side: str, site: str) -> str:
-        """Say why a vector comes from no single projection."""
+        """Return the reason why a vector comes from no single projection: LoRA adapters, if the module has any."""
         adapters = [name for name in self.below(site) if "lora_" in name]
         if adapters:
             return (
@@ -123,7 +136,7 @@ class Parameters:
         return f"{side} comes from no single projection that could be followed (a sum, as with LoRA adapters)"
 
     def quantised_at(self, site: str) -> str:
-        """Say what is quantised at a site, as a remark; "" if nothing is."""
+        """Return a remark on the first quantised parameter of a module, in parentheses; "" if none is quantised."""
         for name in self.below(site):
             if reason := _no_weight(self._named[name]):
                 return f" ({name} {reason})"

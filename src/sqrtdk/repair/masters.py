@@ -46,7 +46,7 @@ class Copies:
                 self._of_foreign({n: p for n, p in scaled.items() if id(p) not in own and p.requires_grad}, foreign)
 
     def of(self, name: str) -> tuple[Tensor, ...]:
-        """Return the copies of one parameter."""
+        """Return the copies that optimizers hold of a parameter, such as float32 masters."""
         return tuple(self._of[name])
 
     def _of_foreign(self, scaled: Mapping[str, Tensor], foreign: list[Tensor]) -> None:
@@ -97,7 +97,13 @@ def _is_copy(entry: Any, parameter: Tensor) -> bool:
 
 
 def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[HeadRows, Float[Tensor, " Hq"]]]) -> None:
-    """Multiply rows of a parameter and of its copies in place; all other rows stay the same bit for bit."""
+    """Multiply rows of a parameter and of its copies in place; all other rows stay the same bit for bit.
+
+    Args:
+        parameter: The parameter, whole or sharded (DTensor).
+        copies: Its copies, which are scaled by the same factors in their own dtype.
+        pairs: Rows of one parameter, and their factors, (Hq,).
+    """
     axis, offset = pairs[0][0].axis, pairs[0][0].offset
     count = parameter.numel() if axis is None else parameter.shape[axis]
     dtype = torch.promote_types(parameter.dtype, torch.float32)

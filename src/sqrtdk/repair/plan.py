@@ -66,7 +66,12 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
 
 
 def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan, ...]:
-    """Return the same as `plan_of`, from a trace's tensors or from sketches of them."""
+    """Return what `plan_of` returns, from tensors of a trace or from sketches of them.
+
+    Args:
+        model: The model.
+        kept: The tensors of each call; a sketch has shapes and projections without values.
+    """
     reshard(model)
     parameters = Parameters(model)
     with torch.no_grad():
@@ -77,14 +82,19 @@ def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan,
 
 
 def grouped(plans: Sequence[CallPlan]) -> tuple[CallPlan, ...]:
-    """Add the groups of heads, numbered over all plans, on the device of each plan's rows."""
+    """Return the plans with their groups of heads: heads that share parameter rows, numbered over all plans."""
     numbers = number_groups([plan.rows for plan in plans], [plan.heads for plan in plans])
     device = next((rows.index.device for plan in plans for rows in plan.rows), torch.device("cpu"))
     return tuple(replace(plan, groups=groups.to(device)) for plan, groups in zip(plans, numbers, strict=True))
 
 
 def check_trace(model: nn.Module, run: Trace) -> None:
-    """Refuse a trace that is of another model, or kept nothing."""
+    """Check that a trace is of this model and has its tensors.
+
+    Raises:
+        InvalidTypeError: The model is no module, or the trace is no trace.
+        InvalidValueError: The trace is of another model, or was made without `keep=True`.
+    """
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model is an nn.Module; got {type(model).__name__}", hint="Pass the model itself.")
     if not isinstance(run, Trace):
@@ -124,7 +134,7 @@ def _call_plan(tensors: CallTensors, parameters: Parameters) -> CallPlan:
 
 
 def is_broken(tensors: CallTensors) -> bool:
-    """Return whether q or k holds a NaN or an infinity, which hides where they come from."""
+    """Return whether q or k holds a NaN or an infinity, so that its projection can't be recognised by its values."""
     return not all(bool(vector.values.isfinite().all()) for vector in (tensors.query, tensors.key))
 
 
@@ -184,7 +194,7 @@ def _beside(rows: HeadRows, parameters: Parameters) -> HeadRows:
 
 
 def shared_rows(rows: HeadRows) -> str:
-    """Say which rows several heads of a call share; "" if each has its own."""
+    """Return a remark on rows that several heads of a call share; "" if each head has its own."""
     heads, own = len(rows.index), len(torch.unique(rows.index, dim=0))
     if own == heads:
         return ""
@@ -251,14 +261,14 @@ def number_groups(rows: Sequence[Sequence[HeadRows]], heads: Sequence[int]) -> l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readers:
-    """Uses of a model's parameters that rule a call out: by refused calls, and for v."""
+    """The parameters that each call reads, and those of v: scaling them for one call would change the others."""
 
     names: tuple[frozenset[str], ...]  # for each call, the parameters of its q and k
     values: tuple[HeadRows, ...]
 
 
 def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
-    """Return the parameters that each call reads; all parameters of its site, if q or k is unknown."""
+    """Return the parameters that each call reads; if q or k is unknown, these are all parameters of its module."""
     return Readers(
         tuple(_read(tensors, parameters) for tensors in kept),
         tuple(rows for tensors in kept for rows in rows_of_v(tensors, parameters)),
@@ -266,7 +276,16 @@ def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
 
 
 def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | None:
-    """Say why a call with known rows can't be scaled: something else uses them. None if nothing does."""
+    """Return the reason why the rows of a call can't be scaled although they are known: something else uses them.
+
+    Args:
+        plan: The plan of the call.
+        plans: The plans of all calls.
+        read: Result of `readers`.
+
+    Returns:
+        The reason, or None if nothing else uses the rows.
+    """
     for entry in plan.rows:
         for other, names in zip(plans, read.names, strict=True):
             if other.refused is not None and entry.name in names:
@@ -282,7 +301,7 @@ def conflict(plan: CallPlan, plans: Sequence[CallPlan], read: Readers) -> str | 
 
 
 def overlaps(one: HeadRows, other: HeadRows) -> bool:
-    """Return whether two sets of rows have a row in common."""
+    """Return whether two sets of rows are of one parameter and have a row in common."""
     return one.name == other.name and bool(torch.isin(one.index, other.index).any())
 
 
@@ -291,7 +310,7 @@ def _role(rows: HeadRows) -> str:
 
 
 def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[HeadRows]:
-    """Return the known rows that set v: of its projection, and of the gain of a norm after it."""
+    """Return the known parameter rows that set v: those of its projection, and the gain of a norm after it."""
     value, rows = tensors.value, list[HeadRows]()
     with contextlib.suppress(Refusal):
         if value.projection is not None:

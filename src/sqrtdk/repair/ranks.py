@@ -20,18 +20,23 @@ Ranks: TypeAlias = "dist.ProcessGroup | Literal['merged'] | None"
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Return whether each rank holds a part of the parameter, as a DTensor."""
+    """Return whether each rank holds only a part of the parameter (a DTensor)."""
     return hasattr(parameter, "full_tensor")
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
+    """Return this rank's part of a tensor; a tensor that is not sharded is returned as it is."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
 def laid_as(factor: Float[Tensor, "..."], parameter: Tensor) -> Tensor:
-    """Lay out a tensor that every rank holds whole so that it multiplies a DTensor's shards; nothing is sent."""
+    """Return a tensor that every rank holds whole as a DTensor that can multiply a sharded parameter; nothing is sent.
+
+    Args:
+        factor: The tensor, equal on all ranks.
+        parameter: The parameter; if it is not sharded, the factor is returned as it is.
+    """
     if not is_sharded(parameter):
         return factor
     from torch.distributed.tensor import DTensor, Replicate
@@ -43,7 +48,10 @@ def laid_as(factor: Float[Tensor, "..."], parameter: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Reshard what FSDP2 gathered for a forward: until then the module's parameters are not the trained ones."""
+    """Free the whole parameters that FSDP2 gathered for a forward pass.
+
+    Until then the modules hold copies rather than the shards that are trained.
+    """
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         for module in model.modules():
@@ -86,12 +94,17 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
 
 
 def is_group(group: Any) -> TypeGuard[dist.ProcessGroup]:
-    """Return whether `group` is a process group, of one process or of several."""
+    """Return whether an object is a process group of `torch.distributed`."""
     return dist.is_available() and isinstance(group, dist.ProcessGroup)
 
 
 def gathered(own: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Gather a value from each rank of a group; every rank must call it."""
+    """Return the values of all ranks of a group, in the order of the ranks; every rank must call this.
+
+    Args:
+        own: This rank's value, which must be picklable.
+        group: The ranks.
+    """
     each = [None] * dist.get_world_size(group)
     dist.all_gather_object(each, own, group=group)
     return each

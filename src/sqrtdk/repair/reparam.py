@@ -47,7 +47,10 @@ class SigmaReparam(nn.Module):
         self.gamma = nn.Parameter(size.detach().clone())
 
     def forward(self, weight: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows ..."]:
-        """Return the reparametrised weight."""
+        """Return the reparametrised weight, gamma W / sigma(W), in the shape and dtype of the weight.
+
+        sigma(W) is the largest singular value of W as a matrix (rows, all others), estimated by power iteration.
+        """
         matrix = _matrix(weight)
         if self.training:
             self._iterate(matrix.detach(), self.iterations)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """Why a call can't be clipped; its text becomes part of the plan."""
+    """Raised for a call that can't be clipped; its text is the reason in the plan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

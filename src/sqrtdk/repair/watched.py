@@ -45,16 +45,16 @@ class StepWatch(Protocol):
     def shards(self) -> tuple[str, ...]: ...  # noqa: D102
 
     def last_sample(self) -> Any:
-        """Return the `StepSample` of the last step; None if it was not sampled."""
+        """The `StepSample` of the last step; None if the step was not sampled."""
 
     def sketches(self) -> Mapping[StatisticsKey, CallTensors]:
-        """Return where q and k come from, for the attentions examined in the last sampled step."""
+        """The shapes and projections of q and k, for the attentions that were examined in the last sampled step."""
 
     def look_again(self) -> None:
-        """Examine all attentions in the next sampled step."""
+        """Ask the next sampled step to examine all attentions anew."""
 
     def told(self, own: Any) -> Sequence[Any]:
-        """Gather a value from each rank."""
+        """Return the values of all ranks, in the order of the ranks."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,12 @@ class Clips:
     maxima: dict[StatisticsKey, Tensor] = field(default_factory=dict)
 
     def left(self, places: Sequence[StatisticsKey], predicted: Sequence[Tensor]) -> None:
-        """Store the maxima after a clip: a second clip after the same step starts from them."""
+        """Store the largest logits that a clip leaves, from which a second clip after the same step starts.
+
+        Args:
+            places: The attentions.
+            predicted: For each, the largest logit of each head after the clip, (Hq,).
+        """
         self.maxima = dict(zip(places, predicted, strict=True))
 
 

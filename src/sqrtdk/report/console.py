@@ -41,7 +41,13 @@ _UNIT = re.compile(
 
 
 def console_text(draw: Callable[[Console], None], width: int, color: bool) -> str:
-    """Return what `draw` prints on a console of `width` columns (at least 40)."""
+    """Return what a function prints on a console of rich.
+
+    Args:
+        draw: Prints on the console that it is given.
+        width: Columns of the console; at least 40 are used.
+        color: Whether to write ANSI colours; without them the text is plain.
+    """
     console = Console(
         file=io.StringIO(),
         width=max(width, 40),
@@ -59,7 +65,7 @@ def console_text(draw: Callable[[Console], None], width: int, color: bool) -> st
 
 
 def line(text: str, width: int) -> str:
-    """Return a text as a line that wraps at `width` columns."""
+    """Return a text as one paragraph that wraps at `width` columns, without colours; it ends with a newline."""
     return console_text(lambda console: paragraph(console, text, most=console.width), width, False)
 
 
@@ -114,7 +120,14 @@ def _pieces(text: str, width: int) -> list[tuple[int, int]]:
 
 
 def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int = PROSE_WIDTH) -> None:
-    """Print a paragraph of at most `most` columns. Wrapped lines are indented by two more columns."""
+    """Print a paragraph of at most `most` columns, whose wrapped lines are indented by two more columns.
+
+    Args:
+        console: Where to print.
+        text: The text; newlines in it are kept.
+        indent: Columns of blanks before the first line.
+        most: Largest width in columns, on a wide console; long lines are hard to read.
+    """
     text = Text(text) if isinstance(text, str) else text
     width = min(console.width, most) - indent
     if max(map(cell_len, text.plain.split("\n"))) > width:
@@ -125,7 +138,7 @@ def paragraph(console: Console, text: Text | str, indent: int = 0, *, most: int 
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A table cell whose text wraps by the rules of `wrapped`, not by rich's own."""
+    """A table cell whose text wraps by the rules of `wrapped` (Chinese punctuation, paths), not by those of rich."""
 
     text: Text
 

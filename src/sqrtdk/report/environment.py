@@ -15,7 +15,14 @@ _MOST_NOTES_PRINTED = 8  # an untrusted config may cause hundreds
 
 
 def to_text(environment: dict[str, Any], *, width: int = 160, color: bool = False, language: Language = "en") -> str:
-    """Draw the result of `sqrtdk._environment.environment`, one name and value a line."""
+    """Return the versions and the machine as text, with a name and its value on each line.
+
+    Args:
+        environment: Result of `sqrtdk._environment.environment`.
+        width: Columns at which lines wrap.
+        color: Whether to add ANSI colours.
+        language: "en" or "zh".
+    """
     versions = environment["versions"].items()
     lines = {name: version or Message("terminal.machine.not_installed") for name, version in versions}
     columns = (TableColumn(""), TableColumn("", prose=True))
@@ -43,25 +50,46 @@ def shown_environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 
 def premises(environment: Mapping[str, Any]) -> list[str]:
-    """Return the notes on what was decided for the user (random weights, random ids, a cut length), each once."""
+    """Return the notes on what sqrtdk decided for the user, each once: random weights, random ids, a cut length.
+
+    Args:
+        environment: Result of `sqrtdk._environment.environment`, with the notes under "notes".
+
+    Example:
+        >>> premises({"notes": ["random weights", "random weights"]}), premises({})
+        (['random weights'], [])
+    """
     notes = environment.get("notes") or ()
     return list(dict.fromkeys(note if isinstance(note, str) else str(note) for note in notes))
 
 
 def print_premises(printer: Printer, notes: Sequence[str]) -> None:
-    """Print the notes above a report, because they affect all of its figures."""
+    """Print the notes of `premises` above a report, because all figures of the report depend on them.
+
+    Only the first few are printed, followed by the number of the others.
+    """
     for note in notes[:_MOST_NOTES_PRINTED]:
         printer.paragraph(f"! {printer.said(note)}", style="yellow")
     printer.more(len(notes) - _MOST_NOTES_PRINTED)
 
 
 def entry_name(name: str) -> str:
-    """Return what an entry is called."""
+    """Return the label of an entry of the environment as a reader sees it.
+
+    Example:
+        >>> entry_name("python")
+        'python'
+    """
     return named("terminal.environment", name)
 
 
 def entry_value(value: Any) -> str:
-    """Return an entry's value; a list as one sentence."""
+    """Return the value of an entry of the environment as text; the items of a list are joined to one sentence.
+
+    Example:
+        >>> entry_value(["a", "b"]), entry_value(4)
+        ('a; b', '4')
+    """
     if isinstance(value, list | tuple):
         return joined([entry_value(item) for item in value])
     return value if isinstance(value, Message) else named("terminal.value", str(value))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorstHead:
-    """The four health figures of some calls, each from its worst head; None if nothing was measured."""
+    """The four health figures of some calls, each taken from its worst head; None if nothing was measured."""
 
     max_logit: float | None
     entropy_nats: float | None

@@ -13,7 +13,14 @@ Draw = Callable[[Any], str]
 
 
 def drawn(name: str, package: str = "sqrtdk") -> Draw:
-    """Return a writer that imports its module on the first call, because the modules of the pages load slowly."""
+    """Return a function that writes a record, whose module is imported on the first call only.
+
+    The modules of the pages load slowly, and most runs write no page.
+
+    Args:
+        name: Module and function below the package, as "report.check.html.to_html".
+        package: Package that has the module.
+    """
     module, _, function = name.rpartition(".")
     return lambda record: str(getattr(import_module(f"{package}.{module}"), function)(record))
 

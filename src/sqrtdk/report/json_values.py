@@ -12,18 +12,30 @@ from sqrtdk.messages import Text, fields, text_of_value
 
 
 def tool() -> dict[str, str]:
-    """Return the name and the version of what wrote a document."""
+    """Return the name and the version of sqrtdk, as each JSON document has them under "tool".
+
+    Example:
+        >>> sorted(tool())
+        ['name', 'version']
+    """
     return {"name": "sqrtdk", "version": importlib.metadata.version("sqrtdk")}
 
 
 def record_fields(record: Any, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields uncopied: `dataclasses.asdict` would deep-copy objects of the model, which runs their code."""
+    """Return the fields of a dataclass as a dict, by reference.
+
+    `dataclasses.asdict` would copy deeply, and run the code of objects that belong to the model.
+
+    Args:
+        record: An instance of a dataclass.
+        without: Names of fields to leave out.
+    """
     names = (field.name for field in dataclasses.fields(record))
     return {name: getattr(record, name) for name in names if name not in without}
 
 
 def reasoned(record: Any, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields of a record with a `reason`, and the id and values of that sentence."""
+    """Return the fields of a record that has a `reason`, and the `message_id` and `values` of that sentence."""
     return record_fields(record, without) | fields(record.reason)
 
 
@@ -47,6 +59,11 @@ def rounded(value: float, digits: int) -> float | str | None:
 
 
 def pair(sentence: Text | str) -> list[str]:
-    """Return a sentence in English and in Chinese, of which the script of a page shows one."""
+    """Return a sentence as [English, Chinese]; the script of the page shows one of them.
+
+    Example:
+        >>> pair("h.0")
+        ['h.0', 'h.0']
+    """
     text = text_of_value(sentence)
     return [text.en, text.zh]

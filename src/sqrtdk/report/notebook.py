@@ -23,7 +23,7 @@ ROW_UNITS = dict.fromkeys(("lse", "max_logit", "min_logit", "mean"), "logits") |
 
 @dataclass(frozen=True, slots=True)
 class NotebookRow:
-    """One statistic over all rows. Figures are None if the tensor holds no values, as on the meta device."""
+    """One statistic, over all rows of a tensor; its figures are None for a tensor without values (device "meta")."""
 
     name: str
     unit: str
@@ -47,12 +47,18 @@ def to_html(record: object) -> str:
 
 
 def table_fragment(name: str, context: Mapping[str, Any], home: str = page.HOME) -> str:
-    """Render the template of a notebook's table."""
+    """Render the template of a notebook's table, in the language of the environment.
+
+    Args:
+        name: Name of the template in `notebook/`, without ".html".
+        context: Values that the template uses.
+        home: Package that holds the template.
+    """
     return page.fragment(name, {"most": MOST_NOTEBOOK_ROWS, **context}, environment_language(), home)
 
 
 def environment_language() -> Language:
-    """Return the language of the tables, which is that of the environment."""
+    """Return the language of the environment, "en" or "zh", in which notebooks show tables."""
     return chosen("auto", os.environ)
 
 

@@ -80,7 +80,14 @@ def render(
 
 
 def fragment(name: str, context: Mapping[str, Any], language: Language, home: str = HOME) -> str:
-    """Render a template as the output of a notebook's cell, with its style and without a script."""
+    """Render a template as the output of a notebook's cell: HTML with its own style and without a script.
+
+    Args:
+        name: Name of the template in `notebook/`, without ".html".
+        context: Values that the template uses.
+        language: "en" or "zh".
+        home: Package that holds the template.
+    """
     style = Markup(_asset("notebook/notebook.css", home))
     words = {"said": Speaker(language).said, "style": style}
     return _environment(home).get_template(f"notebook/{name}.html").render({**words, **context})
@@ -112,7 +119,15 @@ def prose(text: str) -> Markup:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that is safe inside a script element."""
+    r"""Return a value as compact JSON that is safe inside a script element of HTML.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+
+    Example:
+        >>> script_json("</script>")
+        '"\\u003c/script\\u003e"'
+    """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     for char, escaped in _UNSAFE.items():
         text = text.replace(char, escaped)

@@ -28,7 +28,14 @@ _MOST_PARAMS_NOTES = 8
 
 
 def to_text(document: dict[str, Any], *, width: int = 100, color: bool = False, language: Language = "en") -> str:
-    """Draw the document as tables."""
+    """Return the count of parameters as tables for the terminal.
+
+    Args:
+        document: Document of `sqrtdk params --json`, of one preset or of all.
+        width: Columns at which lines wrap.
+        color: Whether to add ANSI colours.
+        language: "en" or "zh".
+    """
 
     def draw(printer: Printer) -> None:
         if document["kind"] == "presets":

@@ -17,31 +17,40 @@ from sqrtdk.report.speaker import Speaker
 
 @dataclass(frozen=True, slots=True)
 class Printer(Speaker):
-    """Prints sentences in one language. Every `str` passes `plain`, as it may hold a name from an untrusted model."""
+    """Prints sentences in one language.
+
+    Every `str` passes through `plain`, which removes control characters, as it may hold a name from an untrusted model.
+    """
 
     console: Console
 
     def line(self, sentence: Text | str, style: str = "") -> Text:
-        """Return a sentence as a text for the console; a text of rich stays as it is."""
+        """Return a sentence as a text of rich; a text of rich is returned unchanged."""
         # who made a text of rich has coloured it, and made its parts safe one by one
         return sentence if isinstance(sentence, Text) else Text(plain(self.said(sentence)), style)
 
     def paragraph(self, sentence: Text | str, indent: int = 0, style: str = "", *, most: int = PROSE_WIDTH) -> None:
-        """Print a paragraph; see the function `paragraph`."""
+        """Print a paragraph that wraps; `sqrtdk.report.console.paragraph` describes `indent` and `most`."""
         paragraph(self.console, self.line(sentence, style), indent, most=most)
 
     def table(self, columns: Sequence[TableColumn], rows: Sequence[Sequence[Cell]], **layout: int) -> None:
-        """Print a table whose titles and cells may be messages; see `print_table`."""
+        """Print a table whose titles and cells may be messages; `print_table` describes the options of `layout`."""
         titled = [replace(column, title=self.said(column.title)) for column in columns]
         cells = [[self.line(cell) for cell in row] for row in rows]
         print_table(self.console, titled, cells, language=self.language, **layout)
 
     def print(self, sentence: str, style: str = "") -> None:
-        """Print a sentence that is known to fit on a line."""
+        """Print a sentence that is known to fit on one line."""
         self.console.print(self.line(sentence, style))
 
     def more(self, count: int, id: str = "terminal.more", indent: int = 2) -> None:
-        """Print how many entries are left out, if any are."""
+        """Print how many entries were left out; print nothing if `count` is 0 or less.
+
+        Args:
+            count: Number of entries that were left out.
+            id: Id of the sentence in the catalogue; it has the part `count`.
+            indent: Columns of blanks before the line.
+        """
         if count > 0:
             self.paragraph(Message(id, count=count), indent)
 
@@ -51,5 +60,12 @@ class Printer(Speaker):
 
 
 def printed(draw: Callable[[Printer], None], width: int, color: bool, language: Language) -> str:
-    """Return what `draw` prints in a language, as `console_text`."""
+    """Return what `draw` prints in one language, as text.
+
+    Args:
+        draw: Prints on the printer that it is given.
+        width: Columns at which lines wrap.
+        color: Whether to add ANSI colours.
+        language: "en" or "zh".
+    """
     return console_text(lambda console: draw(Printer(language, console)), width, color)

@@ -28,15 +28,23 @@ class Speaker:
     language: Language
 
     def word(self, id: str, /, **values: str | float) -> str:
-        """Return a sentence of the catalogue."""
+        """Return the sentence with an id of the catalogue, in the speaker's language, with its parts filled in."""
         return word(id, self.language, **values)
 
     def said(self, sentence: Text | str) -> str:
-        """Return a sentence that is a message, a text in both languages, or a plain `str`."""
+        """Return a sentence in the speaker's language.
+
+        Args:
+            sentence: A `Message` or a `Text`, which have both languages, or a plain `str`, which is returned as it is.
+        """
         return sentence.of(self.language) if isinstance(sentence, Text) else said(sentence, self.language)
 
     def mark(self, name: str) -> str:
-        """Return a punctuation mark with its blank: "comma", "colon", "semicolon", "stop" or "list"."""
+        """Return a punctuation mark of the speaker's language, with the blank that follows it.
+
+        Args:
+            name: "comma", "colon", "semicolon", "stop" or "list".
+        """
         return self.word(f"words.mark.{name}")
 
     def join(self, sentences: Iterable[str], mark: str = "comma") -> str:

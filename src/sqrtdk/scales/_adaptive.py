@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogN:
-    """See `log_n`."""
+    """The rule s log(n) / sqrt(d), with n the visible keys of the row; see `log_n`."""
 
     s: float
     base: float
@@ -72,7 +72,7 @@ def log_n(s: float = 1.0, base: float = math.e) -> LogN:
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """See `yarn`."""
+    """The rule mscale^2 / sqrt(d); see `yarn`."""
 
     mscale: float
 
@@ -156,7 +156,14 @@ class Learned(nn.Module):
         self.log_factor = nn.Parameter(torch.zeros(heads, dtype=dtype, device=device))
 
     def beta(self, sizes: Sizes) -> Factor:
-        """Return exp(theta) times the rule, (heads, 1, 1), or (..., heads, L, 1) if the rule differs between rows."""
+        """Return exp(theta) times the factor of the initial rule.
+
+        Returns:
+            (heads, 1, 1), or (..., heads, L, 1) if the rule differs between rows.
+
+        Raises:
+            InvalidValueError: theta has another number of heads than the query, and more than one.
+        """
         heads = self.log_factor.shape[0]
         if heads != 1 and heads != sizes.heads:
             raise InvalidValueError(
@@ -168,7 +175,7 @@ class Learned(nn.Module):
         return factor.reshape((1, 1) if heads == 1 else (heads, 1, 1)) * self.rule.beta(sizes)
 
     def extra_repr(self) -> str:
-        """Return the heads, and the rule if it is not a module (torch shows a module itself)."""
+        """Return what `print(module)` shows: the heads; and the rule, unless torch shows it itself as a module."""
         shown = "" if isinstance(self.rule, nn.Module) else f", rule={self.rule}"
         return f"heads={self.log_factor.shape[0]}{shown}"
 

@@ -15,7 +15,7 @@ from sqrtdk.scales._rule import Sizes
 
 @dataclass(frozen=True, slots=True)
 class SqrtDk:
-    """See `sqrt_dk`."""
+    """The rule 1 / sqrt(d); see `sqrt_dk`."""
 
     def beta(self, sizes: Sizes) -> float:
         """Return 1 / sqrt(d)."""
@@ -41,10 +41,10 @@ def sqrt_dk() -> SqrtDk:
 
 @dataclass(frozen=True, slots=True)
 class Unscaled:
-    """See `none`."""
+    """The rule 1; see `none`."""
 
     def beta(self, sizes: Sizes) -> float:
-        """Return 1."""
+        """Return 1, whatever the sizes."""
         return 1.0
 
 
@@ -70,7 +70,7 @@ def none() -> Unscaled:
 
 @dataclass(frozen=True, slots=True)
 class Dk:
-    """See `dk`."""
+    """The rule alpha / d; see `dk`."""
 
     alpha: float
 
@@ -107,7 +107,7 @@ def dk(alpha: float = 1.0) -> Dk:
 
 @dataclass(frozen=True, slots=True)
 class TwoSqrtDk:
-    """See `two_sqrt_dk`."""
+    """The rule 1 / (2 sqrt(d)); see `two_sqrt_dk`."""
 
     def beta(self, sizes: Sizes) -> float:
         """Return 1 / (2 sqrt(d))."""
@@ -135,12 +135,12 @@ def two_sqrt_dk() -> TwoSqrtDk:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """See `fixed`."""
+    """A fixed number as the scale; see `fixed`."""
 
     value: float
 
     def beta(self, sizes: Sizes) -> float:
-        """Return the number."""
+        """Return the number, whatever the sizes."""
         return self.value
 
 
@@ -174,7 +174,7 @@ def fixed(value: float) -> Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """See `temperature`."""
+    """The rule 1 / (t sqrt(d)); see `temperature`."""
 
     t: float
 
@@ -209,7 +209,7 @@ def temperature(t: float) -> Temperature:
 
 @dataclass(frozen=True, slots=True)
 class Disentangled:
-    """See `disentangled`."""
+    """The rule 1 / sqrt(d terms); see `disentangled`."""
 
     terms: int
 
@@ -246,7 +246,7 @@ def disentangled(terms: int) -> Disentangled:
 
 @dataclass(frozen=True, slots=True)
 class LayerIndex:
-    """See `layer_index`."""
+    """The rule 1 / ((layer + 1) sqrt(d)); see `layer_index`."""
 
     layer: int
 

@@ -42,10 +42,16 @@ class Sizes:
 
 @runtime_checkable
 class ScaleRule(Protocol):
-    """A rule for the factor on the score."""
+    """A rule for the factor that multiplies the score."""
 
     def beta(self, sizes: Sizes) -> float | Factor:
-        """Return the factor: a number, or a tensor broadcastable to (..., Hq, L, 1), not half even for a half query."""
+        """Return the factor: a number, or a tensor that broadcasts to (..., Hq, L, 1).
+
+        A tensor is in float32 or float64, also for a half query, so that the factor is not rounded to it.
+
+        Args:
+            sizes: Head dimension, numbers of heads, rows and keys, and the visible keys of each row.
+        """
 
 
 def sizes(

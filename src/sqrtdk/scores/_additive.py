@@ -66,18 +66,22 @@ class Additive(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return `none()`: v sets the range of the logits."""
+        """The scale rule `none()`: v sets the range of the logits."""
         return none()
 
     @property
     def width(self) -> int:
-        """Return A, the width of the hidden layer of a pair."""
+        """A, the width of the hidden layer: the numbers held at once for a pair of query and key."""
         return self.v.shape[-1]
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """Return both projected, the query with the bias added."""
+        """Return W_q q + b, (..., Hq, L, A), and W_k k, (..., H, S, A), at least in float32.
+
+        Raises:
+            InvalidValueError: A weight has other features or heads than the tensor.
+        """
         check_weight_heads(self.v, 2, query, _V, "query")
         projected = widened(project_heads(query, self.query_weight, _QUERY, "query"))
         if self.bias is not None:
@@ -87,11 +91,11 @@ class Additive(nn.Module):
         return projected, widened(project_heads(key, self.key_weight, _KEY, "key"))
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return v . tanh(query + key) of every pair."""
+        """Return v . tanh(q + k) for every pair of a prepared query and a prepared key."""
         return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
-        """Return the shapes of the weights, for the module's text."""
+        """Return the shapes of the weights, which `print(module)` shows."""
         return f"query_weight={tuple(self.query_weight.shape)}, key_weight={tuple(self.key_weight.shape)}"
 
 
@@ -161,18 +165,24 @@ class LuongConcat(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return `none()`: v sets the range of the logits."""
+        """The scale rule `none()`: v sets the range of the logits."""
         return none()
 
     @property
     def width(self) -> int:
-        """Return A, the width of the hidden layer of a pair."""
+        """A, the width of the hidden layer: the numbers held at once for a pair of query and key."""
         return self.v.shape[-1]
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """Return both, each projected by its part of the weight."""
+        """Return query and key times their parts of the weight, (..., Hq, L, A) and (..., H, S, A), at least float32.
+
+        As W [q; k] = W_q q + W_k k, no pair has to be concatenated.
+
+        Raises:
+            InvalidValueError: The weight has other features or heads than query and key.
+        """
         features = query.shape[-1]
         if features + key.shape[-1] != self.weight.shape[-2]:
             raise InvalidValueError(
@@ -193,11 +203,11 @@ class LuongConcat(nn.Module):
         )
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return v . tanh(query + key) of every pair."""
+        """Return v . tanh(q + k) for every pair of a prepared query and a prepared key."""
         return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
-        """Return the shape of the weight, for the module's text."""
+        """Return the shape of the weight, which `print(module)` shows."""
         return f"weight={tuple(self.weight.shape)}"
 
 
@@ -248,18 +258,22 @@ class KerasAdditive(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return `none()`: v sets the range of the logits."""
+        """The scale rule `none()`: v sets the range of the logits."""
         return none()
 
     @property
     def width(self) -> None:
-        """Return None: a pair holds as many numbers as the query has features."""
+        """None: a pair of query and key holds as many numbers as the query has features."""
         return
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Return both unchanged, half types as float32."""
+        """Return query and key unchanged, half types as float32.
+
+        Raises:
+            InvalidValueError: The features of query, key and v differ, or v has other heads than the query.
+        """
         check_same_features(query, key, "a Keras additive score")
         if self.v is not None:
             check_weight_heads(self.v, 2, query, _KERAS_V, "query")
@@ -271,7 +285,7 @@ class KerasAdditive(nn.Module):
         return widened(query), widened(key)
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return v . tanh(query + key) of every pair."""
+        """Return v . tanh(q + k) for every pair of query and key; without a v, the sum over the features."""
         return _tanh_pairs(query, key, self.v)
 
 

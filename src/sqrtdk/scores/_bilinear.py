@@ -29,17 +29,21 @@ class Bilinear(nn.Module):
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return 1 / sqrt(E) of the query for `bilinear`, 1 for `luong_general`."""
+        """The scale rule: 1 / sqrt(E) of the query for `bilinear`, 1 for `luong_general`."""
         return self._rule
 
     def fold(
         self, query: Float[Tensor, "*#BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L Ek"], Float[Tensor, "*BH S Ek"]]:
-        """Return the query times W, (..., Hq, L, Ek), and the key unchanged."""
+        """Return q W, (..., Hq, L, Ek), and the key unchanged: q^T W k is their dot product.
+
+        Raises:
+            InvalidValueError: The weight has other features or heads than the query.
+        """
         return project_heads(query, self.weight, "the weight of a bilinear score", "query"), key
 
     def extra_repr(self) -> str:
-        """Return shape and rule, for the module's text."""
+        """Return the shape of the weight and the scale rule, which `print(module)` shows."""
         return f"weight={tuple(self.weight.shape)}, default_scale={self._rule}"
 
 

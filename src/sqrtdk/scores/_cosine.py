@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 def l2(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
-    """Return x / |x| over the last dimension, of length 1; 0, with gradient 0, if |x| is at most eps."""
+    """Return x / |x| over the last dimension, of length 1; 0, with gradient 0, if |x| is at most eps.
+
+    Example:
+        >>> l2(torch.tensor([3.0, 4.0]), 1e-6)
+        tensor([0.6000, 0.8000])
+    """
     square = x.square().sum(-1, keepdim=True)
     # A comparison with NaN is False, so that NaN takes the safe branch, and x * 0 is still NaN. The inner `where` keeps
     # the derivative of rsqrt finite at 0.
@@ -38,12 +43,22 @@ def l2(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
 
 
 def rms(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
-    """Return x / sqrt(mean x^2 + eps) over the last dimension, of length sqrt(E)."""
+    """Return x / sqrt(mean(x^2) + eps) over the last dimension, of length sqrt(E).
+
+    Example:
+        >>> rms(torch.tensor([3.0, 4.0]), 0.0).norm()
+        tensor(1.4142)
+    """
     return functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def layer(x: Float[Tensor, "*x"], eps: float) -> Float[Tensor, "*x"]:
-    """Return (x - mean) / sqrt(variance + eps) over the last dimension, of length sqrt(E) and sum 0."""
+    """Return (x - mean(x)) / sqrt(variance(x) + eps) over the last dimension, of length sqrt(E) and sum 0.
+
+    Example:
+        >>> layer(torch.tensor([3.0, 4.0]), 0.0)
+        tensor([-1.,  1.])
+    """
     return functional.layer_norm(x, x.shape[-1:], eps=eps)
 
 
@@ -106,11 +121,11 @@ class LearnedGain(nn.Module):
         self.logit_scale = nn.Parameter(torch.full(shape, math.log(start), dtype=dtype, device=device))
 
     def forward(self) -> Float[Tensor, "heads 1 1"]:
-        """Return the gains, (heads, 1, 1)."""
+        """Return the gain of each head, exp(min(logit_scale, log(maximum))), as (heads, 1, 1)."""
         return self.logit_scale.clamp(max=math.log(self.maximum)).exp()
 
     def extra_repr(self) -> str:
-        """Return heads and maximum, for the module's text."""
+        """Return the number of heads and the maximum, which `print(module)` shows."""
         return f"heads={self.logit_scale.shape[0]}, maximum={self.maximum}"
 
 
@@ -181,7 +196,7 @@ class Cosine(nn.Module):
         return unit.to(query.dtype), self._normed(widened(key), self.eps).to(key.dtype)
 
     def extra_repr(self) -> str:
-        """Return the norm, and the gain if it is a number, for the module's text."""
+        """Return the norm, and the gain if it is a number, which `print(module)` shows."""
         return f"norm={self.norm!r}" + (f", gain={self.gain}" if isinstance(self.gain, float) else "")
 
 

@@ -25,27 +25,34 @@ _FEATURES_AT_ONCE = 8  # of the formula, whose tensors hold as many numbers a pa
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """See `distance`."""
+    """The score -|q - k|^2 of a query and a key; see `distance`."""
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return `none()`: only the caller knows the unit of distances."""
+        """The scale rule `none()`: only the caller knows the unit of distances."""
         return none()
 
     @property
     def width(self) -> int:
-        """Return 1, as in a matrix product: the differences of a pair are summed up one by one."""
+        """1, as in a matrix product: the differences of a pair are summed up one by one."""
         return 1
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Return both unchanged, half types as float32."""
+        """Return query and key unchanged, half types as float32.
+
+        Raises:
+            InvalidValueError: Query and key have different features.
+        """
         check_same_features(query, key, "a distance score")
         return widened(query), widened(key)
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return -|query - key|^2 of every pair, from their differences: nothing cancels, however far the origin is."""
+        """Return -|q - k|^2 for every pair of query and key, (..., Hq, R, S).
+
+        It is computed from the differences, so nothing cancels for points that are far from the origin.
+        """
         plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type in _CDIST_DEVICES for t in (query, key))
         followed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
         if not plain or followed or torch.compiler.is_compiling():

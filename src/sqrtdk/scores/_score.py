@@ -46,14 +46,25 @@ def store_weight(module: nn.Module, name: str, value: object, what: str, shapes:
 
 
 def heads_of(tensor: Float[Tensor, "... L E"]) -> int:
-    """Return the number of heads of a query or a key; 1 if it has no such dimension."""
+    """Return the number of heads of a query or a key (..., H, L, E); 1 for a tensor (L, E)."""
     return tensor.shape[-3] if tensor.ndim > 2 else 1
 
 
 def check_weight_heads(
     weight: Float[Tensor, "..."], dims: int, tensor: Float[Tensor, "... L E"], what: str, kind: str
 ) -> None:
-    """Raise for a weight of `dims` dimensions whose heads are not the tensor's; with fewer dimensions it is shared."""
+    """Check that a weight with a dimension of heads has as many as the tensor.
+
+    Args:
+        weight: The weight; with fewer dimensions than `dims` it is shared by all heads.
+        dims: Number of dimensions of a weight with heads.
+        tensor: (..., H, L, E).
+        what: What the weight is, for the error.
+        kind: "query" or "key", for the error.
+
+    Raises:
+        InvalidValueError: The numbers of heads differ.
+    """
     if weight.ndim == dims and weight.shape[0] != heads_of(tensor):
         raise InvalidValueError(
             f"{what} has a part for each of {weight.shape[0]} heads; got a {kind} of {heads_of(tensor)} heads",
@@ -67,7 +78,17 @@ def project_heads(
     what: str,
     kind: str,
 ) -> Float[Tensor, "*BH L A"]:
-    """Return `tensor` (..., H, n, E) times `weight` (E, A) or (H, E, A), in the tensor's dtype."""
+    """Return a tensor times a weight, (..., H, L, A), in the tensor's dtype.
+
+    Args:
+        tensor: (..., H, L, E).
+        weight: (E, A), shared by all heads, or (H, E, A).
+        what: What the weight is, for the error.
+        kind: "query" or "key", for the error.
+
+    Raises:
+        InvalidValueError: The weight has other features or heads than the tensor.
+    """
     if tensor.shape[-1] != weight.shape[-2]:
         raise InvalidValueError(
             f"{what} takes a {kind} of {weight.shape[-2]} features; got {tensor.shape[-1]}",
@@ -80,7 +101,11 @@ def project_heads(
 
 
 def check_same_features(query: Float[Tensor, "... E"], key: Float[Tensor, "... Ek"], what: str) -> None:
-    """Raise if query and key have different widths."""
+    """Check that query and key have the same number of features.
+
+    Raises:
+        InvalidValueError: They have not; `what` names the score in its text.
+    """
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
             f"{what} takes a query and a key of the same features; got {query.shape[-1]} and {key.shape[-1]}",
@@ -89,35 +114,43 @@ def check_same_features(query: Float[Tensor, "... E"], key: Float[Tensor, "... E
 
 
 def widened(tensor: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Return the tensor in float32 if it is of a half type."""
+    """Return the tensor in float32 if it is of a narrower type; float32 and float64 are returned as they are."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 @runtime_checkable
 class FoldedScore(Protocol):
-    """A score that is the dot product of a changed query and a changed key: every kernel can compute it."""
+    """A score that is the dot product of a changed query and a changed key; every kernel can compute it."""
 
     @property
     def default_scale(self) -> ScaleRule:
-        """The rule that applies if no scale is given."""
+        """The scale rule that applies if the caller gives no scale."""
 
     def fold(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
-        """Return the query and key whose dot product is the score."""
+        """Return the query, (..., Hq, L, A), and the key, (..., H, S, A), whose dot product is the score.
+
+        Args:
+            query: (..., Hq, L, E).
+            key: (..., H, S, Ek).
+        """
 
 
 @runtime_checkable
 class PairScore(Protocol):
-    """A score of pairs that no dot product gives exactly: it is computed block by block."""
+    """A score of pairs that is not exactly a dot product; it is computed for a block of rows at a time."""
 
     @property
     def default_scale(self) -> ScaleRule:
-        """The rule that applies if no scale is given."""
+        """The scale rule that applies if the caller gives no scale."""
 
     @property
     def width(self) -> int | None:
-        """Numbers held at once for one pair of a query and a key; None: as many as a prepared query has features."""
+        """Numbers held at once for a pair of query and key, from which the size of a block follows.
+
+        None: as many as a prepared query has features.
+        """
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
@@ -129,22 +162,27 @@ class PairScore(Protocol):
         """
 
     def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return the scores of prepared queries and keys; key heads are already repeated to the query's."""
+        """Return the scores of prepared queries and keys, (..., Hq, R, S).
+
+        Args:
+            query: (..., Hq, R, A), the rows of a block.
+            key: (..., Hq, S, A), with key heads repeated to the query's.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """See `dot`."""
+    """The dot product of query and key; see `dot`."""
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return 1 / sqrt(E)."""
+        """The scale rule `sqrt_dk()`, 1 / sqrt(E)."""
         return sqrt_dk()
 
     def fold(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S E"]]:
-        """Return both unchanged."""
+        """Return query and key unchanged."""
         return query, key
 
 
@@ -180,22 +218,27 @@ class CallableScore:
 
     @property
     def default_scale(self) -> ScaleRule:
-        """Return `none()`: only the caller knows the size of the scores."""
+        """The scale rule `none()`: only the caller knows the size of the scores."""
         return none()
 
     @property
     def width(self) -> int:
-        """Return 1, as in a matrix product."""
+        """1, as in a matrix product: what the function holds is not known."""
         return 1
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L E"], Float[Tensor, "*BH S Ek"]]:
-        """Return both unchanged, half types as float32."""
+        """Return query and key unchanged, half types as float32."""
         return widened(query), widened(key)
 
     def pairs(self, query: Float[Tensor, "*#BHq R E"], key: Float[Tensor, "*#BHq S Ek"]) -> Float[Tensor, "*BHq R S"]:
-        """Return the function's result, after checking its shape."""
+        """Return the function's result for a block of rows, (..., Hq, R, S).
+
+        Raises:
+            InvalidTypeError: The result is no floating tensor.
+            InvalidValueError: It has another shape.
+        """
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
         # one key head, or one batch element, for all: the function sees as many of q as of k
         query, key = (tensor.expand(*lead, *tensor.shape[-2:]) for tensor in (query, key))

@@ -25,7 +25,7 @@ HIDDEN_BELOW = -3e4
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Half-open ranges of batch, query heads (whole groups of them), rows and keys."""
+    """A block of logits: half-open ranges of batch elements, query heads (whole groups), rows and keys."""
 
     b0: int
     b1: int
@@ -38,18 +38,18 @@ class Block:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """(batch, heads, rows, keys)."""
+        """Sizes of the ranges: (batch, heads, rows, keys)."""
         return self.b1 - self.b0, self.h1 - self.h0, self.r1 - self.r0, self.c1 - self.c0
 
     @property
     def rows(self) -> tuple[slice, slice, slice]:
-        """Index of the block's rows in a (B, Hq, L) tensor."""
+        """Index of the block's rows in a tensor (B, Hq, L)."""
         return slice(self.b0, self.b1), slice(self.h0, self.h1), slice(self.r0, self.r1)
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Masks of keys; every tensor is 4-D with sizes 1 or full, (B, Hq, L, S)."""
+    """What hides keys; every tensor has four dimensions of size 1 or full, (B, Hq, L, S)."""
 
     visible: Bool[Tensor, "#B #Hq #L #S"] | None = None
     float_mask: Float[Tensor, "#B #Hq #L #S"] | None = None  # additive
@@ -89,12 +89,34 @@ class Masks:
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float64 for float64, float32 for every other floating type."""
+    """Return the dtype of statistics: float64 for float64, float32 for every other floating type.
+
+    Example:
+        >>> statistics_dtype(torch.bfloat16)
+        torch.float32
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor, "_ _ _ _"]:
-    """View a tensor that broadcasts to (..., Hq, L, S) as 4-D: sizes stay 1 if possible, without a copy of size L S."""
+    """Return a tensor that broadcasts to (..., Hq, L, S) as a 4-D view; the leading dimensions become one.
+
+    Args:
+        tensor: Tensor whose sizes are 1 or full.
+        shape: Full shape, (..., Hq, L, S).
+        name: Name of the argument, for the error.
+
+    Returns:
+        (#B, #Hq, #L, #S). Sizes of 1 stay 1 where possible, so that nothing of size L S is copied.
+
+    Raises:
+        InvalidTypeError: It is no tensor, or `visible` is not bool.
+        InvalidValueError: The shapes don't broadcast.
+
+    Example:
+        >>> four_dims(torch.ones(5), (2, 3, 4, 5), "bias").shape
+        torch.Size([1, 1, 1, 5])
+    """
     check_class(name, tensor)
     if name == "visible" and tensor.dtype != torch.bool:
         raise InvalidTypeError(f"visible is a bool tensor; got {tensor.dtype}", hint="Use `float_mask=` or `mask > x`.")
@@ -114,13 +136,23 @@ def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor,
 def pick_rows(
     tensor: Shaped[Tensor, "#B #Hq #L _"], batch: slice, rows: Int[Tensor, " R"]
 ) -> Shaped[Tensor, "_ _ _ _"]:
-    """Return the given rows of some batch elements of a tensor whose sizes are 1 or full."""
+    """Return some rows of some batch elements of a tensor (#B, #Hq, #L, _); sizes of 1 stay 1."""
     tensor = tensor[batch] if tensor.shape[0] != 1 else tensor
     return tensor.index_select(2, rows) if tensor.shape[2] != 1 else tensor
 
 
 def visible_rows(masks: Masks, batch: slice, rows: Int[Tensor, " R"], keys: int) -> Masks:
-    """Return the masks of some rows of some batch elements; a causal mask becomes an explicit one."""
+    """Return the masks of some rows of some batch elements.
+
+    Args:
+        masks: Masks of the whole call.
+        batch: Batch elements to take.
+        rows: (R,) int64 indices of the rows to take.
+        keys: Number of keys, S.
+
+    Returns:
+        The masks of these rows. `is_causal`, which speaks of row numbers, is replaced by a mask (1, 1, R, S).
+    """
 
     def pick(tensor: Shaped[Tensor, "#B #Hq #L #S"] | None) -> Shaped[Tensor, "#B #Hq #R #S"] | None:
         return None if tensor is None else pick_rows(tensor, batch, rows)
@@ -133,7 +165,7 @@ def visible_rows(masks: Masks, batch: slice, rows: Int[Tensor, " R"], keys: int)
 
 
 def cut(tensor: Shaped[Tensor, "_ _ _ _"], block: Block) -> Shaped[Tensor, "_ _ _ _"]:
-    """Return the part of a 4-D tensor (sizes 1 or full) that belongs to the block."""
+    """Return the part of a 4-D tensor (sizes 1 or full) that belongs to a block, as a view."""
     ranges = ((block.b0, block.b1), (block.h0, block.h1), (block.r0, block.r1), (block.c0, block.c1))
     return tensor[tuple(slice(*r) if size != 1 else slice(None) for r, size in zip(ranges, tensor.shape, strict=True))]
 
@@ -141,7 +173,16 @@ def cut(tensor: Shaped[Tensor, "_ _ _ _"], block: Block) -> Shaped[Tensor, "_ _ 
 def cut_keys(
     mask: Float[Tensor, "*BHq R T"] | None, start: int, block: Block
 ) -> tuple[Float[Tensor, "*BHq R C"] | None, int]:
-    """Return the part of `Masks.window` for the block's keys: (mask, first key of the block that it covers)."""
+    """Return the part of `Masks.window` that covers keys of a block.
+
+    Args:
+        mask: (..., R, T) mask of the last T keys, or None.
+        start: First key that the mask covers.
+        block: The block.
+
+    Returns:
+        The part of the mask, or None if it covers no key of the block; and the first key of the block that it covers.
+    """
     if mask is None or block.c1 <= start:
         return None, block.c1 - block.c0
     begin = max(block.c0, start)
@@ -150,14 +191,14 @@ def cut_keys(
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The output of attention: the weighted sum of values (B, H, S, Ev), widened a tile at a time."""
+    """Computes the output beside the statistics: weighted sums of values (B, H, S, Ev), widened a tile at a time."""
 
     value: Float[Tensor, "B H S Ev"]
     group: int  # query heads that share a value head
 
     @property
     def columns(self) -> int:
-        """Ev."""
+        """Number of features of a value, Ev."""
         return self.value.shape[-1]
 
     def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R Ev"]:
@@ -174,7 +215,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Future:
-    """The weight on keys j > i."""
+    """Computes each row's weight on future keys, j > i, beside the statistics."""
 
     columns: int = 1
 

@@ -25,7 +25,7 @@ SAMPLED_BATCH = 8  # at most
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Equal bins between `low` and `high`."""
+    """Counts of sampled logits in equal bins between `low` and `high`."""
 
     low: float
     high: float
@@ -64,11 +64,11 @@ def _evenly(count: int, limit: int) -> list[int]:
 
 
 class SampleSource(Protocol):
-    """A call whose logits can be sampled."""
+    """An attention call whose logits can be computed for a sample of its rows."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, Hq, L, S."""
+        """Shape of the logits: (B, Hq, L, S)."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,7 +79,7 @@ class SampleSource(Protocol):
         """Device of the logits."""
 
     def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> LogitSource | ProductSource:
-        """Return the same call with only some batch elements and the given rows."""
+        """Return the same call with only some batch elements and some rows, (R,) int64 indices."""
 
 
 def logit_histograms(source: SampleSource, rows: RowStats) -> tuple[Histogram, ...]:

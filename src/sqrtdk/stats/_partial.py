@@ -73,7 +73,7 @@ class RowStats:
             raise AttributeError(f"RowStats has no {name!r}{near_statistic(name, STATISTIC_NAMES)}")
 
     def map(self, function: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]) -> RowStats:
-        """Return the same statistics with `function` (a reshape, a move, a cast) applied to every field."""
+        """Return the same statistics with a function applied to every field, such as a reshape, a move or a cast."""
         return RowStats(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
     def merge(self, other: RowStats) -> RowStats:
@@ -156,47 +156,50 @@ class RowStats:
 
     @property
     def l(self) -> Float[Tensor, "*rows"]:  # noqa: E743 - the name of the design and of every flash-attention paper
-        """Sum of e^{z-m} over the visible keys."""
+        """L = sum_j e^{z_j - m} over the visible keys, with m the row's maximum."""
         return self.rest + (self.keys > 0)
 
     @property
     def c2(self) -> Float[Tensor, "*rows"]:
-        """Sum of e^{2(z-m)} over the visible keys."""
+        """c2 = sum_j e^{2 (z_j - m)} over the visible keys, with m the row's maximum."""
         return self.share2 * self.rest**2 + (self.keys > 0)
 
     @property
     def c3(self) -> Float[Tensor, "*rows"]:
-        """Sum of e^{3(z-m)} over the visible keys."""
+        """c3 = sum_j e^{3 (z_j - m)} over the visible keys, with m the row's maximum."""
         return self.share3 * self.rest**3 + (self.keys > 0)
 
     @property
     def lse(self) -> Float[Tensor, "*rows"]:
-        """Log of the sum of e^z; -inf for a row that sees no key."""
+        """Lse = log sum_j e^{z_j} over the visible keys, in natural-log units; -inf for a row that sees no key."""
         return self.max_logit + torch.log1p(self.rest)
 
     @property
     def peak(self) -> Float[Tensor, "*rows"]:
-        """1 / l, the largest weight; NaN (as every statistic of the weights) for a row that sees no key."""
+        """Largest weight, 1 / l; NaN, as every statistic of the weights, for a row that sees no key."""
         return self._weights_exist(1.0 / (1.0 + self.rest))
 
     @property
     def off_peak(self) -> Float[Tensor, "*rows"]:
-        """1 - peak without cancellation: the weight on all keys except one that holds the maximum."""
+        """1 - peak, computed without cancellation: the weight on all keys except one that has the maximum."""
         return self._weights_exist(self.rest / (1.0 + self.rest))
 
     @property
     def entropy_nats(self) -> Float[Tensor, "*rows"]:
-        """Entropy of the weights in nats, log l - a/l: two terms of one sign, so nothing cancels."""
+        """Entropy of the weights in nats, log l - a / l.
+
+        As a <= 0, both terms are positive and nothing cancels. NaN for a row that sees no key.
+        """
         return self._weights_exist(torch.log1p(self.rest) - self.a / (1.0 + self.rest))
 
     @property
     def collision(self) -> Float[Tensor, "*rows"]:
-        """Sum of squared weights."""
+        """sum_j p_j^2, the probability that two keys drawn by the weights are one; NaN for a row that sees no key."""
         return self._weights_exist(self.c2 / (1.0 + self.rest) ** 2)
 
     @property
     def effective_keys(self) -> Float[Tensor, "*rows"]:
-        """1 / sum of squared weights, from 1 (one-hot) to n (uniform)."""
+        """1 / sum_j p_j^2, from 1 (one-hot) to the number of visible keys (uniform); NaN for a row that sees no key."""
         return self._weights_exist((1.0 + self.rest) ** 2 / self.c2)
 
     @property
@@ -214,7 +217,7 @@ class RowStats:
 
     @property
     def variance(self) -> Float[Tensor, "*rows"]:
-        """Variance of the visible logits (divided by n, not n - 1); NaN for a row that sees no key."""
+        """Variance of the visible logits, divided by n and not by n - 1; NaN for a row that sees no key."""
         return (self.m2 / self.keys.clamp(min=1.0)).masked_fill(self.keys == 0, math.nan)
 
 

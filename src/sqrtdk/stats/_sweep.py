@@ -26,15 +26,15 @@ MOST_TILE_KEYS = 2**10  # keys of a tile, at most: with few rows and many keys, 
 
 
 class TileSource(Protocol):
-    """A source of logits."""
+    """An attention call whose logits can be computed tile by tile."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, Hq, L, S."""
+        """Shape of the logits: (B, Hq, L, S)."""
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Number of query heads that share a key head."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,18 +56,30 @@ class TileSource(Protocol):
         mask: Float[Tensor, "*#BHq #R T"] | None,
         start: int,
     ) -> None:
-        """Write the block's logits into `tile`; `mask` hides some of its keys from `start` on."""
+        """Write the logits of a block into a tile.
+
+        Args:
+            block: Which logits.
+            tile: (B, Hq, R, C) output, in the dtype of the statistics.
+            scratch: (B, Hq, R, C) memory that may be overwritten.
+            mask: (#B, #Hq, #R, T) mask of the block's keys from `start` on, or None.
+            start: First key of the block that the mask covers.
+        """
 
     def moments(self, block: Block) -> tuple[Float[Tensor, "B Hq R"], Float[Tensor, "B Hq R"]] | None:
-        """Return mean and sum of squared deviations, (batch, heads, rows), of unmasked keys; None: a pass is needed."""
+        """Return the moments of a block's logits in closed form, if no key is masked.
+
+        Returns:
+            Mean and sum of squared deviations from it, each (batch, heads, rows); None if a pass is needed.
+        """
 
 
 class Weigher(Protocol):
-    """Sums over the weights of a row, beside the statistics: `columns` numbers per row."""
+    """Computes sums over the weights of a row beside the statistics, such as the output of attention."""
 
     @property
     def columns(self) -> int:
-        """Numbers per row."""
+        """Number of sums for each row."""
 
     def __call__(self, weights: Float[Tensor, "B Hq R C"], block: Block) -> Float[Tensor, "B Hq R columns"]:
         """Return (batch, heads, rows, columns) from the block's weights, up to a factor per row, which is 0 without
@@ -77,7 +89,15 @@ class Weigher(Protocol):
 def sweep_tiles(
     source: TileSource, weigher: Weigher | None = None
 ) -> tuple[RowStats, Float[Tensor, "B Hq L columns"] | None]:
-    """Run one pass over all tiles; return statistics (B, Hq, L), and the weigher's sums, (B, Hq, L, columns)."""
+    """Compute the statistics of every row in one pass over the tiles.
+
+    Args:
+        source: The call.
+        weigher: Computes sums over the weights in the same pass; None for none.
+
+    Returns:
+        Statistics (B, Hq, L), and the weigher's sums (B, Hq, L, columns), or None without a weigher.
+    """
     shape, dtype, device = source.shape[:3], source.dtype, source.device
     statistics = torch.stack(_fields(RowStats.empty(shape, dtype=dtype, device=device)))
     weighed = None if weigher is None else torch.empty(*shape, weigher.columns, dtype=dtype, device=device)

@@ -27,7 +27,7 @@ FLUSH = {torch.float32: 1e-30, torch.float64: 1e-290}  # a smaller total weight,
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """Values of a tile that precede the sums without the maximum: (..., R) each."""
+    """Values of a tile that are computed before the sums, without the row's maximum; (..., R) each."""
 
     keys: Float[Tensor, "*rows"]  # visible keys
     max_logit: Float[Tensor, "*rows"]
@@ -128,7 +128,10 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
 
 
 def exact_extremes(rows: RowStats) -> RowStats:
-    """Set the exact values of rows without a finite maximum or minimum, and of weights too small to count."""
+    """Replace what rounding left in rows whose values are known exactly.
+
+    These are rows without a finite maximum or minimum, and rows whose other weights are too small to count.
+    """
     none = rows.rest < FLUSH[rows.rest.dtype]
     blind = rows.keys == 0
     overflowed = (rows.min_logit == -math.inf) & ~blind

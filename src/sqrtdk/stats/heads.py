@@ -66,7 +66,7 @@ class HeadStats:
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """The statistics of one attention call, beyond its heads."""
+    """The statistics of one attention call: those of its heads, and those of the call as a whole."""
 
     heads: HeadStats
     max_product: float | None  # largest |q . k| before any scale, visible keys only; None if no row sees a key
@@ -131,8 +131,12 @@ def head_stats_from_qk(
 
 
 def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> AttentionRows:
-    """Return the statistics of every row of a call, (B, Hq, L), with its products and future weight; all on the
-    device."""
+    """Return the statistics of every row of a call, (B, Hq, L), on the device of the call.
+
+    Args:
+        source: Result of `logit_source` or `product_source`.
+        future: Whether to compute the weight on future keys, j > i, too. It needs L = S; otherwise it stays None.
+    """
     if isinstance(source, ProductSource):
         return sweep_product(source, future=future)
     rows, ahead = sweep_tiles(source, Future() if future and source.shape[2] == source.shape[3] else None)
@@ -140,12 +144,22 @@ def call_rows(source: LogitSource | ProductSource, *, future: bool = False) -> A
 
 
 def call_stats(source: LogitSource | ProductSource, *, future: bool = False) -> CallStats:
-    """Return per-head statistics of a call, with `max_product` if its source is q and k."""
+    """Return the statistics of each head of a call.
+
+    Args:
+        source: Result of `logit_source` or `product_source`; the latter gives `max_product` as well.
+        future: Whether to compute the weight on future keys, j > i, too.
+    """
     return call_stats_of_rows(source, call_rows(source, future=future))
 
 
 def call_stats_of_rows(source: SampleSource, result: AttentionRows) -> CallStats:
-    """Return per-head statistics of a call from those of its rows, (B, Hq, L); `source` gives logits to count."""
+    """Return the statistics of each head of a call from those of its rows.
+
+    Args:
+        source: The call, from which logits are sampled for the histograms.
+        result: Statistics of the rows, (B, Hq, L), from `call_rows`.
+    """
     rows, product, ahead = result.rows, result.max_product, result.future
     stats = head_stats(rows, logit_histograms=sampled_histograms(source, rows))
     largest = weight = None

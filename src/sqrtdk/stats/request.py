@@ -64,12 +64,22 @@ class AuxRequest:
 
     @classmethod
     def all(cls) -> AuxRequest:
-        """Every statistic."""
+        """Return a request for every statistic.
+
+        Example:
+            >>> AuxRequest.all().wanted == AuxOutput._fields
+            True
+        """
         return cls(*[True] * len(AuxOutput._fields))
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Names of the requested statistics."""
+        """Names of the requested statistics.
+
+        Example:
+            >>> AuxRequest(lse=True).wanted
+            ('lse',)
+        """
         return tuple(name for name in AuxOutput._fields if getattr(self, name))
 
 
@@ -96,7 +106,7 @@ class AuxOutput(NamedTuple):
 
     @property
     def max_scores(self) -> Rows | None:
-        """`max_logit`, under torch's name."""
+        """`max_logit`, under the name that torch's FlexAttention has for it."""
         return self.max_logit
 
     def __repr__(self) -> str:

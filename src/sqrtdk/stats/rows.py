@@ -29,7 +29,10 @@ QUANTILES = (0.05, 0.50, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """Every tuple has one entry per head; a head without counted rows holds NaN."""
+    """Statistics of each head over its rows.
+
+    Every tuple has one entry per head, which is NaN for a head without counted rows.
+    """
 
     rows: tuple[int, ...]  # counted rows: those whose value is finite
     mean: tuple[float, ...]
@@ -96,7 +99,16 @@ def row_summary(
 def row_quantiles(
     values: Float[Tensor, "Hq rows"], total: Int[Tensor, " Hq"], quantiles: Sequence[float]
 ) -> list[Float[Tensor, " Hq"]]:
-    """Return quantiles of the first `total` of each head's sorted values (Hq, N); the others are +inf."""
+    """Return quantiles of a part of each head's values, with linear interpolation.
+
+    Args:
+        values: (Hq, N) values; those that don't count are +inf, so that they sort last.
+        total: (Hq,) number of values that count.
+        quantiles: Numbers from 0 to 1.
+
+    Returns:
+        (Hq,) for each quantile; NaN for a head with `total` 0.
+    """
     if not values.shape[1]:
         return [torch.full_like(total, math.nan, dtype=values.dtype) for _ in quantiles]
     ordered = values.sort(-1).values
@@ -112,7 +124,7 @@ def row_quantiles(
 
 @dataclass(frozen=True, slots=True)
 class LogitSource:
-    """Existing logits (B, Hq, L, S); tiles are copies of their parts."""
+    """An attention call whose logits exist as a tensor (B, Hq, L, S)."""
 
     logits: Float[Tensor, "B Hq L S"]
     masks: Masks
@@ -120,13 +132,13 @@ class LogitSource:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, Hq, L, S."""
+        """Shape of the logits: (B, Hq, L, S)."""
         batch, heads, length, keys = self.logits.shape
         return batch, heads, length, keys
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the statistics."""
+        """Dtype of the statistics: float32 or float64."""
         return statistics_dtype(self.logits.dtype)
 
     @property
@@ -142,20 +154,29 @@ class LogitSource:
         mask: Float[Tensor, "*#BHq #R T"] | None,
         start: int,
     ) -> None:
-        """Copy the block, widening half types."""
+        """Copy the logits of a block into `tile`, widened to the dtype of the statistics."""
         tile.copy_(cut(self.logits, block))
 
     def moments(self, block: Block) -> None:
-        """Return None: a pass is needed."""
+        """Return None: moments of given logits have no closed form, so a pass is needed."""
 
     def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> LogitSource:
-        """Return the same call with only some batch elements and the given rows."""
+        """Return the same call with only some batch elements and some rows, (R,) int64 indices."""
         logits = self.logits[batch].index_select(2, rows)
         return replace(self, logits=logits, masks=visible_rows(self.masks, batch, rows, logits.shape[-1]))
 
 
 def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
-    """Validate the logits, and view (..., L, S) as (B, Hq, L, S)."""
+    """Check logits and return them as the source of a pass.
+
+    Args:
+        logits: (..., L, S) floating logits, before the softmax.
+        visible: Bool mask that broadcasts to the logits, True where a key takes part; None: all do.
+
+    Raises:
+        InvalidTypeError: An argument is no tensor, or has another dtype.
+        InvalidValueError: The shapes don't fit.
+    """
     check_class("logits", logits)
     if not logits.is_floating_point():
         raise InvalidTypeError(f"logits are a floating tensor; got {logits.dtype}", hint="Pass logits before softmax.")

@@ -26,7 +26,7 @@ SCATTER_COST = 0.25  # cost of a multiplication for the scatter matrix, relative
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """Statistics of every row of a call; all of shape (..., Hq, L)."""
+    """Results of a pass over the rows of a call, each of shape (..., Hq, L); what was not computed is None."""
 
     rows: RowStats
     # largest |q . k| over the visible keys, before any scale; 0 if no key is seen
@@ -37,7 +37,10 @@ class AttentionRows:
 
 @dataclass(frozen=True, slots=True)
 class ProductSource:
-    """Logits softcap(scale q . k) + bias of 4-D query and key; sizes are 1 or full."""
+    """An attention call given by 4-D query and key: its logits are softcap(scale q . k) + bias.
+
+    Masks, bias and a tensor scale have sizes 1 or full.
+    """
 
     query: Float[Tensor, "B Hq L E"]
     key: Float[Tensor, "B H S E"]
@@ -53,18 +56,18 @@ class ProductSource:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, Hq, L, S."""
+        """Shape of the logits: (B, Hq, L, S)."""
         batch, heads, length, _ = self.query.shape
         return batch, heads, length, self.key.shape[2]
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Number of query heads that share a key head."""
         return self.query.shape[1] // max(1, self.key.shape[1])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the tiles and the statistics."""
+        """Dtype of the tiles and the statistics: float32 or float64."""
         return statistics_dtype(torch.promote_types(self.query.dtype, self.key.dtype))
 
     @property
@@ -74,7 +77,7 @@ class ProductSource:
 
     @property
     def folds(self) -> bool:
-        """Whether the logits are a number times the product, so that the product follows from them."""
+        """Whether the logits are the product times one number, so that the largest product follows from the logits."""
         plain = self.softcap is None and self.bias is None and self.masks.float_mask is None
         return plain and not isinstance(self.scale, Tensor) and self.scale != 0.0 and math.isfinite(self.scale)
 
@@ -86,7 +89,7 @@ class ProductSource:
         mask: Float[Tensor, "*#BHq #R T"] | None,
         start: int,
     ) -> None:
-        """Write the product into `tile`, then apply scale, softcap and bias."""
+        """Write softcap(scale q . k) + bias of a block into `tile`; `TileSource.load` describes the arguments."""
         depth, width, height, keys = block.sizes
         group = self.group
         q = self.query[block.b0 : block.b1, block.h0 : block.h1, block.r0 : block.r1].to(self.dtype)
@@ -140,7 +143,7 @@ class ProductSource:
         return mean.view(depth, heads, rows).to(self.dtype), m2.view(depth, heads, rows).to(self.dtype)
 
     def sample(self, batch: slice, rows: Int[Tensor, " R"]) -> ProductSource:
-        """Return the same call with only some batch elements and the given rows."""
+        """Return the same call with only some batch elements and some rows, (R,) int64 indices."""
         return replace(
             self,
             query=self.query[batch].index_select(2, rows),
@@ -163,7 +166,22 @@ def product_source(
     is_causal: bool = False,
     float_mask: Bias | None = None,
 ) -> ProductSource:
-    """Validate the arguments, and bring every tensor to four dimensions."""
+    """Check query, key and what acts on their logits, and return them as the source of a pass.
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E), with Hq a multiple of H.
+        scale: Factor on the product; a number, or a tensor that broadcasts to (..., Hq, L, 1).
+        softcap: Bound c of the logits, c tanh(z / c); None: none.
+        bias: Added to the logits; broadcasts to (..., Hq, L, S).
+        visible: Bool mask, True where a key takes part; broadcasts to (..., Hq, L, S).
+        is_causal: Whether row i sees keys j <= i only.
+        float_mask: Mask that is added, and hides a key by a very negative value.
+
+    Raises:
+        InvalidTypeError: An argument is no tensor, or has another dtype.
+        InvalidValueError: The shapes don't fit.
+    """
     for name, tensor in (("query", query), ("key", key)):
         check_class(name, tensor)
         if not tensor.is_floating_point():
@@ -198,7 +216,14 @@ def product_source(
 def sweep_product(
     source: ProductSource, value: Float[Tensor, "B H S Ev"] | None = None, *, product: bool = True, future: bool = False
 ) -> AttentionRows:
-    """Compute all rows of a call, in four dimensions; with values or with the future weight, not both."""
+    """Compute the statistics of every row of a call, with its output or its weight on future keys.
+
+    Args:
+        source: The call.
+        value: (B, H, S, Ev) values, if the output of attention is wanted; not together with `future`.
+        product: Whether the largest |q . k| before the scale is wanted.
+        future: Whether the weight on keys j > i is wanted.
+    """
     _, _, length, keys = source.shape
     weigher: Weigher | None = None
     if value is not None:

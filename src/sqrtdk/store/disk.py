@@ -32,7 +32,10 @@ def put(path: Path, content: Any) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a directory to disk, if the system and the file system can."""
+    """Flush the names in a directory to disk (fsync), so that a rename survives a power cut.
+
+    Does nothing where the system or the file system can't do it.
+    """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -68,7 +71,7 @@ def take(path: Path, limit: int) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if possible; callers can cope with one that stays."""
+    """Remove a file; does nothing if it is missing or can't be removed."""
     with contextlib.suppress(OSError):
         path.unlink()
 

@@ -51,13 +51,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of run.json: the model, as JSON given by the caller, and the attempts, oldest first."""
+    """The contents of `run.json`: the model, as JSON that the caller gave, and the attempts, oldest first."""
 
     model: Any
     attempts: tuple[Attempt, ...]
 
     def text(self) -> str:
-        """Return the text of the file."""
+        """Return the text of `run.json`, with a checksum by which a damaged file is noticed."""
         content = {"schema_version": SCHEMA_VERSION, "attempts": list(map(_fields, self.attempts)), "model": self.model}
         return _json.json_document(content | {"checksum": _checksum(content)})
 

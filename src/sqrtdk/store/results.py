@@ -34,7 +34,15 @@ class Results:
         self._folder = folder
 
     def get(self, name: str, key: str) -> Any:
-        """Return the result of this name and key, as `_json.exact_data` wrote it; None if there is none."""
+        """Return a stored result, as JSON values.
+
+        Args:
+            name: Name under which it was stored.
+            key: Key of the result; what was stored with another key is out of date.
+
+        Returns:
+            The result; None if there is none, if its key is another, or if its file is damaged.
+        """
         try:
             content = disk.take(self._path(name), MAX_RESULTS_BYTES)
             document = parse_json(content, "the result", RunFolderError, "")

@@ -73,13 +73,22 @@ def assert_laws(
 
 
 def laws_not_asked(report: LawReport, laws: str | Sequence[str]) -> list[LawAnswer]:
-    """Return the laws that should have been asked and were not: those that were named, or all if none was asked."""
+    """Return the answers for laws that should have been asked and were not.
+
+    Args:
+        report: Answers of all laws.
+        laws: What the test asked for: names of laws, or "all".
+
+    Returns:
+        The named laws that were not asked. With "all", those that don't fit the model are passed over, unless no law at
+        all was asked.
+    """
     silent = [answer for answer in report.answers if answer.state == NOT_ASKED]
     return silent if laws not in ("all", ["all"], ("all",)) or len(silent) == len(report.answers) else []
 
 
 def broken_lines(findings: Sequence[Finding], silent: Sequence[LawAnswer]) -> list[str]:
-    """Return lines on broken laws and on laws that were not asked."""
+    """Return the lines of a failed test: one or more for each broken law, and one for each law that was not asked."""
     told = [
         f"{answer.law}{f' ({answer.about})' if answer.about else ''}  {NOT_ASKED}: {answer.reason}" for answer in silent
     ]
@@ -138,7 +147,14 @@ class CalledModels:
             self.calls.append((module, _inputs(module, args, kwargs)))
 
     def reports(self, laws: str | Sequence[str]) -> list[tuple[str, LawReport | str]]:
-        """Return each module's class with its answers, or with the reason why it was not asked."""
+        """Ask the laws of each module that the test called.
+
+        Args:
+            laws: Names of laws, or "all".
+
+        Returns:
+            The class name of each module with its answers, or with the reason why it was not asked.
+        """
         told: list[tuple[str, LawReport | str]] = []
         for module, inputs in self.calls:
             try:

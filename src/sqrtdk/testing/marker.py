@@ -46,7 +46,7 @@ class Marked:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Make wrong markers an error of collection, each told once with the tests that carry it."""
+        """Make wrong arguments of a marker an error of collection, reported once with the tests that have it."""
         report = yield
         tests: dict[str, list[str]] = {}
         for item in report.result:
@@ -93,7 +93,7 @@ class Marked:
 
 
 def place_in_file(report: pytest.TestReport) -> tuple[str, int]:
-    """Return the file of a test and its line there."""
+    """Return the file of a test and its line there, counted from 0 as pytest does."""
     return report.location[0], report.location[1] or 0
 
 

@@ -32,7 +32,7 @@ from sqrtdk.tracing.trace import Trace
 
 
 class CalledModules(nn.Module):
-    """The modules that a test called, as children of one root, so that sites resolve to modules and configs."""
+    """The modules that a test called, as children of one root, so that each has a path and its config is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,10 @@ class Observation:
                 self._sites.learn(f"{root}.{path}" if path else root, part)
 
     def audit(self) -> AuditedTest:
-        """Judge what ran. An audit that raises becomes a finding, because an unjudged test must not look fine."""
+        """Return the verdicts and findings for the attentions that ran in the test.
+
+        If the audit raises, that becomes a finding, because a test that could not be judged must not look fine.
+        """
         run = self._trace
         try:
             with torch.no_grad():

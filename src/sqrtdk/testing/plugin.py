@@ -33,7 +33,7 @@ _MOST_SUMMARY_LINES = 40  # lines for each title in the summary
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the command-line options."""
+    """Declare the plugin's command-line options; pytest calls this."""
     group = parser.getgroup("sqrtdk", "audit of attention")
     group.addoption(
         "--sqrtdk",
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and register the hooks if `--sqrtdk` is given."""
+    """Declare the plugin's markers, and register its hooks if `--sqrtdk` is given; pytest calls this."""
     config.addinivalue_line("markers", _ATTENTION_MARKER_TEXT)
     config.addinivalue_line("markers", LAWS_MARKER_TEXT)
     if config.getoption("--sqrtdk"):
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Audit(Marked):
-    """The hooks of a run with `--sqrtdk`."""
+    """The hooks of a run with `--sqrtdk` that audit the tests marked `attention`."""
 
     def __init__(self, fail_on: str) -> None:
         super().__init__(ATTENTION_MARKER, fail_on, FAIL_ON_CHOICES, ("allow", "fail_on"))
@@ -71,7 +71,7 @@ class Audit(Marked):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Run the test under observation, and fail it on findings."""
+        """Run a marked test under observation, and fail it if the audit has findings."""
         marker = item.get_closest_marker(ATTENTION_MARKER)
         if marker is None:
             return (yield)
@@ -95,7 +95,7 @@ class Audit(Marked):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Attach the record of a marked test to its report."""
+        """Attach the findings of a marked test to its report, with which they reach the main process under xdist."""
         report = yield
         if item.get_closest_marker(ATTENTION_MARKER) is None:
             return report
@@ -117,14 +117,18 @@ class Audit(Marked):
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records, under xdist from all workers."""
+        """Collect the findings from the reports; under xdist this runs in the main process."""
         record = getattr(report, _AUDIT_RECORD, None)
         if record is not None:
             # by node id, so a test that is rerun counts once
             self.records[report.nodeid] = record | {"place": place_in_file(report)}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write one line on all marked tests, then findings below the bar, what was not judged, and weak tests."""
+        """Write a line that sums up all marked tests, then findings that failed no test, what was not judged, and weak
+        tests.
+
+        A weak test could not fail whatever the scale, for example because its inputs are zeros.
+        """
         terminalreporter.section("sqrtdk", sep="-")
         records = by_place(self.records)
         terminalreporter.line(summary_line(list(records.values())))

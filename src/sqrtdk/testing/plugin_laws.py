@@ -25,7 +25,7 @@ _MOST_SUMMARY_LINES = 40  # lines of the summary
 
 
 class Laws(Marked):
-    """The hooks of a run with `--sqrtdk`."""
+    """The hooks of a run with `--sqrtdk` that ask laws in the tests marked `laws`."""
 
     def __init__(self, fail_on: str, choices: tuple[str, ...]) -> None:
         super().__init__(LAWS_MARKER, fail_on, choices, ("names", "allow", "fail_on"))
@@ -71,7 +71,7 @@ class Laws(Marked):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Attach the answers to the test's report."""
+        """Attach the answers to the report of a marked test, with which they reach the main process under xdist."""
         report = yield
         record = item.stash.get(self._record, None)
         if report.when == "call" and record is not None:
@@ -80,13 +80,13 @@ class Laws(Marked):
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the records, under xdist from all workers."""
+        """Collect the answers from the reports; under xdist this runs in the main process."""
         record = getattr(report, _LAWS_RECORD, None)
         if record is not None:
             self.records[report.nodeid] = record | {"place": place_in_file(report)}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write one line on all marked tests, then findings below the bar, and tests in which no law could be asked."""
+        """Write a line on all marked tests, then findings that failed no test, and tests in which no law was asked."""
         if not self.records:
             return
         terminalreporter.section("sqrtdk laws", sep="-")

@@ -91,12 +91,24 @@ def check_kinds(allow: Iterable[str]) -> None:
 
 
 def site_matches(site: str, name: str) -> bool:
-    """Return whether `name` is the site or a pattern that matches it, such as "layers.*.attn"."""
+    """Return whether a module path is `name`, or matches it as a pattern with `*` and `?`.
+
+    Example:
+        >>> site_matches("layers.3.attn", "layers.*.attn"), site_matches("layers.3", "layers")
+        (True, False)
+    """
     return site == name or fnmatchcase(site, name)
 
 
 def is_allowed(finding: Finding, calls: Sequence[JudgedCall], allow: Sequence[str]) -> bool:
-    """Return whether a finding is allowed: by its site, its rule, or because all scale mistakes at its site are."""
+    """Return whether the test allows a finding.
+
+    Args:
+        finding: The finding.
+        calls: The judged calls of the test.
+        allow: Sites, patterns of sites, rules, and mistakes or verdicts of a scale. A finding on the scale is allowed
+            by the last two if all wrong scales at its site are.
+    """
     if finding.rule in allow or any(site_matches(finding.site, name) for name in allow):
         return True
     wrong = [one for one in calls if one.call.site == finding.site and one.verdict == "unexplained"]
@@ -147,7 +159,13 @@ def count_text(number: int, noun: str) -> str:
 
 
 def findings_lines(findings: Iterable[Finding], calls: Sequence[JudgedCall], root: str = ROOT_NAME) -> list[str]:
-    """Return lines on findings; equal ones are listed once with all their sites. `root` names the site ""."""
+    """Return the lines that show findings; equal findings are shown once, with all their sites.
+
+    Args:
+        findings: The findings.
+        calls: The judged calls, whose formulas are shown.
+        root: Name to show for the site "", the model itself.
+    """
     sites: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:
         sites.setdefault(_lines(finding, _call_of(finding, calls)), []).append(finding.site or root)
@@ -199,7 +217,7 @@ def expected_formula(judged: JudgedCall) -> str | None:
 
 
 def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
-    """Return lines on pairs with a difference of their own; equal ones are listed once."""
+    """Return the lines that show pairs of attentions that differ; equal ones are shown once, with all their sites."""
     alike: dict[tuple[str, ...], list[PairDiff]] = {}
     for pair in pairs:
         alike.setdefault(_pair(pair), []).append(pair)
@@ -215,7 +233,7 @@ def pairs_lines(pairs: Iterable[PairDiff]) -> list[str]:
 
 
 def pair_site(pair: PairDiff) -> str:
-    """Return the pair's site in A, followed by "#index" unless it is the first call there."""
+    """Return the path of a pair in model A, followed by "#index" unless it is the module's first attention."""
     return f"{pair.site_a or ROOT_NAME}{f'#{pair.index_a}' if pair.index_a else ''}"
 
 
@@ -243,7 +261,7 @@ def _cause(cause: Cause) -> list[str]:
 
 
 def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str]:
-    """Return lines on outputs that differ, and on where the difference begins."""
+    """Return the lines that show outputs that differ, by how much, and in which module the difference begins."""
     lines = []
     for one in outputs:
         if one.same is None:
@@ -258,7 +276,12 @@ def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str
 
 
 def alone_lines(report: DiffReport, allow: Sequence[str] = ()) -> list[str]:
-    """Return lines on calls without a partner, except at sites in `allow`."""
+    """Return the lines that show calls of one model without a partner in the other.
+
+    Args:
+        report: The comparison.
+        allow: Sites, or patterns of sites, whose calls are left out.
+    """
     sides = (("A", report.unpaired_a), ("B", report.unpaired_b))
     return [
         f"{printable(call.site or ROOT_NAME)}  only in {letter}: {printable(call.reason)}"

@@ -107,7 +107,13 @@ def compile_into(folder: Path, target: str) -> Path:
 
 
 def commands(source: Path, made: Path, target: str) -> Iterable[list[str]]:
-    """Yield the commands that make a library of a C++ file for one of `TARGETS`."""
+    """Yield the compiler's commands that make a library.
+
+    Args:
+        source: The C++ file.
+        made: The library to make.
+        target: Name of a row of `TARGETS`.
+    """
     from torch.utils.cpp_extension import include_paths, library_paths
 
     program, whole = compiler.command(), str(made.with_suffix(".o"))

@@ -19,7 +19,7 @@ _MOST_READ = 2**20  # bytes of its output
 
 
 def command() -> list[str]:
-    """Return the command in CXX, which may have arguments, or GCC by its usual names; empty if none is found."""
+    """Return the command of the C++ compiler: that in CXX, which may have arguments, or GCC; [] if there is none."""
     named = os.environ.get("CXX", "").strip()
     commands = [[named]] if named else [["g++"], ["c++"]]
     with contextlib.suppress(ValueError):  # an unclosed quote
@@ -29,7 +29,7 @@ def command() -> list[str]:
 
 
 def why_no_compiler() -> str | None:
-    """Return why there is no compiler; None if there is one."""
+    """Return the reason why there is no compiler; None if there is one."""
     if command():
         return None
     named = os.environ.get("CXX", "").strip()

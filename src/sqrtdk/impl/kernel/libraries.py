@@ -62,12 +62,12 @@ MAX_LIBRARY_BYTES = 2**26  # bytes of a library that is read at most; half a MiB
 
 
 def targets_here() -> list[str]:
-    """Return the names of `TARGETS` of this machine's architecture, the fastest first."""
+    """Return the names of the `TARGETS` for this machine's architecture, the fastest first."""
     return [name for name, target in TARGETS.items() if target.machine == platform.machine()]
 
 
 def unsupported() -> str | None:
-    """Return why the kernel can't run on this system; None if it can."""
+    """Return the reason why the kernel can't run on this system; None if it can."""
     if sys.platform != "linux":
         return Message("machine.kernel.system", system=sys.platform)
     features, here, named = _features(), targets_here(), os.environ.get("SQRTDK_KERNEL")
@@ -82,7 +82,7 @@ def unsupported() -> str | None:
 
 
 def unbuildable(reason: str) -> UnsupportedError:
-    """Return the error for a kernel that can't be built."""
+    """Return the error to raise for a kernel that can't be built."""
     return UnsupportedError(f"the compiled kernel can't be built: {reason}", hint="impl='tiled' runs everywhere.")
 
 
@@ -100,7 +100,7 @@ def this_target() -> str:
 
 
 def cpp_sources() -> list[Path]:
-    """Return the C++ files, first the one that includes the others."""
+    """Return the C++ files; the first includes the others."""
     return [KERNEL_FOLDER / "attention.cpp", *sorted(KERNEL_FOLDER.glob("*.h"))]
 
 
@@ -114,7 +114,7 @@ def stem(target: str) -> str:
 
 
 def file_name(made: Path, target: str) -> str:
-    """Return the name of a finished library for one of `TARGETS`."""
+    """Return the name of a finished library: its sources' and target's stem, and a checksum of the file."""
     return f"{stem(target)}{_checksum(made)}.so"
 
 
@@ -162,7 +162,10 @@ def why_untrusted(path: Path) -> str | None:
 
 
 def why_refused(path: Path) -> str | None:
-    """Return why a library is not opened: another user may own it, or it is not as built. None if it may be opened."""
+    """Return the reason why a library is not opened; None if it may be opened.
+
+    Another user may own it, or the file may differ from what was built.
+    """
     try:
         status = path.stat()  # before it is opened, as opening a pipe would block for ever
         if not stat.S_ISREG(status.st_mode):

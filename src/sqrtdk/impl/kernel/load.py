@@ -39,7 +39,7 @@ class KernelState:
 
 
 def kernel_state() -> KernelState:
-    """Return the state, building nothing."""
+    """Return whether the kernel is built and loaded, without building it."""
     paths = [path for path, _ in _candidates() if path is not None]
     built = loaded() or any(libraries.why_refused(path) is None for path in paths)
     reason = None if loaded() else libraries.unsupported() or why_not_loaded()
@@ -47,12 +47,12 @@ def kernel_state() -> KernelState:
 
 
 def library() -> Path | None:
-    """Return the library that this process uses, if any."""
+    """Return the path of the library that this process uses; None if it uses none."""
     return _path
 
 
 def loaded() -> bool:
-    """Return whether the operators exist."""
+    """Return whether the kernel's operators exist in this process."""
     return _reason is None
 
 
@@ -62,7 +62,7 @@ def beats_torch() -> bool:
 
 
 def why_not_loaded() -> str | None:
-    """Return why the operators were missing at the last look; None if they existed."""
+    """Return the reason why the operators did not exist when they were last looked for; None if they did."""
     return _reason
 
 
@@ -83,7 +83,10 @@ def load_kernel() -> None:
 
 
 def load_if_built() -> None:
-    """Load an existing library, compiling nothing; `why_not_loaded` says why if there are no operators then."""
+    """Load the library if it is built; compile nothing.
+
+    `why_not_loaded` gives the reason if the operators don't exist afterwards.
+    """
     with contextlib.suppress(UnsupportedError):
         load_kernel()
 

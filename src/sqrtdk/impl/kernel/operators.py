@@ -21,7 +21,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def register() -> None:
-    """Register the operators, once, after the library has been loaded."""
+    """Register shapes and gradients of the operators, after the library was loaded; a second call does nothing."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("sqrtdk_cpu::forward", "Meta"):
         return
     torch.library.register_fake("sqrtdk_cpu::forward", _shapes)

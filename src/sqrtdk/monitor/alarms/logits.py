@@ -30,7 +30,12 @@ from sqrtdk.theory import spacing
 
 
 def max_logit_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield one alarm for each attention above a bar, at its worst head."""
+    """Yield one alarm for each attention whose largest logit is above a bar of `MAX_LOGIT_BARS`, at its worst head.
+
+    Args:
+        before: Earlier samples, oldest first; not used.
+        now: The newest sample.
+    """
     for call in now.calls:
         value, head = largest_of_column(call, "max_logit")
         level = next((level for level in MAX_LOGIT_BARS if value > level[1]), None)
@@ -46,7 +51,10 @@ BARS_ASCENDING = MAX_LOGIT_BARS[::-1]  # ascending
 
 
 def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield one alarm for each attention that is about to pass its next bar."""
+    """Yield one alarm for each attention whose largest logit is about to pass its next bar.
+
+    A line through the logarithms of the last `WINDOW` samples says when it will.
+    """
     for call in now.calls:
         value, head = largest_of_column(call, "max_logit")
         place = next((i for i, (_, bar, _) in enumerate(BARS_ASCENDING) if value < bar), None)
@@ -71,7 +79,7 @@ FP16_HEADROOM = FP16_MAX / 16
 
 
 def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm for each attention."""
+    """Yield an alarm for each attention whose product q.k exceeds, or is near, the range of float16 (65504)."""
     for call in now.calls:
         value, half = _product(call), call.logits_dtype == "float16"
         if not value > (FP16_HEADROOM if half else FP16_MAX) or (value == math.inf and not half):
@@ -103,7 +111,10 @@ def _product(call: CallSample) -> float:
 
 
 def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm for each attention, at its worst head."""
+    """Yield an alarm for each attention whose logits have an offset that bfloat16 can't store with precision.
+
+    The offset of a row is the size that all its logits share. The alarm is given at the worst head.
+    """
     for call in now.calls:
         value, head = largest_of_column(call, "row_offset")
         if not call.stored or value <= BF16_OFFSET:

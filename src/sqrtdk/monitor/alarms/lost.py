@@ -23,7 +23,10 @@ UNMEASURED_ALARM_SOURCE = "alarms.source.unmeasured"
 
 
 def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield one alarm for the model, or one for each lost site and attention."""
+    """Yield an alarm for attentions that were measured in earlier samples and are missing in this one.
+
+    It is one alarm for the whole model, or one for each missing site and attention.
+    """
     if not now.calls:
         text = Message("alarms.lost.all", step=now.step, reasons=joined((now.how, *now.not_measured[:3])))
         yield Alarm("lost", "warn", now.step, text, Message(UNMEASURED_ALARM_SOURCE))
@@ -43,7 +46,7 @@ def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 def unmeasured_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield one alarm for each attention without statistics, and for each other entry of `not_measured`."""
+    """Yield a note for each attention without statistics, and for each other reason in `now.not_measured`."""
     for call in now.calls:
         if call.reason is not None:
             text = with_place(call.name, call.reason)
@@ -57,7 +60,11 @@ def unmeasured_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator
 
 
 def ledger_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm for each attention."""
+    """Yield an alarm for each attention whose scale ratio or factors differ from those of its first sample.
+
+    A changed ratio is a warning; the same ratio from other factors is a note. Learned scales may change without an
+    alarm.
+    """
     for call in now.calls:
         first = first_of(before, call)
         if first is None:

@@ -46,7 +46,10 @@ GRADIENT_COLUMNS = ("query_grad_nonfinite", "key_grad_nonfinite")
 
 
 def nonfinite_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm."""
+    """Yield an alarm if the sample has NaN or infinite numbers: one, for the place where they come from.
+
+    The forward pass is looked at first, then the loss, then the backward pass.
+    """
     found = _forward(now) or _loss(now) or _backward(now)
     if found is not None:
         yield found

@@ -42,7 +42,7 @@ class Passing:
     latest: float
 
     def message(self) -> str:
-        """Say when."""
+        """Return when the bar is passed, as part of a sentence: a step, and the interval around it."""
         ends = {"earliest": f"{self.earliest:.0f}", "latest": f"{self.latest:.0f}"}
         return Message("alarms.place.when", step=f"{self.step:.0f}", **ends)
 
@@ -100,7 +100,7 @@ def largest_of_column(call: CallSample, column: str) -> tuple[float, int]:
 
 
 def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tuple[int, CallSample]]:
-    """Yield step and sample of one attention, from each sample that has it."""
+    """Yield the step and the sample of one attention, from each sample that has it, in their order."""
     for sample in samples:
         found = next((one for one in sample.calls if one.place == call.place), None)
         if found is not None:
@@ -108,5 +108,5 @@ def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tupl
 
 
 def first_of(samples: Sequence[StepSample], call: CallSample) -> CallSample | None:
-    """Return the earliest sample of an attention."""
+    """Return the earliest sample of an attention; None if no sample has it."""
     return next((one for _, one in same_place(samples, call)), None)

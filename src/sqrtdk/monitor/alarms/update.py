@@ -17,7 +17,7 @@ LARGEST_RELATIVE_STEP = 3.0
 
 
 def update_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm for the model."""
+    """Yield an alarm if the optimizer changed a projection by more than `LARGEST_RELATIVE_STEP` of its norm."""
     ratio = now.relative_step
     if ratio is None or ratio <= LARGEST_RELATIVE_STEP:
         return

@@ -44,7 +44,7 @@ COLUMN = "saturated"
 
 
 def saturation_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm for the model, at the worst head."""
+    """Yield an alarm if heads have many rows whose weight is on one key; one for the model, at the worst head."""
     # NaN: no row has two keys
     fractions = [value for call in now.calls for value in call.columns.get(COLUMN, ()) if value >= 0]
     many = sum(value > SATURATED_ROWS for value in fractions)
@@ -68,7 +68,7 @@ def saturation_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[
 
 
 def equal_logits(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield one alarm for each attention whose logits are all equal."""
+    """Yield an alarm for each attention whose logits are all equal, so that its weights are uniform."""
     for call in now.calls:
         std = call.columns.get("std_logit", ())
         keys, largest = (call.columns.get(name) or [0.0] * len(std) for name in ("keys", "max_abs_logit"))
@@ -80,7 +80,10 @@ def equal_logits(before: Sequence[StepSample], now: StepSample) -> Iterator[Alar
 
 
 def entropy_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one alarm for the model, at the head with the lowest entropy."""
+    """Yield an alarm if many heads have an entropy below their bar, in nats; one for the model, at the lowest head.
+
+    It is a warning from `WARN_FRACTION` of the heads on, and a note from `NOTE_FRACTION`.
+    """
     heads = [(entropy / bar, entropy, bar, call, head) for call, head, entropy, bar in _heads(now)]
     low = [one for one in heads if one[0] < 1.0]
     if not low or len(low) < NOTE_FRACTION * len(heads):
@@ -101,7 +104,10 @@ def entropy_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
 
 
 def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield at most one note for the model."""
+    """Yield a note if the entropy of the model is about to pass its bar.
+
+    A line through the last `WINDOW` samples says when it will.
+    """
     newest = _depth(now)
     if newest is None or not -math.log(2.0) < newest < 0.0:
         return
@@ -135,7 +141,10 @@ EARLIER_SAMPLES_COMPARED = (
 
 
 def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield a warning if most heads of the model collapsed, and a note for each collapsed head."""
+    """Yield a warning if most heads of the model collapsed, and a note for each head that did.
+
+    A collapsed head has nearly one-hot or nearly uniform weights, and was clearly different in an earlier sample.
+    """
     looked_at = before[:: 1 + len(before) // EARLIER_SAMPLES_COMPARED]
     notes: list[Alarm] = []
     for call in now.calls:

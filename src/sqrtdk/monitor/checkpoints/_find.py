@@ -174,7 +174,15 @@ def global_step(directory: Path) -> int | None:
 
 
 def loss_at(directory: Path, step: int) -> tuple[float | None, str]:
-    """Return the last loss logged up to a step, and what is wrong with the file ("" if nothing is)."""
+    """Return the last training loss that the Trainer of transformers logged up to a step.
+
+    Args:
+        directory: Directory of the checkpoint, with `trainer_state.json`.
+        step: Step of the checkpoint.
+
+    Returns:
+        The loss, or None if there is none; and what is wrong with the file, "" if nothing is.
+    """
     try:
         history = read_json(directory / TRAINER_STATE, MAX_STATE_BYTES).get("log_history")
     except FileNotFoundError:

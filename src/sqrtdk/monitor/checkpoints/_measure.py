@@ -132,7 +132,9 @@ def transformers_version() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of a checkpoint: a hash of their names, sizes and times, and the newest time, in seconds."""
+    """State of the files of a checkpoint: a hash of their names, sizes and times, and the newest time (seconds since
+    1970).
+    """
 
     digest: str
     time: float
@@ -140,7 +142,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one checkpoint; see `measure`."""
+    """What was measured at one checkpoint; see `measure`."""
 
     loss: float | None
     state: str
@@ -153,12 +155,12 @@ class Result:
 
 
 def result_name(one: Checkpoint) -> str:
-    """Return the name of the file of a checkpoint's result, without its ending."""
+    """Return the name, without its ending, of the file with a checkpoint's result: the step and a hash."""
     return f"step-{one.step}-{disk.hash_of(str(one.path))}"
 
 
 def files_of(directory: Path) -> Files:
-    """Return the state of a checkpoint's files, which changes if any file does."""
+    """Return the state of the files in a checkpoint's directory, without reading them; it changes if any file does."""
     told, newest = [], 0
     with suppress(OSError):
         newest = directory.stat().st_mtime_ns
@@ -171,7 +173,13 @@ def files_of(directory: Path) -> Files:
 
 
 def result_key(one: Checkpoint, files: Files, measured_with: Any) -> str:
-    """Return the key of a result: equal keys mean equal numbers."""
+    """Return the key of a stored result, a hash: equal keys mean equal numbers.
+
+    Args:
+        one: The checkpoint.
+        files: State of its files.
+        measured_with: Settings of the measurement, as JSON values.
+    """
     versions = dict(numbers_from()), transformers_version()
     return disk.hash_of([str(one.path), one.step, files.digest, measured_with, *versions])
 

@@ -37,7 +37,7 @@ _HEADS_A_PART = 2**16  # heads in one part file; a single checkpoint may have mo
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One checkpoint of a run, its result, and when its newest file was written, in seconds since the epoch."""
+    """One checkpoint of a run, its result, and when its newest file was written (seconds since 1970)."""
 
     checkpoint: Checkpoint
     result: Result
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of one step; its heads as a table."""
+    """The rows of one step in each table of the records; those of heads are a pyarrow table."""
 
     step: dict[str, Any]
     heads: Table
@@ -88,12 +88,15 @@ def step_rows(points: Sequence[Point]) -> Iterator[StepRows]:
 
 
 def model_of_run(points: Sequence[Point]) -> Any:
-    """Return the model of a run, taken from its first checkpoint that could be measured."""
+    """Return the model's description for the records, from the first checkpoint that could be measured.
+
+    If none could, it is `{"class": "unknown"}`.
+    """
     return next((point.result.model for point in points if point.result.sample is not None), {"class": "unknown"})
 
 
 def notes_of(points: Sequence[Point]) -> list[str]:
-    """Return the notes on choices made for the user: random ids, another dtype."""
+    """Return the notes on what sqrtdk decided for the user (random ids, another dtype), each once."""
     notes = (note for point in points for note in point.result.notes)
     return list(dict.fromkeys(note for note in notes if not lacks_weights(note)))
 

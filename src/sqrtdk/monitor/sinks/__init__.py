@@ -23,16 +23,24 @@ ERROR_CHARACTERS = 400  # shown characters of a logger's error
 
 @runtime_checkable
 class Sink(Protocol):
-    """A logger that a watch reports to; an exception becomes one alarm, and the training goes on."""
+    """A logger that a watch reports to.
+
+    If a method raises, the watch reports the error as one alarm, and the training goes on.
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a sampled step, by name (`monitor.metrics`)."""
+        """Log the metrics of a sampled step.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name, as "attention/calls"; `sqrtdk.monitor.metrics` lists the names.
+        """
 
     def alarm(self, alarm: Alarm) -> None:
-        """Log an alarm; its step was written before."""
+        """Log an alarm; the metrics of its step were logged before."""
 
     def close(self) -> None:
-        """End the run."""
+        """End the run of the logger; nothing is logged afterwards."""
 
 
 AnySink = str | Sink | Callable[[int, Mapping[str, float]], object]
@@ -136,11 +144,19 @@ class Sinks:
         return self._each(report, sample.step)
 
     def alarm(self, alarm: Alarm) -> list[Alarm]:
-        """Report an alarm that came after its step; see `sample`."""
+        """Report to all loggers an alarm that came after the sample of its step.
+
+        Returns:
+            An alarm for each logger that failed for the first time.
+        """
         return [] if _rank() else self._each(lambda sink: sink.alarm(alarm), alarm.step)
 
     def close(self, step: int) -> list[Alarm]:
-        """End all sinks after a step; see `sample`."""
+        """Close all loggers after a step.
+
+        Returns:
+            An alarm for each logger that failed for the first time.
+        """
         return self._each(lambda sink: sink.close(), step)
 
     def _each(self, act: Callable[[Sink], None], step: int) -> list[Alarm]:
@@ -172,11 +188,11 @@ class Function:
         self._function = function
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Call the function with a dictionary of its own."""
+        """Call the function with the step and a copy of the metrics."""
         self._function(step, dict(metrics))
 
     def alarm(self, alarm: Alarm) -> None:
-        """Do nothing."""
+        """Do nothing: the function receives metrics alone."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: a function has nothing to close."""

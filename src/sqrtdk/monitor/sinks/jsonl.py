@@ -45,12 +45,12 @@ class JsonLines:
         self._add(step, "metrics", dict(metrics))
 
     def alarm(self, alarm: Alarm) -> None:
-        """Add a line."""
+        """Add a line with the alarm's fields, and the `message_id` and `values` of its sentence."""
         content = {name: value for name, value in asdict(alarm).items() if name != "step"}
         self._add(alarm.step, "alarm", content | fields(alarm.text))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; a second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

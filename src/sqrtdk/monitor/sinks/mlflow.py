@@ -46,7 +46,7 @@ class MLflow:
         self._last = -math.inf
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics."""
+        """Log the metrics of a step; a step that is logged already, as after a restart, is skipped."""
         client = self._open()
         if step <= self._last:
             return
@@ -57,13 +57,13 @@ class MLflow:
             client.log_batch(self._run, metrics=rows[at : at + _METRICS_A_CALL])
 
     def alarm(self, alarm: Alarm) -> None:
-        """Set a tag, `attention.alarm.<step>.<name>`."""
+        """Set the tag `attention.alarm.<step>.<name>` of the run; MLflow has no alerts."""
         self._open().set_tag(
             self._run, f"attention.alarm.{alarm.step}.{alarm.name}", f"{alarm.severity}: {alarm.text}"[:_TAG_CHARACTERS]
         )
 
     def close(self) -> None:
-        """End the run."""
+        """Mark the run as terminated; a second call does nothing."""
         client, self._client = self._client, None
         if client is not None:
             client.set_terminated(self._run)

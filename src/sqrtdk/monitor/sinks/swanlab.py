@@ -34,16 +34,16 @@ class SwanLab:
         self._run: Any = None if own else target
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics."""
+        """Log the metrics of a step."""
         self._open().log(dict(metrics), step=step)
 
     def alarm(self, alarm: Alarm) -> None:
-        """Log a text, under `attention/alarms`."""
+        """Log the alarm as a text, under `attention/alarms/<name>`."""
         text = load_extra("swanlab", "swanlab").Text(f"{alarm.severity}: {alarm.text}")
         self._open().log({f"attention/alarms/{alarm.name}": text}, step=alarm.step)
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finish the run, unless the user's own run is used."""
         if self._arguments is not None and self._run is not None:
             self._run.finish()
             self._run = None

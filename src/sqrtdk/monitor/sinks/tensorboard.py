@@ -29,18 +29,18 @@ class TensorBoard:
         self._writer: Any = None if own else target
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one scalar per metric."""
+        """Add a scalar for each metric of a step."""
         writer = self._open(step)
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
     def alarm(self, alarm: Alarm) -> None:
-        """Add a text, under `attention/alarms`."""
+        """Add the alarm as a text, under `attention/alarms`."""
         self._open(alarm.step).add_text("attention/alarms", f"{alarm.severity}: {alarm.text}", alarm.step)
 
     def close(self) -> None:
-        """End the event file."""
+        """Flush the event file, and close it unless the writer is the user's own."""
         if self._writer is None:
             return
         self._writer.flush()

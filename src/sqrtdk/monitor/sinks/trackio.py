@@ -35,18 +35,18 @@ class Trackio:
         self._last: int | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics."""
+        """Log the metrics of a step; a step that is logged already, as after a restart, is skipped."""
         run = self._open()
         if self._last is None or step > self._last:
             run.log(dict(metrics), step=step)
 
     def alarm(self, alarm: Alarm) -> None:
-        """Send an alert."""
+        """Send an alert, with the level that fits the alarm's severity."""
         level = load_extra("trackio", "trackio").AlertLevel[_TRACKIO_LEVELS[alarm.severity]]
         self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=level)
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finish the run, unless the user's own run is used."""
         if self._arguments is not None and self._run is not None:
             self._run.finish()
             self._run = None

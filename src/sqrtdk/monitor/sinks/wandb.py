@@ -41,16 +41,16 @@ class WeightsAndBiases:
             _define(target)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics."""
+        """Log the metrics of a step, with the step itself as `attention/step`."""
         self._open().log({"attention/step": step, **metrics})
 
     def alarm(self, alarm: Alarm) -> None:
-        """Send an alert for a warning or worse."""
+        """Send an alert for an alarm that is a warning or worse; notes are not sent."""
         if alarm.severity != "note":
             self._open().alert(title=f"attention: {alarm.name}", text=alarm.text, level=_WANDB_LEVELS[alarm.severity])
 
     def close(self) -> None:
-        """Finish the run."""
+        """Finish the run, unless the user's own run is used."""
         if self._arguments is not None and self._run is not None:
             self._run.finish()
             self._run = None

@@ -38,7 +38,12 @@ def to_file(ledger: Ledger) -> str:
 
 
 def ledger_line(ledger: Ledger, language: Language = "en") -> str:
-    """Return one line that counts a ledger's attentions by verdict, and its findings."""
+    """Return one line for the terminal that counts a ledger's attentions by verdict, and its findings.
+
+    Args:
+        ledger: The baseline that was just written.
+        language: "en" or "zh".
+    """
     speaker = Speaker(language)
     attentions = [line for line in ledger.lines if line.verdict is not None]
     each = verdict_counts("words.attentions_with", (line.verdict for line in attentions))
@@ -48,13 +53,16 @@ def ledger_line(ledger: Ledger, language: Language = "en") -> str:
 
 
 def to_json(comparison: BaselineComparison) -> str:
-    """Return the comparison as one JSON document that ends with a newline."""
+    """Return the comparison as one JSON document that ends with a newline.
+
+    It has `schema_version`, `tool`, the fields of `BaselineComparison` and `exit_code`.
+    """
     head = {"schema_version": BASELINE_VERSION, "tool": tool()}
     return _json.json_document(head | record_fields(comparison) | {"exit_code": comparison.exit_code})
 
 
 def baseline_summary_line(comparison: BaselineComparison, language: Language = "en") -> str:
-    """Return one line: how much changed, how much was not judged, and the exit code."""
+    """Return one line that says how much changed since the baseline, what was not judged, and the exit code."""
     speaker = Speaker(language)
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing
@@ -72,7 +80,14 @@ def baseline_summary_line(comparison: BaselineComparison, language: Language = "
 
 
 def to_text(comparison: BaselineComparison, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
-    """Return the comparison as text of at most `width` columns."""
+    """Return a comparison with a baseline as text for the terminal.
+
+    Args:
+        comparison: What changed since the baseline was written.
+        width: Columns at which lines wrap.
+        color: Whether to add ANSI colours.
+        language: "en" or "zh".
+    """
 
     def draw(printer: Printer) -> None:
         whole = printer.console.width
@@ -109,7 +124,10 @@ def _print_change(printer: Printer, site: str, change: LedgerChange, sites: int)
 
 
 def to_markdown(comparison: BaselineComparison, language: Language = "en") -> str:
-    """Return the comparison as a pull request comment; see `sqrtdk.report.check.markdown`."""
+    """Return the comparison as a comment for a pull request, in GitHub's Markdown.
+
+    Names from the model are escaped, and what exceeds GitHub's limit is cut; `sqrtdk.report.check.markdown` says how.
+    """
     speaker = Speaker(language)
     return fitted(_parts(comparison, speaker), speaker)
 

@@ -20,7 +20,7 @@ _LAWS_OF_MASKS = {"mask_audit": "law_causal", "padding": "law_padding"}
 
 @dataclass(frozen=True, slots=True)
 class Caused:
-    """A folded finding and its consequences."""
+    """A finding (folded over layers) together with the findings that follow from it."""
 
     cause: FoldedFinding
     consequences: tuple[FoldedFinding, ...] = ()

@@ -36,32 +36,35 @@ _NUMBER_TO_FOLD = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Calls that are shown as one line."""
+    """Calls of the same kind, as those of equal layers, that a report shows as one line."""
 
     site: str  # the integers that differ are a range: "model.layers.0-31.self_attn"
     calls: tuple[JudgedCall, ...]
 
     @property
     def first(self) -> JudgedCall:
-        """The call that ran first; its line is true of all calls of the fold."""
+        """The call that ran first. The line that the report shows for it is true of all calls of the fold."""
         return self.calls[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedFinding:
-    """Findings that are shown as one, worst first."""
+    """Findings of one rule, as those of equal layers, that a report shows as one; the worst comes first."""
 
     site: str
     findings: tuple[Finding, ...]
 
     @property
     def first(self) -> Finding:
-        """The worst finding."""
+        """The finding with the worst severity; among equals, the one that was reported first."""
         return self.findings[0]
 
     @property
     def message(self) -> str:
-        """The worst finding's message. A count of heads is the sum over all findings, and says over how many calls."""
+        """The worst finding's message, made true of all findings.
+
+        A count of heads becomes the sum over all findings, and the message says over how many calls.
+        """
         first = self.first.message
         if len({finding.call for finding in self.findings}) > 1:
             first = without_call(first)
@@ -69,7 +72,7 @@ class FoldedFinding:
 
     @property
     def several(self) -> str | None:
-        """How many sites or calls the findings are about; None for a single finding."""
+        """Number of sites or calls that the findings are about, as "24 sites"; None for a single finding."""
         findings, sites = len(self.findings), len({finding.site for finding in self.findings})
         if findings == 1:
             return None
@@ -112,7 +115,14 @@ def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
 
 
 def fold_findings(findings: Iterable[Finding]) -> tuple[FoldedFinding, ...]:
-    """Fold findings of one rule whose sites differ in one integer and whose messages differ in numbers only."""
+    """Fold findings of one rule whose sites differ in one integer and whose messages differ in numbers only.
+
+    Args:
+        findings: Findings of one report, in its order.
+
+    Returns:
+        Groups in the order of their first finding. A finding like no other is a group of its own.
+    """
 
     def shown(finding: Finding) -> Hashable:
         message, fix = (_NUMBER_TO_FOLD.sub("#", text) for text in (finding.message, finding.fix))
@@ -203,14 +213,27 @@ def _figure(folded: FoldedFinding, figure: float) -> str:
 
 
 def verdict_counts(id: str, verdicts: Iterable[str | None]) -> list[str]:
-    """Return how often each verdict occurs, in the order of `VERDICTS`; `id` is the sentence of a count."""
+    """Return one sentence for each verdict that occurs, with its count, in the order of `VERDICTS`.
+
+    Args:
+        id: Id of the sentence in the catalogue; it has the parts `count` and `what`.
+        verdicts: Verdicts of the calls; None (not judged) is not counted.
+
+    Example:
+        >>> verdict_counts("words.attentions_with", ["exact", "unexplained", "exact"])
+        ['2 exact', '1 unexplained']
+    """
     # a zero says nothing: verdicts that do not occur are left out
     counts = Counter(verdicts)
     return [Message(id, count=counts[name], what=Message(f"words.verdict.{name}")) for name in VERDICTS if counts[name]]
 
 
 def severity_counts(findings: Iterable[Finding]) -> dict[str, Message]:
-    """Return each severity that occurs, worst first, and how many findings have it."""
+    """Return a sentence with the number of findings for each severity that occurs, worst first.
+
+    Returns:
+        The sentences by severity, as `{"fail": "2 fail", "note": "1 note"}`.
+    """
     counts = Counter(finding.severity for finding in findings)
     return {
         name: Message("words.findings_with", count=counts[name], what=Message(f"words.severity.{name}"))

@@ -86,17 +86,29 @@ def to_html(report: CheckReport, language: Choice = "auto") -> str:
 
 
 def health_word(name: str) -> str:
-    """Return the word for a health."""
+    """Return the word that a page shows for the health of a call.
+
+    Args:
+        name: A severity, "good", or "unmeasured".
+    """
     return Message(f"words.verdict.{UNMEASURED}") if name == UNMEASURED else named("words.severity", name)
 
 
 def breakable(path: str) -> Markup:
-    """Return a site or a path that may wrap after each dot or slash."""
+    """Return a module path or a file path as HTML that may wrap after each dot or slash.
+
+    Example:
+        >>> breakable("model.layers.0")
+        Markup('model.<wbr>layers.<wbr>0')
+    """
     return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", plain(path)))
 
 
 def searched_text(fold: Fold) -> str:
-    """Return the lower-case text that the page's site filter searches."""
+    """Return the text, in lower case, that the site filter of the page searches for this line.
+
+    It has the sites, the formula, the verdict, health and mistake in both languages, and the source lines.
+    """
     first = fold.first
     words = [site_name(judged.call.site) for judged in fold.calls]
     mistake = text_of_value(named("words.mistake", first.mistake or ""))
@@ -107,18 +119,18 @@ def searched_text(fold: Fold) -> str:
 
 
 def to_table(report: CheckReport) -> str:
-    """Return the table of sites and the findings as HTML for a notebook."""
+    """Return the headline, the table of sites and the findings as HTML for a notebook (no script)."""
     outcome = {"headline": headline(report), "tone": OUTCOME_TONES[report.outcome]}
     return _table(report.calls, report=report, causes=consequences(report.findings), judges=True, **outcome)
 
 
 def judged_table(judged: JudgedCall) -> str:
-    """Return the line of one call and its steps as HTML for a notebook."""
+    """Return one judged call as HTML for a notebook: its line of the table and the steps of its formula."""
     return _table([judged], call=judged.call, judges=True)
 
 
 def call_table(call: AttentionCall) -> str:
-    """Return the line of one call without a verdict, and its steps, as HTML for a notebook."""
+    """Return one call without a verdict as HTML for a notebook: its line of the table and the steps of its formula."""
     return _table([JudgedCall(call, UNMEASURED)], call=call)
 
 
@@ -128,7 +140,15 @@ def _table(calls: Sequence[JudgedCall], **context: Any) -> str:
 
 
 def dial_place(ratio: float | None) -> float | None:
-    """Return a ratio's place on a logarithmic dial from -1 to 1; the textbook ratio 1 is at 0."""
+    """Return where a scale ratio stands on the page's logarithmic dial, from -1 to 1.
+
+    The textbook ratio 1 is at 0. A ratio beyond the ends is drawn at the end. Returns None if there is nothing to draw:
+    the ratio is unknown, not finite, or not above 0.
+
+    Example:
+        >>> dial_place(1.0), dial_place(2.0) == -dial_place(0.5), dial_place(None)
+        (0.0, True, None)
+    """
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return None
     return round(max(-1.0, min(1.0, math.log2(ratio) / _DIAL_OCTAVES)), 3)

@@ -39,7 +39,10 @@ def to_json(report: CheckReport) -> str:
 
 
 def to_document(report: CheckReport) -> dict[str, Any]:
-    """Return the document of `to_json` before conversion to JSON types: it may hold NaN, infinities and records."""
+    """Return the document of `to_json` as a dict, before its values are converted to JSON types.
+
+    It may hold NaN, infinities and records. Its fields are those of `docs/report.schema.json`.
+    """
     return {
         "schema_version": report.schema_version,
         "tool": report.tool,

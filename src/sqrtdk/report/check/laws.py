@@ -21,14 +21,14 @@ _SQUARE_MARKS = {True: "#", False: "."}
 
 @dataclass(frozen=True, slots=True)
 class LawRow:
-    """One line of the table: a broken law, or all laws that were kept, or all that were not asked for one reason."""
+    """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason."""
 
     laws: tuple[str, ...]
     answer: LawAnswer
 
     @property
     def severity(self) -> str | None:
-        """The severity of a broken law's finding, else None."""
+        """The severity of the finding of a broken law; None if the law is not broken."""
         return self.answer.finding.severity if self.answer.finding is not None else None
 
 
@@ -68,28 +68,47 @@ def picture(moved: Sequence[bool], most: int = MOST_SQUARES) -> tuple[bool, ...]
 
 
 def each_of(moved: Sequence[bool], most: int = MOST_SQUARES) -> int:
-    """Return the number of positions that share a mark of the picture."""
+    """Return how many positions share one mark of the picture: the least number so that at most `most` marks are drawn.
+
+    Example:
+        >>> each_of([False] * 30, most=32), each_of([False] * 65, most=32)
+        (1, 3)
+    """
     return max(-(-len(moved) // most), 1)  # rounded up
 
 
 def named_law(law: str) -> str:
-    """Return a law's name; the Chinese is followed by the identifier."""
+    """Return the name of a law as a reader sees it; in Chinese, the identifier follows the name.
+
+    Example:
+        >>> named_law("causal"), named_law("causal").said("zh")
+        ('causal', '因果（causal）')
+    """
     return named("laws.names", law)
 
 
 def listed_laws(row: LawRow) -> str:
-    """Return the names of a row's laws as a list."""
+    """Return the names of the laws of a row as one sentence, as "causal, padding"."""
     return joined([named_law(law) for law in row.laws], "comma")
 
 
 def answer_in_words(row: LawRow) -> str:
-    """Return the answer in words; a broken law has its severity behind it."""
+    """Return the state of a row's laws in words; for a broken law its severity follows, as "broken: fail"."""
     state = Message(LAW_STATES[row.answer.state])
     return state if row.severity is None else joined([state, Message(f"words.severity.{row.severity}")], "colon")
 
 
 def what_of(row: LawRow, *, message: bool = False) -> str:
-    """Return what was changed and where it first shows, the reason for not asking, or a broken law's message."""
+    """Return the third column of the table of laws.
+
+    Args:
+        row: A row of the table.
+        message: Whether a broken law is described by its message, rather than by what was changed and where that shows.
+
+    Returns:
+        For a broken law, the input that was changed and the first module whose output moved, or the message. For other
+        laws, the input and the reason for not asking. It is "" if there is nothing to say.
+    """
     answer = row.answer
     if answer.state != BROKEN or answer.finding is None:
         parts = [part for part in (answer.about, answer.reason) if part]
@@ -102,7 +121,7 @@ def what_of(row: LawRow, *, message: bool = False) -> str:
 
 
 def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
-    """Print the table and the pictures of broken laws, or nothing if there are no answers."""
+    """Print the table of laws and a picture for each broken law; print nothing if there are no answers."""
     if not answers:
         return
     title = printer.line(Message("laws.page.title"), "bold")
@@ -128,7 +147,12 @@ def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
 
 
 def caption(row: LawRow, most: int = MOST_SQUARES) -> Message:
-    """Return the caption of a picture."""
+    """Return the caption of the picture of a broken law: which positions moved.
+
+    Args:
+        row: A row of a broken law, whose answer has `moved`.
+        most: Largest number of marks in the picture; with more positions, a mark stands for several.
+    """
     moved = row.answer.moved
     which = range_list([position for position, mark in enumerate(moved) if mark])
     positions = Message("laws.page.moved", law=named_law(row.answer.law), last=len(moved) - 1, which=which)
@@ -137,7 +161,10 @@ def caption(row: LawRow, most: int = MOST_SQUARES) -> Message:
 
 
 def counts(answers: Sequence[LawAnswer]) -> Message:
-    """Return the number of laws kept, broken and not asked. A law with several answers counts once, by the worst."""
+    """Return a sentence with the number of laws that hold, are broken, and were not asked.
+
+    A law with several answers counts once, by its worst one.
+    """
     states: dict[str, str] = {}
     order = (BROKEN, KEPT, NOT_ASKED)
     for answer in answers:
@@ -147,7 +174,7 @@ def counts(answers: Sequence[LawAnswer]) -> Message:
 
 
 def law_tone(row: LawRow) -> str:
-    """Return the CSS class of a row's badge."""
+    """Return the CSS class of the badge of a row: "s-" and the severity if broken, "v-exact" if the laws hold."""
     if row.answer.state == BROKEN:
         return f"s-{row.severity or 'critical'}"
     return "v-exact" if row.answer.state == KEPT else "v-plain"

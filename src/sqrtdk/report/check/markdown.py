@@ -56,7 +56,14 @@ def to_markdown(report: CheckReport, language: Language = "en") -> str:
 
 
 def fitted(parts: Iterable[str], speaker: Speaker) -> str:
-    """Join as many whole parts as fit. A `<details>` block is one part, so that it is never cut open."""
+    """Join parts of a comment, and leave out those at the end that exceed GitHub's limit of characters.
+
+    A part is never cut, so that a `<details>` block is always closed.
+
+    Args:
+        parts: Markdown texts, the most important first.
+        speaker: Speaks the sentence that says that parts were left out.
+    """
     chosen: list[str] = []
     cut = f"\n{speaker.word('terminal.comment.cut')}\n"
     room = MOST_CHARACTERS - len(cut)
@@ -82,18 +89,38 @@ def markdown_text(words: str, longest: int = _MOST_TEXT_CHARACTERS) -> str:
 
 
 def markdown_code(words: str, longest: int = 160) -> str:
-    """Return an untrusted text as code, in which GitHub does not look for mentions and references."""
+    """Return an untrusted text as inline code, in which GitHub looks for no mentions and references.
+
+    Args:
+        words: A text, for example the name of a module.
+        longest: Number of characters after which the text is cut.
+
+    Example:
+        >>> markdown_code("model.layers.0")
+        '<code>model.layers.0</code>'
+    """
     return f"<code>{markdown_text(words, longest)}</code>"
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; its cells must be escaped already."""
+    """Return a table in GitHub's Markdown.
+
+    Args:
+        titles: Titles of the columns.
+        rows: Cells, as many a row as there are titles; escape them before (`markdown_text`, `markdown_code`).
+
+    Example:
+        >>> print(markdown_table(["site", "scale"], [["h.0", "1/8"]]), end="")
+        | site | scale |
+        | --- | --- |
+        | h.0 | 1/8 |
+    """
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def details(title: str, lines: Iterable[str]) -> str:
-    """Return lines that are folded away under a title."""
+    """Return Markdown lines that GitHub shows folded away under a title (`<details>`)."""
     return "\n".join((f"<details><summary>{title}</summary>\n", *lines, "\n</details>\n"))
 
 

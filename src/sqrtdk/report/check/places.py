@@ -14,7 +14,12 @@ from sqrtdk.tracing.records import AttentionCall
 
 
 def source_lines(call: AttentionCall) -> dict[str, str]:
-    """Return "file:line" -> the parts written there: the product, factors of the scale, the softmax."""
+    """Return the source lines of a call's formula, and what is written on each.
+
+    Returns:
+        "file:line" -> its parts, as `{"attention.py:31": "q.k, 0.125", "attention.py:33": "softmax"}`. Parts whose
+        place is unknown are left out.
+    """
     parts: dict[str, list[str]] = {}
     for what, at in (("q.k", call.product_at), *_factors(call), ("softmax", call.softmax_at)):
         if at is not None:
@@ -29,7 +34,10 @@ def _factors(call: AttentionCall) -> Iterator[tuple[str, str | None]]:
 
 
 def in_files(call: AttentionCall) -> bool:
-    """Return whether the places are lines of files. A graph's places, `<node>:12`, are unlike in each layer."""
+    """Return whether the source places of a call are lines of files.
+
+    They are not for an exported graph, whose places, such as `<node>:12`, differ from layer to layer.
+    """
     return not any(at.startswith("<") for at in source_lines(call))
 
 
@@ -46,7 +54,7 @@ def at_text(at: str) -> str:
 
 
 def places_text(call: AttentionCall) -> str:
-    """Return the result of `source_lines` as one line; empty if no place is known."""
+    """Return the result of `source_lines` as one line of text; "" if no place is known."""
     written = [Message("terminal.what_at", what=what, at=at) for at, what in source_lines(call).items()]
     return joined(written) if written else ""
 
@@ -57,7 +65,7 @@ _RULES_AT_THE_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line of a file, and a few words on what stands there."""
+    """A line of a source file, and a few words on what stands there."""
 
     source: SourceFile
     line: int  # 1-based
@@ -65,7 +73,11 @@ class Spot:
 
 
 def calls_of_finding(report: CheckReport, finding: Finding) -> tuple[JudgedCall, ...]:
-    """Return the calls that a finding is about: those of its module, else those of a module around it."""
+    """Return the calls that a finding is about.
+
+    These are the calls of the finding's own module. If that module has none, as a transformer block, they are the calls
+    of the modules inside it.
+    """
     # a finding on a block belongs to the attentions inside it, unless the block itself attends
     about = tuple(judged for judged in report.calls if about_call(judged.call, (finding,)))
     return tuple(judged for judged in about if judged.call.site == finding.site) or about
@@ -90,7 +102,12 @@ def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
 
 
 def at_lines(report: CheckReport, groups: Iterable[tuple[Iterable[str | None], str]]) -> tuple[Spot, ...]:
-    """Return texts like "a.py:3, b.py:4" as lines of known files without repetition, the repository's first."""
+    """Return the lines that texts such as "a.py:3, b.py:4" name, each once, those of the user's repository first.
+
+    Args:
+        report: The report, whose `sources` are the known files; lines of other files are left out.
+        groups: Pairs of texts and a description of what stands at their lines.
+    """
     known = {source.file: source for source in report.sources}
     by_line: dict[tuple[SourceFile, int], Spot] = {}
     for texts, what in groups:

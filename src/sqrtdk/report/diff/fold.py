@@ -19,7 +19,7 @@ STAGE_MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 @dataclass(frozen=True, slots=True)
 class PairFold:
-    """Pairs that are shown as one line."""
+    """Pairs of attentions that differ in the same way, as those of equal layers; a report shows them as one line."""
 
     site_a: str
     site_b: str
@@ -27,12 +27,16 @@ class PairFold:
 
     @property
     def first(self) -> PairDiff:
-        """The first pair in A's order. Its texts hold for all pairs of the fold; its numbers do not."""
+        """The first pair in the order of model A. Its texts are true of all pairs of the fold; its numbers are not."""
         return self.pairs[0]
 
     @property
     def worst(self) -> PairDiff:
-        """The pair whose figures are shown: largest residue relative to what is allowed, or largest difference."""
+        """The pair whose figures are shown.
+
+        For pairs that differ of themselves, it is the one with the largest residue relative to the allowed rounding.
+        For others, it is the one with the largest difference.
+        """
         # how well a difference is explained is the question there; elsewhere how large it is
         if outcome(self.first) == DIFFERS:
             return max(self.pairs, key=excess)
@@ -45,7 +49,11 @@ class PairFold:
 
 
 def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
-    """Fold pairs that agree in everything a line shows and whose sites differ in one integer (the layer)."""
+    """Fold pairs that agree in all that a line shows and whose sites differ in one integer, the number of the layer.
+
+    Returns:
+        Folds in the order of their first pair. A pair like no other is a fold of its own.
+    """
 
     def shown(pair: PairDiff) -> object:
         # as shown, so that layers fold whose values differ only behind the digits that are printed
@@ -63,14 +71,21 @@ def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
 
 
 def outcome(pair: PairDiff) -> str:
-    """Return the outcome of a pair, one of `OUTCOMES_IN_ORDER`."""
+    """Return the outcome of a pair, one of `OUTCOMES_IN_ORDER`.
+
+    A pair that differs is DIFFERS if the difference begins there, and FOLLOWS if it only follows from an earlier pair.
+    """
     if pair.same is not False:
         return UNJUDGED if pair.same is None else SAME
     return DIFFERS if pair.follows_from is None else FOLLOWS
 
 
 def mark(pair: PairDiff, stage: StageDiff) -> str:
-    """Return the outcome of a stage, one of `STAGE_MARKS`. FOLLOWS means that the difference began at another stage."""
+    """Return the outcome of one stage of a pair, one of `STAGE_MARKS`.
+
+    DIFFERS means that a difference begins at this stage, FOLLOWS that it comes from an earlier stage or pair, and
+    CANCELS that later stages undo it.
+    """
     if stage.same is not False:
         return UNJUDGED if stage.same is None else SAME
     if stage.cancels:
@@ -104,27 +119,41 @@ def change(cause: Cause) -> Text:
 
 
 def cause_name(name: str) -> Text:
-    """Return a cause's name; in Chinese its title, followed by the name that JSON and the documentation have."""
+    """Return the name of a cause as a reader sees it.
+
+    In Chinese it is the cause's title, followed by the identifier that JSON and the documentation have.
+    """
     return Text(name, f"{said(cause_word(name), 'zh')}（{name}）" if has_words(name) else name)
 
 
 def has_words(name: str) -> bool:
-    """Return whether a cause has a title and a meaning; an added or untrusted one may have none."""
+    """Return whether the catalogue has a title and a meaning for a cause; it has none for causes that users add."""
     return isinstance(cause_word(name), Message)
 
 
 def has_short_values(cause: Cause) -> bool:
-    """Return whether each side's behaviour has a short value. An unknown cause or a changed input has none."""
+    """Return whether a line can show what each side does as a short value, such as "0.125 -> 0.25".
+
+    An unknown cause and a changed input have no such values.
+    """
     return cause.name not in (UNKNOWN_CAUSE, "input") and not (cause.a is None is cause.b)
 
 
 def is_one(cause: Cause) -> bool:
-    """Return whether both sides have the same value, as "weights q, k" has; it is shown once, without an arrow."""
+    """Return whether both sides have the same value, as "q, k" of the cause "weights".
+
+    Such a value is shown once, without an arrow.
+    """
     return cause.name == "weights" and cause.a == cause.b
 
 
 def value_in_words(of: str | float | None) -> Text:
-    """Return one side's value as words or as a number; None reads "none"."""
+    """Return the value of one side in both languages, as words or as a number; None reads "none".
+
+    Example:
+        >>> value_in_words(0.125).en, value_in_words(None).en
+        ('0.125', 'none')
+    """
     if of is None:
         of = Message(NO_VALUE)
     words = text_of_value(of if isinstance(of, str) else format_number(of))
@@ -133,17 +162,22 @@ def value_in_words(of: str | float | None) -> Text:
 
 
 def outcome_word(name: str) -> Message:
-    """Return the word for an outcome of a pair or a stage."""
+    """Return the word that a reader sees for the outcome of a pair or a stage."""
     return Message(f"diff.outcome.{name.replace(' ', '_')}")
 
 
 def result_word(name: str) -> Message:
-    """Return the words for a result of `verdict`."""
+    """Return the words that a reader sees for a result of `verdict`."""
     return Message(f"diff.result.{name.replace(' ', '_')}")
 
 
 def verdict(report: DiffReport) -> tuple[str, str]:
-    """Return the result of the comparison and its tone: "good", "bad" or "doubtful"."""
+    """Return the result of a comparison and its tone.
+
+    Returns:
+        The result is "same", "different", "same attentions" (the outputs could not be compared) or "not judged". The
+        tone, which chooses a colour, is "good", "bad" or "doubtful".
+    """
     if report.same is None:
         return "not judged", "doubtful"
     if report.same and report.outputs_missing:
@@ -152,5 +186,8 @@ def verdict(report: DiffReport) -> tuple[str, str]:
 
 
 def largest_left(pair: PairDiff) -> float | None:
-    """Return the difference that no cause explains; if no cause was applied, that is the whole difference."""
+    """Return the largest difference that remains after the proven causes are applied to A, in units of the outputs.
+
+    If no cause was applied, that is the whole difference. Returns None if nothing was compared.
+    """
     return pair.difference if pair.residue is None else pair.residue

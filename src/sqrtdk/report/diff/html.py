@@ -89,7 +89,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
 
 
 def to_table(report: DiffReport) -> str:
-    """Return the result and the table of pairs as HTML for a notebook."""
+    """Return the result and the table of pairs as HTML for a notebook (no script)."""
     result, tone = verdict(report)
     context = {
         "report": report,
@@ -102,7 +102,12 @@ def to_table(report: DiffReport) -> str:
 
 
 def outcome_class(name: str) -> str:
-    """Return the CSS class of an outcome: "not-compared"."""
+    """Return the CSS class of an outcome.
+
+    Example:
+        >>> outcome_class("not compared")
+        'not-compared'
+    """
     return name.replace(" ", "-")
 
 
@@ -144,7 +149,11 @@ def _marked(tokens: Sequence[str], alike: Sequence[tuple[int, int]]) -> Markup:
 
 
 def ladder(pair: PairDiff) -> Markup | None:
-    """Draw the difference before and after the causes on a log scale, or return None if a figure is not known."""
+    """Draw a pair's difference before and after its causes, and the allowed one, as an SVG on a log scale.
+
+    Returns:
+        The drawing, or None if the remaining difference or the allowed one is unknown.
+    """
     figures = {"before": pair.difference, "left": largest_left(pair), "allowed": pair.allowed}
     known = {name: size for name, size in figures.items() if size is not None and math.isfinite(size) and size >= 0}
     if "left" not in known or "allowed" not in known:
@@ -194,22 +203,30 @@ def unbroken(sentence: str) -> Markup:
 
 
 def outcome_means(name: str) -> Message:
-    """Return what an outcome means, for the legend."""
+    """Return the sentence of the legend that says what an outcome of a pair or a stage means."""
     return Message(f"diff.means.{name.replace(' ', '_')}")
 
 
 def stage_reason(stage: StageDiff) -> str | None:
-    """Return the reason of a stage; that nothing differs in the end is said in the words of the legend."""
+    """Return the reason for a stage's outcome; for a difference that cancels, the sentence of the legend."""
     return outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else stage.reason
 
 
 def meaning_of(cause: Cause) -> str:
-    """Return what a cause means; one without words in the catalogue says it itself."""
+    """Return what a cause means, in words of the catalogue.
+
+    A cause that a user added has none there, and gives its own text.
+    """
     return Message(f"causes.{cause.name}.meaning") if has_words(cause.name) else str(cause.text)
 
 
 def marks_of(pair: PairDiff) -> list[tuple[str, str | None, StageDiff | None]]:
-    """Return each stage of the header with its mark, which is None if the pair has no such stage."""
+    """Return the cells of a pair's row in the table of stages.
+
+    Returns:
+        For each of `STAGES`: its name, its mark (one of `STAGE_MARKS`) and its record. The last two are None if the
+        pair has no such stage.
+    """
     by_name = {stage.stage: stage for stage in pair.stages}
     return [(name, mark(pair, by_name[name]) if name in by_name else None, by_name.get(name)) for name in STAGES]
 

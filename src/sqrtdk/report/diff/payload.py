@@ -30,7 +30,7 @@ def diff_page_data(folds: Sequence[PairFold]) -> dict[str, Any]:
 
 
 def drawable(pairs: Iterable[PairDiff]) -> list[PairDiff]:
-    """Return the pairs that have logits or masks to draw."""
+    """Return the pairs that the page can draw: those with a scatter of logits or a picture of masks."""
     return [pair for pair in pairs if pair.scatter or pair.picture is not None]
 
 

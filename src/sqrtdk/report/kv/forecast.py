@@ -26,7 +26,7 @@ MOST_CALLS_SHOWN = 40
 
 
 def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
-    """Print the forecast, or nothing if the check made none."""
+    """Print the forecast of a cache, worst calls first; print nothing if the check made no forecast."""
     if forecast is None:
         return
     title = printer.line(_title(forecast), "bold")
@@ -58,7 +58,7 @@ def _line(printer: Printer, cells: Sequence[str], severity: str) -> list[Text]:
 
 
 def draw_formats(printer: Printer, forecasts: Sequence[CacheForecast]) -> None:
-    """Print a line for each format, or nothing if none were compared."""
+    """Print a table with a line for each cache format that was compared; print nothing if there is none."""
     if not forecasts:
         return
     printer.paragraph(Message("cache.formats.title"), style="bold")
@@ -75,7 +75,7 @@ def draw_formats(printer: Printer, forecasts: Sequence[CacheForecast]) -> None:
 
 
 def formats_section(forecasts: Sequence[CacheForecast]) -> dict[str, Any] | None:
-    """Return the page's section on several formats, or None if none were compared."""
+    """Return what the page's template needs to compare several cache formats, or None if none were compared."""
     if not forecasts:
         return None
     return {
@@ -125,7 +125,7 @@ def _notes_of_formats(forecasts: Sequence[CacheForecast]) -> list[tuple[str, Mes
 
 
 def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:
-    """Return the page's section on the forecast, or None if the check made none."""
+    """Return what the page's template needs to show the forecast of a cache, or None if the check made none."""
     if forecast is None:
         return None
     names, rows = _cells(forecast.calls)
@@ -142,7 +142,11 @@ def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:
 
 
 def row_of(call: CacheCall) -> tuple[str, ...]:
-    """Return the figures of a call's worst head, then its mean KL for each other way to quantise."""
+    """Return the cells of a call in the table of the forecast, as `titles` names them.
+
+    The figures are those of the worst head; KL divergences are in nats. The last cells are the mean KL for each other
+    way to quantise.
+    """
     head = call.stored.worst
     error = call.stored.heads[head]
     return (
@@ -158,14 +162,14 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
 
 
 def titles(call: CacheCall) -> tuple[str, ...]:
-    """Return the column titles for `row_of`."""
+    """Return the titles of the columns of `row_of`."""
     columns = [Message(f"cache.table.column.{name}") for name in CACHE_COLUMNS]
     ways = [Message("cache.table.column.qk_norm") if way.name == QK_NORM else way.name for way in call.others]
     return (*columns, *ways)
 
 
 def legend(forecast: CacheForecast) -> str:
-    """Return the explanation of the columns."""
+    """Return the sentence that explains the columns, and over how many rows the figures are taken if not over all."""
     rows = max((call.rows for call in forecast.calls), default=0)
     of = max((call.rows_of for call in forecast.calls), default=0)
     figures = Message("cache.table.figures")

@@ -16,7 +16,7 @@ def to_json(forecast: CacheForecast) -> str:
 
 
 def forecast_fields(forecast: CacheForecast) -> dict[str, Any]:
-    """Return the fields of a forecast, with the ids and values of its sentences."""
+    """Return the fields of a forecast for JSON; beside each sentence stand its `message_id` and `values`."""
     calls = [
         record_fields(call) | {"blame": [record_fields(blame) | fields(blame.text) for blame in call.blame]}
         for call in forecast.calls

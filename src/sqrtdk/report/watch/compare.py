@@ -23,7 +23,7 @@ SAMPLES_COMPARED = 5  # samples compared: several, so that one batch or one NaN 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One attention in both runs: the median over samples of its worst head's value, or None if not measured."""
+    """One attention in two runs: the median over samples of its worst head's value; None if it was not measured."""
 
     label: str
     a: float | None
@@ -31,7 +31,9 @@ class Pair:
 
     @property
     def apart(self) -> float | None:
-        """The difference as a share of the larger value, from 0 to 2; None if a value is missing.
+        """The difference as a share of the larger value: |b - a| / max(|a|, |b|), from 0 to 2.
+
+        None if a value is missing.
 
         Example:
             >>> Pair("h.0", 2.0, 8.0).apart, Pair("h.0", 1.0, -1.0).apart, Pair("h.0", None, 8.0).apart
@@ -48,7 +50,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """B as a multiple of A; None if a value is missing or infinite, or if A is 0."""
+        """The ratio b / a; None if a value is missing or infinite, or if a is 0."""
         if self.a is None or self.b is None or not self.a or not (math.isfinite(self.a) and math.isfinite(self.b)):
             return None
         return self.b / self.a
@@ -68,17 +70,17 @@ class StatisticDifference:
 
     @property
     def known(self) -> tuple[Pair, ...]:
-        """Attentions with a value in both runs."""
+        """The attentions with a value in both runs."""
         return tuple(pair for pair in self.pairs if pair.apart is not None)
 
     @property
     def measured(self) -> int:
-        """The number of attentions with a value in both runs."""
+        """Number of attentions with a value in both runs."""
         return len(self.known)
 
     @property
     def count(self) -> int:
-        """The number of attentions that differ by more than `NOTABLE_DIFFERENCE`."""
+        """Number of attentions that differ by more than `NOTABLE_DIFFERENCE` (see `Pair.apart`)."""
         return sum((pair.apart or 0.0) > NOTABLE_DIFFERENCE for pair in self.known)
 
     @property
@@ -94,7 +96,7 @@ class StatisticDifference:
 
     @property
     def farthest(self) -> Pair | None:
-        """The pair with the largest difference, or None if no pair has two values."""
+        """The attention with the largest difference (see `Pair.apart`); None if none has a value in both runs."""
         return max(self.known, key=lambda pair: pair.apart or 0.0, default=None)
 
 
@@ -122,12 +124,16 @@ class RunComparison:
 
     @property
     def measured(self) -> bool:
-        """Whether anything could be compared."""
+        """Whether any statistic has a value in both runs, so that the runs could be compared at all."""
         return any(one.measured for one in self.differences)
 
 
 def compare_runs(a: Summary, b: Summary) -> RunComparison:
-    """Compare the worst heads of two runs."""
+    """Compare two runs: for each statistic and attention, the median over samples of the worst head.
+
+    Attentions are paired by name. If no name is shared and both runs have equally many, they are paired by their order,
+    because a port renames modules but keeps their order.
+    """
     sites_a, sites_b = ({(site.site, site.index): site for site in run.sites} for run in (a, b))
     shared = [(sites_a[place], sites_b[place]) for place in sites_a if place in sites_b]
     by = "name"

@@ -68,7 +68,7 @@ _FIXES_BY_ID: Mapping[str, str] = {  # id of an alarm's sentence -> the same, wh
 
 
 def alarm_fix(run: Summary, alarm: Alarm) -> str:
-    """Return what to do about an alarm: a call or a command, or the address of a page."""
+    """Return what to do about an alarm: a call or a command of sqrtdk, or a page's address; "" if nothing helps."""
     if alarm.name == NONFINITE:
         first = first_nonfinite(run)
         return _fix_nonfinite(run, alarm if first is None or alarm.severity == "note" else first)
@@ -89,7 +89,7 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
 
 
 def first_nonfinite(run: Summary) -> Alarm | None:
-    """Return the first alarm of numbers that are not finite, but for notes."""
+    """Return the first alarm of NaN or infinite numbers that is more than a note; None if there is none."""
     return next((one for one in run.alarms if one.name == NONFINITE and one.severity != "note"), None)
 
 
@@ -117,7 +117,7 @@ def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
 
 
 def rate_of(update: Alarm) -> str | float | None:
-    """Return the learning rate that the alarm of an update tells; None if it does not."""
+    """Return the learning rate in the text of an alarm about an update of the weights; None if it has none."""
     return update.text.values.get("rate") if isinstance(update.text, Message) else None
 
 
@@ -175,7 +175,10 @@ def _last_fine(run: Summary, step: int) -> int:
 
 
 def scale_ratios(run: Summary) -> list[float]:
-    """Return the newest known scale ratio of each attention, of the head that is farthest from 1."""
+    """Return the newest known scale ratio of each attention; of several heads, the one farthest from 1.
+
+    A scale ratio is the effective scale times sqrt(d_k), 1 for the textbook scale.
+    """
     ratios = []
     for site in run.sites:
         values = site.worst("scale_ratio")[0]
@@ -186,5 +189,5 @@ def scale_ratios(run: Summary) -> list[float]:
 
 
 def scales_too_large(run: Summary) -> list[float]:
-    """Return the scale ratios that are above 1."""
+    """Return the scale ratios of `scale_ratios` that are above 1 by more than the tolerance of the audit."""
     return [ratio for ratio in scale_ratios(run) if ratio > 1 + RATIO_TOLERANCE]

@@ -65,12 +65,12 @@ class Headline:
 
     @property
     def text(self) -> Text:
-        """All but the fix as a sentence without a full stop."""
+        """The headline as one sentence, without its fix and without a full stop."""
         return capitalised(joined([self.sentence, *self.more]))
 
 
 def run_headline(run: Summary) -> Headline:
-    """Return what is said first of a run."""
+    """Return the headline of a run: numbers that are not finite, else the worst alarm, else that nothing alarmed."""
     return _not_finite(run) or _worst(run) or _quiet(run)
 
 
@@ -271,7 +271,7 @@ def _quiet(run: Summary) -> Headline:
 
 
 def compared_headline(a: Summary, b: Summary, compared: RunComparison) -> Headline:
-    """Return what is said first of two runs: which goes wrong, and what differs between them."""
+    """Return the headline of two runs: which of them goes wrong, and what differs between them."""
     runs = {"A": a, "B": b}
     heads = {letter: run_headline(run) for letter, run in runs.items()}
     # a run with NaN is worse than one with an alarm, and is named first

@@ -86,7 +86,12 @@ def to_html(
 
 
 def result(run: Summary) -> tuple[str, str]:
-    """Return a run's result and tone: those of the worst alarm. Green requires that everything was measured."""
+    """Return the result of a run and its tone, by the worst alarm.
+
+    Returns:
+        The result in words. The tone, which chooses a colour, is "good" only if there is no alarm and everything was
+        measured; else it is "bad" or "doubtful".
+    """
     for severity, number_of in run.counts.items():
         if number_of:
             return named("words.severity", severity), _SEVERITY_TONES[severity]
@@ -98,7 +103,7 @@ def result(run: Summary) -> tuple[str, str]:
 
 
 def newest(site: Site, column: str) -> str:
-    """Return the worst head's value in the newest sample as text."""
+    """Return the worst head's value of a statistic in the newest sample, as text."""
     return value_text(column, float(site.worst(column)[0][-1]))
 
 
@@ -114,7 +119,12 @@ def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tupl
 
 
 def writer_states(run: Summary) -> dict[str, Message]:
-    """Return what a served page may say of the run's writer, by the state that it asks for."""
+    """Return what a served page says about the process that writes the run, for each state of it.
+
+    Returns:
+        Sentences for the states "writing", "unknown", "gone", "ended" and "killed". The page asks for the state again
+        and again, and shows its sentence.
+    """
     step = "-" if run.last_step is None else run.last_step
     states = {"writing": {}, "unknown": {}, "gone": {}, "ended": {"step": step}, "killed": {"step": step}}
     return {name: Message(f"runs.writer.{name}", **values) for name, values in states.items()}
@@ -126,8 +136,12 @@ def _head(letter: str, tone: str, head: Headline) -> tuple[str, str, Headline]:
 
 
 def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
-    """Return the page's alarms with their index in the data: the root and NaN first, then the worst; many are folded
-    away."""
+    """Return the alarms of the page in two groups, "first" and "more", the second folded away.
+
+    Returns:
+        Pairs of a group's name and its alarms, each with its index in the data of the page. The root of the others
+        comes first, then NaN, then the worst; among equals, the earliest.
+    """
     every, root = list(enumerate(run.alarms[at] for at in alarms_shown(run))), root_alarm(run)
 
     def order(alarm: Alarm) -> tuple[bool, bool, int, int]:
@@ -174,7 +188,10 @@ def steps_of(steps: Sequence[int]) -> str:
 
 
 def model_rows(run: Summary) -> list[tuple[str, str]]:
-    """Return what the writer recorded on the model and the watch; options left at None, False or [] are dropped."""
+    """Return what the records say about the model and the settings of the watch, as pairs of label and value.
+
+    Options that are None, False or [] are left out, and so is what comes after the fortieth.
+    """
     recorded: list[tuple[str, Any]] = []
     for part in (run.model, run.settings):
         recorded += list(part.items()) if isinstance(part, dict) else [("", part)]
@@ -203,23 +220,33 @@ def _setting(key: str, value: Any) -> str:
 
 
 def labelled(key: str, of: str) -> Markup:
-    """Return a label for screen readers, in both languages so that the page's script can switch it."""
+    """Return HTML attributes with a label for screen readers in both languages, which the page's script switches."""
     label = Message(f"watch.page.{key}", what=Message(f"watch.page.{of}")).text
     return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(label.en, label.en, label.zh)
 
 
 def share_apart(value: float | None) -> str:
-    """Format a difference in percent: up to 200% if signs differ, ∞ if a value is infinite."""
+    """Return a difference (`Pair.apart`) in percent: up to 200% if the signs differ, ∞ if a value is infinite.
+
+    Example:
+        >>> share_apart(0.75), share_apart(float("inf"))
+        ('75%', '∞')
+    """
     return format_percent(value) if value is None or math.isfinite(value) else "∞"
 
 
 def loss_shown(run: Summary, at: int) -> str:
-    """Return a loss of the run by its place; NaN is written as such."""
+    """Return the loss of one step as text; NaN is written "NaN".
+
+    Args:
+        run: The run.
+        at: Index in `run.losses`.
+    """
     return _loss_text(float(run.losses[at]))
 
 
 def least_loss(run: Summary) -> str:
-    """Return the least loss of a run; NaN if it has no other."""
+    """Return the least loss of a run as text; "NaN" if no loss is a number."""
     return _loss_text(min((loss for loss in run.losses.tolist() if not math.isnan(loss)), default=math.nan))
 
 
@@ -228,7 +255,11 @@ def _loss_text(loss: float) -> str:
 
 
 def statistic_groups() -> dict[bool, Text]:
-    """Return the titles of both groups of statistics, by whether the table of the newest sample shows them."""
+    """Return the titles of the two groups of statistics on the page.
+
+    Returns:
+        Under True, the title of those that the table of the newest sample shows; under False, that of the others.
+    """
     return {True: Message("watch.group.most_used").text, False: Message("watch.group.more").text}
 
 

@@ -30,7 +30,12 @@ def to_json(summary: Summary) -> str:
 
 
 def series_json(done: dict[str, Any], runs: Sequence[Summary]) -> str:
-    """Return runs as one document: the fields of `done`, and `runs`, each as `to_json` writes it."""
+    """Return several runs as one JSON document.
+
+    Args:
+        done: Fields at the top of the document, for example the checkpoints that were read.
+        runs: Runs, which stand under "runs" as `to_json` writes each.
+    """
     return json_document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
 
 

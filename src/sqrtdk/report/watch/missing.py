@@ -61,7 +61,14 @@ class UnmeasuredEntry:
 
 
 def missing_parts(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: int) -> Iterator[UnmeasuredEntry]:
-    """Yield what the records lack: parts, steps, samples, rows, statistics, and the loss of `no_loss` steps."""
+    """Yield what the records of a run lack: parts, steps, samples, rows, statistics and losses.
+
+    Args:
+        run: The records.
+        sites: The attentions in them.
+        samples: Steps that were sampled.
+        no_loss: Number of steps without a loss.
+    """
     for part in run.damaged:
         yield UnmeasuredEntry("damaged", part.name, 1, part.first_step, part.last_step, part.reason)
     for gap in run.gaps:
@@ -103,7 +110,12 @@ def missing_parts(run: Run, sites: tuple[Site, ...], samples: Array, no_loss: in
 
 
 def noted_parts(alarms: Sequence[Alarm], how: Iterable[str]) -> Iterator[UnmeasuredEntry]:
-    """Yield what the watch noted as unmeasured, grouped by reason. Reasons of whole steps are listed elsewhere."""
+    """Yield the places that the watch could not measure, grouped by the reason that it noted.
+
+    Args:
+        alarms: Alarms of the run; those named "step unmeasured" are read.
+        how: Ways in which steps ran; reasons that concern whole steps are left out, as they are listed by these ways.
+    """
     of_whole_steps = {reason_unmeasured(way) for way in how}
     places: dict[str, dict[str, None]] = defaultdict(dict)
     steps: dict[str, list[int]] = defaultdict(list)

@@ -32,7 +32,7 @@ _TOP = 14  # the largest value of a series is scaled to 2^14..2^15; float16 ends
 
 
 class NumberBlock:
-    """A block of 16-bit numbers to which series are appended."""
+    """A block of little-endian 16-bit numbers that holds all series of a page."""
 
     def __init__(self) -> None:
         self._parts: list[Array] = []
@@ -53,7 +53,11 @@ class NumberBlock:
         return [*self.whole(short.view("<u2")), exponent]
 
     def whole(self, values: Array) -> list[int]:
-        """Append whole numbers from 0 to 65535, and return offset and length."""
+        """Append whole numbers from 0 to 65535.
+
+        Returns:
+            [offset, length] of the numbers in the block. A constant series is stored as one number, with length 1.
+        """
         flat = values.astype("<u2").ravel()
         # a constant series, as of a fixed scale, costs one number
         if flat.size and (flat == flat[0]).all():
@@ -63,7 +67,7 @@ class NumberBlock:
         return [self._size - flat.size, flat.size]
 
     def text(self) -> str:
-        """Return the whole block, deflated and in base64."""
+        """Return the block as text: all high bytes, then all low bytes, deflated and in base64."""
         pairs = np.concatenate([np.empty(0, "<u2"), *self._parts]).view(np.uint8).reshape(-1, 2)
         planes = np.ascontiguousarray(pairs[:, ::-1].T).tobytes()  # high bytes are alike and compress well together
         return base64.b64encode(zlib.compress(planes)).decode()
@@ -109,7 +113,10 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
 
 
 def alarms_shown(run: Summary) -> list[int]:
-    """Return the indices of the alarms on the page: the worst `MOST_ALARMS_OF_PAGE`, among equals the earliest."""
+    """Return the indices, in ascending order, of the alarms on the page.
+
+    These are the worst `MOST_ALARMS_OF_PAGE`; among equals, the earliest.
+    """
     # the worst ones stay, and the page shows them in the order of their steps
     order = sorted(range(len(run.alarms)), key=lambda at: (-rank(run.alarms[at].severity), at))
     return sorted(order[:MOST_ALARMS_OF_PAGE])

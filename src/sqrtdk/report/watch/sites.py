@@ -50,13 +50,20 @@ class Site:
         return site_name(self.site, self.index)
 
     def worst(self, column: str) -> tuple[Array, Array]:
-        """Return each sample's worst head: its value (NaN if no head has one) and its place in `heads`."""
+        """Return the value of the worst head in each sample, and which head it is.
+
+        Returns:
+            Values, (samples,), NaN where no head has one; and indices into `heads`, (samples,).
+        """
         values = self.values[column]
         at = badness(values, column).argmax(1)
         return values[np.arange(len(values)), at], at
 
     def median(self, column: str) -> Array:
-        """Return each sample's median over the heads that have a value."""
+        """Return the median over heads in each sample, (samples,).
+
+        Heads without a value don't count; the median is NaN if no head has one.
+        """
         values = self.values[column]
         medians, some = np.full(len(values), math.nan), ~np.isnan(values).all(1)
         with np.errstate(invalid="ignore"):  # the median of plus and minus infinity is NaN
@@ -65,7 +72,7 @@ class Site:
 
 
 def sites_of(run: Run) -> Iterator[Site]:
-    """Yield the attentions of a run, in the order of their first row."""
+    """Yield the attentions of a run, in the order of their first row in the records."""
     table = run.heads
     if not table.num_rows:
         return
@@ -95,6 +102,6 @@ def sites_of(run: Run) -> Iterator[Site]:
 
 
 def column_numbers(table: Any, column: str) -> Array:
-    """Return a column of a table of the records."""
+    """Return a column of a pyarrow table as a NumPy array."""
     numbers: Array = table[column].to_numpy()
     return numbers

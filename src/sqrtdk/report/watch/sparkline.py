@@ -57,7 +57,16 @@ def worst_of(values: Array, column: str, width: int) -> Array:
 
 
 def drawn_range(values: Array) -> tuple[float, float, bool]:
-    """Return the least and the largest finite value, and whether to draw them on a log scale."""
+    """Return the range of values that a line of bars covers, and whether its scale is logarithmic.
+
+    Returns:
+        The least and the largest finite value, (0, 1) if there is none; and True for a log scale, which is taken for
+        positive values that differ widely.
+
+    Example:
+        >>> drawn_range(np.array([1.0, 3.0, np.inf]))
+        (1.0, 3.0, False)
+    """
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 0.0, 1.0, False
@@ -67,5 +76,11 @@ def drawn_range(values: Array) -> tuple[float, float, bool]:
 
 
 def ends_text(low: float, high: float, column: str = "") -> str:
-    """Return what the lowest and the highest bar stand for; without a column they are losses."""
+    """Return what the lowest and the highest bar stand for, as "▁ 0.1  █ 3.2".
+
+    Args:
+        low: Value of the lowest bar.
+        high: Value of the highest bar.
+        column: Statistic that the bars show; "" for the loss.
+    """
     return f"{_BAR_GLYPHS[0]} {value_text(column, low)}  {_BAR_GLYPHS[-1]} {value_text(column, high)}"

@@ -35,17 +35,17 @@ class Statistic:
 
     @property
     def name(self) -> Message:
-        """The title that readers see."""
+        """The title of the statistic that readers see."""
         return Message(f"watch.statistic.{self.column}.name")
 
     @property
     def meaning(self) -> Message:
-        """One sentence."""
+        """One sentence that says what the statistic means."""
         return Message(f"watch.statistic.{self.column}.meaning")
 
     @property
     def unit_name(self) -> str:
-        """The unit that readers see; "" for a plain number."""
+        """The unit of the statistic that readers see; "" for a plain number."""
         return Message(f"watch.unit.{self.of}") if self.of and not self.unit else self.of
 
     @property

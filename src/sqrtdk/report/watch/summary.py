@@ -69,23 +69,26 @@ class Summary(Saved):
 
     @property
     def of_checkpoints(self) -> bool:
-        """Whether the records were made from checkpoints."""
+        """Whether the records were made from saved checkpoints, rather than during training."""
         return of_checkpoints(self.settings)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of alarms of each of `SEVERITY_ORDER`, worst first."""
+        """Number of alarms by severity, for each of `SEVERITY_ORDER`, worst first."""
         counted = Counter(alarm.severity for alarm in self.alarms)
         return {severity: counted[severity] for severity in reversed(SEVERITY_ORDER)}
 
     @property
     def lacks(self) -> bool:
-        """Whether something is missing, apart from a statistic that some kernels lack and a loss never given."""
+        """Whether something is missing that should be there.
+
+        A statistic that some kernels can't give, and a loss that was never passed to the watch, are not counted.
+        """
         return any(entry.kind not in ("statistic", "loss") for entry in self.missing)
 
     @property
     def lost_parts(self) -> tuple[UnmeasuredEntry, ...]:
-        """The parts that can't be read: nobody knows whether an alarm was in them."""
+        """The parts of the records that can't be read; it is unknown whether an alarm was in them."""
         return tuple(entry for entry in self.missing if entry.kind == "damaged")
 
     def exit_code(self, fail_on: str) -> int:
@@ -109,28 +112,43 @@ class Summary(Saved):
 
 
 def way_run(how: str) -> str:
-    """Return the words for how a step ran, a key of `Summary.how`."""
+    """Return the words for how a step ran.
+
+    Args:
+        how: A key of `Summary.how`: as it is, in eager mode because it was compiled, or the reason for not measuring.
+    """
     ids = {AS_IS: "watch.how.as_is", EAGER: "watch.how.eager"}
     return Message(ids[how]) if how in ids else how
 
 
 def samples_with(way: str, count: int) -> Message:
-    """Return how many samples ran in a way."""
+    """Return a sentence that says how many samples ran in one way, `way` being a key of `Summary.how`."""
     return Message("watch.terminal.samples_with", count=count, what=way_run(way))
 
 
 def alarms_with(severity: str, count: int) -> Message:
-    """Return how many alarms have a severity."""
+    """Return a sentence that says how many alarms have a severity."""
     return Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
 
 
 def rank(severity: str) -> int:
-    """Return a severity's rank. An unknown one comes from a later version and ranks worst, to be on the safe side."""
+    """Return the rank of a severity, 0 for the mildest.
+
+    A severity that is unknown comes from a later version, and ranks worst to be on the safe side.
+
+    Example:
+        >>> rank("note") < rank("critical") < rank("a later one")
+        True
+    """
     return SEVERITY_ORDER.index(severity) if severity in SEVERITY_ORDER else len(SEVERITY_ORDER)
 
 
 def summarise(run: Run) -> Summary:
-    """Return the summary of a run that was read."""
+    """Return what the page and the terminal show of a run: its steps, losses, attentions, alarms and what is missing.
+
+    Args:
+        run: Records as `sqrtdk.monitor.reading.read_run` returns them.
+    """
     steps, sampled = column_numbers(run.steps, "step"), np.array(run.steps["sampled"].to_pylist(), dtype=bool)
     losses = column_numbers(run.steps, "loss")
     # null means that no loss was given; NaN is a loss, and a bad one

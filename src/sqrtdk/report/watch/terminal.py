@@ -110,7 +110,16 @@ def _whole(printer: Printer, summary: Summary, columns: Sequence[str], few: _Few
 def comparison_text(
     a: Summary, b: Summary, compared: RunComparison, *, width: int = 100, color: bool = False, language: Language = "en"
 ) -> str:
-    """Return the differences of two runs as text."""
+    """Return the differences of two runs as text for the terminal.
+
+    Args:
+        a: Run A.
+        b: Run B.
+        compared: Result of `compare_runs(a, b)`.
+        width: Columns at which lines wrap.
+        color: Whether to add ANSI colours.
+        language: "en" or "zh".
+    """
 
     def draw(printer: Printer) -> None:
         _headline(printer, compared_headline(a, b, compared))
