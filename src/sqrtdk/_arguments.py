@@ -47,8 +47,7 @@ def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
 
 
 def check_tensors(query: Any, key: Any, value: Any) -> None:
-    """Check that query, key and value are floating tensors of one dtype and device, and that key and value are equally
-    long.
+    """Check that query, key and value are floating tensors of one dtype and device, and key and value of one length.
 
     Raises:
         InvalidTypeError: One is no tensor, or has another dtype.

@@ -127,7 +127,15 @@ def check_with(
 ) -> CheckReport:
     """Audit a model as `check` does, with the loading options in one object, and report progress.
 
-    `after` receives each model once it is audited, while it is still in memory.
+    Args:
+        model: A module, or a MODEL argument.
+        inputs: As for `check`.
+        options: How the model is loaded.
+        laws: Names of laws to ask; None: as `check` does.
+        laws_seconds: Limit of the time for laws.
+        fail_on: Severity from which on the exit code is 1.
+        command: Command line to record in the report.
+        after: Called with each model once it is audited, while it is still in memory.
     """
     with unchanged(model, inputs) as before:
         report = _checked(model, inputs, options, laws, laws_seconds, fail_on, command, after)

@@ -38,7 +38,7 @@ def os_reason(error: OSError) -> str:
 
 
 def check_writable(path: str | Path, force: bool = False) -> None:
-    """Raise the errors of `write_text` now, before a model has run for an hour.
+    """Raise the errors of `write_text` at once, rather than after a model has run for an hour.
 
     Raises:
         OutputError: The file exists (and `force` is off), is not a regular file, or its directory is missing or not

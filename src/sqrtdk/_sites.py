@@ -98,7 +98,11 @@ def common_label(sites: Sequence[str]) -> str:
 
 
 def site_name(site: str, index: int = 0) -> str:
-    """Return a site's display name: the root by its name, and the number of a call that is not the site's first.
+    """Return the name of an attention as readers see it.
+
+    Args:
+        site: Module path; "" is the model itself.
+        index: Which of the module's attentions it is, from 0.
 
     Example:
         >>> site_name("h.0"), site_name("h.0", 1), site_name("")

@@ -16,10 +16,10 @@ from sqrtdk.models.options import LoadOptions
 def check_each(
     models: Sequence[str], loading: LoadOptions, laws: str | None, fail_on: str, lang: Choice, show_traceback: bool
 ) -> int:
-    """Judge each model, print what is found, and return the worst exit code. None keeps the others from being judged.
+    """Judge each model, print what is found, and return the worst exit code; an error of one does not stop the others.
 
-    A JSON file that names no `model_type` is no model's config. It is left out, and a message says so: a pre-commit
-    hook hands over every file of its pattern.
+    A JSON file without a `model_type` is no config of a model. It is left out with a message, as a pre-commit hook
+    passes every file that fits its pattern.
     """
     from sqrtdk._check import check_with
     from sqrtdk.cli.output import PIPE_WIDTH, announce, colors, print_text, tell_reader, width

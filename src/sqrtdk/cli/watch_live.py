@@ -36,7 +36,12 @@ _LIVE_HEADERS = {
 
 
 def follow_run(folder: Path, columns: list[str], language: Language) -> Summary:
-    """Draw a run whenever it has grown, until its writer is gone or stdout is closed. A terminal shows what fits.
+    """Draw a run in the terminal each time it has grown, until the process that writes it is gone or stdout is closed.
+
+    Args:
+        folder: Folder of the run.
+        columns: Statistics to draw, by column; as many as fit on the screen are.
+        language: "en" or "zh".
 
     Returns:
         The run as it was drawn last.

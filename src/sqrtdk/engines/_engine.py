@@ -44,7 +44,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a cell as text; the exception itself may not survive pickling between processes."""
+    """An exception of a cell as text; the exception itself may not survive pickling between processes.
+
+    Attributes:
+        message: its class and text.
+        hint: of an error of sqrtdk.
+        trace: its traceback.
+    """
 
     message: str
     hint: str = ""

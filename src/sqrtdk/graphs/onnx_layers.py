@@ -235,10 +235,14 @@ def _dequantised(step: OnnxStep) -> Tensor:
 
 
 def fake_quantised(x: Tensor, scale: Any, zero: Any, fixed: bool) -> Tensor:
-    """Return an activation rounded as by quantising and dequantising it. The rounding is hidden from a trace.
+    """Return an activation as it is after quantising and dequantising it; the rounding is hidden from a trace.
 
-    With `fixed`, scale and zero point are constants of the file. Otherwise they are those of `DynamicQuantizeLinear`:
-    255 steps from the smallest to the largest value, in a range that includes zero.
+    Args:
+        x: The activation.
+        scale: A number, or None if it is not known.
+        zero: The zero point, or None if it is not known.
+        fixed: Whether scale and zero point are constants of the file. Otherwise they are those of
+            `DynamicQuantizeLinear`: 255 steps from the smallest to the largest value, in a range that includes zero.
     """
     if x.is_meta:
         return x

@@ -324,9 +324,9 @@ def attends(domain: str, op: str) -> bool:
 
 
 def may_weigh(graph: Graph, softmax: GraphNode) -> bool:
-    """Return whether the result of a softmax may multiply values: a product or a sum follows, with weights before it.
+    """Return whether the result of a softmax may be attention weights: a product or a sum with values follows.
 
-    A spline's softmax gives the widths of its bins, which are cumulated: softmax(w).cumsum(-1) is no attention.
+    The softmax of a spline does not: it gives the widths of its bins, which are cumulated, softmax(w).cumsum(-1).
     """
     if softmax.op not in ("Softmax", "BiasSoftmax"):
         return True

@@ -106,9 +106,15 @@ def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.M
 
 
 def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
-    """Adds a tensor to the module named in front of its last dot, or to the root under a new name.
+    """Add a tensor to the module of its name; to the root under a new name, if there is no such module.
 
-    Returns the tensor's name in the model.
+    Args:
+        modules: Modules by path.
+        name: Path of the module, a dot, and the name in it.
+        tensor: A parameter, or a tensor that becomes a buffer.
+
+    Returns:
+        The tensor's name in the model.
     """
     path, _, last = name.rpartition(".")
     if path not in modules or not last or hasattr(modules[path], last) or not is_module_path(name):
@@ -139,7 +145,7 @@ def _written_at(file: str, line: int) -> FunctionType:
 def run_inside(
     modules: Mapping[str, nn.Module], path: str, stack: str, number: int, run: Callable[..., Any], *args: Any
 ) -> Any:
-    """Runs an operation so that a trace reports its module and its line in the model's source code.
+    """Run an operation so that a trace reports its module and its line in the model's source code.
 
     The root is used for a path without a module. The line is the last frame of the exporter's traceback outside of
     libraries. Without a traceback it is "<node>" and the number of the operation in the graph, counted from 1.

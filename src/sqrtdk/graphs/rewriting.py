@@ -221,9 +221,18 @@ def integers(array: Any) -> Array:
 
 
 def dequantised_blocks(values: Array, scale: Any, zero: Any, axis: int, block: int) -> Array:
-    """Return `(values - zero) * scale`, where zero has the shape of the scale or is 0.
+    """Return (values - zero) * scale, in the dtype of the scale.
 
-    The scale is one number, or (n,) for an axis of size n, or has the weight's rank if `block` values share a scale.
+    Args:
+        values: Integers.
+        scale: One number; (n,) for an axis of size n; or of the weight's rank, one for each `block` values.
+        zero: Zero points, in the shape of the scale; or 0.
+        axis: Axis along which scales differ.
+        block: Number of values that share a scale along it; 0: one scale for each index.
+
+    Example:
+        >>> dequantised_blocks(np.array([[1, 3], [5, 7]]), np.float32([0.5, 2.0]), 1, axis=0, block=0).tolist()
+        [[0.0, 1.0], [8.0, 12.0]]
     """
     factor, offset = (_placed(np.asarray(part), values.shape, axis, block) for part in (scale, zero))
     made: Array = (values - offset) * factor

@@ -38,12 +38,15 @@ def row_spans(call: Call, height: int | None = None) -> list[tuple[int, int]]:
 
 
 def by_blocks(call: Call, attend: Block, height: int | None = None) -> tuple[Output, AuxOutput]:
-    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L) of a call whose blocks of rows `attend` computes.
+    """Return the output (..., Hq, L, Ev) and the statistics (..., Hq, L) of a call, computed in blocks of rows.
 
-    Of a block after the first only the output is kept for the backward pass, which computes it again, with the same
-    dropout.
-    Under the transforms of `torch.func`, which have no recomputation, all blocks are kept. An open mode gets the call
-    as one attention.
+    For the backward pass, only the output of each block after the first is stored; the block is computed again there,
+    with the same dropout. Under the transforms of `torch.func`, which can't recompute, everything is stored.
+
+    Args:
+        call: The call.
+        attend: Computes the rows start..stop.
+        height: Rows of a block; None: `block_rows(call)`.
     """
     result: tuple[Output, AuxOutput] = as_one(call, partial(_by_blocks, attend=attend, height=height))
     return result

@@ -58,7 +58,12 @@ class Choice:
 
 
 def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
-    """Return the implementation for a resolved call; `weights`: whether the weights are returned.
+    """Return the implementation for a resolved call, and the reason.
+
+    Args:
+        call: The call.
+        impl: Name of an implementation, or "auto".
+        weights: Whether the weights are requested.
 
     Raises:
         InvalidValueError: No implementation has that name.
@@ -94,9 +99,14 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
 
 
 def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Call, Call, Choice]:
-    """Return the call as it is read, as it runs (see `as_product`), and its implementation.
+    """Return the call as it was given, the call as it runs (see `as_product`), and its implementation.
 
-    "auto" and "cpu" read functions of pairs as bias and band.
+    "auto" and "cpu" replace functions of pairs by a bias and a band where they can.
+
+    Args:
+        call: A resolved call.
+        impl: Name of an implementation, or "auto".
+        weights: Whether the weights are requested.
 
     Raises:
         InvalidValueError, UnsupportedError: As `choose`.

@@ -36,10 +36,13 @@ _FOLLOWED = {"Add", "Sub", "Where", "MaskedFill", "Div", "Tanh", "Mul"}
 
 @dataclass(frozen=True)
 class Added:
-    """A score_mod is score + f, or cap tanh(score / cap) + f with a `cap`; f depends on `places` and may be -inf.
+    """What a `score_mod` adds to the score: it is score + f, or cap tanh(score / cap) + f.
 
-    If f is bias[h, q_idx, kv_idx], or another tensor with its dimensions in this order, that is the `table`, and the
-    dimensions are `axes`.
+    Attributes:
+        places: what f depends on: "b", "h", "i", "j", "i - j". f may be -inf, which hides the key.
+        cap: of the tanh; None without one.
+        table: the tensor, if f is bias[h, q_idx, kv_idx] or the like, with its dimensions in this order; else None.
+        axes: the dimensions of the table.
     """
 
     places: frozenset[str]

@@ -91,9 +91,19 @@ def map_added(
     *,
     together: bool = False,
 ) -> Float[Tensor, "..."]:
-    """Return what a `score_mod` makes of 0, (#B, #Hq, #R, #S): what it adds to any score, if it only adds.
+    """Return what a `score_mod` makes of scores of 0: what it adds to any score, if it only adds.
 
-    `together`: rows and columns are (N,), the places of N pairs, and the result is (#B, #Hq, #N).
+    Args:
+        function: The `score_mod`.
+        dtype: dtype of the scores.
+        batch: Batch size, B.
+        heads: Number of query heads, Hq.
+        rows: (R,) int64 positions of the rows.
+        columns: (S,) int64 positions of the keys.
+        together: Whether rows and columns are the two places of N pairs, (N,).
+
+    Returns:
+        (B or 1, Hq or 1, R or 1, S or 1); with `together`, (B or 1, Hq or 1, N).
     """
     zero = torch.zeros((), dtype=dtype, device=rows.device)
     found = _mapped("score_mod", function, (zero,), batch, heads, rows, columns, together=together)

@@ -40,9 +40,10 @@ LOADED_AT_ONCE = 4  # numbers of float32 that torch's kernels load at once
 
 
 def as_product(call: Call) -> Call:
-    """Return the call with its distances as dot products, in float32 or float64, or else as it is.
+    """Return a call of a distance score as one of dot products, where that is exact enough; any other call as it is.
 
-    Where float32 was not exact enough it has the reason.
+    The product is computed in float32 or float64. A call for which float32 was not exact enough has the reason as
+    `exact`.
     """
     score = call.score
     if type(score) is not Distance:  # a subclass may have other pairs
@@ -62,10 +63,15 @@ def as_product(call: Call) -> Call:
 
 
 def computed(call: Call, product: Call, run: Callable[[Call], Any], exact: Callable[[Call], Any]) -> tuple[Any, ...]:
-    """Return what `run` makes of the call's `product`, in the dtypes of the call.
+    """Return the results of a call that runs as dot products, in the dtypes of the call.
 
-    Every open mode gets it as one attention of the call, with its own score; a call that a mode has changed goes to
-    `exact`.
+    Every open mode gets it as one attention, with the call's own score.
+
+    Args:
+        call: The call as it was given.
+        product: Result of `as_product(call)`.
+        run: Computes the product.
+        exact: Computes a call that a mode has changed.
     """
     if call.score is None or product.score is not None:
         found: tuple[Any, ...] = run(product)

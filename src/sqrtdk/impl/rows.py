@@ -92,9 +92,14 @@ def logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) 
 def row_logits(
     call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False
 ) -> tuple[Logits, Visible | None]:
-    """Return logits (..., Hq, R, S), -inf at hidden keys, and which keys are seen after a `score_mod`.
+    """Return the logits of rows start..stop, (..., Hq, R, S), -inf at hidden keys, and which keys are seen.
 
-    `guarded` keeps gradients away from products of hidden keys.
+    Args:
+        call: The call.
+        start: First row.
+        stop: Row after the last one.
+        seen: Keys that the rows see before a `score_mod`, which may hide more; None: all.
+        guarded: Whether gradients must not pass through products of hidden keys.
     """
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
     # 0 * NaN is NaN: the zero gradient of a hidden logit would carry the NaN of a row without keys into the keys.
@@ -150,9 +155,14 @@ def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> t
 
 
 def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
-    """Return weights times values, where NaN or infinity in a value reaches only the rows that see it.
+    """Return weights times values, (..., Hq, R, Ev); NaN or infinity in a value reaches only the rows that see it.
 
-    The gradient of a hidden weight is cut as well, which such a value may have made infinite.
+    In a plain product it would reach every row, as 0 times NaN is NaN. The gradient of a hidden weight is cut as well.
+
+    Args:
+        weights: (..., Hq, R, S), 0 at hidden keys.
+        value: (..., H, S, Ev).
+        seen: Which keys the rows see; None: all.
     """
     if seen is not None:
         weights = weights.masked_fill(~seen, 0.0)

@@ -52,9 +52,9 @@ class _Table:
 
 
 def simplified(call: Call) -> Call:
-    """Return the call with a bias and a band in place of its functions, or with those that are neither.
+    """Return the call with a bias and a band in place of its functions of pairs, where they are nothing else.
 
-    The functions of a small call, and of one on another device than a CPU, stay as they are.
+    Other functions stay, and so do those of a small call, or of one on another device than a CPU.
     """
     if not call.has_mods or call.elements < SMALLEST_READ or call.query.device.type != "cpu":
         return call

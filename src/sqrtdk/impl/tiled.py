@@ -25,9 +25,9 @@ def tiled(call: Call) -> tuple[Output, AuxOutput]:
 
 
 def weighed(call: Call) -> tuple[Output, Logits, AuxOutput]:
-    """Return output (..., Hq, L, Ev), weights (..., Hq, L, S) and statistics (..., Hq, L).
+    """Return the output (..., Hq, L, Ev), the weights (..., Hq, L, S) and the statistics (..., Hq, L).
 
-    It takes blocks of rows, so that of all L x S matrices only the weights are held.
+    They are computed in blocks of rows, so that of all (L, S) matrices only the weights are held.
     """
     blocks = rows.block_rows(call) < call.length or call.score is not None
     result: tuple[Output, Logits, AuxOutput] = as_one(call, _weighed_blocks) if blocks else _weighed_blocks(call)

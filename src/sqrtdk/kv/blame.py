@@ -26,7 +26,12 @@ _MOST_CHANNELS_NAMED = 4  # channels that one sentence names
 
 
 def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = None) -> tuple[KeyHead, ...]:
-    """Describe the keys (B, H, S, E) of each head, and the share of k and v beyond the limit of a fixed scale.
+    """Return how large the channels of k are in each head, and how many numbers exceed the limit of a fixed scale.
+
+    Args:
+        key: (B, H, S, E).
+        value: (B, H, S, Ev), for the share beyond the limit; None: not counted.
+        limit: Largest number under a fixed scale; None: no scale is fixed.
 
     Example:
         >>> import torch

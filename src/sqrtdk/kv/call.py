@@ -28,7 +28,14 @@ OneHead = Callable[[int, int], Tensor]  # (sequence, key head) -> (S, E) in floa
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One way to store k and v: its name, and what is read back; `normed` says that q and k are normalised before."""
+    """One way to store k and v.
+
+    Attributes:
+        name: of the way, as reports show it.
+        key: returns what is read back of the keys of one head.
+        value: the same for values.
+        normed: whether q and k are normalised before.
+    """
 
     name: str
     key: OneHead
@@ -99,10 +106,14 @@ def stored_and_read(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | 
 
 
 def channel_scale(call: CallTensors, first: int) -> tuple[Tensor, str]:
-    """Return the largest |k| of each channel of each head, (H, 1, E); k is divided by it, and q multiplied.
+    """Return the largest |k| of each channel of each head, (H, 1, E), and a note.
 
-    Channels that a rotation turns together share the larger value, so that the scale can be moved into the weights of q
-    and k.
+    k is divided by it and q multiplied, so that the logits stay. Channels that a rotation turns together share the
+    larger value, so that the scale can be moved into the weights of q and k.
+
+    Args:
+        call: The call.
+        first: Number of keys that are stored in fewer bits.
     """
     k = call.key.values[:, :, :first]
     largest = k.abs().amax((0, 2))
@@ -148,9 +159,13 @@ ALL_LOGITS = 2**24  # of a call, for each storage
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A request: format, grain of its scales or one fixed scale, most rows per call, newest keys that stay exact.
+    """What to forecast.
 
-    If `rows` is None, it is `MOST_ROWS`, or fewer, down to `LEAST_ROWS`, to stay below `ALL_LOGITS` logits.
+    Attributes:
+        dtype: name of the format, a key of `FORMATS`.
+        scale: what shares a scale, such as "token"; or one fixed scale.
+        rows: largest number of rows of a call that are computed; None: by the size of the call.
+        residual: number of newest keys that stay exact.
     """
 
     dtype: str

@@ -116,7 +116,11 @@ def kv_forecast(
 
 
 def checked_scale(kv_dtype: str, kv_scale: str | float | None) -> str:
-    """Return the grain of the scales, or the fixed scale, once it is known to fit the format.
+    """Return what shares a scale, or the fixed scale, after checking that it fits the format.
+
+    Args:
+        kv_dtype: Name of the format.
+        kv_scale: "tensor", "token", ... or a number; None: the usual one of the format.
 
     Raises:
         InvalidValueError: The format does not exist, or has no such scale.

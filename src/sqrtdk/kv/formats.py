@@ -49,7 +49,11 @@ GRAINS = ("tensor", "head", "group", "token", "channel")  # coarse to fine; "tok
 
 
 def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest number among those that share each scale; both broadcast to (B, H, S, E).
+    """Return the smallest and the largest number among those that share a scale; both broadcast to (B, H, S, E).
+
+    Args:
+        x: (B, H, S, E).
+        grain: What shares a scale: "tensor", "head", "token", ...
 
     Example:
         >>> low, high = bounds(torch.arange(8.0).reshape(1, 2, 2, 2), "head")

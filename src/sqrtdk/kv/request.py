@@ -47,9 +47,10 @@ def requests_of(
 def audit_and_forecast(
     model: str, options: LoadOptions, requests: tuple[ForecastRequest, ...], **audit: Any
 ) -> CheckReport:
-    """Return the report of `check_with` with the forecasts, from one more run of the model.
+    """Return the report of `check_with` with forecasts, from one more run of the model.
 
-    One forecast adds its findings. Of several nobody has chosen one yet, so they are compared, and none is a finding.
+    A single forecast adds its findings to the report. Several are compared, and none of them is a finding, as nobody
+    has chosen a format yet.
     """
     forecasts: list[CacheForecast] = []
 

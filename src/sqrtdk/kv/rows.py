@@ -131,7 +131,14 @@ def _largest(logits: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class QueryHeadSums:
-    """Sums over the rows of one query head, from which its errors follow."""
+    """Sums over the rows of one query head, from which its errors follow.
+
+    Attributes:
+        divergences: KL divergence of each row, in nats.
+        changed: number of rows whose largest weight moves to another key.
+        error: squared error of the output, summed.
+        size: squared output, summed.
+    """
 
     divergences: list[Tensor] = field(default_factory=list)
     changed: int = 0

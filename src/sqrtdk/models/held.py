@@ -75,7 +75,10 @@ class Found:
 
 
 def find_held(roots: Mapping[str, Any]) -> Found:
-    """Return what the roots hold, the nearest first.
+    """Return the tensors, modules and other objects that some roots hold, the nearest first.
+
+    Args:
+        roots: Objects by name; the name begins the paths of what they hold, "" for a model.
 
     Example:
         >>> module = nn.Linear(2, 2)

@@ -49,9 +49,9 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
 
 
 def ask_ahead(model: str, revision: str | None, before: Callable[[], None]) -> None:
-    """Ask the hub, and reuse the answer in every later `fetch` of this process, for a program that handles one model.
+    """Ask the hub for a model's files, and reuse the answer in every later `fetch` of this process.
 
-    See `ask` for the arguments and errors.
+    A program that handles one model calls this first. `ask` describes the arguments and errors.
     """
     _asked_ahead[model, revision] = ask(model, revision, before)
 

@@ -93,13 +93,19 @@ def make_inputs(
 def guess_inputs(
     module: nn.Module, *, batch: int = 1, seq_len: int | None = None, seed: int = 0
 ) -> tuple[Inputs, tuple[str, ...]]:
-    """Make inputs for a module of the Python API that was passed without any.
+    """Return inputs for a module that was passed to a function of the Python API without any.
+
+    Args:
+        module: The module, whose Hugging Face config says what it takes.
+        batch: Number of rows.
+        seq_len: Number of tokens; None: our own choice.
+        seed: Of random ids.
 
     Returns:
-        Inputs on the module's device, and notes.
+        Inputs on the module's device, and notes on what was chosen.
 
     Raises:
-        InvalidValueError: The module has no Hugging Face config to make inputs from, or see `make_inputs`.
+        InvalidValueError: The module has no config, or see `make_inputs`.
         ModelError: See `make_inputs`.
 
     Example:

@@ -31,7 +31,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_sizes(batch: int, seq_len: int | None) -> None:
-    """Refuse fewer than one row or token.
+    """Check that there is at least one row and one token.
 
     Raises:
         InvalidValueError: `batch` or `seq_len` is below 1.
@@ -43,10 +43,10 @@ def check_sizes(batch: int, seq_len: int | None) -> None:
 
 
 def check_elements(name: str, shape: Sequence[int]) -> None:
-    """Refuse an input that no machine should be asked to make.
+    """Check that an input to be made has no empty dimension, and at most `MAX_ELEMENTS` elements.
 
     Raises:
-        InvalidValueError: A dimension is below 1, or there are more than `MAX_ELEMENTS` elements.
+        InvalidValueError: It has.
 
     Example:
         >>> check_elements("input_ids", (2**13, 2**14))
@@ -69,11 +69,16 @@ def check_elements(name: str, shape: Sequence[int]) -> None:
 
 
 def check_file(path: str | Path, name: str, limit: int) -> None:
-    """Refuse a file of more than `limit` bytes, and a device, pipe or directory, which may have no end.
+    """Check that a file is regular and not too large; a device or a pipe may have no end.
+
+    Args:
+        path: The file.
+        name: What it is, for the error.
+        limit: Largest size, in bytes.
 
     Raises:
         OSError: The file can't be inspected.
-        ModelError: The file is refused.
+        ModelError: It is another kind of file, or larger.
     """
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):

@@ -25,7 +25,18 @@ VIDEO_TYPES = ("videomae", "timesformer", "vivit")
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """What an input is made from: sizes, seed, and a text, which is None if the user gave none."""
+    """What the inputs of a model are made from.
+
+    Attributes:
+        module: the model.
+        config: its Hugging Face config.
+        batch: number of rows.
+        seq_len: number of tokens of a row.
+        seed: of random numbers.
+        directory: of the model, with its tokenizer; None if there is none.
+        text: that the user gave; None: ids are random.
+        notes: on what was decided for the user; makers add to it.
+    """
 
     module: nn.Module
     config: Any

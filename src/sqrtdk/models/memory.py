@@ -37,10 +37,16 @@ def available_memory(*, mapped: int = 0) -> int | None:
 
 
 def require_memory(name: str, needed: int, *, device: str = "cpu", mapped: int = 0) -> None:
-    """Refuse a model that does not fit.
+    """Check that a model fits into memory, with a tenth as headroom.
+
+    Args:
+        name: Name of the model, for the error.
+        needed: Bytes that it needs.
+        device: "cpu", or a device with memory of its own.
+        mapped: Bytes of weights that are mapped from files already.
 
     Raises:
-        ModelError: `needed` bytes, with a tenth as headroom, are more than this process may take.
+        ModelError: It does not fit.
     """
     available = available_memory(mapped=mapped) if device == "cpu" else _device_memory(device)
     if available is not None and needed * HEADROOM > available:

@@ -138,7 +138,16 @@ def _names_model_type(path: Path) -> bool:
 
 
 def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code: bool) -> tuple[str, Path]:
-    """Return the kind of the model ("directory", "config" or "hub") and the local path that it is read from.
+    """Return where a model is.
+
+    Args:
+        model: MODEL argument: a directory, a config, or an id of the hub, which is downloaded.
+        revision: Of a model on the hub.
+        weights: Whether its weights are needed.
+        trust_remote_code: Whether its Python files may be downloaded.
+
+    Returns:
+        "directory", "config" or "hub"; and the local path to read from.
 
     Raises:
         ModelError: See `find_local` and `sqrtdk.models.hub.fetch`.

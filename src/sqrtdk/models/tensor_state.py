@@ -113,7 +113,13 @@ def _checksum(memory: Tensor) -> int:
 
 @dataclass(slots=True)
 class MemoryCopies:
-    """Copies of the memory of tensors; memory that several tensors share, as tied weights do, is copied once."""
+    """Copies of the memory of tensors; memory that several tensors share, as tied weights do, is copied once.
+
+    Attributes:
+        left: bytes that may still be copied.
+        of: the copy of each span of memory, or its checksum.
+        alive: tensors that are kept alive, as an address stands for a storage only while it is in use.
+    """
 
     left: int = field(default_factory=lambda: MOST_COPIED_BYTES)
     of: dict[Span, Tensor | int] = field(default_factory=dict)

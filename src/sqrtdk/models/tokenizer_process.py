@@ -14,9 +14,19 @@ from typing import Any
 
 
 def ids_between(directory: str, text: str, most: int, seconds: int, size: int) -> dict[str, Any]:
-    """Tokenize `text`: return at most `most` ids, the special ids before and after them, and the largest of all ids.
+    """Return the ids of a text.
 
-    A signal ends the process if that takes more than `seconds`, or more than `size` bytes of address space.
+    A signal ends the process if a limit is passed.
+
+    Args:
+        directory: Directory of the tokenizer.
+        text: The text.
+        most: Largest number of ids to return.
+        seconds: Limit of CPU time.
+        size: Limit of address space, in bytes.
+
+    Returns:
+        The ids, the special ids before and after them, and the largest of all ids, by name.
     """
     from transformers import AutoTokenizer
 

@@ -78,9 +78,19 @@ def tile(ids: list[int], batch: int, length: int, head: list[int], tail: list[in
 
 
 def text_ids(directory: Path | None, text: str, *, batch: int, length: int, vocab: int) -> tuple[Tensor | None, str]:
-    """Return ids (B, L) of `text` from the directory's own tokenizer with a note or "", or None with the reason.
+    """Return ids (B, L) int64 of a text, from the model's own tokenizer.
 
-    The tokenizer is read from local files only and never runs code of the directory.
+    The tokenizer is read from local files only, and code of the directory never runs.
+
+    Args:
+        directory: Directory of the model; None: there is no tokenizer.
+        text: The text; a short one is repeated.
+        batch: Number of rows, B.
+        length: Number of ids in a row, L.
+        vocab: Number of ids that the model knows; a larger id is refused.
+
+    Returns:
+        The ids and a note, "" if there is nothing to say; or None and the reason.
     """
     if directory is None or not any((directory / name).is_file() for name in TOKENIZER_FILES):
         return None, Message("premises.tokenizer.none")

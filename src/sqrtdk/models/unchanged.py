@@ -151,12 +151,12 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: Any, inputs: Any = None) -> Iterator[Snapshot]:
-    """Put back what runs within the block change of a user's module and of its inputs.
+    """Return a context after which a user's module and its inputs are as they were before.
 
-    A model that is built by its name is ours: nothing of it is left afterwards.
+    A model that sqrtdk built from a name needs no such care: it is dropped afterwards.
 
     Yields:
-        The state before the block; its `stayed` says after the block what could not be put back.
+        The state before the block; its `stayed` says after the block what could not be restored.
     """
     before = Snapshot(model if isinstance(model, nn.Module) else None, inputs)
     try:

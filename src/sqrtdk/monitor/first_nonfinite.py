@@ -150,10 +150,12 @@ class NonfiniteSearch:
         return len({passage.module for passage in ended if passage.outputs})
 
     def first(self, model: nn.Module) -> FirstNonfinite | None:
-        """Return the first output that is not finite, preferring passes whose final output is not finite either.
+        """Return the first output that is not finite; None if all are finite.
+
+        A pass whose final output is not finite either is preferred, as the model got over the others.
 
         Args:
-            model: its paths name the modules.
+            model: The model, whose paths name the modules.
         """
         found: list[FirstNonfinite | None] = []
         with self._looking():

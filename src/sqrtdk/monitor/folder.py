@@ -240,7 +240,7 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
 
 
 def refuse_strange(folder: Path) -> None:
-    """Refuse a directory that is not empty and holds no run.
+    """Check that a directory is empty or holds a run.
 
     Raises:
         OutputError: It holds other files, or it can't be read.

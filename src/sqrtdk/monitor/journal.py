@@ -80,10 +80,13 @@ class Journal:
         return max(1, self.writer.first_step)
 
     def step(self, step: int, loss: Loss) -> None:
-        """Note a step, and write the steps before it if a part is due. A loss that is a tensor is transferred only
-        then.
+        """Record a step and its loss; write the steps before it if enough of them wait.
 
         The newest step is held back, so that an alarm raised when the watch ends is in the same part as its step.
+
+        Args:
+            step: Number of the step.
+            loss: Its loss; a tensor is transferred only when it is written. None if there is none.
         """
         if self._due:
             self._due = False
@@ -93,11 +96,11 @@ class Journal:
         self._due = len(self._steps) >= STEPS_A_PART
 
     def sample(self, sample: StepSample, alarms: Sequence[Alarm]) -> list[Alarm]:
-        """Note a sample.
+        """Record the statistics of a sampled step, and its alarms.
 
         Returns:
-            The alarm of a part that could not be written, once until a write succeeds. It is tried again with later
-            samples.
+            An alarm if a part could not be written; the next one comes only after a write that succeeded. The part is
+            tried again with later samples.
         """
         try:
             self._heads.append(table := head_table(sample))

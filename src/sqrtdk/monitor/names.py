@@ -71,7 +71,7 @@ class PartName:
         return f"attempt-{self.attempt}.part-{self.first:06}-{self.last:06}"
 
     def check(self, content: bytes) -> None:
-        """Refuse bytes that differ from those written under this name.
+        """Check that bytes are those that were written under this name, by the checksum in it.
 
         Raises:
             RunFolderError: The checksum differs.
@@ -100,7 +100,13 @@ class PartName:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The names of the files in a run's folder: parts by attempt and number, parts that were merged, and others."""
+    """The names of the files in a run's folder.
+
+    Attributes:
+        parts: by attempt and number.
+        merged: parts whose rows are in a larger part as well.
+        strange: names of other files.
+    """
 
     parts: tuple[PartName, ...]
     merged: tuple[PartName, ...]
@@ -191,7 +197,9 @@ def lost_tails(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> tuple[
 
 
 def spans(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> dict[int, tuple[int, int]]:
-    """Return the first and last step that count, by the number of each attempt with records.
+    """Return the first and last step of each attempt that count, by its number.
+
+    A later attempt replaces the steps of an earlier one from its first step on. Attempts without records are left out.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 50, 0.0, None), Attempt(3, 40, 0.0, None)]
@@ -227,7 +235,7 @@ def last_recorded(attempts: Sequence[Attempt], parts: Sequence[PartName], before
 
 
 def gaps(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> tuple[UnrecordedSteps, ...]:
-    """Return the gaps: attempts that began later than the step after the last one before them.
+    """Return the steps that no attempt recorded, because an attempt began later than after the last step before it.
 
     Example:
         >>> attempts = [Attempt(1, 0, 0.0, None), Attempt(2, 100, 0.0, None)]

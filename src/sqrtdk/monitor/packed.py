@@ -54,7 +54,13 @@ HEAD = 8 * len(Head._fields)  # bytes
 
 
 class PackedTensor(NamedTuple):
-    """Where a tensor (lines, columns) of a call is in the packed numbers; only its columns differ from step to step."""
+    """One tensor (lines, columns) of a call in the packed numbers; from step to step only its columns vary.
+
+    Attributes:
+        name: of the tensor, for the statistics of its call.
+        lines: number of its lines, such as heads.
+        wide: whether its numbers are float64; else they are float32.
+    """
 
     name: str
     lines: int
@@ -87,7 +93,15 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStep:
-    """One rank's step, separated into its layout, which is sent when it changes, and its numbers."""
+    """One rank's step, separated into its layout, which is sent only when it changes, and its numbers.
+
+    Attributes:
+        layout: names and shapes.
+        head: sizes, and numbers of the whole step.
+        numbers: for each call, its scale ratio and the number of columns of each tensor; float64.
+        wide: all float64 tensors, flat.
+        narrow: all float32 tensors, flat.
+    """
 
     layout: StepLayout
     head: Head

@@ -101,10 +101,14 @@ class Ranks:
         return every
 
     def joined(self, step: WatchedStep, number: int = 0) -> WatchedStep:
-        """Join the step of all ranks; every rank must call it, even without measurements.
+        """Return the step of all ranks together, from this rank's; every rank must call it, even without measurements.
+
+        Args:
+            step: This rank's step.
+            number: Number of the step, which must be equal on all ranks.
 
         Raises:
-            InvalidValueError: On every rank, if their step numbers differ.
+            InvalidValueError: On every rank, if the numbers differ.
             RuntimeError: From torch.distributed, if a rank is gone or does not arrive in time.
         """
         row = self._row(step)

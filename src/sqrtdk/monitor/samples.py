@@ -65,15 +65,15 @@ def _value(sentence: Message, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """Traits of an attention beside its formula, equal at every step.
+    """What is the same at every step of an attention, beside its formula.
 
     Attributes:
-        logits_dtype: as in `CallSample`.
-        stored: as in `CallSample`.
-        factors: as in `CallSample`.
-        fixed_scale: as in `CallSample`.
-        norm_size: as in `audit.norms`.
-        dtype: of q at the product.
+        logits_dtype: dtype of the stored logits, "float16"; of the accumulator for a fused kernel.
+        stored: whether the logits were stored; a fused kernel stores none.
+        factors: where each factor of the scale acts and its source, without its value.
+        fixed_scale: whether no factor is learned, or computed from the data or for each row.
+        norm_size: divisor of the scale ratio, see `audit.gains.norm_size`; 0 if q and k have no norm.
+        dtype: dtype of q at the product, "float16".
     """
 
     logits_dtype: str = ""

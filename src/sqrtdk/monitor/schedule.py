@@ -28,7 +28,7 @@ class LossScaler(Protocol):
 
 
 def check_options(model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None) -> None:
-    """Refuse options of `watch` out of their range, before anything is opened.
+    """Check options of `watch`, before a folder or a logger is opened.
 
     Raises:
         InvalidTypeError: The model is no module, or the scaler no scaler.

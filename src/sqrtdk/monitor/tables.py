@@ -249,7 +249,7 @@ def concatenate(tables: Sequence[Tables]) -> Tables:
 
 
 def encode_part(tables: Tables) -> Any:
-    """Encode a part as the bytes of one Parquet file, in an Arrow buffer.
+    """Return the tables as the bytes of one Parquet file, in an Arrow buffer.
 
     Raises:
         InvalidValueError: There are more rows than a part may have.
@@ -282,10 +282,10 @@ def encode_part(tables: Tables) -> Any:
 
 
 def decode_part(content: bytes) -> Tables:
-    """Decode the tables of a part.
+    """Return the tables of a part from its bytes.
 
     Raises:
-        RunFolderError: The bytes are no complete file, or not one of ours.
+        RunFolderError: The bytes are no complete Parquet file, or not one that sqrtdk wrote.
     """
     pa = arrow()
     if strange := sorted(set(codecs(content)) - {SNAPPY}):

@@ -30,7 +30,9 @@ _HIDING = torch.finfo(torch.float16).min
 
 
 def function_mask(attn_mask: Tensor) -> Tensor:
-    """Return a module's mask as `sqrtdk.attention` takes it; torch's causal bias has one meaning for both.
+    """Return the mask of a module, in which True hides a key, as `sqrtdk.attention` takes it, where True shows it.
+
+    A floating mask, and torch's causal bias, mean the same in both.
 
     Raises:
         InvalidTypeError: It is neither bool nor floating, or a subclass that is no plain mask.
@@ -169,7 +171,13 @@ def _check_causal(mask: Shaped[Tensor, "#N #Hq L S"]) -> None:
 
 
 class Attended(NamedTuple):
-    """The results of one call of a module: the output, and the extras that were requested."""
+    """The results of one call of a module.
+
+    Attributes:
+        output: (..., Hq, L, Ev).
+        weights: (..., Hq, L, S); None if not requested.
+        aux: statistics of the rows; None if not requested.
+    """
 
     output: Output
     weights: Logits | None
@@ -191,7 +199,16 @@ def attend(
     impl: str = "auto",
     **options: Any,
 ) -> Attended:
-    """Return output, weights after dropout, and statistics.
+    """Return output, weights after dropout, and statistics, as far as they are requested.
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        need_weights: Whether the weights are requested.
+        return_aux: Which statistics are requested.
+        impl: Name of the implementation.
+        options: Other arguments of `sqrtdk.attention`.
 
     Raises:
         UnsupportedError: Weights are requested from an implementation that never has them.

@@ -83,15 +83,10 @@ def own_terms(name: str, part: object) -> Terms:
 class ScoreAttention(Counted):
     """softmax(scale * score(q, k) + bias) v; the base of the modules with a single score.
 
-    Args:
-        score: None: the dot product.
-        dropout: rate on the weights, in training only.
-        scale: None: the score's own.
-        bias: a term of `sqrtdk.positions`, or None.
-        softcap: c of c tanh(z / c), or None.
-        window: (left, right), or None.
-        enable_gqa: fewer key and value heads than query heads.
-        impl: as in `sqrtdk.attention`.
+    Attributes:
+        score: a score function, its name, or None for the dot product.
+        scale: a scale rule, a number or a tensor; None: the score's own rule.
+        bias: a position term, its name, or None.
     """
 
     score: AnyScore | None

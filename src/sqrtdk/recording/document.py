@@ -42,7 +42,10 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorEntry:
-    """The vector q, k or v of a call, as the file's JSON has it."""
+    """The vector q, k or v of a call, as the file's JSON has it.
+
+    `docs/en/trace-file.md` describes the fields of this and the other entries.
+    """
 
     factor: Number | None = None
     steps: Annotated[tuple[StepEntry, ...], Meta(max_length=MAX_STEPS)] | None = None

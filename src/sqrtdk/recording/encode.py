@@ -27,7 +27,7 @@ class Sheet:
         self.tensors: dict[str, Tensor] = {}
 
     def put(self, name: str, tensor: Tensor | None) -> None:
-        """Add a tensor; None is ignored.
+        """Add a tensor under a name; None is ignored.
 
         Raises:
             InvalidValueError: The tensor has no values, or a dtype that the format lacks.

@@ -68,7 +68,7 @@ def _read(path: Path, file: BinaryIO, shapes: bool) -> TraceFile:
 
 
 def check_calls(header: Header, document: Document) -> None:
-    """Check everything that can be checked without the values of a tensor.
+    """Check all that can be checked of a file's calls without reading the values of a tensor.
 
     Raises:
         TraceFileError: A field or tensor is missing, unknown, or does not fit the others.

@@ -59,10 +59,15 @@ class TensorSource:
         return name in self._specs or name in self._same
 
     def take(self, name: str, kinds: frozenset[torch.dtype], *, small: bool = False) -> Tensor | None:
-        """Return the tensor, or None if the file has none of this name; a `small` one is read beside shapes too.
+        """Return a tensor of the file; None if it has none of this name.
+
+        Args:
+            name: Name of the tensor.
+            kinds: dtypes that it may have.
+            small: Whether its values are read even if only shapes are asked for.
 
         Raises:
-            TraceFileError: The dtype is not one of `kinds`.
+            TraceFileError: It has another dtype.
         """
         place = self._same.get(name, name)
         spec = self._specs.get(place)
@@ -99,7 +104,9 @@ class TensorSource:
         return tensor.bool()
 
     def mask(self, name: str, packed: PackedMask) -> Tensor:
-        """Return a mask, unpacked. Equal masks, as those of all layers, share one tensor.
+        """Return a mask as a bool tensor, from the form in which the file packs it.
+
+        Equal masks, as those of all layers, share one tensor.
 
         Raises:
             TraceFileError: The mask, or all masks together, exceed a limit.

@@ -93,7 +93,7 @@ class QKClip:
             self._handles.append(model.register_forward_hook(self._end, always_call=True))
 
     def attach(self, optimizer: torch.optim.Optimizer) -> QKClip:
-        """Clip after each step of an optimizer, including its copies of the weights.
+        """Clip after each step of an optimizer; its own copies of the weights are clipped as well.
 
         Raises:
             InvalidTypeError: The optimizer takes no hooks.

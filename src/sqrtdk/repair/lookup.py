@@ -60,7 +60,7 @@ class Parameters:
         return self._first[name]
 
     def get(self, name: str) -> Tensor:
-        """Return the parameter itself, of which this rank may hold a part.
+        """Return a parameter itself; of a sharded one, this rank has a part.
 
         Raises:
             InvalidValueError: The model has no parameter of this name.
@@ -180,7 +180,9 @@ class Parameters:
 
 
 def whole_weight(side: str, projection: Projection) -> None:
-    """Refuse a tensor-parallel weight: this rank has some of its heads, and sees only their maxima.
+    """Check that this rank has the whole weight of a projection.
+
+    Of a tensor-parallel weight it has the rows of some heads only, and sees only their maxima.
 
     Raises:
         Refusal: The weight is such a part.

@@ -144,11 +144,19 @@ def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | Non
 def gain_for(
     gain: Float[Tensor, "..."] | nn.Module | float, query: Float[Tensor, "*BHqLE"]
 ) -> Float[Tensor, "*#BHqLE"] | float:
-    """Return the factor on a query (..., Hq, L, E), in a shape that broadcasts to it.
+    """Return the gain of a cosine score in a shape that broadcasts to a query.
+
+    Args:
+        gain: A number, a tensor with one entry or one per head, or a module that returns such a tensor.
+        query: (..., Hq, L, E).
 
     Raises:
-        InvalidTypeError: a module that returns no floating tensor.
-        InvalidValueError: a gain that does not broadcast to the query.
+        InvalidTypeError: A module returns no floating tensor.
+        InvalidValueError: The gain does not broadcast to the query.
+
+    Example:
+        >>> gain_for(torch.ones(4), torch.zeros(2, 4, 5, 8)).shape
+        torch.Size([4, 1, 1])
     """
     found = gain() if isinstance(gain, nn.Module) else gain
     if isinstance(found, float):

@@ -25,7 +25,10 @@ HIDDEN_BELOW = -3e4
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of logits: half-open ranges of batch elements, query heads (whole groups), rows and keys."""
+    """A block of logits, by half-open ranges: b of batch elements, h of query heads, r of rows, c of keys.
+
+    `b0` is the first batch element, and `b1` the one after the last. The heads are whole groups that share key heads.
+    """
 
     b0: int
     b1: int
@@ -58,10 +61,16 @@ class Masks:
     def window(
         self, block: Block, dtype: torch.dtype, device: torch.device
     ) -> tuple[Float[Tensor, "*BHq R T"] | None, int, int]:
-        """Return (mask, start, stop) of a block of all keys: every row sees all keys before `start`, and none from
-        `stop` on.
+        """Return which keys of a block differ between its rows.
 
-        `mask` is float 0 or 1 for the keys in between; None if no row misses any of them.
+        Args:
+            block: A block with all keys.
+            dtype: dtype of the mask.
+            device: Device of the mask.
+
+        Returns:
+            (mask, start, stop): every row sees all keys before `start`, and none from `stop` on. The mask is 1 where a
+            row sees a key in between and 0 elsewhere; None if every row sees them all.
         """
         stop = min(block.c1, block.r1) if self.is_causal else block.c1
         height = block.r1 - block.r0

@@ -121,11 +121,10 @@ def sweep_tiles(
 
 
 def row_blocks(source: TileSource) -> Iterator[Block]:
-    """Yield blocks of rows whose tiles have about `TILE` elements; causal calls get short ones, to skip the hidden
-    triangle.
+    """Yield blocks of rows whose tiles have about `TILE` elements.
 
-    A block has as many key heads as there are threads, if possible: products of several matrices parallelise better
-    than one.
+    A block has as many key heads as there are threads, if possible, as products of several matrices parallelise better
+    than one. In causal calls blocks are short, so that most of the hidden triangle is skipped.
     """
     batch, heads, length, keys = source.shape
     if 0 in source.shape:

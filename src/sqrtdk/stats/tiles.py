@@ -120,9 +120,10 @@ class ProductSource:
                 tile.add_(cut(term, block))
 
     def moments(self, block: Block) -> tuple[Float[Tensor, "B Hq R"], Float[Tensor, "B Hq R"]] | None:
-        """Use mean and scatter matrix of the keys, in float64: s q . mean(k) and s^2 q^T (sum (k - mean k)^2) q.
+        """Return mean and squared deviations of the logits of a block, from mean and scatter matrix of its keys.
 
-        They are kept for later blocks of rows with the same keys.
+        They are s q . mean(k) and s^2 q^T (sum (k - mean k)(k - mean k)^T) q, in float64. Both moments of the keys are
+        stored for later blocks of rows with the same keys.
         """
         group, width = self.group, self.query.shape[-1]
         rows, keys = group * self.query.shape[-2], block.c1 - block.c0

@@ -65,10 +65,10 @@ class Marked:
         return report
 
     def asked(self, marker: pytest.Mark) -> Asked:
-        """Return what a marker asks for.
+        """Return what a marker asks for, from its arguments.
 
         Raises:
-            pytest.UsageError: It is wrong.
+            pytest.UsageError: An argument is unknown or has a wrong value.
         """
         from sqrtdk.errors import SqrtdkError, did_you_mean
         from sqrtdk.laws.table import names_of

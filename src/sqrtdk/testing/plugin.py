@@ -124,8 +124,7 @@ class Audit(Marked):
             self.records[report.nodeid] = record | {"place": place_in_file(report)}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write a line that sums up all marked tests, then findings that failed no test, what was not judged, and weak
-        tests.
+        """Write a line on all marked tests, then findings that failed no test, what was not judged, and weak tests.
 
         A weak test could not fail whatever the scale, for example because its inputs are zeros.
         """

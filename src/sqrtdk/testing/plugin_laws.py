@@ -34,9 +34,9 @@ class Laws(Marked):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Run the test, then ask the laws of the models that it called and fail it on broken ones.
+        """Run the test, then ask the laws of the models that it called, and fail it on broken ones.
 
-        A test that fails by itself is not asked.
+        If the test fails by itself, no law is asked.
         """
         marker = item.get_closest_marker(LAWS_MARKER)
         if marker is None:

@@ -55,10 +55,15 @@ def check_fail_on(fail_on: Any, choices: Sequence[str] = FAIL_ON) -> None:
 
 
 def check_allowed(allow: Iterable[str], sites: Collection[str], kinds: Collection[str] = ALLOWED_KINDS) -> None:
-    """Refuse a name that allows nothing, such as a site that no longer exists or a misspelt kind.
+    """Check that each name that a test allows stands for something.
+
+    Args:
+        allow: Names of sites, patterns of sites, and kinds.
+        sites: Module paths of the test's attentions.
+        kinds: Rules, mistakes and verdicts that exist.
 
     Raises:
-        InvalidValueError: a name is not a kind and matches no site.
+        InvalidValueError: A name is no kind and matches no site: it is misspelt, or the site no longer exists.
     """
     names = sorted(kinds)
     for name in allow:

@@ -19,7 +19,9 @@ LARGEST_RATIO = 100.0
 
 
 def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield one alarm for each attention unlike its neighbours, at the first sample only.
+    """Yield an alarm for each attention whose logits deviate far more than those of its neighbours.
+
+    Only the first sample is judged, as such a layer was initialised so.
 
     Example:
         >>> calls = [CallSample(f"h.{i}", 0, 1, {"std_logit": [std]}, 1.0, "") for i, std in enumerate((0.2, 60, 0.3))]

@@ -101,10 +101,10 @@ def _loss(now: StepSample) -> Alarm | None:
 
 
 def unsampled_loss(step: int, loss: Tensor | float | None) -> Iterator[Alarm]:
-    """Yield at most one alarm, of a loss that is not finite at a step of which nothing else is known.
+    """Yield an alarm if the loss of a step without a sample is not finite.
 
-    It is less severe than that of a sampled step, which knows where the numbers begin and so is shown after it. A
-    tensor on another device than the CPU is not looked at, because reading it would wait for the device.
+    It is less severe than that of a sampled step, which also says where the numbers begin. A loss on another device
+    than the CPU is not read, because that would wait for the device.
     """
     if loss is None or (isinstance(loss, Tensor) and loss.device.type != "cpu") or math.isfinite(number := float(loss)):
         return

@@ -92,8 +92,9 @@ def _slopes(steps: Sequence[int], values: Sequence[float]) -> list[float]:
 def largest_of_column(call: CallSample, column: str) -> tuple[float, int]:
     """Return the largest finite number of a column and its head; minus infinity if no number is finite.
 
-    >>> largest_of_column(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
-    (0.3, 2)
+    Example:
+        >>> largest_of_column(CallSample("attn", 0, 3, {"peak": [0.1, float("nan"), 0.3]}, 1.0, ""), "peak")
+        (0.3, 2)
     """
     finite = [(value, head) for head, value in enumerate(call.columns.get(column, ())) if math.isfinite(value)]
     return max(finite, default=(-math.inf, 0))

@@ -142,7 +142,18 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured at one checkpoint; see `measure`."""
+    """What was measured at one checkpoint.
+
+    Attributes:
+        loss: last training loss up to its step; None if none is recorded.
+        state: what is wrong with the file of that loss; "" if nothing is.
+        reason: why nothing was measured; None if it was.
+        sample: statistics of the attentions; None if nothing was measured.
+        findings: of the audit.
+        model: description of the model, as JSON values.
+        inputs: hash of the inputs, which are equal for all checkpoints that are compared.
+        notes: on what sqrtdk decided for the user, such as random ids.
+    """
 
     loss: float | None
     state: str

@@ -177,7 +177,7 @@ def _difference(before: Point, now: Point) -> str:
 
 
 def refuse_other(folder: Path) -> None:
-    """Refuse a folder with the records of something else.
+    """Check that a folder is empty or holds the records of checkpoints.
 
     Raises:
         OutputError: The folder holds a watched run, or no run at all.

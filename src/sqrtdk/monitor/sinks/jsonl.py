@@ -37,10 +37,10 @@ class JsonLines:
         self._file: BinaryIO | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a line.
+        """Add a line with the step and its metrics.
 
         Raises:
-            OutputError: The existing file was not written by a sink, or it can't be written.
+            OutputError: The existing file was not written by this logger, or it can't be written.
         """
         self._add(step, "metrics", dict(metrics))
 

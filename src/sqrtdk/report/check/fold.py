@@ -82,9 +82,12 @@ class FoldedFinding:
 
 
 def fold_calls(calls: Iterable[JudgedCall]) -> tuple[Fold, ...]:
-    """Fold calls that agree in everything a line shows and whose sites differ in one integer (the layer).
+    """Fold calls that agree in all that a line shows and whose sites differ in one integer, the number of the layer.
 
-    A call with non-finite numbers is never folded.
+    A call with NaN or infinite numbers is never folded.
+
+    Returns:
+        Folds in the order of their first call. A call like no other is a fold of its own.
     """
 
     def shown(judged: JudgedCall) -> Hashable:

@@ -65,7 +65,7 @@ _RULES_AT_THE_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line of a source file, and a few words on what stands there."""
+    """A line of a source file, from 1 on, and a few words on what stands there."""
 
     source: SourceFile
     line: int  # 1-based
@@ -84,10 +84,10 @@ def calls_of_finding(report: CheckReport, finding: Finding) -> tuple[JudgedCall,
 
 
 def spots(report: CheckReport, finding: Finding) -> tuple[Spot, ...]:
-    """Return the lines that a finding is about, lines of the repository first.
+    """Return the source lines that a finding is about, those of the user's repository first.
 
-    They are the finding's own lines, or else those of the call at its site, followed by the lines that declare the
-    scale. If none of them is in the repository, the line that was audited is added.
+    They are the lines that the finding names, or else those of the call at its site; lines that declare the scale
+    follow. If none of them is in the repository, the line that was audited is added.
     """
     # the line that computes comes first: that is where an editor opens
     calls = calls_of_finding(report, finding)

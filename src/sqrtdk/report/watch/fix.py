@@ -94,10 +94,10 @@ def first_nonfinite(run: Summary) -> Alarm | None:
 
 
 def root_alarm(run: Summary) -> Alarm | None:
-    """Return the alarm that others follow from, which is shown first; None if none is known.
+    """Return the alarm from which others follow, to be shown first; None if none is known.
 
-    An update, or a layer that is unlike its neighbours, if the first NaN, or else the worst alarm, came after it;
-    otherwise the first NaN.
+    It is that of an update, or of a layer unlike its neighbours, which came before the first NaN or else the worst
+    alarm. Otherwise it is the first NaN.
     """
     if not run.alarms:
         return None
@@ -108,9 +108,9 @@ def root_alarm(run: Summary) -> Alarm | None:
 
 
 def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
-    """Return the alarm of an update that is too large, if it came before another alarm.
+    """Return the alarm of an update that was too large, if one came before another alarm; None if none did.
 
-    A step is measured before its update, but an update is told at its step.
+    Statistics of a step are measured before its update, so that an update explains alarms of later steps only.
     """
     last = alarm.step - 1 if alarm.name == NONFINITE else alarm.step
     return next((one for one in run.alarms if one.name == UPDATE and one.step <= last), None)
@@ -153,9 +153,14 @@ def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
 
 
 def go_back(run: Summary, step: int, fix: str = "runs.fix.go_back") -> str:
-    """Say to go on from a checkpoint that is sound, if there can be one, and what else.
+    """Return the advice to go on from a sound checkpoint, and what to change.
 
-    Nothing was trained before step 1, so that there only the model and its batch can be at fault.
+    Nothing was trained before step 1; there, only the model and its batch can be at fault.
+
+    Args:
+        run: The run.
+        step: Step at which the trouble began.
+        fix: Id of the sentence.
     """
     if step <= 1 and fix != "runs.fix.look_closer":
         return Message("runs.fix.check_batch", step=step)

@@ -271,7 +271,15 @@ def _quiet(run: Summary) -> Headline:
 
 
 def compared_headline(a: Summary, b: Summary, compared: RunComparison) -> Headline:
-    """Return the headline of two runs: which of them goes wrong, and what differs between them."""
+    """Return the headline of two runs: which of them goes wrong, and what differs between them.
+
+    If both go wrong, one with NaN is named first.
+
+    Args:
+        a: Run A.
+        b: Run B.
+        compared: Result of `compare_runs(a, b)`.
+    """
     runs = {"A": a, "B": b}
     heads = {letter: run_headline(run) for letter, run in runs.items()}
     # a run with NaN is worse than one with an alarm, and is named first
