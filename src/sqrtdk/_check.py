@@ -153,6 +153,7 @@ def _checked(
     command: str,
     after: Callable[[LoadedModel], None] | None,
 ) -> CheckReport:
+    """Check the options, load the model, and audit it; `check_with` describes the arguments."""
     attn = options.attn
     if fail_on not in FAIL_ON:
         raise InvalidValueError(

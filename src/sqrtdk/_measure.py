@@ -129,6 +129,7 @@ def measure(
 
 
 def _measured(call: Call, places: Int[Tensor, " R"] | None) -> RowStats:
+    """Return the statistics of the rows, (..., Hq, L), by the fastest implementation that can compute them."""
     call = simplified(call)
     if places is not None:
         call = call.sample(places)
@@ -158,6 +159,12 @@ def _measured(call: Call, places: Int[Tensor, " R"] | None) -> RowStats:
 
 
 def _chosen(rows: int | Int[Tensor, " R"], length: int, device: torch.device) -> Int[Tensor, " R"]:
+    """Return the indices of the rows to measure, (R,) int64; a number stands for as many evenly spread ones.
+
+    Raises:
+        InvalidTypeError: It is neither a number nor a tensor of indices.
+        InvalidValueError: An index or the number is out of range.
+    """
     if isinstance(rows, Tensor):
         check_class("rows", rows)
         if rows.dtype != torch.int64 or rows.ndim != 1:

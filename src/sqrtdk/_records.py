@@ -162,6 +162,13 @@ class _Reader:
     longest: int | None
 
     def ready(self, value: Any, hint: Any, at: str) -> Any:
+        """Return a parsed value as msgspec can convert it to a type.
+
+        Args:
+            value: The value.
+            hint: The type.
+            at: Its place in the document, for an error.
+        """
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
             return self.ready(value, inner[0], at)

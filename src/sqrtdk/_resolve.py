@@ -180,6 +180,11 @@ def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str,
 
 
 def _sinks(call: Call, sinks: Any) -> Sinks | None:
+    """Return the sinks as logits, (Hq,) or (..., Hq, L, 1); None if there are none.
+
+    Raises:
+        InvalidValueError: Their shape does not fit.
+    """
     if sinks is None:
         return None
     if isinstance(sinks, Tensor):
@@ -200,7 +205,7 @@ def _sinks(call: Call, sinks: Any) -> Sinks | None:
 
 
 def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
-    """Return the factor on the score."""
+    """Return the factor that a scale argument stands for: a number, or a tensor that broadcasts to (..., Hq, L, 1)."""
     scale = as_scale(scale)
     if isinstance(scale, ScaleRule) and not head_dim:
         return 1.0  # the products are all 0, and 1/sqrt(0) is not a number

@@ -83,7 +83,11 @@ def check(
 def _refuse_unfit(
     wanted: AuditReports, others: Sequence[str], static: bool, baseline: Path | None, update: bool, fail_on: str
 ) -> None:
-    """Refuse options that do not fit together."""
+    """Check that the options fit each other.
+
+    Raises:
+        InvalidValueError: They do not.
+    """
     if update and baseline is None:
         raise InvalidValueError(Message("errors.options.update_alone"), hint=Message("errors.hint.update_alone"))
     if others:

@@ -88,6 +88,14 @@ class Pool:
         again: deque[_Entry],
         flying: _Flying[Result],
     ) -> None:
+        """Submit cells until each worker has enough; start the processes if they don't run.
+
+        Args:
+            function: Computes a cell.
+            waiting: Cells that were not submitted yet.
+            again: Cells of processes that were killed; they come first.
+            flying: Cells in progress, to which the submitted ones are added.
+        """
         while len(flying) < CELLS_A_WORKER * self.workers:
             entry = again.popleft() if again else next(waiting, None)
             if entry is None:

@@ -90,6 +90,7 @@ def ray(
 
 @contextlib.contextmanager
 def _opened(module: Any, workers: int | None, address: str | None, packages: tuple[str, ...]) -> Iterator[Engine]:
+    """Connect to a cluster, yield its engine, and disconnect unless the caller was connected before."""
     ours = not module.is_initialized()
     if ours:
         _connect(module, workers, address)

@@ -69,7 +69,7 @@ class _Reader:
         self._kept = self._passed = 0
 
     def entries(self) -> dict[str, Value]:
-        """Return names and values, without arrays."""
+        """Return the names and values of the metadata; arrays are passed over."""
         if self._file.read(4) != b"GGUF":
             raise _OddError("it does not begin with GGUF")
         version = self._number("<I")
@@ -114,6 +114,7 @@ class _Reader:
         return content.decode("utf-8", "replace")
 
     def _pass_over(self, depth: int) -> None:
+        """Pass over an array, and the arrays in it."""
         kind, count = int(self._number("<I")), self._length(MAX_ARRAY)
         if depth > MAX_NESTED or self._file.tell() > MAX_METADATA:
             raise _OddError("arrays that are nested too deep, or too long")

@@ -188,7 +188,11 @@ def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _size_beside(folder: Path, location: str) -> int:
-    """Return the size in bytes of a regular file in the folder."""
+    """Return the size in bytes of a file with external tensors.
+
+    Raises:
+        ModelError: It is not in the graph's folder, not regular, or too large.
+    """
     parts = Path(location).parts
     if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or "\\" in location:
         raise ModelError(

@@ -44,6 +44,7 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _attention(step: OnnxStep) -> Result:
+    """Return the outputs of a fused attention operator of ONNX or onnxruntime, computed by plain operations."""
     node, names = step.node, _INPUT_NAMES[step.node.domain, step.node.op].split()
     given = {name: x for index, name in enumerate(names) if (x := step.optional(index)) is not None}
     if odd := [name for name in given if name in _REFUSED_INPUTS]:

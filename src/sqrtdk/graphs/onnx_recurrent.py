@@ -76,7 +76,7 @@ def _layer(kind: type[nn.RNNBase]) -> nn.Module:
 
 
 def _recurrent(step: OnnxStep) -> Result:
-    """Return Y, Y_h and an LSTM's Y_c of a recurrent layer."""
+    """Return the outputs of RNN, GRU or LSTM: Y, Y_h and, for an LSTM, Y_c."""
     kind, cell, usual, count = _CELLS[step.node.op]
     direction = step.attribute("direction", "forward")
     if direction not in _BACKWARDS:

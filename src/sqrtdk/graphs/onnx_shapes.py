@@ -84,6 +84,7 @@ def _swapped(x: Tensor, first: int, second: int) -> Tensor:
 
 
 def _pad(step: OnnxStep) -> Tensor:
+    """Return the result of ONNX's Pad."""
     x, pads = step.tensor(0), step.listed(1, "pads", [])
     axes = [axis % x.dim() for axis in step.numbers(3)] if step.given(3) else [*range(x.dim())]
     value = step.numbers(2)[0] if step.given(2) else step.attribute("value", 0.0)

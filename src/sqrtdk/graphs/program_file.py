@@ -92,6 +92,11 @@ def _refuse(what: str) -> ModelError:
 
 
 def _check(archive: zipfile.ZipFile) -> None:
+    """Check all files of the archive of a program.
+
+    Raises:
+        ModelError: One holds code or a pickle of unknown objects, or the archive is of another form.
+    """
     entries = archive.infolist()
     names = [entry.filename for entry in entries]
     if len(entries) > MAX_ARCHIVE_ENTRIES or len(set(names)) < len(names):

@@ -143,6 +143,7 @@ class _Follow(EagerMode):
         return found
 
     def _after(self, func: Any, args: Any, kwargs: Any) -> _Form:
+        """Return on what the result of an operation depends, from what its operands depend on."""
         operands = list(_tensors((args, kwargs)))
         anything = _Form(rest=frozenset().union(*(self.form(operand).everything for operand in operands)))
         if func.overloadpacket in _WITHOUT_A_VALUE:

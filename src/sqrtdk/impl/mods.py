@@ -159,6 +159,13 @@ def _mapped(
     *,
     together: bool = False,
 ) -> Shaped[Tensor, "..."]:
+    """Return the results of a `score_mod` or a `mask_mod` for all pairs, by vmap.
+
+    Raises:
+        InvalidTypeError: It returns no tensor, or one of another dtype.
+        InvalidValueError: It returns more than one number for a pair.
+    """
+
     def checked(*pair: Tensor) -> Tensor:
         found = function(*pair)
         if not isinstance(found, Tensor):

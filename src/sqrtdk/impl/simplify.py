@@ -76,6 +76,7 @@ def _masks_read(call: Call) -> Call:
 
 
 def _score_read(call: Call) -> Call:
+    """Return the call with its `score_mod` as softcap, bias and band, or unchanged if it does anything else."""
     if call.score_mod is None or call.term is not None:
         return call
     added = added_by(call.score_mod, call.dtype)

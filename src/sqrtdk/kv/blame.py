@@ -123,7 +123,7 @@ def heads_at_fault(
 def _cause(
     head: KeyHead, bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], keys: Sequence[KeyHead]
 ) -> tuple[int, str]:
-    """Return the key head at fault, and the cause."""
+    """Return the key head at fault and the cause, from which other ways to store would help."""
     # One scale for all heads, set by another head: a scale for each head would repair this one.
     own = _kl(others, "head", bad)
     largest = max(keys, key=lambda one: one.largest)
@@ -158,6 +158,7 @@ def _blame(
     others: Sequence[StoredWay],
     limit: float | None,
 ) -> Blame:
+    """Return the cause of a key head's errors, with the ways to store that remove them or halve them."""
     mended = [storage.name for storage in others if all(level(storage.heads[i]) is None for i in bad)]
     half = HELPING_SHARE * _largest_mean_kl(stored, bad)
     helped = [] if cause == VALUES else [storage.name for storage in others if _largest_mean_kl(storage, bad) <= half]
@@ -174,6 +175,7 @@ def _blame(
 
 
 def _cause_text(head: KeyHead, cause: str, limit: float | None = None) -> str:
+    """Return the cause with its numbers, as a sentence."""
     at = head.head
     if cause == CUT_OFF:
         beyond, k, v = f"{limit:.4g}", f"{100 * head.cut_off:.2g}%", f"{100 * head.cut_off_values:.2g}%"

@@ -268,7 +268,7 @@ def spread_rows(length: int, most: int, device: torch.device | None = None) -> T
 
 
 def _errors(call: CallTensors, storage: Storage, rows: Tensor) -> list[QueryHeadSums]:
-    """Return the errors of a storage, for every query head."""
+    """Return the errors of one way to store for every query head, from some rows of each."""
     assert call.terms is not None
     query, key, value = call.query.values, call.key.values, call.value.values
     batch, heads, length, width = query.shape

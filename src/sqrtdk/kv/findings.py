@@ -114,6 +114,7 @@ def _together(every: Iterable[Blame]) -> Iterator[Blame]:
 
 
 def _finding(forecast: CacheForecast, call: CacheCall, blame: Blame) -> Finding:
+    """Return the finding for a key head at fault; its value is that of the query head with the largest error."""
     errors = call.stored.heads
     by_kl = blame.cause != VALUES
     head = max(blame.heads, key=lambda i: errors[i].kl_mean_nats if by_kl else errors[i].output_error)

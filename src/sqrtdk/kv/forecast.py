@@ -189,6 +189,11 @@ def forecast_calls(
 
 
 def _forecast(calls: Sequence[CallTensors], request: ForecastRequest) -> CacheForecast:
+    """Return the forecast of the calls of one run.
+
+    Raises:
+        InvalidValueError: `rows` is below 1, or `residual` is below 0.
+    """
     if (request.rows is not None and request.rows < 1) or request.residual < 0:
         raise InvalidValueError(
             f"rows is {request.rows}, residual {request.residual}", hint="Take rows from 1, and residual from 0."

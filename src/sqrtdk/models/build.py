@@ -245,6 +245,7 @@ def _load_weights(
     offload_folder: str | Path | None,
     mapped: int,
 ) -> tuple[nn.Module, list[str]]:
+    """Return a model with its weights, and notes on weights that are missing or not used."""
     spread: dict[str, Any] = {}
     if device_map is not None:
         spread = {"device_map": device_map, "max_memory": _max_memory(import_accelerate(), mapped)}

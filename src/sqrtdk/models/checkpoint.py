@@ -71,6 +71,11 @@ def how_to_convert(name: str) -> Message:
 
 
 def _index_shards(path: Path) -> list[str]:
+    """Return the names of the files in an index of shards.
+
+    Raises:
+        ModelError: The index can't be read, or names a file outside its directory.
+    """
     try:
         if path.stat().st_size > 100 * 2**20:
             raise ValueError("over 100 MiB")

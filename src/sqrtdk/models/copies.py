@@ -46,6 +46,16 @@ def copied(inputs: Inputs, *, strict: bool = False) -> Inputs:
 
 
 def _copy(value: Any, memo: dict[Any, Any], strict: bool) -> Any:
+    """Return a deep copy of a value.
+
+    Args:
+        value: The value.
+        memo: Copies by id, as for `copy.deepcopy`.
+        strict: Whether to raise for a value that can't be copied, rather than to return it as it is.
+
+    Raises:
+        NotCopiedError: The value can't be copied.
+    """
     if isinstance(value, _UNCOPIED):
         return value
     if id(value) in memo:
@@ -70,6 +80,10 @@ def _copy(value: Any, memo: dict[Any, Any], strict: bool) -> Any:
 
 
 def _of_tensor(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Return a copy of a tensor; tensors that share a storage share its copy.
+
+    Of a storage that is much larger than the tensor, only the tensor's own bytes are copied.
+    """
     if tensor.is_meta:
         return tensor
     plain = type(tensor) is Tensor and tensor.layout is torch.strided and has_memory(tensor)

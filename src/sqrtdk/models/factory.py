@@ -71,6 +71,11 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
 
 
 def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
+    """Return the module and the inputs that a factory returned.
+
+    Raises:
+        ModelError: It returned something else.
+    """
     if isinstance(result, nn.Module):
         return result, None
     if isinstance(result, (tuple, list)) and len(result) == 2 and isinstance(result[0], nn.Module):

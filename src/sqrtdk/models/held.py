@@ -121,7 +121,7 @@ _Inside = Iterator[tuple[Any, str, int]]
 
 
 def _contents(value: Any, path: str, depth: int) -> tuple[list[Held], _Inside]:
-    """Return what a value holds itself, and the values in it."""
+    """Return what a value holds itself, and the values inside it that are still to be entered."""
     nothing: _Inside = iter(())
     if isinstance(value, dict):
         return [_of_dict(value, path)], ((entry, _at(path, key), depth) for key, entry in dict.items(value))
@@ -160,6 +160,7 @@ def _at(path: str, key: Any) -> str:
 
 
 def _of_dict(value: dict[Any, Any], path: str) -> Held:
+    """Return how to see whether the entries of a dict, or their order, changed, and how to restore them."""
     kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict  # methods that a subclass may override
     before = list(kind.items(value))
 
@@ -218,6 +219,8 @@ def _of_set(value: set[Any], path: str) -> Held:
 
 
 def _of_array(value: Any, path: str) -> Held:
+    """Return how to see whether an array changed, and how to restore it; a large one is only watched by a checksum."""
+
     def read() -> tuple[Any, Any]:
         numbers = value.tobytes() if hasattr(value, "tobytes") else bytes(value)
         return getattr(value, "shape", None), zlib.crc32(numbers)

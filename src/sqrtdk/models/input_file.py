@@ -95,6 +95,11 @@ def check_input_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
 
 
 def _check_tensor(name: str, tensor: Tensor, config: Any) -> None:
+    """Check one input from a file.
+
+    Raises:
+        ModelError: It has a wrong shape, is empty, or has ids that the model does not know.
+    """
     ranks = RANKS.get(name, ())
     if ranks and tensor.ndim not in ranks:
         wanted = " or ".join(str(rank) for rank in ranks)

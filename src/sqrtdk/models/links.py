@@ -82,6 +82,11 @@ def _raise(error: OSError) -> None:
 
 
 def _refuse_stray(path: Path, homes: tuple[Path, ...], shown: Path) -> None:
+    """Check one entry of a model's directory.
+
+    Raises:
+        ModelError: It leads out of the folders in `homes`, leads nowhere, or is neither a file nor a directory.
+    """
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         try:

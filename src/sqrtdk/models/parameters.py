@@ -53,6 +53,7 @@ def count_parameters(
 
 
 def _preset(name: str) -> dict[str, Any]:
+    """Return the parameters of a preset, as `--json` shows them."""
     preset = PRESETS[name]
     layers = [
         {
@@ -80,6 +81,11 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _model(target: str, revision: str | None, trust_remote_code: bool, seed: int) -> dict[str, Any]:
+    """Return the parameters of every attention of a model, as `--json` shows them.
+
+    Raises:
+        ModelError: The model has no attention.
+    """
     module, notes = _built(target, revision, trust_remote_code, seed)
     parts = attention_parts(module)
     if not parts:

@@ -204,6 +204,7 @@ class TensorState:
         return not (self._has_other_marks() or (moved and self.has_moved()))
 
     def _restore_numbers(self) -> None:
+        """Restore place, shape and numbers of the tensor, from the copies of its memory."""
         tensor, alias = self.tensor, self.alias
         assert alias is not None
         if _kind(tensor) != self.kind and tensor.layout is torch.strided:

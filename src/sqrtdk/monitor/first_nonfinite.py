@@ -164,6 +164,9 @@ class NonfiniteSearch:
         return found[0] if found else None
 
     def _first(self, model: nn.Module) -> FirstNonfinite | None:
+        """Return the first NaN or infinite output; without one, a final output of minus infinity alone, which masks
+        explain.
+        """
         states = self._transferred()
         bad = []
         for number, each in enumerate(self._passes):

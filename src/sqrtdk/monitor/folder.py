@@ -107,7 +107,10 @@ class RunWriter:
             raise
 
     def _begin(self, model: Any, settings: Any, first_step: int | None) -> None:
-        """Begin an attempt, with the lock held."""
+        """Begin an attempt; the lock is held.
+
+        What an earlier attempt left over is removed: temporary files, and parts whose rows are in a larger part.
+        """
         before = _begun(self.folder, model)
         disk.make(self.folder / PARTS_FOLDER)
         disk.tidy(self.folder, RUN)

@@ -150,6 +150,7 @@ class StepTracer:
         return self._projections.get(module, [])
 
     def _begins(self, module: nn.Module, args: Any) -> None:
+        """Handle the start of a module's forward; open a trace if it is the model and the pass is to be measured."""
         if _again():
             self._part_begins(module)
             return
@@ -198,6 +199,7 @@ class StepTracer:
         return False
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Handle the end of a module's forward; close the trace if it was the model's outermost call."""
         if _again():
             self._part_ends(module)
             return
@@ -271,6 +273,9 @@ class StepTracer:
                     self._gradients.root(serial, projected, length)
 
     def _add(self, trace: Trace) -> None:
+        """Add the calls of a pass to the attentions of the step, and decide whether the next pass must be examined
+        closely.
+        """
         for call, rows in zip(trace.calls, trace.rows, strict=True):
             place = site_of(call.site), call.index
             attention = self._found.setdefault(place, _Attention(call))

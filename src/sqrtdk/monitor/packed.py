@@ -202,6 +202,10 @@ def unpack_step(row: Tensor, layout: StepLayout, head: Head, stride: int) -> Wat
 
 
 def _tensors(call: WatchedCall, by_row: bool) -> dict[str, Tensor]:
+    """Return the tensors of a call by name: its sums over rows; with `by_row`, the statistics of each row.
+
+    Ranks that share the rows of a head (its keys are split) can only be joined row by row.
+    """
     if call.sums is None:
         return {}
     if not by_row:

@@ -146,7 +146,10 @@ class Ranks:
             return pack_step(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
 
     def _gathered(self, row: PackedStep) -> tuple[list[Tensor], list[Head]]:
-        """Gather the rows of all ranks, and decode their heads."""
+        """Return the packed rows of all ranks, and their heads.
+
+        All ranks gather again as long as one has another layout than before, or needs more bytes than a row has.
+        """
         device = _device(self.group)
         size = len(self.order)
         while True:

@@ -160,6 +160,7 @@ def head_statistics(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
 
 
 def _columns(call: HeadSums) -> dict[str, Tensor]:
+    """Return the statistics of each head, (H,) by column, from sums and maxima over its rows."""
     sums, maxima = dict(zip(SUM_COLUMNS, call.sums, strict=True)), dict(zip(MAXIMUM_COLUMNS, call.maxima, strict=True))
     found = {name: sums[name] for name in SUM_COLUMNS if name.endswith(("rows", "nonfinite"))}
     for name in ("keys", "mean_logit", "entropy_nats", "effective_keys", "peak", "jacobian_norm"):
@@ -256,6 +257,7 @@ class WatchedStep:
 
 
 def _call_sample(call: WatchedCall, columns: dict[str, list[float]]) -> CallSample:
+    """Return the sample of a call: its statistics, beside what is the same at every step."""
     known = call.traits
     return CallSample(
         site=call.site,

@@ -200,6 +200,11 @@ def stacked(name: str, tables: Sequence[Table]) -> Table:
 
 
 def _from_rows(name: str, rows: Sequence[Row]) -> Table:
+    """Return rows as a pyarrow table of a name, ordered by step.
+
+    Raises:
+        InvalidValueError: A column is unknown or missing, or a value does not fit its type.
+    """
     known = {column.name for column in COLUMNS_BY_TABLE[name]}
     if unknown := {key for row in rows for key in row} - known:
         raise InvalidValueError(

@@ -88,6 +88,7 @@ class Watch:
         self._open = False
 
     def __enter__(self) -> Watch:
+        """Open the folder of records, on the first rank, and decide whether the first step is sampled."""
         if self._model in _watched:
             raise InvalidValueError(
                 "one watch at a time; this model has one already", hint="Leave the block of the first."
@@ -167,6 +168,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Close loggers and records; report what is known only at the end, such as steps that were never measured."""
         self._armed.close()
         self._sampling = self._open = False
         self._sketches = {}
@@ -278,6 +280,11 @@ class Watch:
         return found
 
     def _finish(self, loss: Tensor | float | None) -> list[Alarm]:
+        """End a sampled step: join the ranks, judge the sample, and record and log it.
+
+        Returns:
+            The alarms to tell the user of. An exception of our own becomes one of them, and never stops the training.
+        """
         try:
             self._armed.close()
             seen = self._forwards.step_seen()

@@ -116,6 +116,11 @@ def _hide(mask: Shaped[Tensor, "#N #Hq #L #S"], seen: Bool[Tensor, "L S"]) -> Sh
 def _attn(
     mask: Tensor, batch: int, heads: int, length: int, keys: int, device: Any
 ) -> Shaped[Tensor, "#{batch} #{heads} {length} {keys}"]:
+    """Return a module's `attn_mask` in four dimensions, as the function takes it.
+
+    Raises:
+        InvalidValueError: Its shape is none of those that torch's modules take.
+    """
     causal = is_causal_bias(mask)
     mask = as_bool_mask("attn_mask", mask, length, keys, device) if causal else function_mask(mask)
     shape = tuple(mask.shape)

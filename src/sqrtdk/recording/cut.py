@@ -83,6 +83,7 @@ def _first_rows(call: CallTensors, rows: int, of: int) -> CallTensors:
 
 
 def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
+    """Return a call with some of its query heads, and the key heads that these read."""
     of, kv = call.query.values.shape[1], call.key.values.shape[1]
     groups = [head // (of // kv) for head in heads]
     sizes = Counter(groups)

@@ -174,6 +174,11 @@ def _on_the_way(name: str, layout: str, values: Tensor, source: TensorSource) ->
 
 
 def _projection(name: str | None, begin: str, values: Tensor, source: TensorSource) -> Projection | None:
+    """Return the projection of a vector from its tensors in the file; None if it has none.
+
+    Raises:
+        TraceFileError: A tensor is missing, or the shapes don't fit.
+    """
     if name is None:
         return None
     given, weight, bias = (source.take(f"{begin}.{part}", FLOAT_DTYPES) for part in ("input", "weight", "bias"))
@@ -213,6 +218,13 @@ def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource) -> Ter
 
 
 def _mask(entry: MaskEntry, at: str, logits: Shape, source: TensorSource) -> Tensor | None:
+    """Return a mask from the file; None if there is none.
+
+    It has one of three forms: a bool tensor; packed bits with a shape; or bounds of i - j, with padding or without.
+
+    Raises:
+        TraceFileError: It has several forms, or its shape does not fit the logits.
+    """
     plain, padding = source.bits(at), source.bits(at + ".padding")
     bits = source.take(at + ".bits", _U8)
     shape, least, greatest = entry.shape, entry.least, entry.greatest

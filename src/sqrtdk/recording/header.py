@@ -94,6 +94,11 @@ def _document(metadata: Any) -> str:
 
 
 def _spec(name: str, entry: Any) -> Spec:
+    """Return the checked description of a tensor in the header.
+
+    Raises:
+        TraceFileError: A field is missing or wrong, or its size is not that of its shape.
+    """
     if len(name) > MAX_NAME_CHARACTERS:
         refuse_file(f"a tensor's name of {len(name)} characters; at most {MAX_NAME_CHARACTERS} are read")
     what = f"the tensor {quote(name)}"

@@ -77,6 +77,7 @@ def check_calls(header: Header, document: Document) -> None:
 
 
 def _take(path: Path, header: Header, document: Document, load: Any, load_small: Any = None) -> TraceFile:
+    """Return the decoded calls of a file; without `load` the values are not read, and only checks are made."""
     same = document.same or {}
     check_same(same, header)
     source = TensorSource(header, same, load, load_small)

@@ -94,6 +94,15 @@ def _fits(
     names: list[str],
     parameters: Parameters,
 ) -> Iterator[_Fit]:
+    """Yield how well each known gain explains the values after a norm, and first how well none does.
+
+    Args:
+        before: Values before the norm.
+        after: Values after it.
+        own: (H,) index of each projected head.
+        names: Names of parameters that may be the gain.
+        parameters: Parameters of the model.
+    """
     heads, dim = after.shape[1], after.shape[-1]
     inner = torch.arange(dim)
     # One gain for all heads (Qwen3: E numbers), or one for each projected head (OLMo 2: H * E numbers).

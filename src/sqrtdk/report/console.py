@@ -243,6 +243,7 @@ def _shared(columns: Sequence[TableColumn], widths: Sequence[int], room: int) ->
 def _table(
     columns: Sequence[TableColumn], widths: Sequence[int | None], rows: Sequence[Sequence[Text]], *, titles: bool
 ) -> Table:
+    """Return a table of rich, in which cells of prose wrap by our own rules."""
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     table.show_header = titles and any(column.title for column in columns)
     for column, width in zip(columns, widths, strict=True):

@@ -136,6 +136,7 @@ def script_json(value: Any) -> str:
 
 @functools.cache
 def _environment(home: str) -> jinja2.Environment:
+    """Return the environment of the templates of a package; it falls back to the templates of this one."""
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(one, "templates") for one in dict.fromkeys((home, HOME))]),
         autoescape=True,

@@ -93,6 +93,14 @@ class Lock:
             return False
 
     def _take(self, folder: Path) -> str:
+        """Take the lock.
+
+        Returns:
+            A note if this system can't lock files; "" if the lock is held.
+
+        Raises:
+            OutputError: Another process holds it.
+        """
         try:
             import fcntl
 

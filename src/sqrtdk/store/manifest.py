@@ -144,6 +144,11 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _manifest(document: Any, what: str) -> Manifest:
+    """Return the manifest in a parsed document.
+
+    Raises:
+        RunFolderError: A field is missing or wrong, or the checksum differs.
+    """
     if not isinstance(document, dict) or "schema_version" not in document:
         raise RunFolderError(f"{what} is not that of a run: it has no 'schema_version'", hint=Message(_NOT_A_RUN_HINT))
     if (version := document["schema_version"]) != SCHEMA_VERSION or isinstance(version, bool):
@@ -169,6 +174,11 @@ def _manifest(document: Any, what: str) -> Manifest:
 
 
 def _attempt(document: Any, what: str) -> Attempt:
+    """Return an attempt in a parsed document.
+
+    Raises:
+        RunFolderError: A field is missing, or beyond its limits.
+    """
     attempt = record_from_json(Attempt, document, what, RunFolderError, Message(_NOT_A_RUN_HINT), others=True)
     limits = {
         "number": (1, 10**9 - 1),

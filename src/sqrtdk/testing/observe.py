@@ -122,6 +122,7 @@ class Observation:
             return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (told,), ())
 
     def _judged(self) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
+        """Return the judged calls of the test, and the findings of all rules."""
         run, called = self._trace, self._called
         lost, idle_or_doubtful = silences(called, self._ran, run)
         judged = judge_all(run.calls, called)

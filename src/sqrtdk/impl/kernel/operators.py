@@ -85,6 +85,7 @@ def _backward(
     d_entropy: Float[Tensor, "B Hq L"] | None,
     *_: None,
 ) -> Gradients:
+    """Return the gradients of the kernel's inputs; where these must be differentiated again, by plain operations."""
     saved = ctx.saved_tensors  # once: under a checkpoint they can't be had again
     query, key, value, out, levels, entropy, scale, bias, distances, visible, sinks, seed = saved
     factor, softcap, above, below, dropout, statistics = ctx.numbers
@@ -114,6 +115,7 @@ def _backward(
 
 
 def _by_the_formula(ctx: Any, saved: tuple[Any, ...], *given: Float[Tensor, "B Hq L ..."] | None) -> Gradients:
+    """Return the gradients by plain operations, which autograd can differentiate."""
     query, key, value, out, _, _, scale, bias, distances, visible, sinks, seed = saved
     factor, softcap, above, below, dropout, _ = ctx.numbers
     sizes = (*out.shape[:-1], key.shape[-2])

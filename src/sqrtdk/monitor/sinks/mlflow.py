@@ -69,6 +69,7 @@ class MLflow:
             client.set_terminated(self._run)
 
     def _open(self) -> Any:
+        """Return the client; the first call finds the run of this name, or creates it."""
         if self._client is None:
             client = load_extra("mlflow", "mlflow").MlflowClient(tracking_uri=self._uri)
             there = client.get_experiment_by_name(self._experiment)

@@ -133,6 +133,7 @@ def to_markdown(comparison: BaselineComparison, language: Language = "en") -> st
 
 
 def _parts(comparison: BaselineComparison, speaker: Speaker) -> Iterator[str]:
+    """Yield the parts of the comment, the most important first; `fitted` drops those that exceed GitHub's limit."""
     outcome = Message("baseline.outcome.changed" if comparison.exit_code else "baseline.outcome.same")
     yield f"### {speaker.word('terminal.comment.title', model=markdown_code(comparison.model), outcome=outcome)}\n"
     file = speaker.word("baseline.file", file=comparison.file)

@@ -114,6 +114,7 @@ def _of_the_rest(report: CheckReport) -> Iterable[_Case]:
 
 
 def _case(report: CheckReport, case: _Case) -> Element:
+    """Return the element `testcase` of a case, with its failing findings as the failure."""
     attributes = {"classname": plain(report.model.id), "name": plain(case.name), "time": "0"}
     calls = (case.call,) if case.call else calls_of_finding(report, case.findings[0]) if case.findings else ()
     at = (place for judged in calls for place in (judged.call.product_at, judged.call.softmax_at))

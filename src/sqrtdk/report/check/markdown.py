@@ -126,6 +126,7 @@ def details(title: str, lines: Iterable[str]) -> str:
 
 def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
     # the first line is all that a mail or a phone shows of the comment
+    """Yield the parts of the comment, the most important first; `fitted` drops those that exceed GitHub's limit."""
     outcome = Message(f"terminal.outcome.{report.outcome}")
     yield f"### {speaker.word('terminal.comment.title', model=markdown_code(report.model.id), outcome=outcome)}\n"
     yield markdown_text(summary_line(report, speaker.language), 1000) + "\n"
@@ -191,6 +192,7 @@ def _laws(report: CheckReport, speaker: Speaker) -> Iterator[str]:
 
 
 def _asides(report: CheckReport, speaker: Speaker) -> Iterator[str]:
+    """Yield the folded part of the comment with what was not measured, and the environment."""
     lines = [
         f"- {markdown_text(what + speaker.bracketed(speaker.sites(sites)))}"
         for what, sites in list((_written(report, speaker) | _unmeasured(report, speaker)).items())[:40]

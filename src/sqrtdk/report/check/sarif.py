@@ -62,6 +62,7 @@ def to_sarif(report: CheckReport) -> str:
 
 
 def _run(report: CheckReport) -> dict[str, Any]:
+    """Return the object `run` of SARIF: the tool with its rules, and the results."""
     missed = [entry for entry in report.not_measured if not report.repeated(entry)]
     # rules of users come behind ours, so that a rule's index stays the same between runs
     ids = list(dict.fromkeys((*RULES_WITH_HELP, *(plain(finding.rule) for finding in report.findings))))
@@ -124,6 +125,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 
 def _result(report: CheckReport, finding: Finding, ids: list[str]) -> dict[str, Any]:
+    """Return the object `result` of SARIF for a finding."""
     site = site_name(finding.site)
     calls = calls_of_finding(report, finding)
     more = {
@@ -161,6 +163,18 @@ def _entry(
     identity: tuple[str, ...],
     more: dict[str, Any],
 ) -> dict[str, Any]:
+    """Return an object `result` of SARIF.
+
+    Args:
+        rule: Name of the rule.
+        ids: Names of all rules, in the order of `tool.driver.rules`.
+        kind: Its level, or that it is open.
+        text: The message.
+        site: Module path, which is the logical location.
+        where: Source lines; the first is the location, the others are related.
+        identity: What makes it the same result in a later run.
+        more: Further properties.
+    """
     logical = {"fullyQualifiedName": plain(site) or ROOT_NAME, "kind": "module"}
     first: dict[str, Any] = {"physicalLocation": _physical(where[0])} if where else {}
     related = [

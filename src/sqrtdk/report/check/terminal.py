@@ -93,6 +93,7 @@ def summary_line(report: CheckReport, language: Language = "en") -> str:
 
 
 def _head(printer: Printer, report: CheckReport) -> None:
+    """Print the head of the report: the model, notes on what was decided for the user, and the headline."""
     model = report.model
     facts = [
         plain(model.cls),
@@ -112,6 +113,7 @@ def _head(printer: Printer, report: CheckReport) -> None:
 
 
 def _calls(printer: Printer, report: CheckReport) -> None:
+    """Print the table of attentions, folded over equal layers."""
     if not report.calls:
         return
     folds = fold_calls(report.calls)
@@ -130,6 +132,7 @@ def _calls(printer: Printer, report: CheckReport) -> None:
 
 
 def _figures(printer: Printer, fold: Fold) -> tuple[Text, ...]:
+    """Return the cells of a line after its site and formula: ratio, verdict, health, figures of the worst head."""
     judged, worst = fold.first, worst_head(fold.calls)
     health = "-" if judged.health == UNMEASURED else Message(f"words.severity.{judged.health}")
     entropy = (
@@ -227,6 +230,7 @@ def _finding(printer: Printer, folded: FoldedFinding, indent: int) -> None:
 
 
 def _asides(printer: Printer, report: CheckReport) -> None:
+    """Print what is no attention and what was not measured, each reason once with its sites."""
     groups = (("terminal.not_attention", report.not_attention), ("words.not_measured", report.not_measured))
     printed_any = False
     for title, entries in groups:

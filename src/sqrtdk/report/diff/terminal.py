@@ -177,6 +177,7 @@ def _by_text(speaker: Speaker, calls: Sequence[Unpaired]) -> dict[str, list[str]
 
 
 def _summary(speaker: Speaker, report: DiffReport) -> Text:
+    """Return the last line of the report: pairs by outcome, the result, and the exit code."""
     outcomes = Counter(outcome(pair) for pair in report.pairs)
     # "1 differs, 3 follow from it"
     follow = "follow_from_it" if outcomes[DIFFERS] == 1 else "follow_from_these"

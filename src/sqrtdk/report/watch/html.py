@@ -202,6 +202,7 @@ def model_rows(run: Summary) -> list[tuple[str, str]]:
 
 
 def _setting(key: str, value: Any) -> str:
+    """Return the value of a setting of the watch as a reader sees it."""
     if key == "rows" and value is None:
         return Message("watch.setting.all_rows")
     if isinstance(value, str | bool) and (key, value) in _SETTING_MESSAGES:

@@ -75,6 +75,7 @@ def _first(head: Headline) -> dict[str, Any]:
 
 
 def _run(summary: Summary) -> dict[str, Any]:
+    """Return the fields of a run for JSON."""
     losses = summary.losses.tolist()
     return {
         "run": summary.name,

@@ -123,6 +123,14 @@ def alarms_shown(run: Summary) -> list[int]:
 
 
 def _run(run: Summary, a_column: int, a_point: int, block: NumberBlock) -> dict[str, Any]:
+    """Return the data of a run for the page; its series are appended to `block`.
+
+    Args:
+        run: The run.
+        a_column: Number of samples that share a column of a heat map; of them, the worst is shown.
+        a_point: Number of samples that share a point of a curve.
+        block: The numbers of the page.
+    """
     places = {(site.site, site.index): at for at, site in enumerate(run.sites)}
     return {
         "name": plain(run.name),
@@ -159,6 +167,7 @@ def _losses(run: Summary) -> list[list[Any]]:
 
 
 def _site(site: Site, a_column: int, a_point: int, block: NumberBlock) -> dict[str, Any]:
+    """Return the data of one attention for the page; `_run` describes the arguments."""
     worst, who, medians, values = {}, {}, {}, {}
     for name in STATISTIC_BY_COLUMN:
         cells = _thinned(site.values[name], name, a_column)

@@ -87,6 +87,7 @@ class _Few:
 
 
 def _whole(printer: Printer, summary: Summary, columns: Sequence[str], few: _Few | None = None) -> None:
+    """Print a run; `few` limits attentions and alarms to what fits on a screen."""
     _headline(printer, run_headline(summary))
     _head(printer, summary)
     bars = max(12, min(60, printer.console.width - 64))  # a sparkline takes what the other columns leave
@@ -142,6 +143,7 @@ def comparison_text(
 
 
 def _differences(printer: Printer, compared: RunComparison) -> None:
+    """Print a table of the statistics that differ between two runs, and name those that don't."""
     if not compared.measured:
         printer.print(Message("watch.terminal.no_shared"), "yellow")
         return
@@ -189,6 +191,7 @@ def _to_do(printer: Printer, fix: str) -> Text:
 
 
 def _head(printer: Printer, summary: Summary, letter: str = "") -> None:
+    """Print the head of a run: the model, the steps, how they ran, and whether the writer was killed."""
     model = summary.model if isinstance(summary.model, dict) else {}
     about = f"  {plain(str(model['class']))}" if "class" in model else ""
     parameters = model.get("parameters")
@@ -221,6 +224,15 @@ def _loss(summary: Summary, bars: int) -> tuple[str, float, float]:
 
 
 def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most: int | None = None) -> None:
+    """Print one statistic: a line of bars for each attention, with its newest value.
+
+    Args:
+        printer: Where to print.
+        summary: The run.
+        column: The statistic.
+        bars: Number of bars.
+        most: Largest number of attentions, the worst ones; None: all.
+    """
     worst = {id(site): worst_of(site.worst(column)[0], column, bars) for site in summary.sites}
     every = np.concatenate([*worst.values(), np.empty(0)])
     low, high, log = drawn_range(every)
@@ -249,6 +261,7 @@ def _statistic(printer: Printer, summary: Summary, column: str, bars: int, most:
 
 
 def _alarms(printer: Printer, summary: Summary, few: _Few | None = None) -> None:
+    """Print the worst alarms in the order of their steps, after the one from which they follow."""
     if not summary.alarms:
         printer.print(Message("watch.terminal.no_alarms" if summary.sites else "watch.terminal.no_alarms_nothing"))
         return
