@@ -172,11 +172,11 @@ def _checked(
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
             raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
-        run, lost, told = audit_graph(model, options)
+        run, lost, findings = audit_graph(model, options)
         run = dataclasses.replace(
             run, laws=tuple(law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
         )
-        return _report([run], lost, told, seed=options.seed, command=command, fail_on=fail_on)
+        return _report([run], lost, findings, seed=options.seed, command=command, fail_on=fail_on)
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
     compare = {None: "auto", "both": "always"}.get(attn, "never")
@@ -253,17 +253,17 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
         return finding.rule, finding.site, str(finding.call), finding.severity, finding.fix, *each
 
     kinds_of_runs = [{kind(finding) for finding in run.findings} for run in runs]
-    kept: dict[tuple[str, ...], Finding] = {}
+    first: dict[tuple[str, ...], Finding] = {}
     for run in runs:
         for finding in run.findings:
             alone = len(runs) > 1 and sum(kind(finding) in kinds for kinds in kinds_of_runs) == 1
             if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
                 message = Message("premises.attention.only_with", text=finding.message, attn=run.attn)
                 finding = dataclasses.replace(finding, message=message)
-            kept.setdefault(kind(finding), finding)
+            first.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}
 
     def rank(finding: Finding) -> tuple[int, int]:
         return -SEVERITIES.index(finding.severity), order.get(finding.rule, len(order))
 
-    return tuple(sorted((*others, *kept.values()), key=rank))
+    return tuple(sorted((*others, *first.values()), key=rank))

@@ -79,14 +79,14 @@ def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
     Raises:
         OutputError: See `check_writable`; or two of them are the same file.
     """
-    seen: set[Path] = set()
+    paths_so_far: set[Path] = set()
     for path in paths:
         if path is None:
             continue
         check_writable(path, force)
-        if path.resolve() in seen:
+        if path.resolve() in paths_so_far:
             raise OutputError(Message("errors.output.twice", path=str(path)), hint=Message("errors.hint.own_file"))
-        seen.add(path.resolve())
+        paths_so_far.add(path.resolve())
 
 
 def write_text(path: str | Path, text: str, force: bool = False) -> None:

@@ -66,8 +66,8 @@ def parse_json(text: bytes | str, what: str, error: type[SqrtdkError], hint: str
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = dict(pairs)
         if len(names) < len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            keys_so_far: set[str] = set()
+            twice = next(name for name, _ in pairs if name in keys_so_far or keys_so_far.add(name))  # type: ignore[func-returns-value]
             raise error(f"{what} has the name {quote(twice)} twice", hint=hint)
         return names
 

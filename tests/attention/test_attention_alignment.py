@@ -184,6 +184,6 @@ def test_the_keys_of_a_band_are_counted_as_its_mask_shows_them(
     for rows, keys in ((1, 9), (5, 12), (9, 4)):
         q, k = torch.randn(1, 2, rows, 4), torch.randn(1, 2, keys, 4)
         call = resolve_arguments(q, k, k, is_causal=is_causal, causal_lower_right=lower_right, window=window)
-        mask = call.seen(0, rows)
+        mask = call.visible_mask(0, rows)
         counted = torch.full((1, 1), float(keys)) if mask is None else mask.sum(-1, keepdim=True).float()
         assert torch.equal(call.visible_keys(), counted)

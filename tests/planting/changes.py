@@ -35,7 +35,7 @@ class Change:
 class Planted:
     """One error."""
 
-    place: str  # file, below the package, and function or class or constant: "impl/call.py:Call.seen"
+    place: str  # file, below the package, and function or class or constant: "impl/call.py:Call.visible_mask"
     changes: tuple[Change, ...]  # one after the other, with the same letters
 
     @property

@@ -84,5 +84,7 @@ MUTANTS: dict[str, Planted] = {
         REGRESS, Change("A & torch.isfinite(B) & torch.isfinite(C)", "torch.isfinite(B) & torch.isfinite(C)")
     ),
     "a slope of x on y": plant(REGRESS, Change("A / B", "B / A", 0)),
-    "changed weights do not matter to the slope": plant(NO_SLOPE, Change("if A.carried.changes: return B", "pass")),
+    "changed weights do not matter to the slope": plant(
+        NO_SLOPE, Change("if A.weight_steps.changes: return B", "pass")
+    ),
 }

@@ -45,8 +45,8 @@ def check_each(
             codes.add(EXIT_FAILED)
             continue
         quiet = len(models) > 1 and not report.exit_code and not report.unjudged
-        told = plain(model) + word("words.mark.colon", language) + summary_line(report, language)
-        wide = len(told.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
-        print_text(line(told, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
+        sentence = plain(model) + word("words.mark.colon", language) + summary_line(report, language)
+        wide = len(sentence.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
+        print_text(line(sentence, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
         codes.add(report.exit_code)
     return max(codes)

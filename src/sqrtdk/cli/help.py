@@ -103,12 +103,12 @@ class HelpfulCommand(_Helpful, TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            told: Any = error
+            usage_error: Any = error
             _, too_many, extra = str(error).partition("Got unexpected extra argument(s) (")
             if too_many:
                 refuse_file_of_json(words, extra.removesuffix(")").split())
             if getattr(error, "ctx", ctx) is None:
-                told.ctx = ctx
+                usage_error.ctx = ctx
             raise
 
 
@@ -123,8 +123,8 @@ class HelpfulGroup(_Helpful, TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:
-            told: Any = error
-            told.words = args
+            usage_error: Any = error
+            usage_error.words = args
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -139,9 +139,9 @@ class HelpfulGroup(_Helpful, TyperGroup):
 
 def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
     """Return an option or an argument as the help shows it: its name; and its text, with the default and limits."""
-    name, told = parameter.get_help_record(ctx)
+    name, described = parameter.get_help_record(ctx)
     # typer appends "  [default: (cli.defaults.own); x>=1; required]"; a default in words is in brackets
-    id, _, notes = told.rpartition("  [")
+    id, _, notes = described.rpartition("  [")
     shown = text(_TYPERS_OWN.get(parameter.name, id or notes))
     written = [_note(note) for note in notes.removesuffix("]").split("; ")] if id else []
     if written:

@@ -32,7 +32,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _OwnDescriptor:
     """A descriptor of our own, with device and inode: its number could be closed and reused for another file."""
 
     number: int
@@ -40,7 +40,7 @@ class _Kept:
     encoding: str
 
     @classmethod
-    def of(cls, number: int, stream: Any) -> _Kept:
+    def of(cls, number: int, stream: Any) -> _OwnDescriptor:
         own = os.dup(number)
         status = os.fstat(own)
         return cls(own, (status.st_dev, status.st_ino), getattr(stream, "encoding", None) or "utf-8")
@@ -70,14 +70,14 @@ class _Kept:
 
 
 _language: Language | None = None
-_stdout: _Kept | None = None
-_stderr: _Kept | None = None
+_stdout: _OwnDescriptor | None = None
+_stderr: _OwnDescriptor | None = None
 
 
 def keep_streams() -> None:
     """Duplicate the descriptors of stdout and stderr, so that what a model prints does not mix with our output."""
     global _stdout, _stderr
-    _stdout, _stderr = _Kept.of(1, sys.stdout), _Kept.of(2, sys.stderr)
+    _stdout, _stderr = _OwnDescriptor.of(1, sys.stdout), _OwnDescriptor.of(2, sys.stderr)
 
 
 def print_text(text: str) -> bool:
@@ -208,15 +208,15 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
-            with alone(), pass_progress_to(lambda told, done, total: None):
+            with alone(), pass_progress_to(lambda work_now, done, total: None):
                 yield lambda text: None
             return
         from rich.text import Text
 
         language = spoken()
 
-        def doing(told: str, done: int, total: int) -> None:
-            work: str = Message("joins.colon", first=text, second=told)
+        def doing(work_now: str, done: int, total: int) -> None:
+            work: str = Message("joins.colon", first=text, second=work_now)
             if total:
                 work = Message("progress.steps", work=work, done=done, total=total)
             status.update(Text(plain(said(work, language))))
@@ -233,13 +233,13 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
     """
     with _away_from_stdout(), _console() as console:
         if console is None:
-            with alone(), pass_progress_to(lambda told, done, total: None):
+            with alone(), pass_progress_to(lambda work_now, done, total: None):
                 yield lambda done, total: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar, alone(), pass_progress_to(lambda told, done, total: None):
+        with Progress(*columns, console=console) as bar, alone(), pass_progress_to(lambda work_now, done, total: None):
             task = bar.add_task(said(text, spoken()), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 

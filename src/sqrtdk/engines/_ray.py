@@ -180,8 +180,8 @@ def _check(address: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise LabError(f"no Ray cluster answers at {address} within {_CONNECT_S:.0f} s", hint=_NO_RAY_HINT) from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise LabError(f"no Ray cluster answers at {address}: {said[-1]}", hint=_NO_RAY_HINT)
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise LabError(f"no Ray cluster answers at {address}: {lines[-1]}", hint=_NO_RAY_HINT)
 
 
 @contextlib.contextmanager

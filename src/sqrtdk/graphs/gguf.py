@@ -66,7 +66,7 @@ class _Reader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._kept = self._passed = 0
+        self._bytes_stored = self._passed = 0
 
     def entries(self) -> dict[str, Value]:
         """Return the names and values of the metadata; arrays are passed over."""
@@ -105,9 +105,9 @@ class _Reader:
 
     def _text(self) -> str:
         length = self._length(MAX_STRING_BYTES)
-        self._kept += length
-        if self._kept > MAX_HELD_BYTES:
-            raise _LimitError(f"{self._kept} bytes of names and texts, at most {MAX_HELD_BYTES} are read")
+        self._bytes_stored += length
+        if self._bytes_stored > MAX_HELD_BYTES:
+            raise _LimitError(f"{self._bytes_stored} bytes of names and texts, at most {MAX_HELD_BYTES} are read")
         content = self._file.read(length)
         if len(content) < length:
             raise _OddError("it is cut off")

@@ -50,7 +50,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     del content
     if not model.HasField("graph") or not model.graph.node:
         raise _no_model(shown, "it holds no graph")
-    _refuse_strange_files(model, folder_of(path))
+    _refuse_outside_files(model, folder_of(path))
     if model.functions:  # inlined, because an attention may be hidden in one
         _refuse_many_calls(model)
         try:
@@ -62,7 +62,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
                 f"the functions of {shown!r} can't be written out: {kind_and_text(error)}",
                 hint="Export it again, or inline them with onnx.inliner.",
             ) from error
-    _refuse_strange_operators(model)
+    _refuse_unknown_operators(model)
     return model
 
 
@@ -128,19 +128,19 @@ def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
                 yield from graphs_of(inner, depth + 1)
 
 
-def _refuse_strange_operators(model: Any) -> None:
+def _refuse_unknown_operators(model: Any) -> None:
     """Raises a `ModelError` for operators of a domain that onnxruntime lacks, and for too many nodes."""
-    strange: set[str] = set()
+    unknown: set[str] = set()
     count = 0
     for graph in graphs_of(model.graph):
         count += len(graph.node)
-        strange |= {
+        unknown |= {
             f"{node.domain}::{node.op_type}"[:100] for node in graph.node if node.domain not in ONNXRUNTIME_DOMAINS
         }
     if count > MAX_NODES:
         raise ModelError(f"the graph has {count} nodes; at most {MAX_NODES} are read", hint="Export a smaller part.")
-    if strange:
-        names = sorted(strange)
+    if unknown:
+        names = sorted(unknown)
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise ModelError(
             f"the graph needs custom operators: {', '.join(names[:5])}{more}",
@@ -148,7 +148,7 @@ def _refuse_strange_operators(model: Any) -> None:
         )
 
 
-def _refuse_strange_files(model: Any, folder: Path) -> None:
+def _refuse_outside_files(model: Any, folder: Path) -> None:
     """Raises a `ModelError` for tensors outside the folder, not in a regular file, or beyond the file's end."""
     sizes: dict[str, int] = {}
     for name, tensor in _tensors(model):

@@ -61,7 +61,7 @@ def _attention(step: OnnxStep) -> Result:
     if past:
         k, v = torch.cat((given["past_k"], k), 2), torch.cat((given["past_v"], v), 2)
     # The cache to return: com.microsoft's Attention has keys and values in one tensor, the others in two.
-    kept = (torch.stack((k, v)), k) if projects else (k, v)
+    cache = (torch.stack((k, v)), k) if projects else (k, v)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     # A scale of 0 stands for the default.
@@ -77,7 +77,7 @@ def _attention(step: OnnxStep) -> Result:
     # Torch's is_causal is aligned like ONNX's (upper-left), so the plain causal case is one call.
     if causal and left < 0 and not more:
         made = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        results: tuple[Tensor, ...] = kept
+        results: tuple[Tensor, ...] = cache
     else:
         scaled = (q @ k.mT) * scale
         logits = torch.tanh(scaled / cap) * cap if cap else scaled
@@ -86,7 +86,7 @@ def _attention(step: OnnxStep) -> Result:
         # Row i has position past + i: it sees keys from past + i - left to past + i + right.
         hidden = [ones.triu(past + right + 1)] * (right >= 0) + [ones.tril(past - left - 1)] * (left >= 0)
         logits = logits.masked_fill(functools.reduce(torch.logical_or, hidden), -math.inf) if hidden else logits
-        made, results = _weights(given, logits) @ v, (*kept, scaled) if not node.domain else kept
+        made, results = _weights(given, logits) @ v, (*cache, scaled) if not node.domain else cache
     if projects or step.tensor(0).dim() == 3:
         made = made.transpose(1, 2).flatten(2)
     return made, *results

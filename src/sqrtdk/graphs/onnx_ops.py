@@ -63,18 +63,18 @@ def _divide(left: Any, right: Any) -> Tensor:
 
 
 def _where(step: OnnxStep) -> Tensor:
-    condition, kept, other = step.tensor(0), step.operand(1), step.operand(2)
+    condition, chosen, other = step.tensor(0), step.operand(1), step.operand(2)
     tested = step.graph.made_by.get(step.node.inputs[0])
-    cleans = tested is not None and tested.op == "IsNaN" and tested.inputs[0] == step.node.inputs[2] and kept == 0
+    cleans = tested is not None and tested.op == "IsNaN" and tested.inputs[0] == step.node.inputs[2] and chosen == 0
     # where(isnan(w), 0, w): an exporter's zeros for rows that see no key. The weights pass through on the meta device.
     if step.device == "meta" and cleans and isinstance(other, Tensor):
         return other
     # where(mask, scores, -inf) and where(hide, -inf, scores) become masked_fill, which a trace reads as a mask.
-    for value, fill, where in ((other, kept, condition), (kept, other, None)):
+    for value, fill, where in ((other, chosen, condition), (chosen, other, None)):
         if isinstance(value, Tensor) and not isinstance(fill, Tensor):
             shape = torch.broadcast_shapes(value.shape, condition.shape)  # type: ignore[no-untyped-call]
             return value.expand(shape).masked_fill(~condition if where is None else where, fill)
-    return torch.where(condition, kept, other)
+    return torch.where(condition, chosen, other)
 
 
 def _clip(step: OnnxStep) -> Tensor:

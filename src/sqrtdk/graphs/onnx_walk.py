@@ -330,12 +330,12 @@ def may_weigh(graph: Graph, softmax: GraphNode) -> bool:
     """
     if softmax.op not in ("Softmax", "BiasSoftmax"):
         return True
-    queue, seen = list(softmax.outputs), set[str]()
+    queue, visited = list(softmax.outputs), set[str]()
     while queue:
         name = queue.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         for node in graph.taken_by.get(name, ()):
             if node.op not in _ENDS_OF_WEIGHTS and (node.op not in _ONLY_MOVED or node.inner):
                 return True

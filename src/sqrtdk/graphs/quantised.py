@@ -135,7 +135,7 @@ def _dequantize(to: Rewriting, node: GraphNode) -> None:
         int(node.attributes.get(*entry)) for entry in (("axis", 1), ("block_size", 0), ("output_dtype", 0))
     )
     name = node.inputs[0]
-    if name not in to.carried and to.graph.array(name) is None:
+    if name not in to.integer_scales and to.graph.array(name) is None:
         to.nodes.append(node)  # the caller's integers, such as the pixels of an image
         return
     names = (to.floating((name, node.input(1), node.input(2)), axis, block),)
@@ -149,8 +149,8 @@ def _integer_product(to: Rewriting, node: GraphNode) -> None:
     """
     names, zeros = node.inputs[:2], (node.input(2), node.input(3))
     # The product is later multiplied by x_scale * w_scale, of which only the scales of constants are needed.
-    own = {to.carried[name] for name in names if name in to.carried}
-    constants = [i for i, name in enumerate(names) if name not in to.carried]
+    own = {to.integer_scales[name] for name in names if name in to.integer_scales}
+    constants = [i for i, name in enumerate(names) if name not in to.integer_scales]
     scales = to.weight_scale(node, own, len(constants))
     of, op = dict(zip(constants, scales, strict=True)), node.op.removesuffix("Integer")
     sources = [

@@ -33,7 +33,7 @@ class Rewriting:
     initializers: dict[str, Any]  # constants of the file, and dequantised weights
     nodes: list[GraphNode] = field(default_factory=list)  # nodes of the new graph
     # integer tensors that hold floating-point values in the new graph, each with the name of its scale
-    carried: dict[str, str] = field(default_factory=dict)
+    integer_scales: dict[str, str] = field(default_factory=dict)
     # multiplications of a product by quantisation scales, and whether each is the last one of its product
     dropped: dict[GraphNode, bool] = field(default_factory=dict)
     of_scales: set[GraphNode] = field(default_factory=set)  # multiplications of scales with each other
@@ -42,25 +42,27 @@ class Rewriting:
     def take(self, node: GraphNode) -> None:
         """Add to the new graph what stands for a node of the quantised one."""
         rewrite = self.rewrites.get(node.op) if node.domain in REWRITTEN_DOMAINS else None
-        source = next((name for name in node.inputs if name in self.carried), None)
+        source = next((name for name in node.inputs if name in self.integer_scales), None)
         if node in self.dropped:
-            kept = next(name for name in node.inputs if self.carried.get(name) == INTEGER_PRODUCT)
-            self.add(node, "Identity", (kept,), {})
+            product = next(name for name in node.inputs if self.integer_scales.get(name) == INTEGER_PRODUCT)
+            self.add(node, "Identity", (product,), {})
             if not self.dropped[node]:
-                self.carried[node.outputs[0]] = INTEGER_PRODUCT
+                self.integer_scales[node.outputs[0]] = INTEGER_PRODUCT
         elif rewrite is not None:
             try:
                 rewrite(self, node)
             except UnreadOperator as error:
                 self.nodes.append(replace(node, op=f"{node.op} {error}"))
-        elif source is not None and not (node.op == "Cast" and self.carried.get(node.inputs[0]) == INTEGER_PRODUCT):
+        elif source is not None and not (
+            node.op == "Cast" and self.integer_scales.get(node.inputs[0]) == INTEGER_PRODUCT
+        ):
             moves = node.op in _MOVES and not node.domain
             self.nodes.append(node if moves else replace(node, op=f"{node.op} of quantised integers"))
-            self.carried |= {name: self.carried[source] for name in node.outputs if name and moves}
+            self.integer_scales |= {name: self.integer_scales[source] for name in node.outputs if name and moves}
         else:
             self.nodes.append(node)
             if source is not None:  # Cast(MatMulInteger(...)), followed by a Mul with the scales
-                self.carried[node.outputs[0]] = self.carried[source]
+                self.integer_scales[node.outputs[0]] = self.integer_scales[source]
 
     # -- what the rewrites of operators are made of --------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class Rewriting:
         Scales differ along `axis`, with one scale for each `block` values, or one for each index if `block` is 0.
         """
         name, scale, zero = quantised
-        if name in self.carried:
+        if name in self.integer_scales:
             return name
         whole = self.graph.array(name)
         if whole is None:
@@ -159,7 +161,7 @@ class Rewriting:
 
     def carry(self, node: GraphNode, scale: str) -> None:
         """Note that the first output of a node holds integers in the file, and floating-point numbers here."""
-        self.carried |= {name: scale for name in node.outputs[:1] if name}
+        self.integer_scales |= {name: scale for name in node.outputs[:1] if name}
 
     def scales_of(self, name: str, own: set[str]) -> list[str] | None:
         """Return the constants in a product of scales without the activations' scales in `own`.

@@ -56,8 +56,8 @@ def masked_at_once(call: Call) -> Call:
     small = call.length * call.keys <= MOST_AT_ONCE and call.visible is None
     if not small or not call.mask_mods or _places_of_masks(call) & {BATCH, HEAD}:
         return call
-    seen = replace(call, diagonal=None, window=UNBOUNDED).seen(0, call.length)
-    return replace(call, visible=seen, mask_mods=())
+    visible = replace(call, diagonal=None, window=UNBOUNDED).visible_mask(0, call.length)
+    return replace(call, visible=visible, mask_mods=())
 
 
 def _places_of_masks(call: Call) -> frozenset[str]:
@@ -73,20 +73,20 @@ def _height(call: Call, places: frozenset[str]) -> int:
     return max(height, min(MOST_ROWS, rows.BLOCK_PAIRS // call.keys))
 
 
-def _with_mask(call: Call, seen: Visible | None) -> Call:
-    return replace(call, visible=seen, shift=0, places=None, first=0)
+def _with_mask(call: Call, visible: Visible | None) -> Call:
+    return replace(call, visible=visible, shift=0, places=None, first=0)
 
 
-def _with_what_is_added(call: Call, seen: Visible | None, cap: float | None) -> Call:
+def _with_what_is_added(call: Call, visible: Visible | None, cap: float | None) -> Call:
     added = _added(call)
     bare = bool(added.detach().amin() > -math.inf)  # not if there is NaN either
     if not bare:
         hidden = added == -math.inf
-        seen = ~hidden if seen is None else seen & ~hidden
+        visible = ~hidden if visible is None else visible & ~hidden
         added = added.masked_fill(hidden, 0.0)
     bias = added if call.bias is None else call.bias + added
     call = replace(call, score_mod=None, softcap=cap, bias=bias)
-    return _with_mask(*((call, seen) if bare else _near_keys(call, seen)))
+    return _with_mask(*((call, visible) if bare else _near_keys(call, visible)))
 
 
 def _added(call: Call) -> Bias:
@@ -100,13 +100,13 @@ def _added(call: Call) -> Bias:
     return added[(0,) * max(0, 2 - len(lead))]
 
 
-def _with_logits(call: Call, seen: Visible | None) -> Call:
+def _with_logits(call: Call, visible: Visible | None) -> Call:
     if call.score is None and call.term is None and not isinstance(call.scale, Tensor):
         call = replace(call, query=call.query * call.scale, scale=1.0)  # there are fewer of them than of the products
-    z, seen = row_logits(call, 0, call.length, seen)
+    z, visible = row_logits(call, 0, call.length, visible)
     nothing: dict[str, Any] = dict.fromkeys(("score", "term", "softcap", "score_mod"))
     query, key = z.new_zeros(1).expand(*call.lead, call.length, 1), z.new_zeros(1).expand(*call.value.shape[:-1], 1)
-    return _with_mask(replace(call, query=query, key=key, scale=1.0, bias=z, **nothing), seen)
+    return _with_mask(replace(call, query=query, key=key, scale=1.0, bias=z, **nothing), visible)
 
 
 def _block(call: Call, start: int, stop: int) -> tuple[Call, Mask]:
@@ -123,15 +123,15 @@ def _block(call: Call, start: int, stop: int) -> tuple[Call, Mask]:
         diagonal=None,
         window=UNBOUNDED,
     )
-    return _near_keys(block, call.seen(start, stop))
+    return _near_keys(block, call.visible_mask(start, stop))
 
 
-def _near_keys(call: Call, seen: Visible | None) -> tuple[Call, Mask]:
+def _near_keys(call: Call, visible: Visible | None) -> tuple[Call, Mask]:
     """Return the call without the keys before the first and after the last that a row sees, and which it sees of the
     others."""
-    if seen is None or seen.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys
-        return call, seen
-    columns = seen.reshape(-1, call.keys).any(0).nonzero()
+    if visible is None or visible.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys
+        return call, visible
+    columns = visible.reshape(-1, call.keys).any(0).nonzero()
     first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, call.keys)
 
     def cut(tensor: Tensor) -> Tensor:
@@ -140,5 +140,5 @@ def _near_keys(call: Call, seen: Visible | None) -> tuple[Call, Mask]:
     if last - first < call.keys:
         key, value = call.key[..., first:last, :], call.value[..., first:last, :]
         bias = None if call.bias is None else cut(call.bias)
-        call, seen = replace(call, key=key, value=value, bias=bias, first=call.first + first), cut(seen)
-    return call, None if seen.all() else seen
+        call, visible = replace(call, key=key, value=value, bias=bias, first=call.first + first), cut(visible)
+    return call, None if visible.all() else visible

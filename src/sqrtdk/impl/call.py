@@ -155,7 +155,7 @@ class Call:
             places=rows,
         )
 
-    def seen(self, start: int, stop: int) -> Visible | None:
+    def visible_mask(self, start: int, stop: int) -> Visible | None:
         """Return the keys that rows start..stop see, as a bool mask that broadcasts to (..., stop - start, S).
 
         Returns None if every row sees every key.
@@ -172,10 +172,10 @@ class Call:
     def _shown(self, mod: MaskMod, start: int, stop: int) -> Visible:
         lead = self.lead
         heads = lead[-1] if lead else 1
-        seen = map_mask(mod, math.prod(lead[:-1]), heads, self.positions(start, stop), self.keys)
-        if len(lead) > 2 and seen.shape[0] != 1:
-            return seen.reshape(*lead[:-1], *seen.shape[1:])
-        return seen[(0,) * max(0, 2 - len(lead))]
+        shown = map_mask(mod, math.prod(lead[:-1]), heads, self.positions(start, stop), self.keys)
+        if len(lead) > 2 and shown.shape[0] != 1:
+            return shown.reshape(*lead[:-1], *shown.shape[1:])
+        return shown[(0,) * max(0, 2 - len(lead))]
 
     def modified(self, scores: Logits, start: int, stop: int) -> Logits:
         """Return the scores of rows start..stop after `score_mod`, (..., Hq, stop - start, S)."""
@@ -191,9 +191,9 @@ class Call:
             if not self.banded:
                 return torch.full((1, 1), self.keys, dtype=self.dtype, device=self.query.device)
             return keys_in_band(self.positions(0, self.length).unsqueeze(-1), self.keys, self.band).to(self.dtype)
-        seen = self.seen(0, self.length)
-        assert seen is not None
-        return seen.expand(*seen.shape[:-1], self.keys).sum(-1, keepdim=True).to(self.dtype)
+        visible = self.visible_mask(0, self.length)
+        assert visible is not None
+        return visible.expand(*visible.shape[:-1], self.keys).sum(-1, keepdim=True).to(self.dtype)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -135,11 +135,11 @@ def _needs_mask(call: Call) -> bool:
 
 
 def _mask(call: Call) -> Visible | Bias | None:
-    seen = call.seen(0, call.length)
-    mask = seen
+    visible = call.visible_mask(0, call.length)
+    mask = visible
     if call.bias is not None:
         bias = call.bias if call.bias.dtype == call.value.dtype else call.bias.to(call.dtype)
-        mask = bias if seen is None else torch.where(seen, bias, -math.inf)
+        mask = bias if visible is None else torch.where(visible, bias, -math.inf)
     return mask if mask is None or mask.ndim > 1 else mask.unsqueeze(0)
 
 
@@ -190,7 +190,7 @@ def swept(call: Call, value: Value | None = None) -> AttentionRows:
 
     query, key = expanded(call.query, (*call.lead[:-1], all_heads)), expanded(call.key, lead)
     value = None if value is None else expanded(value, lead)
-    seen = call.seen(0, call.length) if _needs_mask(call) else None
+    visible = call.visible_mask(0, call.length) if _needs_mask(call) else None
     found = attention_row_stats(
         query,
         key,
@@ -198,8 +198,8 @@ def swept(call: Call, value: Value | None = None) -> AttentionRows:
         scale=call.scale.detach() if isinstance(call.scale, Tensor) else call.scale,
         softcap=call.softcap,
         bias=None if call.bias is None else call.bias.detach(),
-        visible=seen,
-        is_causal=call.diagonal is not None and seen is None,
+        visible=visible,
+        is_causal=call.diagonal is not None and visible is None,
         product=False,
     )
     output = None if found.output is None else found.output.reshape(*shape, found.output.shape[-1])

@@ -48,7 +48,7 @@ def as_product(call: Call) -> Call:
     score = call.score
     if type(score) is not Distance:  # a subclass may have other pairs
         return call
-    reason = _unseen(call)
+    reason = _never_product(call)
     if reason is not None:
         return replace(call, exact=reason)
     query, key = score.product(call.query, call.key)
@@ -89,7 +89,7 @@ def computed(call: Call, product: Call, run: Callable[[Call], Any], exact: Calla
     return results
 
 
-def _unseen(call: Call) -> str | None:
+def _never_product(call: Call) -> str | None:
     """Return why the call keeps its pairs whatever its numbers are."""
     if call.score_mod is not None:
         return "score_mod gets distances as exact as pairs give them"
@@ -98,8 +98,8 @@ def _unseen(call: Call) -> str | None:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is at work, which kernels do not follow"
     scales = (call.scale,) if isinstance(call.scale, Tensor) else ()
-    seen = has_values(call.query, call.key, *scales)
-    if not seen or (call.query.is_cuda and torch.cuda.is_current_stream_capturing()):
+    readable = has_values(call.query, call.key, *scales)
+    if not readable or (call.query.is_cuda and torch.cuda.is_current_stream_capturing()):
         return "there are no numbers to look at, and a dot product may round distances too much"
     return None
 

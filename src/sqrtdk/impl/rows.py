@@ -37,17 +37,17 @@ def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
 
 def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, Logits]:
     """Return what `attend_rows` returns, and the weights after dropout, (..., Hq, stop - start, S)."""
-    z, seen = logits_and_mask(call, start, stop)
+    z, visible = logits_and_mask(call, start, stop)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
-    count = _count(seen, z)
+    count = _count(visible, z)
     top, mass, weights = _softmax(z, sink, count)
     dropped = _dropped(call, weights, start, stop) if call.dropout_p else weights
-    output = _weighted(call, dropped, seen)
+    output = _weighted(call, dropped, visible)
     if call.aux is None:
         return output, AuxOutput(), dropped
     with torch.no_grad():
-        keys = traceable_row_stats(z.detach(), seen, count)
+        keys = traceable_row_stats(z.detach(), visible, count)
         whole = keys if sink is None else keys.merge(_single(sink.detach().squeeze(-1)))
     lse = entropy = None
     if call.aux.lse or call.aux.entropy_nats:
@@ -72,8 +72,8 @@ def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
     """Return the statistics of rows start..stop over their visible keys, (..., Hq, stop - start)."""
-    z, seen = logits_and_mask(call, start, stop, guarded=False)
-    return _shaped(traceable_row_stats(z, seen, _count(seen, z)), (*call.lead, stop - start))
+    z, visible = logits_and_mask(call, start, stop, guarded=False)
+    return _shaped(traceable_row_stats(z, visible, _count(visible, z)), (*call.lead, stop - start))
 
 
 def logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) -> tuple[Logits, Visible | None]:
@@ -85,12 +85,12 @@ def logits_and_mask(call: Call, start: int, stop: int, *, guarded: bool = True) 
         stop: Row after the last one.
         guarded: Whether gradients must not pass through keys with NaN or infinity; see `guarded_logits`.
     """
-    seen = call.seen(start, stop)
-    return (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, seen)
+    visible = call.visible_mask(start, stop)
+    return (guarded_logits if call.unclean and guarded else row_logits)(call, start, stop, visible)
 
 
 def row_logits(
-    call: Call, start: int, stop: int, seen: Visible | None, *, guarded: bool = False
+    call: Call, start: int, stop: int, visible: Visible | None, *, guarded: bool = False
 ) -> tuple[Logits, Visible | None]:
     """Return the logits of rows start..stop, (..., Hq, R, S), -inf at hidden keys, and which keys are seen.
 
@@ -98,13 +98,13 @@ def row_logits(
         call: The call.
         start: First row.
         stop: Row after the last one.
-        seen: Keys that the rows see before a `score_mod`, which may hide more; None: all.
+        visible: Keys that the rows see before a `score_mod`, which may hide more; None: all.
         guarded: Whether gradients must not pass through products of hidden keys.
     """
     query = cut_rows(call.query, start, stop) if call.length != 1 else call.query
     # 0 * NaN is NaN: the zero gradient of a hidden logit would carry the NaN of a row without keys into the keys.
-    if guarded and seen is not None:
-        query = torch.where(seen.any(-1, keepdim=True), query, 0.0)
+    if guarded and visible is not None:
+        query = torch.where(visible.any(-1, keepdim=True), query, 0.0)
     key = repeat_heads(call.key, call.heads)
     z: Tensor
     if call.score is not None:
@@ -119,8 +119,8 @@ def row_logits(
         if call.term.content:
             z = z + term
     # Before scale and softcap, whose derivatives at an infinite product are NaN.
-    if guarded and seen is not None:
-        z = z.masked_fill(~seen, 0.0)
+    if guarded and visible is not None:
+        z = z.masked_fill(~visible, 0.0)
     if type(call.scale) is not float or call.scale != 1.0:
         z = z * (cut_rows(call.scale, start, stop).to(call.dtype) if isinstance(call.scale, Tensor) else call.scale)
     # Before bias and mask: c tanh(-inf / c) is -c, and a key with that logit is not hidden.
@@ -131,17 +131,17 @@ def row_logits(
         # torch.where(q_idx >= kv_idx, score, -inf) hides keys; a product that overflowed to -inf before does not
         if not above_infinity(z):
             shown = (z.detach() != -math.inf) | (before.detach() == -math.inf)
-            seen = shown if seen is None else seen & shown
+            visible = shown if visible is None else visible & shown
     if term is not None and call.term is not None and not call.term.content:
         z = z + term
     if call.bias is not None:
         z = z + cut_rows(call.bias, start, stop).to(call.dtype)
-    if seen is not None:
-        z = z.masked_fill(~seen, -math.inf)
-    return z, seen
+    if visible is not None:
+        z = z.masked_fill(~visible, -math.inf)
+    return z, visible
 
 
-def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> tuple[Logits, Visible | None]:
+def guarded_logits(call: Call, start: int, stop: int, visible: Visible | None) -> tuple[Logits, Visible | None]:
     """Return what `row_logits` returns, so that no gradient passes through keys with NaN or infinity, or hidden keys.
 
     Without that, 0 times NaN would make the gradient of every row NaN.
@@ -149,12 +149,12 @@ def guarded_logits(call: Call, start: int, stop: int, seen: Visible | None) -> t
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
-        raw, shown = row_logits(call, start, stop, seen)
+        raw, shown = row_logits(call, start, stop, visible)
     bad = repeat_heads(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
-    return torch.where(bad, raw, row_logits(clean, start, stop, seen, guarded=True)[0]), shown
+    return torch.where(bad, raw, row_logits(clean, start, stop, visible, guarded=True)[0]), shown
 
 
-def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
+def guarded_sum(weights: Logits, value: Value, visible: Visible | None) -> Output:
     """Return weights times values, (..., Hq, R, Ev); NaN or infinity in a value reaches only the rows that see it.
 
     In a plain product it would reach every row, as 0 times NaN is NaN. The gradient of a hidden weight is cut as well.
@@ -162,14 +162,14 @@ def guarded_sum(weights: Logits, value: Value, seen: Visible | None) -> Output:
     Args:
         weights: (..., Hq, R, S), 0 at hidden keys.
         value: (..., H, S, Ev).
-        seen: Which keys the rows see; None: all.
+        visible: Which keys the rows see; None: all.
     """
-    if seen is not None:
-        weights = weights.masked_fill(~seen, 0.0)
+    if visible is not None:
+        weights = weights.masked_fill(~visible, 0.0)
     bad = ~torch.isfinite(value).all(-1, keepdim=True)
     output = weights @ value.masked_fill(bad, 0.0)
     columns = bad.squeeze(-1).flatten(0, -2).any(0) if bad.ndim > 2 else bad.squeeze(-1)
-    shown = None if seen is None else seen.expand(weights.shape)
+    shown = None if visible is None else visible.expand(weights.shape)
     # Keys with such a value are few; in one product 0 * NaN would bring it to the rows that hide it.
     for j in columns.nonzero().squeeze(-1).tolist():
         at = slice(j, j + 1)
@@ -187,11 +187,11 @@ def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Factor
     return column.unsqueeze(-1) if call.lead else column
 
 
-def _count(seen: Visible | None, z: Logits) -> Factor:
+def _count(visible: Visible | None, z: Logits) -> Factor:
     """Return the number of visible keys of every row, broadcastable to (..., R, 1)."""
-    if seen is None:
+    if visible is None:
         return torch.full((1, 1), float(z.shape[-1]), dtype=z.dtype, device=z.device)
-    return seen.expand(*seen.shape[:-1], z.shape[-1]).sum(-1, keepdim=True).to(z.dtype)
+    return visible.expand(*visible.shape[:-1], z.shape[-1]).sum(-1, keepdim=True).to(z.dtype)
 
 
 def _softmax(z: Logits, sink: Factor | None, count: Factor) -> tuple[Factor, Factor, Logits]:
@@ -220,9 +220,9 @@ def _dropped(call: Call, weights: Logits, start: int, stop: int) -> Logits:
     return weights * (cut_rows(call.kept, start, stop) / (1.0 - call.dropout_p) if call.dropout_p < 1.0 else 0.0)
 
 
-def _weighted(call: Call, weights: Logits, seen: Visible | None) -> Output:
+def _weighted(call: Call, weights: Logits, visible: Visible | None) -> Output:
     value = repeat_heads(call.value, call.heads).to(call.dtype)
-    output = guarded_sum(weights, value, seen) if call.unclean else weights @ value
+    output = guarded_sum(weights, value, visible) if call.unclean else weights @ value
     return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
 
 
@@ -236,7 +236,7 @@ def _exact(
     return torch.where(apart, value - value.detach(), value) + forward.masked_fill(~apart, 0.0)
 
 
-def traceable_row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowStats:
+def traceable_row_stats(z: Logits, visible: Visible | None, count: Factor) -> RowStats:
     """Return RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
 
     The key that holds the maximum is left out of the sums, see `RowStats`.
@@ -251,7 +251,7 @@ def traceable_row_stats(z: Logits, seen: Visible | None, count: Factor) -> RowSt
     near = unit * z - unit * shift
     shifted = near / unit
     e = shifted.exp().masked_fill(at, 0.0)
-    hidden = torch.zeros_like(at) if seen is None else ~seen
+    hidden = torch.zeros_like(at) if visible is None else ~visible
     low = z.masked_fill(hidden, math.inf).amin(-1)
     near = near.masked_fill(hidden, 0.0)
     offset = near.sum(-1) / n.clamp(min=1.0)

@@ -68,11 +68,11 @@ def _masks_read(call: Call) -> Call:
     if not masks:
         return call
     rows, columns = _first_pairs(call)
-    seen = torch.ones_like(rows, dtype=torch.bool)
+    visible = torch.ones_like(rows, dtype=torch.bool)
     with _disable_current_modes():  # a trace reads the band, and not how it was found
         for mod in masks:
-            seen &= map_pairs(mod, 1, 1, rows, columns)[0, 0]
-    return _banded(replace(call, mask_mods=tuple(mod for mod in call.mask_mods if mod not in masks)), seen) or call
+            visible &= map_pairs(mod, 1, 1, rows, columns)[0, 0]
+    return _banded(replace(call, mask_mods=tuple(mod for mod in call.mask_mods if mod not in masks)), visible) or call
 
 
 def _score_read(call: Call) -> Call:
@@ -129,9 +129,9 @@ def _whole(call: Call, added: Added) -> Bias | None:
     return bias[(0,) * max(0, 2 - len(lead))]
 
 
-def _banded(call: Call, seen: Bool[Tensor, " distances"]) -> Call | None:
+def _banded(call: Call, visible: Bool[Tensor, " distances"]) -> Call | None:
     """Return the call with diagonal and window that hide all but the seen distances; None if these are no band."""
-    places = seen.nonzero()
+    places = visible.nonzero()
     if not len(places) or int(places[-1] - places[0]) + 1 != len(places):
         return None
     low, high = int(places[0]), int(places[-1])
@@ -139,7 +139,7 @@ def _banded(call: Call, seen: Bool[Tensor, " distances"]) -> Call | None:
     if low > 0:  # the distances start at 1 - S: row i sees keys j <= i - d of the least distance d
         above = call.keys - 1 - low
         diagonal = above if diagonal is None else min(diagonal, above)
-    if high < len(seen) - 1:
+    if high < len(visible) - 1:
         side = high - (call.keys - 1) + call.shift
         if side < 0:  # no row sees its own key, which windows show
             return None

@@ -85,7 +85,7 @@ class AttentionWatch(_callback):  # type: ignore[misc]
             return
         loss, gradient = float(logs["loss"]), float(logs.get("grad_norm", 0.0))
         # with fp16 the gradients of a step that the scaler skips are NaN, and its loss is not
-        self._fit.told(math.nan if math.isnan(gradient) and not args.fp16 else loss)
+        self._fit.note_loss(math.nan if math.isnan(gradient) and not args.fp16 else loss)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the records up to a checkpoint."""

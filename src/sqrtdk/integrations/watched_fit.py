@@ -60,7 +60,7 @@ class WatchedFit:
         """Note that the optimizer has stepped."""
         self._ended, self._loss = True, loss
 
-    def told(self, loss: float) -> None:
+    def note_loss(self, loss: float) -> None:
         """Note the loss of the last step."""
         if self._ended:
             self._loss = loss

@@ -47,10 +47,10 @@ def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = No
     largest = size.amax(-1)
     ratios = size / _middle(size)
     beyond, values_beyond = (_beyond(x, limit, key.shape[1]) for x in (key, value))
-    told = []
+    described = []
     for head in range(key.shape[1]):
         channel, mine = int(share[head].argmax()), rows[:, head]
-        told.append(
+        described.append(
             KeyHead(
                 head=head,
                 largest=float(largest[head]),
@@ -65,7 +65,7 @@ def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = No
                 cut_off_values=values_beyond[head],
             )
         )
-    return tuple(told)
+    return tuple(described)
 
 
 def _beyond(x: Tensor | None, limit: float | None, heads: int) -> list[float]:

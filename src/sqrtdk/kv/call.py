@@ -216,13 +216,13 @@ def forecast_of(call: CallTensors, request: ForecastRequest) -> CacheCall:
     first = keys - request.residual
     rows = spread_rows(length, max(1, request.rows_of(heads * keys) // batch), query.device)
     found, folded = storages(call, request.dtype, request.scale, first)
-    told: list[StoredWay] = []
+    ways: list[StoredWay] = []
     seeing: tuple[int, ...] = ()
     for storage in found:
         sums = _errors(call, storage, rows)
-        told.append(StoredWay(storage.name, tuple(one.figures() for one in sums)))
+        ways.append(StoredWay(storage.name, tuple(one.figures() for one in sums)))
         seeing = tuple(sum(len(part) for part in one.divergences) for one in sums)
-    stored, *others = told
+    stored, *others = ways
     limit = limit_of(request.dtype, request.scale)
     described = key_heads(key[:, :, :first], call.value.values[:, :, :first], limit)
     return CacheCall(
@@ -304,8 +304,8 @@ def _row_blocks(rows: Tensor, row: int) -> Iterator[Tensor]:
 
 def _unscaled(terms: Sequence[Term], width: int) -> list[Term]:
     """Replace the leading scales by 1/sqrt(E), as q and k have unit rows."""
-    kept = list(terms)
+    rest = list(terms)
     # The model's own scale, such as T5's 1.0, fits the sizes of its own q and k.
-    while kept and kept[0].name == "scale":
-        del kept[0]
-    return [Term("scale", 1.0 / math.sqrt(width)), *kept]
+    while rest and rest[0].name == "scale":
+        del rest[0]
+    return [Term("scale", 1.0 / math.sqrt(width)), *rest]

@@ -198,7 +198,7 @@ def _forecast(calls: Sequence[CallTensors], request: ForecastRequest) -> CacheFo
         raise InvalidValueError(
             f"rows is {request.rows}, residual {request.residual}", hint="Take rows from 1, and residual from 0."
         )
-    told, missed, without = [], [], []
+    forecasts, missed, without = [], [], []
     with torch.no_grad():
         for done, call in enumerate(calls):
             report_progress(Message("progress.cache"), done, len(calls))
@@ -208,10 +208,10 @@ def _forecast(calls: Sequence[CallTensors], request: ForecastRequest) -> CacheFo
             elif _sees_all(call):
                 without.append(NotMeasured(call.site, Message("cache.reason.sees_all")))
             else:
-                told.append(forecast_of(call, request))
+                forecasts.append(forecast_of(call, request))
     form = FORMATS[request.dtype]
     bits = form.bits + SCALE_BITS.get(form.grains.get(request.scale, ""), 0.0)
-    found = (tuple(told), tuple(missed), tuple(without))
+    found = (tuple(forecasts), tuple(missed), tuple(without))
     return CacheForecast(request.dtype, request.scale, bits, Message(form.source), *found)
 
 

@@ -124,9 +124,9 @@ def changed_peaks(exact: Weighed, stored: Weighed) -> Tensor:
 
 def _largest(logits: Tensor) -> Tensor:
     """Return which keys have the largest logit of their row, or one that is tied with it."""
-    seen = logits > BOTTOM
-    size = logits.abs().masked_fill(~seen, 0.0).amax(-1, keepdim=True)
-    return seen & (logits >= logits.amax(-1, keepdim=True) - TIED * size)
+    finite = logits > BOTTOM
+    size = logits.abs().masked_fill(~finite, 0.0).amax(-1, keepdim=True)
+    return finite & (logits >= logits.amax(-1, keepdim=True) - TIED * size)
 
 
 @dataclass(slots=True)

@@ -86,13 +86,13 @@ def find_held(roots: Mapping[str, Any]) -> Found:
         >>> [path for path, _ in find_held({"": module}).tensors]
         ['weight', 'bias']
     """
-    found, seen, left = Found([], []), set[int](), MOST_HELD
+    found, visited, left = Found([], []), set[int](), MOST_HELD
     waiting = deque((value, path, 0) for path, value in roots.items())
     while waiting:
         value, path, depth = waiting.popleft()
-        if isinstance(value, _ATOMS) or id(value) in seen:
+        if isinstance(value, _ATOMS) or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, Tensor):
             found.tensors.append((path, value))
             value_grad = value.grad if value.is_leaf else None

@@ -44,9 +44,16 @@ def ids_between(directory: str, text: str, most: int, seconds: int, size: int) -
     tail = ids[-1:] if len(ids) > 1 and ids[-1] in special else []
     body = ids[len(head) : len(ids) - len(tail)]
     number, token = _unknown(tokenizer)
-    kept = body[:most]
-    share = sum(i == number for i in kept) / max(len(kept), 1)
-    return {"head": head, "body": kept, "tail": tail, "largest": max(ids, default=0), "share": share, "token": token}
+    shortened = body[:most]
+    share = sum(i == number for i in shortened) / max(len(shortened), 1)
+    return {
+        "head": head,
+        "body": shortened,
+        "tail": tail,
+        "largest": max(ids, default=0),
+        "share": share,
+        "token": token,
+    }
 
 
 def _unknown(tokenizer: Any) -> tuple[int | None, str]:

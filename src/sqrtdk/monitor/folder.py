@@ -124,8 +124,8 @@ class RunWriter:
         self.last_step = last_recorded(before, parts, self.first_step)
         numbers = [*(each.number for each in before), *(part.attempt for part in parts)]
         self.attempt = 1 + max(numbers, default=0)
-        told = self._lock.note, _replaced(self.first_step, last), _missing(self.first_step, last)
-        self.notes = tuple(note for note in told if note)
+        notes = self._lock.note, _replaced(self.first_step, last), _missing(self.first_step, last)
+        self.notes = tuple(note for note in notes if note)
         self._manifest = Manifest(model, (*before, Attempt(self.attempt, self.first_step, time.time(), settings, 0)))
         write_manifest(self.folder, self._manifest)
         self.parts = self._noted = 0
@@ -171,9 +171,12 @@ class RunWriter:
         try:
             disk.put(path, content)
         except OutputError as error:
-            kept = "nothing is recorded yet" if self.last_step is None else f"all up to step {self.last_step} is kept"
+            recorded = (
+                "nothing is recorded yet" if self.last_step is None else f"all up to step {self.last_step} is kept"
+            )
             raise OutputError(
-                f"steps {first} to {until} were not recorded; {kept}: {error}", hint="Free space, and write them again."
+                f"steps {first} to {until} were not recorded; {recorded}: {error}",
+                hint="Free space, and write them again.",
             ) from error
         finally:
             if path.exists():  # also after an interrupt during the write, which is raised now
@@ -231,7 +234,7 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
         RunFolderError: It holds a run of another model or schema version, or a damaged one.
     """
     if not os.path.lexists(folder / RUN):
-        refuse_strange(folder)
+        refuse_other_files(folder)
         return ()
     there = read_manifest(folder)
     if there.model != model:
@@ -242,7 +245,7 @@ def _begun(folder: Path, model: Any) -> tuple[Attempt, ...]:
     return there.attempts
 
 
-def refuse_strange(folder: Path) -> None:
+def refuse_other_files(folder: Path) -> None:
     """Check that a directory is empty or holds a run.
 
     Raises:
@@ -255,10 +258,10 @@ def refuse_strange(folder: Path) -> None:
         )
     except OSError as error:
         raise OutputError(f"cannot read {folder}: {error.strerror}", hint="Choose another directory.") from error
-    strange = sorted(name for name in names if not _is_ours(name)) or [PARTS_FOLDER] * parts
-    if strange:
+    others = sorted(name for name in names if not _is_ours(name)) or [PARTS_FOLDER] * parts
+    if others:
         raise OutputError(
-            f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(quote, strange[:5]))}",
+            f"{folder} holds no run, as there is no {RUN}, and is not empty: {', '.join(map(quote, others[:5]))}",
             hint="Choose an empty or a new directory.",
         )
 

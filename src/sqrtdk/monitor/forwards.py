@@ -54,7 +54,7 @@ class StepTracer:
         most: rows of a sequence that are measured; None: all.
         keeps_rows: keep all rows until the step ends, because the keys of a row lie on several ranks.
         whole_rows: rows whose q, k or v went through a collective count: the user says how the ranks split the work.
-        seen: number of forward passes since the step began.
+        passes: number of forward passes since the step began.
         sketches: where q and k come from, for each attention examined in this step.
     """
 
@@ -103,7 +103,7 @@ class StepTracer:
         if self._answered:
             self._asked = self._answered = False
         self._looks = self._should_look()
-        self.seen = self._skipped_passes = 0
+        self.passes = self._skipped_passes = 0
         self.sketches: dict[Place, CallTensors] = {}
         self._eager = self._with_autograd = False
         self._late = False  # something ran without autograd, and may be recomputed with it
@@ -166,11 +166,11 @@ class StepTracer:
             if self._trace is not None:
                 self._search.begins(module, args)
             return
-        self.seen += 1
+        self.passes += 1
         self._times.clear()
         if not self._counts(torch.is_grad_enabled()):
             return
-        if self.seen - self._skipped_passes > MAX_PASSES_A_STEP:
+        if self.passes - self._skipped_passes > MAX_PASSES_A_STEP:
             self._missed.append(Message("alarms.unmeasured.too_many", number=MAX_PASSES_A_STEP))
             return
         try:
@@ -192,7 +192,7 @@ class StepTracer:
         """Return whether the new pass belongs to the step. The first pass with autograd discards those before it."""
         if with_autograd and not self._with_autograd:
             self._with_autograd = self._trains = True
-            self._skipped_passes, self._found, self._missed, self._search = self.seen - 1, {}, [], NonfiniteSearch()
+            self._skipped_passes, self._found, self._missed, self._search = self.passes - 1, {}, [], NonfiniteSearch()
         if with_autograd or not (self._with_autograd or self._trains):
             return True
         self._skipped_passes += 1
@@ -291,7 +291,7 @@ class StepTracer:
         self._missed += [with_place(site_of(entry.site) or ROOT_NAME, entry.reason) for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
-            self.sketches |= {(site_of(kept.site), kept.index): kept for kept in trace.tensors}
+            self.sketches |= {(site_of(tensors.site), tensors.index): tensors for tensors in trace.tensors}
         self._call_apart()
         self._root(trace)
         self._unknown_sites |= _places_of(trace)
@@ -340,7 +340,7 @@ class StepTracer:
 
     # -- the step --------------------------------------------------------------------------------------------------
 
-    def step_seen(self) -> WatchedStep:
+    def watched_step(self) -> WatchedStep:
         """Return the attentions of the step, how it ran, and what was not measured."""
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
@@ -353,7 +353,7 @@ class StepTracer:
             self._without = []
         how = EAGER if self._eager else AS_IS
         if not calls:
-            nothing = "alarms.unmeasured.no_attention" if self.seen else "alarms.unmeasured.no_forward"
+            nothing = "alarms.unmeasured.no_attention" if self.passes else "alarms.unmeasured.no_forward"
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
@@ -376,8 +376,8 @@ class StepTracer:
                 sums = join_rows(attention.parts).with_gradients(*gradients)
             except Exception as error:  # other ranks wait for this one's row
                 reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
-        told, rows = None if sums is not None else reason, tuple(attention.rows)
-        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, told, rows, _traits(call))
+        reason_left, rows = None if sums is not None else reason, tuple(attention.rows)
+        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, reason_left, rows, _traits(call))
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))

@@ -22,7 +22,7 @@ from sqrtdk.errors import OutputError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.columns import HEAD_COLUMNS
 from sqrtdk.monitor.folder import RunWriter
-from sqrtdk.monitor.rows import RECORDED_CHARACTERS, alarm_row, how_row, kept_text
+from sqrtdk.monitor.rows import RECORDED_CHARACTERS, alarm_row, how_row, stored_text
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.tables import PART_BYTES, Numbers, Table, Tables, from_columns, stacked, tables_from_rows
 
@@ -71,7 +71,7 @@ class Journal:
         self._dropped: _Dropped | None = None
         self._newest: int | None = None  # newest step that was noted
         self._failing = self._due = False
-        self._untold: list[Alarm] = []
+        self._unreported: list[Alarm] = []
         self._flushed = time.monotonic()
 
     @property
@@ -116,17 +116,17 @@ class Journal:
         # the first sample shows that the run is watched; an alarm may be the last thing before the run is killed
         self._due = self._due or full or not (self.writer.parts or self._failing) or bool(alarms)
         self._due = self._due or time.monotonic() - self._flushed >= SECONDS
-        return self.untold()
+        return self.unreported()
 
     def note(self, alarms: Sequence[Alarm]) -> None:
         """Record alarms that came after the sample of their step, or at a step without a sample."""
         self._alarms += alarms
         self._due = self._due or bool(alarms)
 
-    def untold(self) -> list[Alarm]:
+    def unreported(self) -> list[Alarm]:
         """Return the failures since the last call, as alarms."""
-        untold, self._untold = self._untold, []
-        return untold
+        unreported, self._unreported = self._unreported, []
+        return unreported
 
     def flush(self) -> bool:
         """Write all rows, including the newest step; a failure becomes an alarm.
@@ -134,7 +134,7 @@ class Journal:
         Returns:
             Whether everything is on disk.
         """
-        return self._newest is None or (self._write(self._newest) is None and not self._untold)
+        return self._newest is None or (self._write(self._newest) is None and not self._unreported)
 
     def close(self, alarms: Sequence[Alarm] = ()) -> list[Alarm]:
         """Write the remaining rows, and release the folder.
@@ -164,7 +164,7 @@ class Journal:
             self._warn(self._newest or 1, Message("alarms.records.last_steps", error=kind_and_text(error)))
         finally:
             self.writer.close()
-        return self.untold()
+        return self.unreported()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Journal:
         text = text if len(text) <= RECORDED_CHARACTERS else text[:RECORDED_CHARACTERS]  # a cut message is a plain text
         alarm = Alarm("records", "warn", step, text, source=Message("alarms.source.system"))
         self._alarms.append(alarm)
-        self._untold.append(alarm)
+        self._unreported.append(alarm)
 
 
 def head_table(sample: StepSample) -> Table:
@@ -296,7 +296,7 @@ def head_table(sample: StepSample) -> Table:
     heads = [call.heads for call in calls]
     columns["scale_ratio"] = np.repeat(ratios, heads)
     columns["step"] = np.full(sum(heads), sample.step)
-    columns["site"] = [name for call in calls for name in [kept_text(call.site)] * call.heads]
+    columns["site"] = [name for call in calls for name in [stored_text(call.site)] * call.heads]
     columns["index"] = np.repeat([call.index for call in calls], heads)
     columns["head"] = np.concatenate([np.arange(count) for count in heads])
     return from_columns("heads", columns)

@@ -105,12 +105,12 @@ class Listing:
     Attributes:
         parts: by attempt and number.
         merged: parts whose rows are in a larger part as well.
-        strange: names of other files.
+        other_files: names of other files.
     """
 
     parts: tuple[PartName, ...]
     merged: tuple[PartName, ...]
-    strange: tuple[str, ...]
+    other_files: tuple[str, ...]
 
 
 def list_parts(folder: Path) -> Listing:
@@ -128,13 +128,13 @@ def list_parts(folder: Path) -> Listing:
         raise RunFolderError(f"the parts of {quote(folder)} can't be read: {short_text(error)}") from error
     if len(names) > MAX_PARTS:
         raise RunFolderError(f"{quote(folder)} has more than {MAX_PARTS} parts, which are not read")
-    parts, strange = [], []
+    parts, other_files = [], []
     for name in names:
         if (part := PartName.of(name)) is not None:
             parts.append(part)
         elif not (name.startswith(".") and name.endswith(".tmp")):
-            strange.append(quote(name))
-    return Listing(*without_merged(parts), tuple(sorted(strange)))
+            other_files.append(quote(name))
+    return Listing(*without_merged(parts), tuple(sorted(other_files)))
 
 
 def _names(folder: Path) -> set[str]:
@@ -150,14 +150,14 @@ def without_merged(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], tup
         >>> without_merged([later, old, new]) == ((new, later), (old,))
         True
     """
-    kept: list[PartName] = []
+    apart: list[PartName] = []
     merged: list[PartName] = []
     for part in sorted(parts, key=lambda part: (part.attempt, part.first, -part.last, part.first_step)):
-        above = kept[-1] if kept and kept[-1].attempt == part.attempt else None
+        above = apart[-1] if apart and apart[-1].attempt == part.attempt else None
         longer = above is not None and above.last - above.first > part.last - part.first
         within = longer and above is not None and above.first <= part.first and part.last <= above.last
-        (merged if within else kept).append(part)
-    return tuple(kept), tuple(merged)
+        (merged if within else apart).append(part)
+    return tuple(apart), tuple(merged)
 
 
 @dataclass(frozen=True, slots=True)

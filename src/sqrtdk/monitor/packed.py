@@ -33,7 +33,7 @@ class Head(NamedTuple):
         needed: bytes of the row; if they exceed the agreed length, only the head is sent.
         changed: 1.0 if the layout differs from the one sent last.
         every: every n-th of the rows for quantiles is sent.
-        told: 1.0 if there is a loss.
+        has_loss: 1.0 if there is a loss.
         loss: of the step.
         step: its number.
         modules: number of modules whose outputs were read.
@@ -43,7 +43,7 @@ class Head(NamedTuple):
     needed: float
     changed: float
     every: float
-    told: float
+    has_loss: float
     loss: float
     step: float = 0.0
     modules: float = 0.0
@@ -164,10 +164,10 @@ def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     # float64 before float32, so that every value of a row starts at a multiple of its size.
     flat = torch.tensor(numbers, dtype=torch.float64), _cat(wide, torch.float64), _cat(narrow, torch.float32)
     needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
-    # NaN alone would not do for "no loss", since a loss may be NaN: `told` says which it is.
+    # NaN alone would not do for "no loss", since a loss may be NaN: `has_loss` says which it is.
     loss = math.nan if step.loss is None else step.loss
-    told, moved = float(step.loss is not None), math.nan if step.relative_step is None else step.relative_step
-    head = Head(needed, 0.0, stride, told, loss, modules=float(step.modules), relative_step=moved)
+    has_loss, moved = float(step.loss is not None), math.nan if step.relative_step is None else step.relative_step
+    head = Head(needed, 0.0, stride, has_loss, loss, modules=float(step.modules), relative_step=moved)
     return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
 
 
@@ -196,7 +196,7 @@ def unpack_step(row: Tensor, layout: StepLayout, head: Head, stride: int) -> Wat
         _call(call, None if math.isnan(ratio) else ratio, each, stride // int(head.every))
         for call, (ratio, _), each in zip(layout.calls, shapes, found, strict=True)
     ]
-    loss = head.loss if head.told else None
+    loss = head.loss if head.has_loss else None
     modules = int(head.modules)
     return WatchedStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms, layout.first, modules)
 

@@ -55,7 +55,7 @@ class Ranks:
     group: Any = None
     rows_bytes: int = ROWS_BYTES
     _capacity: int = HEAD
-    _told: StepLayout | None = None
+    _sent_layout: StepLayout | None = None
     _layouts: list[StepLayout] = field(default_factory=list)
 
     @property
@@ -90,7 +90,7 @@ class Ranks:
         answer: Answer = box[0]
         return answer
 
-    def told(self, own: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         """Return the values of all ranks, in the order of the ranks; every rank must call this.
 
         Args:
@@ -153,7 +153,7 @@ class Ranks:
         device = _device(self.group)
         size = len(self.order)
         while True:
-            head = row.head._replace(changed=float(row.layout != self._told))
+            head = row.head._replace(changed=float(row.layout != self._sent_layout))
             own = replace(row, head=head).bytes(self._capacity, device)
             every = torch.empty(size * self._capacity, dtype=torch.uint8, device=device)
             _gather(every, own, group=self.group)
@@ -164,7 +164,7 @@ class Ranks:
                 return rows, heads
             layouts: list[Any] = [None] * size
             dist.all_gather_object(layouts, row.layout, group=self.group)
-            self._layouts, self._told = layouts, row.layout
+            self._layouts, self._sent_layout = layouts, row.layout
             if needed > self._capacity:
                 self._capacity = 8 * math.ceil(needed * LAYOUT_SLACK / 8)
 

@@ -106,7 +106,7 @@ def read_run(folder: str | Path, *, first_step: int = 0, last_step: int = MAX_ST
         RunFolderError: It is no run's folder, its run.json is damaged, or it has more rows than can be read at once.
         MissingExtraError: pyarrow is missing.
     """
-    return _look(Path(folder), _Seen(), first_step, last_step)[0]
+    return _look(Path(folder), _Position(), first_step, last_step)[0]
 
 
 def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
@@ -120,10 +120,10 @@ def follow(folder: str | Path, *, every_s: float = 1.0) -> Iterator[Run]:
         RunFolderError: As `read_run`.
         MissingExtraError: pyarrow is missing.
     """
-    run, seen = _look(Path(folder), _Seen(), 0, MAX_STEP)
+    run, position = _look(Path(folder), _Position(), 0, MAX_STEP)
     yield run
     while True:
-        run, seen = _look(Path(folder), seen, 0, MAX_STEP)
+        run, position = _look(Path(folder), position, 0, MAX_STEP)
         if run.steps.num_rows or run.damaged or run.replaces_from is not None:
             yield run
         else:
@@ -165,26 +165,30 @@ class GrowingRun:
         if now == self._read:
             return None
         self._read = now
-        return _look(self._folder, _Seen(), 0, MAX_STEP, self._held)[0]
+        return _look(self._folder, _Position(), 0, MAX_STEP, self._held)[0]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Position:
     """A reader's position: the last part, and the damage already reported."""
 
     attempt: int = 0
     number: int = -1
     step: int = -1
-    told: frozenset[Damage] = field(default_factory=frozenset)
+    reported: frozenset[Damage] = field(default_factory=frozenset)
 
     def __contains__(self, part: PartName) -> bool:
         return (part.attempt, part.last) <= (self.attempt, self.number)
 
 
 def _look(
-    folder: Path, seen: _Seen, first_step: int, last_step: int, held: dict[PartName, Tables | Damage] | None = None
-) -> tuple[Run, _Seen]:
-    """Return what is new since `seen`. `held` caches parts: those read before, and on return those that count."""
+    folder: Path,
+    position: _Position,
+    first_step: int,
+    last_step: int,
+    held: dict[PartName, Tables | Damage] | None = None,
+) -> tuple[Run, _Position]:
+    """Return what is new since `position`. `held` caches parts: those read before, and on return those that count."""
     arrow()
     held = {} if held is None else held
     for trial in range(_TRIES):
@@ -204,8 +208,8 @@ def _look(
         wanted = {
             part: (low, high)
             for part in parts
-            if part not in seen
-            for low, high in [_window(part, counted[part.attempt], seen, first_step, last_step)]
+            if part not in position
+            for low, high in [_window(part, counted[part.attempt], position, first_step, last_step)]
             if low <= high
         }
         for part in [part for part in held if part not in wanted]:
@@ -220,11 +224,11 @@ def _look(
             damaged.append(content)
         else:
             tables.append((part, content.between(low, high)))
-    tables, odd = _whole_steps(tables, seen)
+    tables, odd = _whole_steps(tables, position)
     damaged += odd
-    new = [damage for damage in damaged if damage not in seen.told]
+    new = [damage for damage in damaged if damage not in position.reported]
     whole = concatenate([each for _, each in tables])
-    begun = [low for number, (low, _) in counted.items() if number > seen.attempt > 0]
+    begun = [low for number, (low, _) in counted.items() if number > position.attempt > 0]
     run = Run(
         folder=folder,
         model=manifest.model,
@@ -236,19 +240,19 @@ def _look(
         gaps=gaps(manifest.attempts, written),
         replaces_from=min(begun, default=None),
     )
-    seen = replace(seen, told=seen.told.union(new))
+    position = replace(position, reported=position.reported.union(new))
     unfinished = {damage.name for damage in odd if damage.unfinished}
     while parts and parts[-1].name in unfinished:  # the missing row of their step may still come
         parts.pop()
     if parts:
-        seen = replace(seen, attempt=parts[-1].attempt, number=parts[-1].last, step=parts[-1].last_step)
-    return run, seen
+        position = replace(position, attempt=parts[-1].attempt, number=parts[-1].last, step=parts[-1].last_step)
+    return run, position
 
 
 def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[list[PartName], list[Damage]]:
     """Return the parts in sequence, and as damage: foreign files and missing parts."""
     parts: list[PartName] = []
-    damaged = [Damage(name, Message("alarms.part.no_part")) for name in listing.strange]
+    damaged = [Damage(name, Message("alarms.part.no_part")) for name in listing.other_files]
     for part in listing.parts:
         of = part.attempt
         if of not in counted:
@@ -275,12 +279,12 @@ def _in_order(listing: Listing, counted: dict[int, tuple[int, int]]) -> tuple[li
 
 
 def _whole_steps(
-    tables: list[tuple[PartName, Tables]], seen: _Seen
+    tables: list[tuple[PartName, Tables]], position: _Position
 ) -> tuple[list[tuple[PartName, Tables]], list[Damage]]:
     """Return the tables in which each step has exactly one row, and the parts left out for breaking that."""
     numbers = [each.steps.column("step").to_numpy() for _, each in tables]
-    ends = {int(step) for some in numbers if len(some) for step in (some[0], some[-1])} | {seen.step}
-    kept: list[tuple[PartName, Tables]] = []
+    ends = {int(step) for some in numbers if len(some) for step in (some[0], some[-1])} | {position.step}
+    whole: list[tuple[PartName, Tables]] = []
     odd: list[Damage] = []
     last = -1
     for (part, each), some in zip(tables, numbers, strict=True):
@@ -290,16 +294,18 @@ def _whole_steps(
             reason = Message("alarms.part.unfinished" if unfinished else "alarms.part.steps_before")
             odd.append(Damage(part.name, reason, part.first_step, part.last_step, unfinished))
             continue
-        kept.append((part, each))
+        whole.append((part, each))
         last = int(some[-1]) if len(some) else last
-    return kept, odd
+    return whole, odd
 
 
-def _window(part: PartName, counted: tuple[int, int], seen: _Seen, first_step: int, last_step: int) -> tuple[int, int]:
+def _window(
+    part: PartName, counted: tuple[int, int], position: _Position, first_step: int, last_step: int
+) -> tuple[int, int]:
     """Return the wanted range of a part's steps, which is empty if the first is greater than the last."""
     new = 0
-    if part.attempt == seen.attempt:  # a later part may hold more rows of the last step that was read
-        new = seen.step + (part.first <= seen.number)
+    if part.attempt == position.attempt:  # a later part may hold more rows of the last step that was read
+        new = position.step + (part.first <= position.number)
     return max(part.first_step, counted[0], first_step, new), min(part.last_step, counted[1], last_step)
 
 

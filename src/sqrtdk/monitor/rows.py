@@ -21,7 +21,7 @@ _AS_THEY_ARE = ("step", "site", "index", "head", "name", "severity", "value", "b
 _OLD_UNMEASURED_PREFIX = "not measured: "  # `how` in records of older versions
 
 
-def kept_text(text: str) -> str:
+def stored_text(text: str) -> str:
     """Return a text as the records store it: at most `RECORDED_CHARACTERS` characters, and valid UTF-8."""
     return text[:RECORDED_CHARACTERS].encode("utf-8", "replace").decode()
 
@@ -29,7 +29,7 @@ def kept_text(text: str) -> str:
 def alarm_row(alarm: Alarm) -> dict[str, Any]:
     """Return the row of an alarm in the table of alarms, by the names of `ALARM_COLUMNS`."""
     values = {name: getattr(alarm, name) for name in _AS_THEY_ARE}
-    row = {name: kept_text(value) if isinstance(value, str) else value for name, value in values.items()}
+    row = {name: stored_text(value) if isinstance(value, str) else value for name, value in values.items()}
     return row | _message(alarm.text) | {"source_id": _message(alarm.source)["message_id"]}
 
 
@@ -48,7 +48,7 @@ def alarm_of(row: Mapping[str, Any]) -> Alarm:
 
 def how_row(how: str) -> dict[str, Any]:
     """Return the columns of `STEP_COLUMNS` that say how a step ran: the text, its id and its values."""
-    return {"how": kept_text(how)} | _message(how)
+    return {"how": stored_text(how)} | _message(how)
 
 
 def how_of(row: Mapping[str, Any]) -> str | None:
@@ -68,10 +68,10 @@ def _message(sentence: str) -> dict[str, str | None]:
     """Return the columns `message_id` and `values`, the latter as JSON."""
     made = fields(sentence)
     values = None if made["values"] is None else json.dumps(made["values"], ensure_ascii=False)
-    kept = None if values is None else values.encode("utf-8", "replace")
-    if kept is None or len(kept) > MAX_VALUES_BYTES:
+    encoded = None if values is None else values.encode("utf-8", "replace")
+    if encoded is None or len(encoded) > MAX_VALUES_BYTES:
         return {"message_id": None, "values": None}
-    return {"message_id": made["message_id"], "values": kept.decode()}
+    return {"message_id": made["message_id"], "values": encoded.decode()}
 
 
 def _sentence(text: str, row: Mapping[str, Any]) -> str:

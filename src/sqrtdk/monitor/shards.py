@@ -94,10 +94,10 @@ def _first(
         by_rank: for each rank: its first output, the number of its stage, its own number.
         by_stage: the attentions of each stage.
     """
-    seen = [(first, stage, rank) for first, stage, rank in by_rank if first is not None]
-    if not seen:
+    known = [(first, stage, rank) for first, stage, rank in by_rank if first is not None]
+    if not known:
         return None
-    found, stage, rank = min(seen, key=_order)
+    found, stage, rank = min(known, key=_order)
     peers = [first for first, where, _ in by_rank if where == stage]
     everywhere = all(one is not None and (one.site, one.cause) == (found.site, found.cause) for one in peers)
     earlier = {call.place for calls in by_stage[:stage] for call in calls}
@@ -115,9 +115,9 @@ def _first(
     return replace(found, rank=None if everywhere else rank)
 
 
-def _order(seen: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int, int]:
+def _order(entry: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int, int]:
     """Sort key: outputs that reach the model's output come first, then the order of passes, stages and modules."""
-    first, stage, _ = seen
+    first, stage, _ = entry
     number, place = first.order
     return first.cause == RULED_OUT, not first.returned, number, stage, place
 
@@ -147,34 +147,34 @@ def _named(by_stage: Sequence[Sequence[WatchedCall]]) -> list[WatchedCall]:
 
 
 def _rows(calls: Calls) -> WatchedCall | None:
-    seen = [call for call in calls if call is not None]
-    if not seen:
+    known = [call for call in calls if call is not None]
+    if not known:
         return None
-    if len({call.heads for call in seen}) > 1:
-        counts = joined_names([str(count) for count in sorted({call.heads for call in seen})], "and")
-        return _without(seen[0], Message("alarms.unmeasured.unlike_heads", counts=counts))
-    return _joined(seen, join_rows)
+    if len({call.heads for call in known}) > 1:
+        counts = joined_names([str(count) for count in sorted({call.heads for call in known})], "and")
+        return _without(known[0], Message("alarms.unmeasured.unlike_heads", counts=counts))
+    return _joined(known, join_rows)
 
 
 def _heads(calls: Calls) -> WatchedCall | None:
-    seen = [call for call in calls if call is not None]
-    if not seen:
+    known = [call for call in calls if call is not None]
+    if not known:
         return None
-    if len(seen) < len(calls):
-        return _without(seen[0], _absent(calls, "alarms.unmeasured.absent_heads"))
-    lengths = {tuple(one.shape[-1] for one in call.sums.ordered.values()) for call in seen if call.sums is not None}
+    if len(known) < len(calls):
+        return _without(known[0], _absent(calls, "alarms.unmeasured.absent_heads"))
+    lengths = {tuple(one.shape[-1] for one in call.sums.ordered.values()) for call in known if call.sums is not None}
     if len(lengths) > 1:
-        return _without(seen[0], Message("alarms.unmeasured.heads_of_other_rows"))
-    return replace(_joined(seen, _beside), heads=sum(call.heads for call in seen))
+        return _without(known[0], Message("alarms.unmeasured.heads_of_other_rows"))
+    return replace(_joined(known, _beside), heads=sum(call.heads for call in known))
 
 
 def _keys(calls: Calls) -> WatchedCall | None:
-    seen = [call for call in calls if call is not None]
-    if not seen:
+    known = [call for call in calls if call is not None]
+    if not known:
         return None
-    if len(seen) < len(calls):
-        return _without(seen[0], _absent(calls, "alarms.unmeasured.absent_keys"))
-    return _joined(seen, _merged, by_row=True)
+    if len(known) < len(calls):
+        return _without(known[0], _absent(calls, "alarms.unmeasured.absent_keys"))
+    return _joined(known, _merged, by_row=True)
 
 
 def _same(calls: Calls) -> WatchedCall | None:
@@ -242,12 +242,12 @@ def _without(call: WatchedCall, reason: str) -> WatchedCall:
 def _missed(steps: Sequence[WatchedStep]) -> tuple[str, ...]:
     """Return what was not measured, with the rank's number unless every rank missed it."""
     everywhere = set(steps[0].missed).intersection(*(step.missed for step in steps))
-    told = [
+    texts = [
         text if text in everywhere else with_place(Message("alarms.unmeasured.rank", rank=number), text)
         for number, step in enumerate(steps)
         for text in step.missed
     ]
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(texts))
 
 
 def _absent(calls: Calls, id: str) -> str:

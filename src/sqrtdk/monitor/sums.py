@@ -183,7 +183,7 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
     return found
 
 
-UNTOLD = CallTraits()
+NO_TRAITS = CallTraits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +210,7 @@ class WatchedCall:
     sums: HeadSums | None
     reason: str | None = None
     rows: tuple[CallRows, ...] = ()
-    traits: CallTraits = UNTOLD
+    traits: CallTraits = NO_TRAITS
 
     @property
     def place(self) -> tuple[str, int]:

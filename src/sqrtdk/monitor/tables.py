@@ -293,8 +293,8 @@ def decode_part(content: bytes) -> Tables:
         RunFolderError: The bytes are no complete Parquet file, or not one that sqrtdk wrote.
     """
     pa = arrow()
-    if strange := sorted(set(codecs(content)) - {SNAPPY}):
-        raise RunFolderError(Message("alarms.part.codec", codec=_CODEC, other=strange[0]))
+    if other_codecs := sorted(set(codecs(content)) - {SNAPPY}):
+        raise RunFolderError(Message("alarms.part.codec", codec=_CODEC, other=other_codecs[0]))
     try:
         there = set(_opened(content).metadata.schema.names)  # an older version wrote fewer columns
         file = _opened(content, [name for name in _STRING_COLUMNS if name in there])

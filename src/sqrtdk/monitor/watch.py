@@ -76,7 +76,7 @@ class Watch:
         self._group, self._shards = group, shards
         self._ranks: Ranks | None = None
         self._sketches: dict[Place, CallTensors] = {}
-        self._untold: list[Alarm] = []  # of this rank alone, until the next sample
+        self._unreported: list[Alarm] = []  # of this rank alone, until the next sample
         self._sinks = Sinks(sinks, run_name(to))
         self._journal: Journal | None = None
         self._scaler = scaler if getattr(scaler, "is_enabled", lambda: True)() else None  # it may be disabled
@@ -148,13 +148,13 @@ class Watch:
         """Ask the next sampled step to examine every attention anew, for example after the model was changed."""
         self._forwards.look()
 
-    def told(self, own: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         """Return the values of all ranks that watch, in the order of the ranks; every rank must call this.
 
         Args:
             own: This rank's value, which must be picklable.
         """
-        return [own] if self._ranks is None else self._ranks.told(own)
+        return [own] if self._ranks is None else self._ranks.gather(own)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Watch:
         _watched.discard(self._model)
         found: list[Alarm] = []
         if error is None:
-            found += idle(self._steps, self._forwards.seen, self._step + 1)
+            found += idle(self._steps, self._forwards.passes, self._step + 1)
         found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:
@@ -222,7 +222,7 @@ class Watch:
             raise InvalidValueError("flush() is called inside the block of the watch", hint=LOOP)
         if self._journal is None:
             return True
-        written, found = self._journal.flush(), self._journal.untold()
+        written, found = self._journal.flush(), self._journal.unreported()
         self.alarms += found
         self._tell(found)
         return written
@@ -240,7 +240,7 @@ class Watch:
                 self._arm()
             except Exception as error:
                 self._sampling = False
-                self._failed(self._untold, "alarms.not_sampled.paused", error)
+                self._failed(self._unreported, "alarms.not_sampled.paused", error)
 
     def _plan(self, found: list[Alarm]) -> None:
         """Decide whether the next step is sampled, and prepare it."""
@@ -259,7 +259,7 @@ class Watch:
 
     def _failed(self, found: list[Alarm], id: str, error: Exception) -> None:
         """Report once why the next step is not sampled."""
-        if not any(alarm.name == "schedule" for alarm in (*self.alarms, *found, *self._untold)):
+        if not any(alarm.name == "schedule" for alarm in (*self.alarms, *found, *self._unreported)):
             text = Message(id, step=self._step + 1, error=kind_and_text(error))
             alarm = Alarm("schedule", "warn", self._step, text, Message("alarms.source.watch"))
             found.append(alarm)
@@ -276,7 +276,7 @@ class Watch:
         if self._journal is not None:
             self._journal.note(found)
         for alarm in found:
-            self._untold += self._sinks.alarm(alarm)
+            self._unreported += self._sinks.alarm(alarm)
         return found
 
     def _finish(self, loss: Tensor | float | None) -> list[Alarm]:
@@ -287,29 +287,29 @@ class Watch:
         """
         try:
             self._armed.close()
-            seen = self._forwards.step_seen()
+            watched = self._forwards.watched_step()
         except Exception as error:  # an observer never stops the run
-            seen = WatchedStep((), not_measured(kind_and_text(error)))
+            watched = WatchedStep((), not_measured(kind_and_text(error)))
         self._sketches = self._forwards.sketches
         try:
             number = numbers([loss])[0]
         except Exception as error:
             number, lost = None, Message("alarms.unmeasured.loss", error=kind_and_text(error))
-            seen = replace(seen, missed=(*seen.missed, lost))
-        seen = replace(seen, loss=number, alarms=tuple(self._untold))
-        self._untold = []
+            watched = replace(watched, missed=(*watched.missed, lost))
+        watched = replace(watched, loss=number, alarms=tuple(self._unreported))
+        self._unreported = []
         if self._ranks is not None:
-            seen = self._ranks.joined(seen, self._step)
+            watched = self._ranks.joined(watched, self._step)
         try:
-            calls, how = seen.samples(), seen.how
+            calls, how = watched.samples(), watched.how
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
-        known = seen.missed, seen.loss, self._scaler is not None, seen.first, seen.modules
-        sample = StepSample(self._step, calls, how, *known, seen.relative_step, seen.learning_rate)
+        known = watched.missed, watched.loss, self._scaler is not None, watched.first, watched.modules
+        sample = StepSample(self._step, calls, how, *known, watched.relative_step, watched.learning_rate)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
-        found = [*seen.alarms, *fresh(holds, self.alarms)]
-        own = found if self._ranks is None else self._untold  # alarms that only this rank knows of
+        found = [*watched.alarms, *fresh(holds, self.alarms)]
+        own = found if self._ranks is None else self._unreported  # alarms that only this rank knows of
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)
         self._numbers += sample.count

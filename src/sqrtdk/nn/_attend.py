@@ -109,8 +109,8 @@ def with_extra_keys(
     return functional.pad(mask.expand(*mask.shape[:-1], keys), (0, extra), value=bool(mask.dtype == torch.bool))
 
 
-def _hide(mask: Shaped[Tensor, "#N #Hq #L #S"], seen: Bool[Tensor, "L S"]) -> Shaped[Tensor, "#N #Hq L S"]:
-    return torch.where(seen, mask, -math.inf)
+def _hide(mask: Shaped[Tensor, "#N #Hq #L #S"], visible: Bool[Tensor, "L S"]) -> Shaped[Tensor, "#N #Hq L S"]:
+    return torch.where(visible, mask, -math.inf)
 
 
 def _attn(

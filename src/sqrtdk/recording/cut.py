@@ -88,17 +88,17 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
     groups = [head // (of // kv) for head in heads]
     sizes = Counter(groups)
     # heads 0, 1, 4, 5 of groups (0, 1), (4, 5): key heads 0 and 2 stay shared; heads 0, 1, 4: key heads 0, 0, 2
-    kept = list(sizes) if len(set(sizes.values())) == 1 else groups
+    key_heads = list(sizes) if len(set(sizes.values())) == 1 else groups
 
     def of_query(tensor: Tensor) -> Tensor:
         # a tensor that broadcasts over heads stays whole
         return tensor[..., heads, :, :] if tensor.dim() >= 3 and tensor.shape[-3] == of else tensor
 
     def of_key(tensor: Tensor) -> Tensor:
-        return tensor[..., kept, :, :] if tensor.dim() >= 3 and tensor.shape[-3] == kv else tensor
+        return tensor[..., key_heads, :, :] if tensor.dim() >= 3 and tensor.shape[-3] == kv else tensor
 
     query = _projected(_mapped(call.query, of_query), heads, of)
-    key, value = (_projected(_mapped(part, of_key), kept, kv) for part in (call.key, call.value))
+    key, value = (_projected(_mapped(part, of_key), key_heads, kv) for part in (call.key, call.value))
     less = _with(call, query, of_query, None if call.lse is None else call.lse[:, heads])
     terms = less.terms
     if terms is not None:

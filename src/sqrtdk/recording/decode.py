@@ -67,7 +67,7 @@ def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource)
         output=output,
         terms=terms,
         lse=lse,
-        kept=_kept(entry.kept, at + "kept", logits, source),
+        kept=_dropout_mask(entry.kept, at + "kept", logits, source),
         dropout=entry.dropout or 0.0,
         dtype=dtype,
         # of the logits, unless the file says otherwise
@@ -116,16 +116,16 @@ def _check_fit(at: str, query: Tensor, key: Tensor, value: Tensor, output: Tenso
     (batch, heads, rows, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
     for name, tensor in (("q", query), ("k", key), ("v", value), ("output", output)):
         _refuse_empty(at + name, tensor)
-    told = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
+    shapes = f"{at}q (B, H, L, E) {tuple(query.shape)} and k {tuple(key.shape)}"
     if batch != kv_batch:
-        refuse_file(f"{told} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
+        refuse_file(f"{shapes} have batches of {batch} and {kv_batch}", "Repeat the one of them that serves all.")
     if width != key_width:
         refuse_file(
-            f"{told} have heads of {width} and {key_width} features", "Both enter one product: check the layout."
+            f"{shapes} have heads of {width} and {key_width} features", "Both enter one product: check the layout."
         )
     if heads % kv_heads:  # grouped heads: heads // kv_heads of q share one of k
         refuse_file(
-            f"{told}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout."
+            f"{shapes}: {heads} heads of q can't share {kv_heads} of k", "Hq is a multiple of H: check the layout."
         )
     if value.shape[:3] != key.shape[:3]:
         refuse_file(
@@ -259,7 +259,7 @@ def _mask(entry: MaskEntry, at: str, logits: Shape, source: TensorSource) -> Ten
     return source.mask(at, PackedMask(shape, least, greatest, padding, bits))
 
 
-def _kept(entry: MaskEntry | None, at: str, logits: Shape, source: TensorSource) -> Tensor | None:
+def _dropout_mask(entry: MaskEntry | None, at: str, logits: Shape, source: TensorSource) -> Tensor | None:
     if entry is None and at not in source:
         return None
     return _mask(entry or MaskEntry(), at, logits, source)

@@ -78,8 +78,8 @@ def encode_call(call: CallTensors, number: int, sheet: Sheet, *, projections: bo
     if is_empty(call):
         return entry
     for name, vector in (("q", call.query), ("k", call.key), ("v", call.value)):
-        if told := _vector(vector, at + name, sheet, projections):
-            entry[name] = told
+        if described := _vector(vector, at + name, sheet, projections):
+            entry[name] = described
     sheet.put(at + "output", call.output)
     sheet.put(at + "lse", call.lse)
     if call.terms is not None:
@@ -158,10 +158,10 @@ def number_sites(calls: Sequence[CallTensors]) -> None:
     Raises:
         InvalidValueError: Two calls have.
     """
-    seen: set[tuple[str, int]] = set()
+    places: set[tuple[str, int]] = set()
     for call in calls:
-        if (call.site, call.index) in seen:
+        if (call.site, call.index) in places:
             raise InvalidValueError(
                 f"two calls are {call.site!r}, index {call.index}", hint="Count the calls of a site from 0 on."
             )
-        seen.add((call.site, call.index))
+        places.add((call.site, call.index))

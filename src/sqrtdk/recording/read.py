@@ -85,15 +85,15 @@ def _take(path: Path, header: Header, document: Document, load: Any, load_small:
     cuts: list[Cut | None] = []
     notes: list[str] = []
     count: Counter[str] = Counter()
-    seen: set[tuple[str, int]] = set()
+    places: set[tuple[str, int]] = set()
     for number, entry in enumerate(document.calls):
         call, cut = decode_call(entry, number, count[entry.site], source)  # without an index, the next one at its site
-        if (call.site, call.index) in seen:
+        if (call.site, call.index) in places:
             refuse_file(
                 f"two calls are at site {quote(call.site)} with index {call.index}",
                 "Count the calls of a site from 0 on, or leave 'index' out.",
             )
-        seen.add((call.site, call.index))
+        places.add((call.site, call.index))
         count[call.site] += 1
         calls.append(call)
         cuts.append(cut)
@@ -105,12 +105,12 @@ def _take(path: Path, header: Header, document: Document, load: Any, load_small:
         for name, short in names
         if (tensor := source.take(name, frozenset(NAME_BY_DTYPE), small=True)) is not None
     }
-    said, metadata = with_sentences(header.sentences, calls, _metadata(document))
+    spoken, metadata = with_sentences(header.sentences, calls, _metadata(document))
     source.end()
     source.check_work()
     if len(notes) > _MAX_TRACE_NOTES:
         notes = [*notes[:_MAX_TRACE_NOTES], Message("recording.more_tensors", count=len(notes) - _MAX_TRACE_NOTES)]
-    return TraceFile(path, document.schema_version, metadata, said, tuple(cuts), inputs, tuple(notes))
+    return TraceFile(path, document.schema_version, metadata, spoken, tuple(cuts), inputs, tuple(notes))
 
 
 def _metadata(document: Document) -> TraceMetadata:

@@ -154,13 +154,13 @@ def record_with(
         chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
         _refuse_none(loaded, run, calls, chosen)
         notes = list(loaded.notes)
-        kept: list[CallTensors] = []
+        written: list[CallTensors] = []
         cuts: list[Cut | None] = []
         for call in chosen:
             less, cut = cut_call(_written(call, projections), rows, heads)
-            kept.append(less)
+            written.append(less)
             cuts.append(cut)
-        for call in kept:
+        for call in written:
             if is_empty(call):
                 place, reason = f"{call.site}#{call.index}", call.missing or ""
                 notes.append(Message("recording.no_tensors", site=place, reason=reason))
@@ -170,7 +170,7 @@ def record_with(
             notes.append(Message("recording.not_measured", site=place, reason=entry.reason))
         recording = write_trace_file(
             path,
-            kept,
+            written,
             metadata,
             cuts=cuts,
             model_inputs=_plain_tensors(loaded.inputs, notes),

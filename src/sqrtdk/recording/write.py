@@ -92,7 +92,7 @@ def write_trace_file(
     for name, tensor in (model_inputs or {}).items():
         sheet.put(INPUT_PREFIX + name, tensor)
     tensors, same = _without_copies(sheet.tensors)
-    document = {"schema_version": SCHEMA_VERSION, **_told(metadata), "calls": entries, "same": same}
+    document = {"schema_version": SCHEMA_VERSION, **_metadata_fields(metadata), "calls": entries, "same": same}
     header, begin = _lay_out(tensors, document, sentences_to_json(calls, metadata))
     check_calls(header, parse_document(header.document))  # a file that we can't read must not be written
     size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)
@@ -122,13 +122,13 @@ def check_limits(call: CallTensors, *, projections: bool = False) -> None:
     check_calls(header, parse_document(header.document))
 
 
-def _told(metadata: TraceMetadata) -> dict[str, Any]:
-    told = {name: value for name, value in dataclasses.asdict(metadata).items() if value}
+def _metadata_fields(metadata: TraceMetadata) -> dict[str, Any]:
+    entries = {name: value for name, value in dataclasses.asdict(metadata).items() if value}
     if metadata.packages:
         # a reader refuses longer texts, and one odd version must not cost the recording
-        told["packages"] = {name: text[:MAX_TEXT_CHARACTERS] for name, text in metadata.packages.items()}
+        entries["packages"] = {name: text[:MAX_TEXT_CHARACTERS] for name, text in metadata.packages.items()}
     if metadata.not_measured:
-        told["not_measured"] = [
+        entries["not_measured"] = [
             {
                 name: value[:MAX_TEXT_CHARACTERS]
                 for name, value in dataclasses.asdict(entry).items()
@@ -136,13 +136,13 @@ def _told(metadata: TraceMetadata) -> dict[str, Any]:
             }
             for entry in metadata.not_measured[:MAX_TRACE_CALLS]
         ]
-    return told
+    return entries
 
 
 def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors without duplicates, and name -> name of the equal tensor that is kept."""
     shapes = Counter((tensor.dtype, tensor.shape) for tensor in tensors.values())
-    kept: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
@@ -152,10 +152,10 @@ def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
             # equal bytes under another dtype or shape are other numbers
             place = first.setdefault((tensor.dtype, tensor.shape, digest), name)
         if place == name:
-            kept[name] = tensor
+            stored[name] = tensor
         else:
             same[name] = place
-    return kept, same
+    return stored, same
 
 
 def _lay_out(

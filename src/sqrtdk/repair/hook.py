@@ -156,15 +156,19 @@ class QKClip:
             return tuple(self._plans.values()), each
         lists = {key: None if one is None else one.tolist() for key, one in zip(self._plans, each, strict=True)}
         own = {key: (plan.heads, plan.refused, lists[key]) for key, plan in self._plans.items()}
-        told = gathered(own, self._group)
-        known = sorted(key for key in own if all(key in others and others[key][0] == own[key][0] for others in told))
+        of_ranks = gathered(own, self._group)
+        known = sorted(
+            key for key in own if all(key in others and others[key][0] == own[key][0] for others in of_ranks)
+        )
         plans, maxima = [], list[Tensor | None]()
         for key in known:
-            refused = next((others[key][1] for others in told if others[key][1] is not None), None)
+            refused = next((others[key][1] for others in of_ranks if others[key][1] is not None), None)
             plan = self._plans[key]
             plans.append(plan if refused is None else replace(plan, rows=(), shared=(), refused=refused))
-            seen = [torch.tensor(others[key][2], dtype=torch.float64) for others in told if others[key][2] is not None]
-            maxima.append(functools.reduce(torch.maximum, seen) if seen else None)  # torch.maximum keeps NaN
+            of_head = [
+                torch.tensor(others[key][2], dtype=torch.float64) for others in of_ranks if others[key][2] is not None
+            ]
+            maxima.append(functools.reduce(torch.maximum, of_head) if of_head else None)  # torch.maximum keeps NaN
         return grouped(plans), maxima
 
     def remove(self) -> None:

@@ -65,18 +65,18 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
     return plans_from(model, run.tensors)
 
 
-def plans_from(model: nn.Module, kept: Sequence[CallTensors]) -> tuple[CallPlan, ...]:
+def plans_from(model: nn.Module, tensors_of_calls: Sequence[CallTensors]) -> tuple[CallPlan, ...]:
     """Return what `plan_of` returns, from tensors of a trace or from sketches of them.
 
     Args:
         model: The model.
-        kept: The tensors of each call; a sketch has shapes and projections without values.
+        tensors_of_calls: The tensors of each call; a sketch has shapes and projections without values.
     """
     reshard(model)
     parameters = Parameters(model)
     with torch.no_grad():
-        each = [_call_plan(tensors, parameters) for tensors in kept]
-        plans = _without_conflicts(each, kept, parameters)
+        each = [_call_plan(tensors, parameters) for tensors in tensors_of_calls]
+        plans = _without_conflicts(each, tensors_of_calls, parameters)
     rows = (tuple(_beside(rows, parameters) for rows in plan.rows) for plan in plans)
     return grouped([replace(plan, rows=of_call) for plan, of_call in zip(plans, rows, strict=True)])
 
@@ -202,10 +202,10 @@ def shared_rows(rows: HeadRows) -> str:
 
 
 def _without_conflicts(
-    plans: Sequence[CallPlan], kept: Sequence[CallTensors], parameters: Parameters
+    plans: Sequence[CallPlan], tensors_of_calls: Sequence[CallTensors], parameters: Parameters
 ) -> Sequence[CallPlan]:
     """Refuse calls whose rows also belong to another side, to v, or to a refused call."""
-    read = readers(kept, parameters)
+    read = readers(tensors_of_calls, parameters)
     # A refusal may rule out further calls: two layers that share a weight, of which one has just been refused.
     while True:
         reasons = [None if plan.refused else conflict(plan, plans, read) for plan in plans]
@@ -267,11 +267,11 @@ class Readers:
     values: tuple[HeadRows, ...]
 
 
-def readers(kept: Sequence[CallTensors], parameters: Parameters) -> Readers:
+def readers(tensors_of_calls: Sequence[CallTensors], parameters: Parameters) -> Readers:
     """Return the parameters that each call reads; if q or k is unknown, these are all parameters of its module."""
     return Readers(
-        tuple(_read(tensors, parameters) for tensors in kept),
-        tuple(rows for tensors in kept for rows in rows_of_v(tensors, parameters)),
+        tuple(_read(tensors, parameters) for tensors in tensors_of_calls),
+        tuple(rows for tensors in tensors_of_calls for rows in rows_of_v(tensors, parameters)),
     )
 
 

@@ -53,7 +53,7 @@ class StepWatch(Protocol):
     def look_again(self) -> None:
         """Ask the next sampled step to examine all attentions anew."""
 
-    def told(self, own: Any) -> Sequence[Any]:
+    def gather(self, own: Any) -> Sequence[Any]:
         """Return the values of all ranks, in the order of the ranks."""
 
 
@@ -164,12 +164,12 @@ def _agreed(known: Mapping[StatisticsKey, CallPlan], watch: StepWatch, broken: b
         made = zip(sketches, plans_from(watch.model, tuple(sketches.values())), strict=True)
         new = ((place, plan) for place, plan in made if place not in known and not (broken and plan.refused))
         fresh = {place: replace(plan, site=place[0]) for place, plan in new}
-    told = watch.told({place: plan.refused for place, plan in fresh.items()})
+    of_ranks = watch.gather({place: plan.refused for place, plan in fresh.items()})
     found = dict(known)
     for place, plan in fresh.items():
         # A rank that could not make the plan yet has not answered; scaling on some ranks alone would make weights part.
-        if all(place in others for others in told):
-            refused = next((others[place] for others in told if others[place] is not None), None)
+        if all(place in others for others in of_ranks):
+            refused = next((others[place] for others in of_ranks if others[place] is not None), None)
             found[place] = plan if refused is None else replace(plan, rows=(), shared=(), refused=refused)
     return dict(zip(found, grouped(list(found.values())), strict=True))
 

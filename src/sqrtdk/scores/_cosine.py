@@ -183,11 +183,11 @@ class Cosine(nn.Module):
         super().__init__()
         self._normed, usual = VECTOR_NORMS[norm]
         self.norm, self.eps = norm, usual if eps is None else positive(eps, "eps of a cosine score")
-        kept = checked_gain(gain)
-        if isinstance(kept, Tensor):
-            store_weight(self, "gain", kept, "a gain", {kept.ndim: ""})
+        checked = checked_gain(gain)
+        if isinstance(checked, Tensor):
+            store_weight(self, "gain", checked, "a gain", {checked.ndim: ""})
         else:
-            self.gain = kept
+            self.gain = checked
 
     @property
     def default_scale(self) -> ScaleRule:

@@ -89,10 +89,10 @@ def laws_not_asked(report: LawReport, laws: str | Sequence[str]) -> list[LawAnsw
 
 def broken_lines(findings: Sequence[Finding], silent: Sequence[LawAnswer]) -> list[str]:
     """Return the lines of a failed test: one or more for each broken law, and one for each law that was not asked."""
-    told = [
+    lines = [
         f"{answer.law}{f' ({answer.about})' if answer.about else ''}  {NOT_ASKED}: {answer.reason}" for answer in silent
     ]
-    return [*findings_lines(findings, ()), *map(printable, told)]
+    return [*findings_lines(findings, ()), *map(printable, lines)]
 
 
 def _headline(report: LawReport, bad: Sequence[Finding], silent: Sequence[LawAnswer], fail_on: str) -> str:
@@ -155,7 +155,7 @@ class CalledModels:
         Returns:
             The class name of each module with its answers, or with the reason why it was not asked.
         """
-        told: list[tuple[str, LawReport | str]] = []
+        answers: list[tuple[str, LawReport | str]] = []
         for module, inputs in self.calls:
             try:
                 answer: LawReport | str = (
@@ -163,17 +163,17 @@ class CalledModels:
                 )
             except SqrtdkError as error:
                 answer = str(error)
-            told.append((type(module).__name__, answer))
-        return told
+            answers.append((type(module).__name__, answer))
+        return answers
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a copy of a call's arguments, by name if any was given by name; None if one is no tensor or number."""
     if not all(isinstance(value, _COPIED_TYPES) for value in (*args, *kwargs.values())):
         return None
-    kept = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
+    copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
     named = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
     if not named:
-        return tuple(kept)
+        return tuple(copies)
     names = list(forward_arguments(module))
-    return None if len(names) < len(kept) else {**dict(zip(names, kept, strict=False)), **named}
+    return None if len(names) < len(copies) else {**dict(zip(names, copies, strict=False)), **named}

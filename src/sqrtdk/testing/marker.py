@@ -57,11 +57,11 @@ class Marked:
                 except pytest.UsageError as error:
                     tests.setdefault(str(error), []).append(item.name)
         if tests:  # text alone, which xdist sends; it can't send a UsageError
-            told = [
+            messages = [
                 f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {wrong}"
                 for wrong, names in tests.items()
             ]
-            report.outcome, report.longrepr = "failed", "\n".join([*filter(None, [report.longreprtext]), *told])
+            report.outcome, report.longrepr = "failed", "\n".join([*filter(None, [report.longreprtext]), *messages])
         return report
 
     def asked(self, marker: pytest.Mark) -> Asked:

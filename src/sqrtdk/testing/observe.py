@@ -118,8 +118,8 @@ class Observation:
             return AuditedTest(calls, findings, cannot_fail(run.calls, run.tensors, self._masks.count))
         except Exception as error:
             lost = Message("check.test.failed", error=kind_and_text(error))
-            told = Finding(UNMEASURED, "warn", "", None, None, lost, Message("check.test.fix_failed"), "")
-            return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (told,), ())
+            finding = Finding(UNMEASURED, "warn", "", None, None, lost, Message("check.test.fix_failed"), "")
+            return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (finding,), ())
 
     def _judged(self) -> tuple[tuple[JudgedCall, ...], tuple[Finding, ...]]:
         """Return the judged calls of the test, and the findings of all rules."""
@@ -138,8 +138,8 @@ class Observation:
             lost=lost,
             idle_or_doubtful=idle_or_doubtful,
         )
-        told = [entry for rule in RULES.values() for entry in rule(context)]
-        findings = [_of_test(entry, judged) for entry in told if isinstance(entry, Finding)]
+        entries = [entry for rule in RULES.values() for entry in rule(context)]
+        findings = [_of_test(entry, judged) for entry in entries if isinstance(entry, Finding)]
         return with_health(judged, findings), _each_once(findings)
 
 

@@ -79,18 +79,18 @@ class Audit(Marked):
         from sqrtdk.testing.standing import OUTSIDE, failing, findings_lines
 
         asked = self.asked(marker)
-        seen = Observation()
+        observation = Observation()
         try:
-            with seen:
+            with observation:
                 result = yield
         finally:
-            audit = seen.audit()  # also of a test that raised, so that its report shows both
+            audit = observation.audit()  # also of a test that raised, so that its report shows both
             bad = failing(audit.findings, audit.calls, asked.fail_on, asked.allow)
             lines = findings_lines(bad, audit.calls, OUTSIDE)
-            told = "\n".join([f"attention in {item.name} (fail_on: {asked.fail_on})", *lines])
-            item.stash[self._audits] = _record(audit, bad, asked), told if bad else ""
+            text = "\n".join([f"attention in {item.name} (fail_on: {asked.fail_on})", *lines])
+            item.stash[self._audits] = _record(audit, bad, asked), text if bad else ""
         if bad:
-            pytest.fail(told, pytrace=False)
+            pytest.fail(text, pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -101,15 +101,15 @@ class Audit(Marked):
             return report
         audited = item.stash.get(self._audits, None)
         if report.when == "call" and audited is not None:
-            record, told = audited
+            record, text = audited
             if not report.passed:
                 record["weak"] = []  # it can fail
             # skipped before any attention ran; an xfail is reported as skipped too, but ran
             unrun = report.skipped and not record["attentions"] and not hasattr(report, "wasxfail")
             setattr(report, _AUDIT_RECORD, {"ran": False} if unrun else record)
             # the test failed by itself: show the audit's findings below its own failure
-            if told and report.failed and told not in report.longreprtext:
-                report.sections.append(("sqrtdk", told))
+            if text and report.failed and text not in report.longreprtext:
+                report.sections.append(("sqrtdk", text))
             del item.stash[self._audits]
         # failed or skipped in its set-up, so nothing ran that could be audited
         elif (report.when == "setup" and not report.passed) or report.when == "call":

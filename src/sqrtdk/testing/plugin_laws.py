@@ -50,13 +50,13 @@ class Laws(Marked):
             result = yield
         states: Counter[str] = Counter()
         lines, silent, below = [], [], []
-        for cls, told in called.reports(asked.laws):
-            if isinstance(told, str):
-                silent.append(f"{cls}: {told}")
+        for cls, answers in called.reports(asked.laws):
+            if isinstance(answers, str):
+                silent.append(f"{cls}: {answers}")
                 continue
-            states.update(answer.state for answer in told.answers)
-            bad = failing(told.findings, (), asked.fail_on, asked.allow)
-            below += below_bar(told.findings, (), bad, asked.allow, asked.own_bar)
+            states.update(answer.state for answer in answers.answers)
+            bad = failing(answers.findings, (), asked.fail_on, asked.allow)
+            below += below_bar(answers.findings, (), bad, asked.allow, asked.own_bar)
             if bad:
                 lines += [f"laws of {cls} in {item.name} (fail_on: {asked.fail_on})", *broken_lines(bad, ())]
         unasked = not called.calls or len(silent) == len(called.calls)
@@ -115,5 +115,5 @@ def summary_line(records: list[dict[str, Any]]) -> str:
     for record in records:
         states.update(record["states"])
     tests = f"{len(records)} test{'' if len(records) == 1 else 's'}"
-    kept, broken, not_asked = (states[state] for state in _LAW_STATES)
-    return f"sqrtdk laws: {tests}, {kept} answers kept, {broken} broken, {not_asked} not asked"
+    held, broken, not_asked = (states[state] for state in _LAW_STATES)
+    return f"sqrtdk laws: {tests}, {held} answers kept, {broken} broken, {not_asked} not asked"

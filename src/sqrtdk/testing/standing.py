@@ -258,11 +258,11 @@ def _pair(pair: PairDiff) -> tuple[str, ...]:
 
 
 def _cause(cause: Cause) -> list[str]:
-    said = f"{cause.name}: B {cause.text}" if cause.text else cause.name
+    text = f"{cause.name}: B {cause.text}" if cause.text else cause.name
     if cause.name == "input":
-        return [said, "fix: mend what comes before it"]
+        return [text, "fix: mend what comes before it"]
     fix = fix_of(cause)
-    return [said] if fix is None else [said, f"fix: in B, {fix}"]
+    return [text] if fix is None else [text, f"fix: in B, {fix}"]
 
 
 def outputs_lines(report: DiffReport, outputs: Sequence[OutputDiff]) -> list[str]:

@@ -117,8 +117,8 @@ def _scale(calls: Sequence[AttentionCall]) -> Iterator[str]:
         for call, values in zip(calls, effective, strict=True)
     ):
         dims = sorted({call.head_dim for call in calls})
-        told = ", ".join(f"{inverse_root(dim):.4g} = 1/sqrt({dim})" for dim in dims)
-        yield f"scale {told}, the default: a scale that is dropped passes"
+        values_text = ", ".join(f"{inverse_root(dim):.4g} = 1/sqrt({dim})" for dim in dims)
+        yield f"scale {values_text}, the default: a scale that is dropped passes"
 
 
 def _one_key(call: AttentionCall) -> bool:
@@ -127,8 +127,8 @@ def _one_key(call: AttentionCall) -> bool:
 
 def _first_key(call: AttentionCall) -> bool:
     """Return whether every row sees one key of several, as row 0 alone under a causal mask does."""
-    seen = call.stats.keys if call.stats is not None else ()
-    return call.key_len > 1 and bool(seen) and all(keys <= 1 for keys in seen)
+    visible = call.stats.keys if call.stats is not None else ()
+    return call.key_len > 1 and bool(visible) and all(keys <= 1 for keys in visible)
 
 
 def _keys(calls: Sequence[AttentionCall]) -> Iterator[str]:

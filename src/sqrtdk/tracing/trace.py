@@ -171,8 +171,8 @@ class Trace:
         self._running.__exit__(kind, error, traceback)
         close_partial_sums(scene)
         # Softmaxes whose weights are still alive: all others ended when their weights were freed.
-        for weighing in list(scene.store.weighings):
-            self._end(weighing)
+        for softmax_run in list(scene.store.softmax_runs):
+            self._end(softmax_run)
         lost = [entry for entry in scene.entries if not entry.attention]
         self.not_attention = tuple(
             NotAttention(
@@ -217,22 +217,22 @@ class Trace:
 
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
-    def _eager(self, weighing: SoftmaxRun, value: Tensor, output: Tensor) -> None:
-        entry = weighing.entry
-        with self._guarded(entry.site, weighing, entry.place):
-            if weighing.edges is not None:
-                reading = read_edges(weighing, weighing.edges, value, output)
+    def _eager(self, softmax_run: SoftmaxRun, value: Tensor, output: Tensor) -> None:
+        entry = softmax_run.entry
+        with self._guarded(entry.site, softmax_run, entry.place):
+            if softmax_run.edges is not None:
+                reading = read_edges(softmax_run, softmax_run.edges, value, output)
             else:
                 reading = read_eager(
-                    weighing, value, output, heads_hint=places.declared_heads(self._modules, entry.site)
+                    softmax_run, value, output, heads_hint=places.declared_heads(self._modules, entry.site)
                 )
             if isinstance(reading, str):
                 entry.attention, entry.code = False, reading
             else:
                 assert self._scene is not None
                 entry.record = len(self._records)
-                used = ValueOperands(value, self._scene.store.node(value), weighing.used)
-                self._add(replace(reading, place=entry.place), used, [weighing.node, used.node])
+                used = ValueOperands(value, self._scene.store.node(value), softmax_run.used)
+                self._add(replace(reading, place=entry.place), used, [softmax_run.node, used.node])
 
     def _online(self, run: Online) -> None:
         entry = run.parts[0].entry
@@ -260,39 +260,39 @@ class Trace:
         with self._guarded(ran.site, None, ran.place):
             self._add(*reading_of_whole(ran, prepared), prepared.kernel.vectors)
 
-    def _unsoftened(self, site: str, seen: Unweighted) -> None:
+    def _unsoftened(self, site: str, weights: Unweighted) -> None:
         place = places.current_place()
-        with self._guarded(site, seen, place), remembered():
-            code, reason, formula = without_softmax(seen)
-            self._missed.add(site, reason, places.place_text(place), lambda: formula or self._formula(seen), code)
+        with self._guarded(site, weights, place), remembered():
+            code, reason, formula = without_softmax(weights)
+            self._missed.add(site, reason, places.place_text(place), lambda: formula or self._formula(weights), code)
 
-    def _end(self, weighing: SoftmaxRun) -> None:
+    def _end(self, softmax_run: SoftmaxRun) -> None:
         """Describes a softmax whose weights met no values. Called when they are freed, and when the trace ends."""
-        entry = weighing.entry
-        if entry.attention or entry.told or entry.code not in ("never_used", "lost_sight") or self._scene is None:
+        entry = softmax_run.entry
+        if entry.attention or entry.reported or entry.code not in ("never_used", "lost_sight") or self._scene is None:
             return
-        entry.told = True
+        entry.reported = True
         if entry.lost or entry.code == "lost_sight":
-            entry.formula = self._formula(weighing)
+            entry.formula = self._formula(softmax_run)
         # The weights entered an operation that is not followed. What the logits are decides how likely an attention is.
         if entry.code == "never_used" and entry.lost:
             if entry.formula is not None:
                 entry.code = "lost_additive"
-            elif multiplies(weighing.node):
+            elif multiplies(softmax_run.node):
                 entry.code = "lost_sight"
             else:
                 entry.code = "not_seen"
                 with contextlib.suppress(Exception), _apart():
-                    entry.code = "separable" if pools_positions(weighing) else "not_seen"
+                    entry.code = "separable" if pools_positions(softmax_run) else "not_seen"
 
-    def _formula(self, seen: Lost | None) -> str | None:
+    def _formula(self, lost: Lost | None) -> str | None:
         """Return the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
         with contextlib.suppress(Exception), _apart():
-            return None if seen is None else lost_formula(seen)
+            return None if lost is None else lost_formula(lost)
         return None
 
     @contextlib.contextmanager
-    def _guarded(self, site: str, seen: Lost | None, place: Place | None) -> Iterator[None]:
+    def _guarded(self, site: str, lost: Lost | None, place: Place | None) -> Iterator[None]:
         """Lists a reading that raises as not measured, because a trace must not stop the model."""
         default = torch.get_default_device()  # torch.device as a mode slows every operation, so CPU needs none
         on_cpu = contextlib.nullcontext() if default.type == "cpu" else torch.device("cpu")
@@ -301,10 +301,10 @@ class Trace:
                 yield
         except Exception as error:
             reason = Message("trace.missed.reading_failed", error=kind_and_text(error))
-            self._missed.add(site, reason, places.place_text(place), lambda: self._formula(seen))
+            self._missed.add(site, reason, places.place_text(place), lambda: self._formula(lost))
 
-    def _miss(self, site: str, reason: str, seen: Unweighted | Operands | None = None) -> None:
-        self._missed.add(site, reason, places.place_text(places.current_place()), lambda: self._formula(seen))
+    def _miss(self, site: str, reason: str, lost: Unweighted | Operands | None = None) -> None:
+        self._missed.add(site, reason, places.place_text(places.current_place()), lambda: self._formula(lost))
 
     def _add(self, reading: Reading, used: ValueOperands | None, nodes: Sequence[Node]) -> None:
         assert self._scene is not None  # `nodes` are those of q, k and v, or of their logits
@@ -320,9 +320,9 @@ class Trace:
         roots = reading.query.root, reading.key.root, None if used is None else used.node
         record = _Record(call, rows, self._scene.travel.journey(nodes, *roots))
         if self._keeps or self._projects:
-            kept = missing_tensors(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
-            tensors = kept if self._keeps else sketch_of(kept)
-            record = replace(record, tensors=tensors, projections=projections_of(kept))
+            whole = missing_tensors(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
+            tensors = whole if self._keeps else sketch_of(whole)
+            record = replace(record, tensors=tensors, projections=projections_of(whole))
         self._records.append(record)
 
     def _merge(self, numbers: Sequence[int]) -> None:
@@ -347,7 +347,7 @@ class Trace:
 
 
 def _where(entry: SoftmaxEntry) -> str | None:
-    return places.place_text(entry.lost_at if entry.told and entry.lost_at else entry.place)
+    return places.place_text(entry.lost_at if entry.reported and entry.lost_at else entry.place)
 
 
 @contextlib.contextmanager

@@ -135,9 +135,9 @@ def _try(made: Path) -> None:
     if not made.exists():
         raise UnsupportedError(f"{start} and wrote no library", hint=compiler.COMPILER_HINT)
     words = [sys.executable, "-W", "ignore", "-c", TRIAL_PROGRAM, str(made), *sys.path]
-    code, said = compiler.run_program(words, TRIAL_S, "the process that tries the library", compiler.COMPILER_HINT)
+    code, stderr = compiler.run_program(words, TRIAL_S, "the process that tries the library", compiler.COMPILER_HINT)
     if code:
-        why = said[-1] if said and code > 0 else compiler.ending(code)
+        why = stderr[-1] if stderr and code > 0 else compiler.ending(code)
         text = f"{start}, and its library is no good; a process tried to load it: {why}"
         raise UnsupportedError(text, hint=compiler.COMPILER_HINT)
 

@@ -44,9 +44,9 @@ def compile_by(words: list[str]) -> None:
     Raises:
         UnsupportedError: It can't be started, fails, or does not end; with its first error.
     """
-    code, said = run_program(words, COMPILE_S, f"the compiler {words[0]}", COMPILER_HINT)
+    code, stderr = run_program(words, COMPILE_S, f"the compiler {words[0]}", COMPILER_HINT)
     if code:
-        errors = [line for line in said if "error:" in line] or said[-1:]
+        errors = [line for line in stderr if "error:" in line] or stderr[-1:]
         raise UnsupportedError(f"the compiler failed: {errors[0] if errors else ending(code)}", hint=COMPILER_HINT)
 
 
@@ -59,9 +59,9 @@ def run_program(words: list[str], limit_s: float, name: str, hint: str) -> tuple
     Raises:
         UnsupportedError: It can't be started, or was killed after `limit_s` seconds.
     """
-    with tempfile.TemporaryFile() as said:  # a file, as a pipe would stay open as long as any program it started
+    with tempfile.TemporaryFile() as stderr:  # a file, as a pipe would stay open as long as any program it started
         variables = os.environ | {"LC_ALL": "C"}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
         try:
             process = subprocess.Popen(words, env=variables, process_group=0, **streams)  # type: ignore[call-overload]
         except OSError as error:
@@ -72,8 +72,8 @@ def run_program(words: list[str], limit_s: float, name: str, hint: str) -> tuple
             raise UnsupportedError(f"{name} did not end within {limit_s:g} s", hint=hint) from None
         finally:  # also after Ctrl-C, which does not reach another process group
             _end(process)
-        said.seek(0)
-        lines = said.read(_MOST_READ).decode(errors="replace").splitlines()
+        stderr.seek(0)
+        lines = stderr.read(_MOST_READ).decode(errors="replace").splitlines()
         return code, [line for line in lines if line.strip()]
 
 

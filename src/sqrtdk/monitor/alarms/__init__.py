@@ -97,12 +97,12 @@ def idle(steps: int, forwards: int, step: int) -> Iterator[Alarm]:
         yield Alarm("idle", "warn", step, text, Message("alarms.source.step"), value=float(forwards), bar=0.0)
 
 
-def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
+def fresh(alarms: Iterable[Alarm], reported: Iterable[Alarm]) -> list[Alarm]:
     """Return the alarms that are new, or more severe than an equal one of the run.
 
     Args:
         alarms: all that hold for a sample.
-        told: alarms of the run so far.
+        reported: alarms of the run so far.
 
     Example:
         >>> from sqrtdk.monitor.samples import CallSample
@@ -114,7 +114,7 @@ def fresh(alarms: Iterable[Alarm], told: Iterable[Alarm]) -> list[Alarm]:
         []
     """
     levels: dict[Key, int] = {}
-    for alarm in told:
+    for alarm in reported:
         key = _key(alarm)
         levels[key] = max(levels.get(key, -1), _level(alarm))
     new = []

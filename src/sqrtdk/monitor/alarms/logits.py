@@ -85,21 +85,21 @@ def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]
         if not value > (FP16_HEADROOM if half else FP16_MAX) or (value == math.inf and not half):
             continue  # infinite in a wider dtype: the run has numbers that are not finite, and `nonfinite` says so
         severity, bar = "warn", FP16_MAX
-        said: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
+        values: dict[str, str | int] = {"call": call.name, "value": f"{value:.4g}", "step": now.step}
         if value > FP16_MAX:
             severity = "fail" if half else "warn"
-            would_be = Message("alarms.fp16_range.would_be", **said, dtype=call.logits_dtype)
-            text = Message("alarms.fp16_range.infinite", **said) if half else would_be
+            would_be = Message("alarms.fp16_range.would_be", **values, dtype=call.logits_dtype)
+            text = Message("alarms.fp16_range.infinite", **values) if half else would_be
         elif value >= LAST_BINADE:
             bar = LAST_BINADE
-            text = Message("alarms.fp16_range.last_binade", **said)
+            text = Message("alarms.fp16_range.last_binade", **values)
         else:
             points = [(step, _product(one)) for step, one in same_place(before[1 - WINDOW :], call)]
             points = [(step, size) for step, size in (*points, (now.step, value)) if 0 < size < math.inf]
             found = passing([step for step, _ in points], [math.log(size) for _, size in points], math.log(FP16_MAX))
             if found is None:
                 continue
-            text = Message("alarms.fp16_range.grows", **said, when=found.message())
+            text = Message("alarms.fp16_range.grows", **values, when=found.message())
         yield Alarm(
             "fp16_range", severity, now.step, text, Message(FP16_SOURCE), call.site, call.index, None, value, bar
         )

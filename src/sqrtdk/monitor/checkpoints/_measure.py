@@ -51,17 +51,17 @@ def measure(cell: Cell) -> dict[str, Any]:
         `notes` on the loading. Besides, `messages`: ids and values of the sentences in it.
     """
     loss, state = loss_at(Path(cell["path"]), cell["step"])
-    told = {"loss": loss, "state": state, "transformers": transformers_version()}
+    document = {"loss": loss, "state": state, "transformers": transformers_version()}
     try:
         measured = _measured(cell["path"], cell["step"], LoadOptions(**cell["options"]), cell["rows"])
-        told |= measured
+        document |= measured
     except INTERRUPTS:
         raise
     except BaseException as error:  # untrusted files, or a model's own code, may raise anything
-        told["reason"] = said_by(error) if isinstance(error, SqrtdkError) else kind_and_text(error)
+        document["reason"] = said_by(error) if isinstance(error, SqrtdkError) else kind_and_text(error)
     finally:
         gc.collect()  # models are freed by the cycle collector only, and two large ones must not be in memory at once
-    return {**_plain(told), "messages": table_of(told)}
+    return {**_plain(document), "messages": table_of(document)}
 
 
 def _plain(value: Any) -> Any:
@@ -99,8 +99,8 @@ def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> Step
         torch.manual_seed(seed)
         with forwards:
             call(module, loaded.inputs)
-        seen = forwards.step_seen()
-    return StepSample(step, seen.samples(), seen.how, seen.missed)
+        watched = forwards.watched_step()
+    return StepSample(step, watched.samples(), watched.how, watched.missed)
 
 
 def _digest(loaded: LoadedModel) -> str:
@@ -172,15 +172,15 @@ def result_name(one: Checkpoint) -> str:
 
 def files_of(directory: Path) -> Files:
     """Return the state of the files in a checkpoint's directory, without reading them; it changes if any file does."""
-    told, newest = [], 0
+    states_by_file, newest = [], 0
     with suppress(OSError):
         newest = directory.stat().st_mtime_ns
     with suppress(OSError):  # a directory that can't be listed can't be loaded either, and that error comes later
         found = sorted(path for path in directory.iterdir() if path.is_file())
         states = [(path.name, path.stat()) for path in found]
-        told = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
+        states_by_file = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
         newest = max((state.st_mtime_ns for _, state in states), default=newest)
-    return Files(disk.hash_of(told), newest / 1e9)
+    return Files(disk.hash_of(states_by_file), newest / 1e9)
 
 
 def result_key(one: Checkpoint, files: Files, measured_with: Any) -> str:

@@ -20,7 +20,7 @@ from sqrtdk.models.build import lacks_weights
 from sqrtdk.monitor.alarms import ALARM_RULES, fresh, holding
 from sqrtdk.monitor.checkpoints._find import Checkpoint
 from sqrtdk.monitor.checkpoints._measure import Result
-from sqrtdk.monitor.folder import RunWriter, refuse_strange
+from sqrtdk.monitor.folder import RunWriter, refuse_other_files
 from sqrtdk.monitor.journal import head_table
 from sqrtdk.monitor.names import PARTS_FOLDER, PartName
 from sqrtdk.monitor.reading import OF_CHECKPOINTS, of_checkpoints, read_run
@@ -58,7 +58,7 @@ class _Series:
     """The earlier checkpoints, and the alarms and findings reported for them."""
 
     samples: list[StepSample] = field(default_factory=list)
-    told: list[Alarm] = field(default_factory=list)
+    reported: list[Alarm] = field(default_factory=list)
     findings: dict[tuple[str, ...], int] = field(default_factory=dict)
     newest: Point | None = None  # the last one that was measured
 
@@ -71,7 +71,7 @@ def step_rows(points: Sequence[Point]) -> Iterator[StepRows]:
     """
     series = _Series()
     for point in points:
-        alarms, how, calls, unmeasured, heads = list(_told(point, series)), "", 0, 1, stacked("heads", [])
+        alarms, how, calls, unmeasured, heads = list(_alarms_of(point, series)), "", 0, 1, stacked("heads", [])
         sample = point.result.sample
         if sample is None:
             how = not_measured(point.result.reason or Message("alarms.checkpoint.no_reason"))
@@ -101,7 +101,7 @@ def notes_of(points: Sequence[Point]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if not lacks_weights(note)))
 
 
-def _told(point: Point, series: _Series) -> Iterator[Alarm]:
+def _alarms_of(point: Point, series: _Series) -> Iterator[Alarm]:
     """Yield the alarms of a checkpoint: what was not measured, the watch's alarms, and the audit's findings."""
     result, step = point.result, point.checkpoint.step
     name = point.checkpoint.path.name
@@ -125,9 +125,9 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
     if series.newest is not None and (other := _difference(series.newest, point)):
         yield Alarm(CHECKPOINT_ALARM, "warn", step, other, Message("alarms.source.comparable"))
     holds = holding(series.samples, result.sample)
-    found = fresh(holds, series.told)
+    found = fresh(holds, series.reported)
     series.samples.append(result.sample)
-    series.told += found
+    series.reported += found
     series.newest = point
     yield from found
     worst: dict[str, int] = defaultdict(lambda: -1)
@@ -146,10 +146,10 @@ def _told(point: Point, series: _Series) -> Iterator[Alarm]:
 
 def _alarm(finding: Finding, step: int) -> Alarm:
     value, bar = (one if isinstance(one, float | int) else None for one in (finding.value, finding.threshold))
-    site, said = finding.site or Message("alarms.place.model"), finding.message
-    text = Message("alarms.checkpoint.finding", site=site, text=said, step=step)
+    site, sentence = finding.site or Message("alarms.place.model"), finding.message
+    text = Message("alarms.checkpoint.finding", site=site, text=sentence, step=step)
     if finding.fix:
-        text = Message("alarms.checkpoint.finding_and_fix", site=site, text=said, step=step, fix=finding.fix)
+        text = Message("alarms.checkpoint.finding_and_fix", site=site, text=sentence, step=step, fix=finding.fix)
     return Alarm(finding.rule, finding.severity, step, text, finding.source, finding.site or None, value=value, bar=bar)
 
 
@@ -185,7 +185,7 @@ def refuse_other(folder: Path) -> None:
     """
     if not os.path.lexists(folder / RUN):
         if folder.is_dir():
-            refuse_strange(folder)
+            refuse_other_files(folder)
     elif not all(of_checkpoints(one.settings) for one in read_manifest(folder).attempts):
         raise OutputError(
             f"{folder} holds a run that was watched while it trained, which is not written over",

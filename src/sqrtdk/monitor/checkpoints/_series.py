@@ -125,11 +125,11 @@ def measure_checkpoints(
     folders = {run: output / name for run, name in names([one.run for one in checkpoints]).items()}
     for folder in (*folders.values(), *([output] if os.path.lexists(output / RUN) else [])):
         refuse_other(folder)
-    kept = Results(output / CHECKPOINTS)
+    stored = Results(output / CHECKPOINTS)
     with locked(output / CHECKPOINTS, "*"), progress_counted("checkpoints", progress) as count:
         state = {one: files_of(one.path) for one in checkpoints}
         keys = {one: result_key(one, state[one], settings) for one in checkpoints}
-        results = {} if anew else _there(kept, keys)
+        results = {} if anew else _there(stored, keys)
         reused = len(results)
         missing = [one for one in checkpoints if one not in results]
         count(reused, len(checkpoints))
@@ -137,26 +137,26 @@ def measure_checkpoints(
         for at, document in _measured(opening, cell):
             one = missing[at]
             if "reason" not in document:
-                kept.put(result_name(one), keys[one], document, computed_from=str(one.path))
+                stored.put(result_name(one), keys[one], document, computed_from=str(one.path))
             results[one] = read_result(document)
             count(len(results), len(checkpoints))
         forget_renamed(output, folders)
         notes: list[str] = []
         for run, folder in folders.items():
             points = [Point(one, results[one], state[one].time) for one in checkpoints if one.run == run]
-            notes += (told := notes_of(points))
-            write_run(folder, points, {"run": str(run), **settings, "notes": told})
+            notes += (choices := notes_of(points))
+            write_run(folder, points, {"run": str(run), **settings, "notes": choices})
     failed = tuple((one, results[one].reason or "") for one in missing if results[one].sample is None)
     return CheckpointSeries(
         tuple(folders.values()), len(missing), reused, failed, left_out, tuple(dict.fromkeys(notes))
     )
 
 
-def _there(kept: Results, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
+def _there(stored: Results, keys: dict[Checkpoint, str]) -> dict[Checkpoint, Result]:
     there: dict[Checkpoint, Result] = {}
     for one, key in keys.items():
         with suppress(RunFolderError):  # a damaged result is computed again
-            if (document := kept.get(result_name(one), key)) is not None:
+            if (document := stored.get(result_name(one), key)) is not None:
                 there[one] = read_result(document)
     return there
 

@@ -122,7 +122,7 @@ class Sinks:
                 f"sinks is a list of sinks, got {sinks!r}", hint='Pass sinks=["tensorboard:runs/tb"].'
             )
         self._sinks = [sink_of(sink, run) for sink in sinks]
-        self._told: set[int] = set()
+        self._failed: set[int] = set()
 
     def sample(self, sample: StepSample, alarms: Sequence[Alarm]) -> list[Alarm]:
         """Report a sampled step and its alarms.
@@ -165,8 +165,8 @@ class Sinks:
             try:
                 act(sink)
             except Exception as error:  # a logger is no reason to end a training run
-                if number not in self._told:
-                    self._told.add(number)
+                if number not in self._failed:
+                    self._failed.add(number)
                     name, why = type(sink).__name__, kind_and_text(error, ERROR_CHARACTERS)
                     text = Message("alarms.failed.sink", sink=name, step=step, error=why)
                     failed.append(Alarm("sink", "warn", step, text, Message("alarms.source.logger")))

@@ -74,17 +74,17 @@ class JsonLines:
         file = self.path.open("a+b", buffering=0)
         try:
             file.seek(0)
-            kept, cut = 0, False
+            size, cut = 0, False
             for line in file.readlines():
                 if not line.startswith(_STEP_LINE_START[: len(line)]):
                     raise OutputError(
-                        f"{self.path} holds something else, from byte {kept} on", hint="Choose another file."
+                        f"{self.path} holds something else, from byte {size} on", hint="Choose another file."
                     )
                 whole = line.endswith(b"\n")
                 if cut or not whole or int(line[len(_STEP_LINE_START) :].partition(b",")[0]) >= step:
                     cut = True
-                kept += 0 if cut else len(line)
-            file.truncate(kept)
+                size += 0 if cut else len(line)
+            file.truncate(size)
         except BaseException:
             file.close()
             raise

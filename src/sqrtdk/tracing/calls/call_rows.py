@@ -53,8 +53,8 @@ class CallSource:
 
     def sample(self, batch: slice, rows: Tensor) -> LogitSource:
         """Return the logits of some rows of some batch elements."""
-        logits, seen = logits_and_mask(self.call.sample(rows), 0, len(rows), guarded=False)
-        visible = None if seen is None else self._four(seen, len(rows))[batch]
+        logits, visible = logits_and_mask(self.call.sample(rows), 0, len(rows), guarded=False)
+        visible = None if visible is None else self._four(visible, len(rows))[batch]
         return logit_source(self._four(logits, len(rows))[batch], visible)
 
     def _four(self, tensor: Tensor, rows: int) -> Tensor:

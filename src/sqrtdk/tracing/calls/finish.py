@@ -53,16 +53,16 @@ def call_of_reading(
     Returns:
         The record, and the statistics of its rows if they were requested and could be measured.
     """
-    sight = combined_masks(reading, counts=rows is None)
+    visible_keys = combined_masks(reading, counts=rows is None)
     softmax_at = product_at = places.place_text(reading.place)  # a kernel has one place for both
     if reading.operands is None:
         product_at = None
     elif isinstance(reading.operands, Logits):
         product_at = places.place_text(reading.operands.product.place)
-    if reading.without_data and sight.mask is not None:
+    if reading.without_data and visible_keys.mask is not None:
         # Without data, a mask on the weights can't be told from the one that the logits already have.
-        reading = replace(reading, carried=replace(reading.carried, remasked=False))
-    steps = tuple(replace(step, at=step.at or softmax_at) for step in sight.steps)
+        reading = replace(reading, weight_steps=replace(reading.weight_steps, remasked=False))
+    steps = tuple(replace(step, at=step.at or softmax_at) for step in visible_keys.steps)
     layout, query, key = reading.layout, reading.query, reading.key
     unknown = formula.unknown_of(reading)
     width = layout.width - max(query.padding, key.padding)
@@ -74,15 +74,17 @@ def call_of_reading(
         by_sample = measure_slope and not blocks and sample is not None
         known = sample if sample is not None and by_sample else replace(reading, whole=None)
         measured = by_sample if whole else measure_slope and not blocks
-        scale = tell_scale(known, steps, width, measure=measured, sight=None if whole else sight)
+        scale = tell_scale(known, steps, width, measure=measured, visible_keys=None if whole else visible_keys)
     no_stats = statistics.why_unmeasured(reading)
-    stats = statistics.measure(reading, sight) if no_stats is None and measure_stats else None
-    by_row = statistics.measure_rows(reading, sight, rows.max_rows) if no_stats is None and rows is not None else None
+    stats = statistics.measure(reading, visible_keys) if no_stats is None and measure_stats else None
+    by_row = (
+        statistics.measure_rows(reading, visible_keys, rows.max_rows) if no_stats is None and rows is not None else None
+    )
     biases = [(i, step) for i, step in enumerate(steps) if isinstance(step, Bias)]
     content = [step for _, step in biases if step.content]
     mixed_in = (scaled_by(steps, i) for i, step in biases if not step.content)
     self_attention = _same_source(query, key)
-    padding_seen, tokens_hidden = against_padding(reading, sight, tokens, self_attention)
+    padding_seen, tokens_hidden = against_padding(reading, visible_keys, tokens, self_attention)
     call = AttentionCall(
         site=reading.site,
         index=0,
@@ -113,7 +115,7 @@ def call_of_reading(
         softcap=next((step.cap for step in steps if isinstance(step, Softcap) and not step.by_logits), None),
         bias=next((step.name for _, step in biases), None),
         bias_scaled_by=next((by for by in mixed_in if by is not None), None),
-        mask=sight.mask,
+        mask=visible_keys.mask,
         sinks=any(isinstance(step, LearnedSinks) for step in steps),
         dropout=reading.dropout,
         future_weight=stats.future_weight if stats is not None else None,
@@ -169,17 +171,17 @@ def _shared(reading: Reading, width: int) -> bool:
 
 
 def _stages(reading: Reading, steps: Sequence[Step], product_at: str | None) -> tuple[Stage, ...]:
-    carried = reading.carried
+    weight_steps = reading.weight_steps
     met = Stage("logits", "product" if reading.distance is None else "distance", at=product_at)
     logits = (replace(stage, at=step.at) for step in steps if (stage := step.stage()) is not None)
     stages = [*reading.query.stages, *reading.key.stages, met, *logits]
-    if carried.remasked:
+    if weight_steps.remasked:
         stages.append(Stage("weights", "mask", "after the softmax"))
-    if carried.thinned:
+    if weight_steps.thinned:
         stages.append(Stage("weights", "thin", "by their own size"))
-    stages += carried.stages
-    stages += [Stage("weights", "unknown", change.name) for change in carried.changes]
-    if carried.renormalised:
+    stages += weight_steps.stages
+    stages += [Stage("weights", "unknown", change.name) for change in weight_steps.changes]
+    if weight_steps.renormalised:
         stages.append(Stage("weights", "normalise", "divided by their sum"))
     return tuple(stages)
 

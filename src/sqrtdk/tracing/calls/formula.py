@@ -36,7 +36,7 @@ def write_formula(reading: Reading, steps: Iterable[Step]) -> str:
         steps: Steps from the product outwards, with named masks.
     """
     softmax = f"softmax({_logits(reading, steps)})"
-    return f"mask * {softmax}" if reading.carried.remasked else softmax
+    return f"mask * {softmax}" if reading.weight_steps.remasked else softmax
 
 
 def _logits(reading: Reading, steps: Iterable[Step]) -> str:
@@ -96,7 +96,7 @@ def _side(side: ProductSide, letter: str) -> str:
 def unknown_of(reading: Reading) -> tuple[str, ...]:
     """Return the operations that could not be followed, each once."""
     on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
-    on_weights = [Message("trace.step.on_weights", name=change.name) for change in reading.carried.changes]
+    on_weights = [Message("trace.step.on_weights", name=change.name) for change in reading.weight_steps.changes]
     return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
 
 
@@ -105,35 +105,35 @@ def faults_of(reading: Reading) -> tuple[CallFault, ...]:
     faults: list[CallFault] = ["skewed"] if reading.query.skewed or reading.key.skewed else []
     codes = (step.code for step in reading.steps if isinstance(step, Unknown))
     faults += [code for code in codes if code is not None and code != "zero_one_factor"]
-    faults += ["other_sum"] if reading.carried.has("other_sum") else []
+    faults += ["other_sum"] if reading.weight_steps.has("other_sum") else []
     return tuple(dict.fromkeys(faults))
 
 
 # -- what was lost on the way ------------------------------------------------------------------------------------------
 
 
-def lost_formula(seen: Lost) -> str | None:
+def lost_formula(lost: Lost) -> str | None:
     """Return the formula up to the point of loss, or None if it contains no score of q and k.
 
     The result is `softmax(0.125 * q.k)` for a softmax, `0.125 * q.k + causal` for logits that were multiplied by the
     values without one, and `attend(0.125 * q, rope(k), v)` for an opaque operation.
     """
     with unprobed():
-        if isinstance(seen, Operands):
-            operands = (_operand(follow_side(node, name), name) for name, node in seen.nodes.items())
-            return f"{seen.name}({', '.join(operands)})"
-        if isinstance(seen, SoftmaxRun):
-            logits = seen
+        if isinstance(lost, Operands):
+            operands = (_operand(follow_side(node, name), name) for name, node in lost.nodes.items())
+            return f"{lost.name}({', '.join(operands)})"
+        if isinstance(lost, SoftmaxRun):
+            logits = lost
         else:
-            entry, x = SoftmaxEntry("", tuple(seen.logits.shape)), seen.logits
-            logits = SoftmaxRun(seen.node, x, x, -1, "", entry, flex=False, stored=x.dtype)
+            entry, x = SoftmaxEntry("", tuple(lost.logits.shape)), lost.logits
+            logits = SoftmaxRun(lost.node, x, x, -1, "", entry, flex=False, stored=x.dtype)
         try:
             reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
         except Exception:  # a reading may fail for the same reason for which the attention was lost
-            return _by_names(seen.node)
+            return _by_names(lost.node)
         if isinstance(reading, str) or (reading.operands is None and reading.score != "additive"):
             return None
-        return (_logits if isinstance(seen, Unweighted) else write_formula)(reading, combined_masks(reading).steps)
+        return (_logits if isinstance(lost, Unweighted) else write_formula)(reading, combined_masks(reading).steps)
 
 
 def _by_names(node: Node) -> str | None:
@@ -172,13 +172,13 @@ _WEIGHT_FUNCTION_NAMES = {
 }
 
 
-def without_softmax(seen: Unweighted) -> tuple[NotMeasuredCode | None, Message, str | None]:
+def without_softmax(weights: Unweighted) -> tuple[NotMeasuredCode | None, Message, str | None]:
     """Return the code and kind of an attention without softmax, and the formula of its weights if it has one."""
     picks, named = Message("trace.without_softmax.picks"), "trace.without_softmax.named"
-    code: NotMeasuredCode | None = "picks_keys" if seen.picks else None
-    unnamed = picks if seen.picks else Message("trace.without_softmax.unnamed")
+    code: NotMeasuredCode | None = "picks_keys" if weights.picks else None
+    unnamed = picks if weights.picks else Message("trace.without_softmax.unnamed")
     with unprobed():
-        way = chain.read_chain(seen.node, _UNNORMALISED_READERS)
+        way = chain.read_chain(weights.node, _UNNORMALISED_READERS)
         curves = tuple(step.name for step in way.steps if isinstance(step, _Curve))
         name_id = _WEIGHT_FUNCTION_NAMES.get(curves)
         if way.product is None or name_id is None:
@@ -195,9 +195,9 @@ def without_softmax(seen: Unweighted) -> tuple[NotMeasuredCode | None, Message, 
         for step in way.steps:
             if isinstance(step, Hide) and step.visible is not None:
                 visible = step.visible.at_softmax()
-                step = replace(step, name=mask_pattern(visible if seen.keys == -1 else visible.mT))
+                step = replace(step, name=mask_pattern(visible if weights.keys == -1 else visible.mT))
             step.write(expression)
-        return code or "without_softmax", picks if seen.picks else Message(named, name=name), expression.text()
+        return code or "without_softmax", picks if weights.picks else Message(named, name=name), expression.text()
     factors += [step.factor for step in way.steps if isinstance(step, Scale)]
     known = [] if query.unknown or key.unknown else [f.value for f in factors if f.value not in (None, 1.0)]
     if not known:

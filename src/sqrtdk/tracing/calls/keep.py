@@ -41,11 +41,13 @@ def missing_tensors(call: AttentionCall, reason: str) -> CallTensors:
 def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
     """Return the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
     try:
-        kept = _keep_tensors(reading, used, call)
-        if kept.missing is None and kept.dropout and kept.kept is None:  # a kernel tells nobody what it dropped
-            return replace(kept, missing=Message("trace.kept.dropped"))
-        settled = kept.missing is not None or is_proven(kept)
-        return kept if settled else missing_tensors(call, Message("trace.kept.doubt"))
+        tensors = _keep_tensors(reading, used, call)
+        if (
+            tensors.missing is None and tensors.dropout and tensors.kept is None
+        ):  # a kernel tells nobody what it dropped
+            return replace(tensors, missing=Message("trace.kept.dropped"))
+        settled = tensors.missing is not None or is_proven(tensors)
+        return tensors if settled else missing_tensors(call, Message("trace.kept.doubt"))
     except Exception as error:  # a trace must not stop the model, whatever the layout
         return missing_tensors(call, Message("trace.kept.failed", error=kind_and_text(error)))
 
@@ -53,23 +55,23 @@ def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCa
 def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
     dropped = None if used is None else _dropped(reading, used)
     if dropped is not None:
-        reading = replace(reading, dropout=dropped, carried=WeightSteps())
+        reading = replace(reading, dropout=dropped, weight_steps=WeightSteps())
     fault = _fault(reading)
     if fault is not None or used is None:
         return missing_tensors(call, fault or Message(NO_OPERANDS))
     places = places_of(reading, used)
     if isinstance(places, str):
         return missing_tensors(call, places)
-    sight = combined_masks(reading, counts=False)
+    visible_keys = combined_masks(reading, counts=False)
     query, key, value = share_tensors([vector(place) for place in places])
     logits = reading.operands if isinstance(reading.operands, Logits) else None
     if reading.kind == "sdpa" and logits is not None:
         # torch's math kernel computes (q * sqrt(scale)) @ (k * sqrt(scale)).mT, and `terms` contain the whole scale.
-        root = math.sqrt(abs(next((s.factor.value or 1.0 for s in sight.steps if isinstance(s, Scale)), 1.0)))
+        root = math.sqrt(abs(next((s.factor.value or 1.0 for s in visible_keys.steps if isinstance(s, Scale)), 1.0)))
         query, key = _unscaled(query, root), _unscaled(key, root)
     missing, terms = _changed(reading), None
     if missing is None:
-        terms = terms_of(reading, sight, used)
+        terms = terms_of(reading, visible_keys, used)
         unknown = next((term for term in terms if term.value is None), None)
         if unknown is not None:
             missing = _unknown(unknown)
@@ -88,7 +90,7 @@ def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionC
         value=value,
         output=owned_copy(output_rows(reading, used, reading.output), reading.output),
         terms=terms,
-        lse=lse_of(reading, sight, used),
+        lse=lse_of(reading, visible_keys, used),
         kept=(used.weights.reshape(sizes) != 0).detach() if reading.dropout and used.weights is not None else None,
         dropout=reading.dropout,
         dtype=call.dtype,
@@ -104,16 +106,16 @@ def _dropped(reading: Reading, used: ValueOperands) -> float | None:
 
     It is read from values: some weights became 0, and all others grew by one factor.
     """
-    carried = reading.carried
-    if not (carried.changes or carried.remasked or carried.thinned) or used.weights is None:
+    weight_steps = reading.weight_steps
+    if not (weight_steps.changes or weight_steps.remasked or weight_steps.thinned) or used.weights is None:
         return None
     if not isinstance(reading.operands, Logits) or reading.dropout:
         return None
     weights = reading.operands.arrange(reading.operands.weights).to(torch.float64)
     met = used.weights.reshape(weights.shape).to(torch.float64)
-    kept = (met != 0) & (weights != 0)
-    by = (met / weights)[kept]
-    if not by.numel() or bool((met != 0).sum() != kept.sum()):
+    not_dropped = (met != 0) & (weights != 0)
+    by = (met / weights)[not_dropped]
+    if not by.numel() or bool((met != 0).sum() != not_dropped.sum()):
         return None
     rate = 1.0 - 1.0 / float(by.median())
     even = bool(((by * (1.0 - rate) - 1.0).abs() <= _DROPOUT_TOLERANCE).all())
@@ -129,9 +131,12 @@ def _unscaled(vector: Vector, root: float) -> Vector:
 
 def _changed(reading: Reading) -> str | None:
     """Return a reason if the weights were changed after the softmax in a way that can't be computed again."""
-    carried = reading.carried
-    names = [*(change.name for change in carried.changes), *(stage.detail or stage.name for stage in carried.stages)]
-    if names or carried.remasked or carried.thinned or carried.combined:
+    weight_steps = reading.weight_steps
+    names = [
+        *(change.name for change in weight_steps.changes),
+        *(stage.detail or stage.name for stage in weight_steps.stages),
+    ]
+    if names or weight_steps.remasked or weight_steps.thinned or weight_steps.combined:
         what = joined(names, "comma") if names else Message("trace.kept.second_mask")
         return Message("trace.kept.weights", what=what)
     return None
@@ -194,27 +199,27 @@ def _held_in(numbers: Tensor, dtype: str) -> str:
 # -- less than all of it -----------------------------------------------------------------------------------------------
 
 
-def projections_of(kept: CallTensors) -> tuple[Projection | None, Projection | None]:
+def projections_of(tensors: CallTensors) -> tuple[Projection | None, Projection | None]:
     """Return the projections of q and k with names and feature indices, but without inputs, weights and biases."""
     query, key = (
         None if one is None else replace(one, input=torch.zeros(0), weight=None, bias=None)
-        for one in (kept.query.projection, kept.key.projection)
+        for one in (tensors.query.projection, tensors.key.projection)
     )
     return query, key
 
 
-def sketch_of(kept: CallTensors) -> CallTensors:
+def sketch_of(tensors: CallTensors) -> CallTensors:
     """Return the call with a few tokens, one row of each head's weight, and no output, masks or biases.
 
     It shows where q and k come from, and is small enough to keep while a model trains.
     """
     return replace(
-        kept,
-        query=_sketched(kept.query),
-        key=_sketched(kept.key),
-        value=_sketched(kept.value),
-        output=kept.output.new_zeros(0),
-        terms=None if kept.terms is None else tuple(_without_tensor(term) for term in kept.terms),
+        tensors,
+        query=_sketched(tensors.query),
+        key=_sketched(tensors.key),
+        value=_sketched(tensors.value),
+        output=tensors.output.new_zeros(0),
+        terms=None if tensors.terms is None else tuple(_without_tensor(term) for term in tensors.terms),
         lse=None,
         kept=None,
     )

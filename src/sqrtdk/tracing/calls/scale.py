@@ -43,7 +43,7 @@ class Slope:
 
 
 def tell_scale(
-    reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, sight: VisibleKeys | None = None
+    reading: Reading, steps: Iterable[Step], width: int, *, measure: bool, visible_keys: VisibleKeys | None = None
 ) -> EffectiveScale:
     """Return the scale from both readings.
 
@@ -55,7 +55,7 @@ def tell_scale(
         steps: Steps from the product to the softmax.
         width: E of the query, without padding.
         measure: Read the slope.
-        sight: Masks of the attention, if known already.
+        visible_keys: Masks of the attention, if known already.
     """
     on_logits = (replace(step.factor, at=step.factor.at or step.at) for step in steps if isinstance(step, Scaling))
     factors = (*reading.query.factors, *reading.key.factors, *on_logits)
@@ -69,7 +69,7 @@ def tell_scale(
         return EffectiveScale(None, None, symbolic, None, None, factors, reason=reason)
     slope: Slope | str | None = _why_no_slope(reading)
     if slope is None and measure:
-        slope = _read_slope(reading, sight or combined_masks(reading, counts=False))
+        slope = _read_slope(reading, visible_keys or combined_masks(reading, counts=False))
     per_head = agree = None
     if symbolic is not None:
         per_head = each_head(factors, reading.layout.heads) if any(f.per_head for f in factors) else None
@@ -143,7 +143,7 @@ def _why_no_slope(reading: Reading) -> str | None:
             return Message("trace.scale.no_inverse", step=step.detail)
         if isinstance(step, Mix) and (reason := step.fixed(reading.layout.heads, eps)) is not None:
             return reason
-    if reading.carried.changes:
+    if reading.weight_steps.changes:
         return Message("trace.scale.weights")
     unknown = [step.code for step in reading.steps if isinstance(step, Unknown)]
     if isinstance(reading.operands, Logits) and ("zero_one_factor" in unknown or (unknown and reading.query.moves)):
@@ -151,7 +151,7 @@ def _why_no_slope(reading: Reading) -> str | None:
     return None
 
 
-def _read_slope(reading: Reading, sight: VisibleKeys) -> Slope | str:
+def _read_slope(reading: Reading, visible_keys: VisibleKeys) -> Slope | str:
     """Return the slope of the logits against the product of the projections, or the reason why there is none."""
     query, key, layout, operands = reading.query, reading.key, reading.layout, reading.operands
     if query.basis is None or key.basis is None or query.basis.is_complex():
@@ -166,7 +166,7 @@ def _read_slope(reading: Reading, sight: VisibleKeys) -> Slope | str:
     assert operands is not None
     if not operands.axes.followed:
         return Message("trace.scale.views")
-    return _by_logits(reading, operands, sight, query.basis, key.basis)
+    return _by_logits(reading, operands, visible_keys, query.basis, key.basis)
 
 
 def _aligned(reading: Reading) -> bool:
@@ -219,7 +219,9 @@ def _by_edges(reading: Reading, operands: Edges, query: Tensor, key: Tensor) -> 
     return _regress(operands.arrange(product), rest.logits, every, eps=eps) or Message(_NO_VARIATION)
 
 
-def _by_logits(reading: Reading, operands: Logits, sight: VisibleKeys, query: Tensor, key: Tensor) -> Slope | str:
+def _by_logits(
+    reading: Reading, operands: Logits, visible_keys: VisibleKeys, query: Tensor, key: Tensor
+) -> Slope | str:
     layout, diagonal = reading.layout, reading.query.moves
     places = coordinates(operands.product, operands.views, reading.device)
     sizes = (layout.batch, layout.heads, layout.rows, layout.columns)
@@ -232,12 +234,12 @@ def _by_logits(reading: Reading, operands: Logits, sight: VisibleKeys, query: Te
     product = (left[entry, row].to(torch.float64) * right.mT[entry, column].to(torch.float64)).sum(-1)
     logits = operands.arrange(operands.values)[at].to(torch.float64)
     rest = Sample(logits, lambda placed: operands.at_logits(placed)[at].to(torch.float64))
-    for step in reversed(sight.steps):
+    for step in reversed(visible_keys.steps):
         rest = step.undo(rest)
     counted = torch.ones_like(logits, dtype=torch.bool)
-    if sight.visible is not None:
-        counted = sight.visible.expand(sizes)[at]
-    if any(isinstance(step, Mix) for step in sight.steps):
+    if visible_keys.visible is not None:
+        counted = visible_keys.visible.expand(sizes)[at]
+    if any(isinstance(step, Mix) for step in visible_keys.steps):
         # A key that one head hides is hidden in all heads after mixing.
         counted = counted.all(1, keepdim=True).expand_as(counted)
     rows = 1 if diagonal else min(layout.rows, _ROWS)

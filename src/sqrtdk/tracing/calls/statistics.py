@@ -32,11 +32,11 @@ def why_unmeasured(reading: Reading) -> str | None:
     return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 
 
-def measure(reading: Reading, sight: VisibleKeys) -> CallStats:
+def measure(reading: Reading, visible_keys: VisibleKeys) -> CallStats:
     """Return the exact statistics of a reading that has data."""
     if reading.whole is not None:
-        return stats_of_call(reading.whole, future=sight.ahead)
-    stats = call_stats(_source(reading, sight), future=sight.ahead)
+        return stats_of_call(reading.whole, future=visible_keys.ahead)
+    stats = call_stats(_source(reading, visible_keys), future=visible_keys.ahead)
     operands = reading.operands
     if isinstance(operands, Logits):
         stats = replace(stats, max_product=None if (largest := _stored(operands)) is None else float(largest))
@@ -46,15 +46,15 @@ def measure(reading: Reading, sight: VisibleKeys) -> CallStats:
         blind = tuple(count - padding for count in heads.blind_rows)
         stats = replace(stats, heads=replace(heads, rows=heads.rows - padding, blind_rows=blind))
     # A mask on the weights changes the weight of later keys, and the softmax does not show it.
-    return replace(stats, future_weight=None) if reading.carried.remasked else stats
+    return replace(stats, future_weight=None) if reading.weight_steps.remasked else stats
 
 
-def measure_rows(reading: Reading, sight: VisibleKeys, most: int | None) -> CallRows:
+def measure_rows(reading: Reading, visible_keys: VisibleKeys, most: int | None) -> CallRows:
     """Return the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
     operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
     batch, _, length, _ = reading.layout.shape
-    source = None if reading.whole is not None else _source(reading, sight)
+    source = None if reading.whole is not None else _source(reading, visible_keys)
     if source is not None:
         batch, _, length, _ = source.shape
     if most is not None and most < length:  # includes the first and the last row
@@ -125,25 +125,25 @@ def _stored(operands: Logits) -> Tensor | None:
     return None if product is None else product.largest
 
 
-def _source(reading: Reading, sight: VisibleKeys) -> LogitSource | ProductSource:
+def _source(reading: Reading, visible_keys: VisibleKeys) -> LogitSource | ProductSource:
     operands = reading.operands
     assert operands is not None
     if isinstance(operands, Vectors):
-        return _of_vectors(operands, sight)
+        return _of_vectors(operands, visible_keys)
     logits = operands.arrange(operands.values)
     followed = isinstance(operands, Edges) or operands.axes.followed
-    for i, step in enumerate(sight.steps):
+    for i, step in enumerate(visible_keys.steps):
         # A row's maximum that was subtracted cancels in the softmax, but not in the largest logit: add it back.
         if isinstance(step, Offset) and step.addend is not None and followed:
             offset = operands.arrange(step.addend.at_softmax()).to(logits.device)
-            logits = logits - offset * (scaled_by(sight.steps, i) or 1.0)
+            logits = logits - offset * (scaled_by(visible_keys.steps, i) or 1.0)
     if isinstance(operands, Edges):  # one row for each node with several edges
         return logit_source(*operands.by_node(logits))
-    return logit_source(logits, sight.visible)
+    return logit_source(logits, visible_keys.visible)
 
 
-def _of_vectors(operands: Vectors, sight: VisibleKeys) -> ProductSource:
-    visible, exists = sight.visible, operands.exists
+def _of_vectors(operands: Vectors, visible_keys: VisibleKeys) -> ProductSource:
+    visible, exists = visible_keys.visible, operands.exists
     if operands.keys is not None:
         visible = operands.keys if visible is None else visible & operands.keys
     return product_source(
@@ -151,7 +151,7 @@ def _of_vectors(operands: Vectors, sight: VisibleKeys) -> ProductSource:
         operands.key,
         scale=operands.scale,
         softcap=operands.softcap,
-        bias=next((s.addend.value for s in sight.steps if isinstance(s, Bias) and s.addend is not None), None),
+        bias=next((s.addend.value for s in visible_keys.steps if isinstance(s, Bias) and s.addend is not None), None),
         visible=visible if exists is None or visible is None else visible & exists,
-        is_causal=sight.causal,
+        is_causal=visible_keys.causal,
     )

@@ -48,13 +48,13 @@ _ROUNDING_SLACK = 4.0  # factor on the derived rounding, for the order of sums a
 _TF32 = 2.0**-11  # unit roundoff of TF32
 
 
-def terms_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> tuple[Term, ...]:
+def terms_of(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> tuple[Term, ...]:
     """Return the terms from the product to the softmax, in order, with the value None if it is unknown."""
-    terms = (_term(step, reading, sight, used) for step in sight.steps)
+    terms = (_term(step, reading, visible_keys, used) for step in visible_keys.steps)
     return tuple(term for term in terms if term is not None)
 
 
-def _term(step: Step, reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Term | None:
+def _term(step: Step, reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> Term | None:
     # A row's maximum cancels in the softmax, and a mask without a name hides nothing.
     if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
         return None
@@ -72,7 +72,7 @@ def _term(step: Step, reading: Reading, sight: VisibleKeys, used: ValueOperands)
         fill = -math.inf if step.fill is None else step.fill
         return Term("mask", None if visible is None else _small(visible), step.name or "", fill, step.form == "float")
     if isinstance(step, LearnedSinks):
-        return Term("sinks", _sinks(reading, sight, used), "sinks")
+        return Term("sinks", _sinks(reading, visible_keys, used), "sinks")
     if isinstance(step, Unknown):
         return Term("unknown", None, step.name)
     known = _STEP_NAMES.get(type(step))
@@ -107,7 +107,7 @@ def _small(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-def _sinks(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor | None:
+def _sinks(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> Tensor | None:
     """Return the sinks, (Hq,), one logit per head: the median of the values seen in the rows, or None if unknown."""
     logits, layout = reading.operands, reading.layout
     if not isinstance(logits, Logits):
@@ -125,20 +125,24 @@ def _sinks(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor 
     else:  # exp(z) / (exp(z).sum(-1, keepdim=True) + exp(sinks)): read from the weight that the keys lack
         weights = logits.arrange(logits.weights).to(torch.float64)
         of_keys = logits.arrange(logits.values).to(torch.float64)
-        if sight.visible is not None:
-            of_keys = of_keys.masked_fill(~sight.visible, -math.inf)
+        if visible_keys.visible is not None:
+            of_keys = of_keys.masked_fill(~visible_keys.visible, -math.inf)
         met = weights.sum(-1)
         sinks = of_keys.logsumexp(-1) + torch.log((1.0 - met).clamp_min(1e-300) / met)
     return sinks.transpose(0, 1).flatten(1).nanmedian(1).values
 
 
-def lse_of(reading: Reading, sight: VisibleKeys, used: ValueOperands) -> Tensor | None:
+def lse_of(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> Tensor | None:
     """Return log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
     layout, logits, kernel = reading.layout, reading.operands, used.kernel
     # The sums of a kernel with sinks include theirs, which can't be subtracted exactly.
     if kernel is not None and kernel.lse is not None and kernel.arguments.get("sinks") is None:
         lse = kernel.lse.detach().clone().reshape(layout.batch, layout.heads, layout.rows)
-        return lse if sight.visible is None else lse.masked_fill(~sight.visible.any(-1).expand(lse.shape), -math.inf)
+        return (
+            lse
+            if visible_keys.visible is None
+            else lse.masked_fill(~visible_keys.visible.any(-1).expand(lse.shape), -math.inf)
+        )
     if not isinstance(logits, Logits) or any(isinstance(step, Offset) for step in reading.steps):
         return None
     return logits.arrange(logits.values).to(torch.float64).logsumexp(-1).to(torch.float32)
@@ -194,9 +198,9 @@ def is_proven(call: CallTensors) -> bool:
     off = weights * (error + (weights * error.expm1()).sum(-1, keepdim=True).log1p()).expm1()
     weights, off = weights[..., : key.shape[2]], off[..., : key.shape[2]]
     if call.kept is not None:
-        kept = _of_rows(call.kept, rows, length)
-        assert kept is not None
-        weights, off = weights * kept / (1.0 - call.dropout), off * kept / (1.0 - call.dropout)
+        dropout_mask = _of_rows(call.kept, rows, length)
+        assert dropout_mask is not None
+        weights, off = weights * dropout_mask / (1.0 - call.dropout), off * dropout_mask / (1.0 - call.dropout)
     rounded = (key.shape[2] + 2) * least + 4 * max(
         _unit(name) for name in (call.weights_dtype, call.dtype, str(call.output.dtype).removeprefix("torch."))
     )

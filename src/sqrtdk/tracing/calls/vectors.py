@@ -62,14 +62,14 @@ def vector(place: VectorUse) -> Vector:
         if len(way.roots) > 1 or way.shift.value is None:
             return Vector(used)
         starts = {way.shift: way.shift.value}  # the projection's output includes a bias that is added separately
-    projected = way.carried(starts)
+    projected = way.replayed(starts)
     if projected is None:
         return Vector(used)
     steps: list[Waypoint] = []
     last, factor = projected, torch.ones(1, 1, 1, 1, dtype=torch.float64)
     for span in reversed(way.spans):
         before, after = (
-            None if node.value is None else way.carried({**starts, node: node.value})
+            None if node.value is None else way.replayed({**starts, node: node.value})
             for node in (span.source, span.end)
         )
         by = None if before is None else _factor(last, before)
@@ -153,7 +153,7 @@ def _projection(way: _VectorPath, projected: Tensor) -> Projection | None:
         return None
     # The element numbers of the projection's output are moved like values. float64 can be viewed as complex.
     numbers = torch.arange(rows * features, dtype=torch.float64, device=root.value.device)
-    numbered = way.carried({root: numbers.reshape(root.value.shape)})
+    numbered = way.replayed({root: numbers.reshape(root.value.shape)})
     if numbered is None or bool(numbered.isnan().any()):
         return None
     at = numbered.long()
@@ -167,7 +167,7 @@ def _projection(way: _VectorPath, projected: Tensor) -> Projection | None:
     weight = weight.reshape(*feature.shape, -1)
     bias = None if multiplied.bias is None else multiplied.bias.expand(features)[feature].detach()
     if way.shift is not None:
-        before = way.carried({root: root.value})
+        before = way.replayed({root: root.value})
         if before is None:
             return None
         late = (projected.to(torch.float64) - before.to(torch.float64)).mean((0, 2)).to(projected.dtype)
@@ -221,7 +221,7 @@ class _VectorPath:
             self.spans.append(_Span("unknown", node.op, main, node))
         return [main]
 
-    def carried(self, starts: Mapping[Node, Tensor]) -> Tensor | None:
+    def replayed(self, starts: Mapping[Node, Tensor]) -> Tensor | None:
         """Return values of nodes on the way, moved to the layout of the use, or None if they can't be moved."""
         ends = {span.end: span for span in self.spans}
 

@@ -54,15 +54,15 @@ def combined_masks(reading: Reading, *, counts: bool = True) -> VisibleKeys:
         counts: Count the rows that see no key, how far rows see, and the weight of hidden keys. This takes several
             passes over all pairs of rows and keys.
     """
-    sight = _combined_masks(reading, counts)
+    visible_keys = _combined_masks(reading, counts)
     if not reading.reordered and reading.axis == "positions":
-        causal = sight.mask is not None and sight.mask.kind in TRIANGLES
-        return replace(sight, ahead=reading.layout.rows == reading.layout.columns and not causal)
+        causal = visible_keys.mask is not None and visible_keys.mask.kind in TRIANGLES
+        return replace(visible_keys, ahead=reading.layout.rows == reading.layout.columns and not causal)
     # Rows and keys are in an unknown order, so the pattern of a mask means nothing.
-    mask = sight.mask
+    mask = visible_keys.mask
     if mask is not None:
         mask = replace(mask, kind="mask", least=None, greatest=None, band=None, ahead_by_one=None)
-    return replace(sight, steps=_named(sight.steps, lambda i, step: step.name and "mask"), mask=mask)
+    return replace(visible_keys, steps=_named(visible_keys.steps, lambda i, step: step.name and "mask"), mask=mask)
 
 
 def _combined_masks(reading: Reading, counts: bool) -> VisibleKeys:
@@ -78,8 +78,8 @@ def _combined_masks(reading: Reading, counts: bool) -> VisibleKeys:
     if isinstance(operands, (Logits, Vectors)) and all(hide.causal for hide in hides.values()):
         # `is_causal` of a fused call, upper-left: every row sees key 0 and its own
         rows = reading.layout.rows
-        seen = Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
-        return VisibleKeys(steps, seen, causal=True)
+        causal = Mask("causal", "implicit", 0, 0, 0.0, -math.inf, least=0, greatest=rows - 1, band=True, ahead_by_one=0)
+        return VisibleKeys(steps, causal, causal=True)
     # Without values, as on the meta device, the mask gets a name and no counts.
     if not all(_is_known(hide, reading) for hide in hides.values()):
         named = _named(steps, lambda i, step: step.name or "mask")
@@ -192,7 +192,7 @@ def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | 
 
 
 def against_padding(
-    reading: Reading, sight: VisibleKeys, tokens: TokensOf | None, self_attention: bool | None
+    reading: Reading, visible_keys: VisibleKeys, tokens: TokensOf | None, self_attention: bool | None
 ) -> tuple[int | None, int | None]:
     """Return how many padding keys a token's row sees in some head, and how many token keys no token's row sees.
 
@@ -200,25 +200,25 @@ def against_padding(
     """
     layout = reading.layout
     known = tokens and tokens(reading.site, layout.batch, layout.rows, layout.columns, self_attention)
-    visible = _all_visible(reading, sight) if known else None
+    visible = _all_visible(reading, visible_keys) if known else None
     if not known or visible is None:
         return None, None
     rows, keys = (part.to(visible.device) for part in known)
     by_row = visible.any(1).expand(layout.batch, layout.rows, layout.columns)
-    seen = (by_row & rows[:, :, None]).any(1)
-    return int((seen & ~keys).sum()), int((~seen & keys & rows.any(1, keepdim=True)).sum())
+    attended = (by_row & rows[:, :, None]).any(1)
+    return int((attended & ~keys).sum()), int((~attended & keys & rows.any(1, keepdim=True)).sum())
 
 
-def _all_visible(reading: Reading, sight: VisibleKeys) -> Tensor | None:
+def _all_visible(reading: Reading, visible_keys: VisibleKeys) -> Tensor | None:
     """Return (B, H, L, S), any size may be 1, True where the row sees the key, or None if that is unknown."""
-    if reading.fault is not None or reading.operands is None or reading.carried.remasked:
+    if reading.fault is not None or reading.operands is None or reading.weight_steps.remasked:
         return None
     for step in reading.steps:
         unread = isinstance(step, Hide) and not step.causal and step.visible is None and step.fill is None
         if unread or isinstance(step, Unknown):
             return None
-    if sight.causal:
+    if visible_keys.causal:
         return band_mask(reading.layout.rows, reading.layout.columns, 0, None, reading.device)[None, None]
-    if sight.visible is None and sight.mask is None:
+    if visible_keys.visible is None and visible_keys.mask is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=reading.device)
-    return sight.visible
+    return visible_keys.visible

@@ -69,11 +69,11 @@ def _sampled(ran: WholeCall, scene: Scene, heads: int | None) -> tuple[Reading |
     """Return the reading of the first rows of a call, which are computed again; None if it can't be read."""
     found: list[tuple[Reading, ValueOperands]] = []
 
-    def read(weighing: SoftmaxRun, value: Tensor, output: Tensor) -> None:
+    def read(softmax_run: SoftmaxRun, value: Tensor, output: Tensor) -> None:
         with unseen(), contextlib.suppress(Exception):
-            reading = read_eager(weighing, value, output, heads_hint=heads)
+            reading = read_eager(softmax_run, value, output, heads_hint=heads)
             if not isinstance(reading, str):
-                found.append((reading, ValueOperands(value, scene.store.node(value), weighing.used)))
+                found.append((reading, ValueOperands(value, scene.store.node(value), softmax_run.used)))
 
     def nothing(*_: object) -> None:
         """The rows have already run: nothing else is noted."""

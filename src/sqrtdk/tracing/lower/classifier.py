@@ -233,14 +233,14 @@ def _note_nested(scene: Scene, made: RecordedOutput, parents: list[Node]) -> Non
         node.weights = parents[0].weights
         if node.weights is not None:
             drop = dropout_of(node)
-            node.weights.weighing.dropout = node.weights.weighing.dropout or (0.0 if drop is None else drop[0])
+            node.weights.softmax_run.dropout = node.weights.softmax_run.dropout or (0.0 if drop is None else drop[0])
     elif node.op == "matmul":
         weights = node.args[0].weights
         if weights is None:
             _multiplied(scene, made)
-        elif not weights.weighing.entry.attention:
-            weights.weighing.entry.attention = True
-            scene.listener.eager(weights.weighing, made.tensors[1], made.tensor)
+        elif not weights.softmax_run.entry.attention:
+            weights.softmax_run.entry.attention = True
+            scene.listener.eager(weights.softmax_run, made.tensors[1], made.tensor)
             node.act = True
             node.make_root(Root(), None)
 

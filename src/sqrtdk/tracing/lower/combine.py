@@ -58,8 +58,8 @@ def _written_to_cache(node: Node) -> bool:
 def _carry_logits(made: RecordedOutput) -> None:
     node = made.node
     main = node.main()
-    kept = node.op in _KEEPING_INPUT
-    node.operands = {i: alias(t) for i, t in made.tensors.items() if kept or node.args[i] is not main}
+    keeps_input = node.op in _KEEPING_INPUT
+    node.operands = {i: alias(t) for i, t in made.tensors.items() if keeps_input or node.args[i] is not main}
 
 
 def _carry_weights(scene: Scene, made: RecordedOutput, active: list[Node]) -> None:
@@ -73,19 +73,19 @@ def _carry_weights(scene: Scene, made: RecordedOutput, active: list[Node]) -> No
     assert before is not None
     if _ends(scene, made, source, before):
         return
-    weighing = before.weighing
-    others = [p for p in active if p.weighing is not weighing]
-    joined = join_weights(node, source, weighing, before.carried) if others and not before.weighted else None
-    carried = before.carried if others else carry_weights(node, made.tensor, tensors, source, weighing)
-    node.weights = replace(before, carried=carried)
+    softmax_run = before.softmax_run
+    others = [p for p in active if p.softmax_run is not softmax_run]
+    joined = join_weights(node, source, softmax_run, before.weight_steps) if others and not before.weighted else None
+    weight_steps = before.weight_steps if others else carry_weights(node, made.tensor, tensors, source, softmax_run)
+    node.weights = replace(before, weight_steps=weight_steps)
     drop = dropout_of(node)
-    weighing.dropout = weighing.dropout or (drop[0] if drop is not None else 0.0)
-    spread = node.shape != weighing.entry.shape and is_scored(weighing.node)
-    if node.op == "mul" and others and (spread or weighing.edges):
+    softmax_run.dropout = softmax_run.dropout or (drop[0] if drop is not None else 0.0)
+    spread = node.shape != softmax_run.entry.shape and is_scored(softmax_run.node)
+    if node.op == "mul" and others and (spread or softmax_run.edges):
         values = next((t for i, t in tensors.items() if node.args[i] in others), None)
         node.weights = replace(node.weights, weighted=True, values=None if values is None else alias(values))
     elif joined is not None:  # p + adjacency, p * gate: a tensor from the inputs joins the weights
-        node.weights = replace(before, carried=joined)
+        node.weights = replace(before, weight_steps=joined)
     elif others:
         scene.store.cut(node, made.tensor)
         return
@@ -103,11 +103,11 @@ def _ends(scene: Scene, made: RecordedOutput, source: Node, before: Weights) -> 
     if before.weighted and (node.op == "sum" or sums_values(node)):
         sum_values(scene, made, source)
     elif node.op in _MATRIX_INVERSES:
-        weighing = before.weighing
-        if not weighing.entry.attention:
-            weighing.entry.attention = True
-            weighing.carried = before.carried
-            scene.listener.eager(weighing, made.tensor, made.tensor)
+        softmax_run = before.softmax_run
+        if not softmax_run.entry.attention:
+            softmax_run.entry.attention = True
+            softmax_run.weight_steps = before.weight_steps
+            scene.listener.eager(softmax_run, made.tensor, made.tensor)
         scene.store.cut(node, made.tensor, inverse=True)
     else:
         return False
@@ -138,8 +138,8 @@ def _carry_vectors(scene: Scene, made: RecordedOutput, active: list[Node]) -> No
         return
     node.roots = frozenset[Node]().union(*(p.roots for p in active))
     node.terms = max((p.terms for p in active), default=0)
-    kept = node.op == "exp" and may_be_numerator(active[0])
-    met = [i for i, arg in enumerate(node.args) if kept or not _flows(arg) or (scored and i > 0)]
+    is_numerator = node.op == "exp" and may_be_numerator(active[0])
+    met = [i for i, arg in enumerate(node.args) if is_numerator or not _flows(arg) or (scored and i > 0)]
     node.operands = {i: alias(t) for i, t in made.tensors.items() if i in met}
     if may_normalise(node):
         scene.store.keep(node, made.tensor)

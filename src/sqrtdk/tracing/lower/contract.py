@@ -43,12 +43,12 @@ def contract(scene: Scene, made: RecordedOutput) -> None:
         return
     inverses = [_is_inverse(x) for x in (a, b)]
     # Nystroem's iteration starts with w @ w.mT of one softmax and goes on with products of its results and w.
-    squared = a.weights is not None and a.weighing is b.weighing
+    squared = a.weights is not None and a.softmax_run is b.softmax_run
     inverts = squared or (any(inverses) and all(i or x.weights for i, x in zip(inverses, (a, b), strict=True)))
-    if weights is not None and _meets_values(scene, made, weights.weighing, a, b):
-        _name_apart(weights.weighing, b if a.weights is weights else a)
-        scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.weighing.entry)
-        mark_finished(scene, made, weights.weighing)
+    if weights is not None and _meets_values(scene, made, weights.softmax_run, a, b):
+        _name_apart(weights.softmax_run, b if a.weights is weights else a)
+        scene.store.cut(node, made.tensor, inverse=inverts, pooled=weights.softmax_run.entry)
+        mark_finished(scene, made, weights.softmax_run)
     elif any(inverses):
         scene.store.cut(node, made.tensor, inverse=inverts)
     elif is_product(a, b) and not _is_adapted_weight(node.op, b):
@@ -119,40 +119,40 @@ def _is_adapted_weight(op: str, right: Node) -> bool:
     return len(raw) == 1 and all(parent.learned for parent in weight.parents() if parent is not raw[0])
 
 
-def _meets_values(scene: Scene, made: RecordedOutput, weighing: SoftmaxRun, a: Node, b: Node) -> bool:
+def _meets_values(scene: Scene, made: RecordedOutput, softmax_run: SoftmaxRun, a: Node, b: Node) -> bool:
     """Whether weights multiply values for the first time; the listener is then called."""
-    weights, value = (a, b) if a.weighing is weighing else (b, a)
-    if weighing.entry.attention or not value.act or value.products:
+    weights, value = (a, b) if a.softmax_run is softmax_run else (b, a)
+    if softmax_run.entry.attention or not value.act or value.products:
         return False
     store, tensors = scene.store, made.tensors
     numbers = next((t for t in tensors.values() if store.is_node(t, weights)), None)
     assert weights.weights is not None
     contracted = -1 if weights is a else -2
-    carried = over_their_sum(weights.weights.carried.settled(), numbers, contracted)
-    fault = axis_fault(weights, numbers, contracted, weighing)
+    weight_steps = over_their_sum(weights.weights.weight_steps.settled(), numbers, contracted)
+    fault = axis_fault(weights, numbers, contracted, softmax_run)
     values = next(t for t in tensors.values() if store.is_node(t, value))
     for attention in complete_softmaxes(weights.weights):
-        attention.carried, attention.fault = carried, fault
+        attention.weight_steps, attention.fault = weight_steps, fault
         met = None if numbers is None else alias(numbers if contracted == -1 else numbers.mT)
         if scene.keep:
             attention.used = met
-        if carried.stages and not carried.combined and met is not None and not met.is_meta:
+        if weight_steps.stages and not weight_steps.combined and met is not None and not met.is_meta:
             attention.met = met
         scene.listener.eager(attention, values, made.tensor)
     return True
 
 
-def _name_apart(weighing: SoftmaxRun, value: Node) -> None:
+def _name_apart(softmax_run: SoftmaxRun, value: Node) -> None:
     """Marks two softmaxes, of q and of k apart, softmax(q) @ (softmax(k).mT @ v) (Shen et al. 2018, arXiv:1812.01243).
 
     The second softmax's weights multiply the first one's output. A second pooling of a first pooling's output does so
     too, but its logits come from that output, which excludes it here.
     """
-    start, entry = origin(value), weighing.entry
+    start, entry = origin(value), softmax_run.entry
     first = None if start.root is None else start.root.pooled
     if first is None or first is entry or not {first.code, entry.code} <= {"one_projection", "apart"}:
         return
-    if not any(start.serial in root.root.lineage for root in weighing.node.roots if root.root is not None):
+    if not any(start.serial in root.root.lineage for root in softmax_run.node.roots if root.root is not None):
         first.code = entry.code = "apart"
 
 
@@ -214,18 +214,18 @@ def sum_values(scene: Scene, made: RecordedOutput, weighted: Node) -> None:
     """Ends weights whose weighted values are summed over the keys, or per node; the first sum goes to the listener."""
     weights = weighted.weights
     assert weights is not None
-    weighing, values = weights.weighing, weights.values
-    if not weighing.entry.attention and values is not None:
+    softmax_run, values = weights.softmax_run, weights.values
+    if not softmax_run.entry.attention and values is not None:
         source, dims = weighted.args[0], len(weighted.shape)
-        weighing.entry.attention = True
-        weighing.carried = weights.carried
-        if weighing.edges is not None:
-            weighing.fault = group_fault(weighing, made.tensors.get(INDEX_ARGUMENT))
+        softmax_run.entry.attention = True
+        softmax_run.weight_steps = weights.weight_steps
+        if softmax_run.edges is not None:
+            softmax_run.fault = group_fault(softmax_run, made.tensors.get(INDEX_ARGUMENT))
         else:
             over = made.node.args[1] if len(made.node.args) > 1 and made.node.args[1] else range(dims)
-            weighing.fault = _sum_fault(source, {axis % dims - dims for axis in over}, weighing)
+            softmax_run.fault = _sum_fault(source, {axis % dims - dims for axis in over}, softmax_run)
             values = _features_last(values, source)
-        scene.listener.eager(weighing, values, made.tensor)
+        scene.listener.eager(softmax_run, values, made.tensor)
     scene.store.cut(made.node, made.tensor)
 
 
@@ -237,26 +237,26 @@ def _features_last(values: Tensor, weights: Node) -> Tensor:
     return values
 
 
-def over_their_sum(carried: WeightSteps, tensor: Tensor | None, contracted: int) -> WeightSteps:
+def over_their_sum(weight_steps: WeightSteps, tensor: Tensor | None, contracted: int) -> WeightSteps:
     """Return the steps on weights, with a division by the sum over the value product's axis as a normalisation.
 
     In slot attention the softmax runs over the slots, which compete for each input. The weights of a slot are then
     divided by their sum over the inputs (Locatello et al. 2020, section 2.1).
 
     Args:
-        carried: the steps on the weights.
+        weight_steps: the steps on the weights.
         tensor: the weights' numbers at the value product; None if they are unknown.
         contracted: the axis of `tensor` that the product sums over, -1 or -2.
     """
-    if not carried.has("other_sum") or tensor is None or tensor.is_meta or not tensor.numel():
-        return carried
+    if not weight_steps.has("other_sum") or tensor is None or tensor.is_meta or not tensor.numel():
+        return weight_steps
     sums = tensor.detach().to(torch.float32).sum(contracted)
     if not bool(((sums - 1).abs() < WHOLE_ROW_TOLERANCE).all()):
-        return carried
-    return carried.without("other_sum").over_sum()
+        return weight_steps
+    return weight_steps.without("other_sum").over_sum()
 
 
-def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: SoftmaxRun) -> CallFault | None:
+def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, softmax_run: SoftmaxRun) -> CallFault | None:
     """Return the fault if the value product does not sum over the softmax's axis, else None.
 
     Rows of a matrix that sum to 1 are right. If they do not (dropout, masks), the views since the softmax decide.
@@ -265,9 +265,9 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
         weights: the weights' node, an operand of the product.
         tensor: the weights' numbers; None if they are unknown.
         contracted: the axis of `tensor` that the product sums over, -1 or -2.
-        weighing: the softmax.
+        softmax_run: the softmax.
     """
-    if len(weights.shape) < 2 or weighing.edges is not None:
+    if len(weights.shape) < 2 or softmax_run.edges is not None:
         return None
     other = -3 - contracted
     if tensor is not None and not tensor.is_meta and tensor.numel():
@@ -277,34 +277,34 @@ def axis_fault(weights: Node, tensor: Tensor | None, contracted: int, weighing: 
             return None
         if min(tensor.shape[-2:]) > 1 and bool((across < WHOLE_ROW_TOLERANCE).all()) and bool((over > _PARTIAL).any()):
             return "over_queries"
-    axes = _axes(weights, weighing)
+    axes = _axes(weights, softmax_run)
     if not axes or contracted in axes:
         return None
     return "over_queries" if axes == {other} else "other_axis"
 
 
-def _sum_fault(weights: Node, summed: set[int], weighing: SoftmaxRun) -> CallFault | None:
+def _sum_fault(weights: Node, summed: set[int], softmax_run: SoftmaxRun) -> CallFault | None:
     """Return the same for weights and values that are multiplied by broadcasting and then summed.
 
     Args:
         weights: the weights' node, an operand of the multiplication.
         summed: the axes of its result that the sum is over, negative.
-        weighing: the softmax.
+        softmax_run: the softmax.
     """
-    axes = _axes(weights, weighing)
+    axes = _axes(weights, softmax_run)
     if not axes or axes & summed:
         return None
     beside = {axis for axis in summed if -axis <= len(weights.shape) and weights.shape[axis] > 1}
     return "over_queries" if any(abs(a - b) == 1 for a in axes for b in beside) else "other_axis"
 
 
-def _axes(weights: Node, weighing: SoftmaxRun) -> set[int]:
+def _axes(weights: Node, softmax_run: SoftmaxRun) -> set[int]:
     """Return the axes of `weights` (negative) that hold the softmax's axis; empty if it can't be followed."""
     way: list[Node] = []
-    dims, shape = len(weights.shape), weighing.entry.shape
+    dims, shape = len(weights.shape), softmax_run.entry.shape
     while weights.args:
         parent = weights.args[0]
-        if not isinstance(parent, Node) or parent.weighing is not weighing:
+        if not isinstance(parent, Node) or parent.softmax_run is not softmax_run:
             return set()
         if weights.op in ops.VIEWS:
             way.insert(0, weights)
@@ -313,6 +313,6 @@ def _axes(weights: Node, weighing: SoftmaxRun) -> set[int]:
         weights = parent
     if weights.shape != shape:
         return set()
-    line = torch.arange(shape[weighing.dim]) > 0
-    place = line.view([-1 if d == weighing.dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
+    line = torch.arange(shape[softmax_run.dim]) > 0
+    place = line.view([-1 if d == softmax_run.dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
     return {axis - dims for axis in axes_along(place, way) or ()}

@@ -53,9 +53,11 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
     node.products = other.products
     node.operands = {i: alias(x) for i, x in tensors.items() if node.args[i] is not other}
     if other.weights is not None:
-        before = other.weights.carried
-        carried = before.changed(Message(HEADS_BY_DATA)) if mixed_by_data(matrix) else before.then("mix", OVER_HEADS)
-        node.weights = replace(other.weights, carried=carried)
+        before = other.weights.weight_steps
+        weight_steps = (
+            before.changed(Message(HEADS_BY_DATA)) if mixed_by_data(matrix) else before.then("mix", OVER_HEADS)
+        )
+        node.weights = replace(other.weights, weight_steps=weight_steps)
         node.args = (other,)
     return True
 
@@ -89,7 +91,7 @@ def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
 
 def _lengths(node: Node) -> tuple[int, ...]:
     """Return the numbers of queries and keys of the products behind the node."""
-    products = node.products or (frozenset() if node.weighing is None else node.weighing.node.products)
+    products = node.products or (frozenset() if node.softmax_run is None else node.softmax_run.node.products)
     return tuple(n for product in products for n in product.shape[-2:])
 
 
@@ -169,13 +171,13 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
         return False
     first = next((p for p in carriers if holds_weights(p)), carriers[0])
     assert first.weights is not None
-    weighings = dict.fromkeys(weighing for p in carriers for weighing in _weighings(p))
-    carried = first.weights.carried
+    softmax_runs = dict.fromkeys(softmax_run for p in carriers for softmax_run in _softmax_runs(p))
+    weight_steps = first.weights.weight_steps
     for other in [p for p in carriers if p is not first] or [first]:
         assert other.weights is not None
-        carried = carried.beside(other.weights.carried, Message(combined))
-    others = tuple(weighing for weighing in weighings if weighing is not first.weighing)
-    node.weights = replace(first.weights, carried=carried, beside=others)
+        weight_steps = weight_steps.beside(other.weights.weight_steps, Message(combined))
+    others = tuple(softmax_run for softmax_run in softmax_runs if softmax_run is not first.softmax_run)
+    node.weights = replace(first.weights, weight_steps=weight_steps, beside=others)
     node.args = (first,)
     entries += [SoftmaxEntry(node.site, constant.shape, "positional") for constant in constants]
     return True
@@ -183,13 +185,13 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
 
 def complete_softmaxes(weights: Weights) -> list[SoftmaxRun]:
     """Return the softmaxes that become attentions at the value product; the entries of the rest get a code."""
-    both = [weights.weighing, *weights.beside]
-    attentions = [weighing for weighing in both if weighing.node.products] or both
-    for weighing in both:
-        if weighing in attentions:
-            weighing.entry.attention = True
+    both = [weights.softmax_run, *weights.beside]
+    attentions = [softmax_run for softmax_run in both if softmax_run.node.products] or both
+    for softmax_run in both:
+        if softmax_run in attentions:
+            softmax_run.entry.attention = True
         else:
-            weighing.entry.code = "positional"
+            softmax_run.entry.code = "positional"
     return attentions
 
 
@@ -198,10 +200,10 @@ def _plus_their_mixing(node: Node, carriers: Sequence[Node]) -> Node | None:
     if node.op != "add" or len(carriers) != 2 or any(p.shape != node.shape for p in carriers):
         return None
     first, second = (p.weights for p in carriers)
-    if first is None or second is None or first.weighing is not second.weighing:
+    if first is None or second is None or first.softmax_run is not second.softmax_run:
         return None
     for mixed, plain, node_of in ((first, second, carriers[0]), (second, first, carriers[1])):
-        if mixed.carried == plain.carried.then("mix", OVER_HEADS) != plain.carried:
+        if mixed.weight_steps == plain.weight_steps.then("mix", OVER_HEADS) != plain.weight_steps:
             return node_of
     return None
 
@@ -213,22 +215,22 @@ def _several(node: Node, carriers: Sequence[Node]) -> bool:
     """
     if len(carriers) < 2:
         return False
-    if len({weighing for p in carriers for weighing in _weighings(p)}) > 1:
+    if len({softmax_run for p in carriers for softmax_run in _softmax_runs(p)}) > 1:
         return True
     if node.op in _SIDE_BY_SIDE or len(set(carriers)) < 2:
         return False
-    whole = carriers[0].weighing
+    whole = carriers[0].softmax_run
     pairs = whole is not None and node.shape[-2:] == whole.entry.shape[-2:]  # heads were split, not queries or keys
     return pairs and all(map(_is_part, carriers))
 
 
-def _weighings(node: Node) -> tuple[SoftmaxRun, ...]:
-    return () if node.weights is None else (node.weights.weighing, *node.weights.beside)
+def _softmax_runs(node: Node) -> tuple[SoftmaxRun, ...]:
+    return () if node.weights is None else (node.weights.softmax_run, *node.weights.beside)
 
 
 def holds_weights(node: Node) -> bool:
     """Whether the node holds weights of a softmax over a product of queries and keys."""
-    return node.weighing is not None and bool(node.weighing.node.products)
+    return node.softmax_run is not None and bool(node.softmax_run.node.products)
 
 
 def _is_part(node: Node) -> bool:
@@ -255,8 +257,8 @@ def paired_axes(node: Node) -> frozenset[int] | None:
     way: list[Node] = []
     while node.product is None:
         # A softmax node has no arguments: the walk goes on at its logits.
-        left = node.weighing is not None and not node.args
-        parent = node.weighing.node if left and node.weighing is not None else node.main()
+        left = node.softmax_run is not None and not node.args
+        parent = node.softmax_run.node if left and node.softmax_run is not None else node.main()
         if parent is None:
             return None
         if node.op in ops.VIEWS or (node.op in ops.CONTRACTIONS and node.shape != parent.shape):

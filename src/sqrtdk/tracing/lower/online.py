@@ -139,13 +139,13 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 # -- what is computed from partial sums --------------------------------------------------------------------------------
 
 
-def mark_finished(scene: Scene, made: RecordedOutput, weighing: SoftmaxRun) -> None:
+def mark_finished(scene: Scene, made: RecordedOutput, softmax_run: SoftmaxRun) -> None:
     """Marks the output of an attention that is read, so that it may be merged with outputs for other keys."""
-    product = next(iter(weighing.node.products), None)
+    product = next(iter(softmax_run.node.products), None)
     if product is None or product.product is None:
         return
     left, right = map(_identity, list(product.parents())[-2:])
-    made.node.partial = Partial(frozenset({Finished(weighing.entry, _next(scene), (left, right))}), frozenset())
+    made.node.partial = Partial(frozenset({Finished(softmax_run.entry, _next(scene), (left, right))}), frozenset())
 
 
 def _identity(node: Node) -> object:

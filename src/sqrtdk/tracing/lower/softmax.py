@@ -78,7 +78,7 @@ def begin_softmax(
     code: NotAttentionCode = "never_used" if origin_product is None else "lost_sight"
     entry = SoftmaxEntry(site, node.shape, code, place=node.place)
     product = None if origin_product is None else origin_product.product
-    weighing = SoftmaxRun(
+    softmax_run = SoftmaxRun(
         node=parent,
         logits=alias(logits),
         weights=alias(made.tensor),
@@ -92,11 +92,11 @@ def begin_softmax(
         ended=scene.listener.ended,
     )
     scene.entries.append(entry)
-    scene.store.weighings.add(weighing)
+    scene.store.softmax_runs.add(softmax_run)
     node.args = ()
     node.products = frozenset()
-    node.weights = Weights(weighing)
-    return weighing
+    node.weights = Weights(softmax_run)
+    return softmax_run
 
 
 def softmax_of_rows(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
@@ -133,9 +133,9 @@ def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
     node.args = (inner,)
     if grouped is None:
         axes = total.args[1] if len(total.args) > 1 and total.args[1] else range(len(top.shape))
-        weighing = begin_softmax(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
+        softmax_run = begin_softmax(scene, made, top.operands[0], int(axes[0]) if len(axes) == 1 else -1, sinks=sinks)
         if len(axes) > 1:  # e / e.sum((-2, -1), keepdim=True): a row of weights does not sum to 1
-            node.weights = Weights(weighing, WeightSteps().changed(Message("trace.step.several_axes")))
+            node.weights = Weights(softmax_run, WeightSteps().changed(Message("trace.step.several_axes")))
     else:
         begin_softmax(scene, made, top.operands[0], grouped.axis, edges=groups_of(total))
     return True
@@ -169,10 +169,10 @@ def _summed_before(scene: Scene, made: RecordedOutput, top: Node, total: Node) -
         return False
     logits, groups = bottom.operands[0], groups_of(total)
     node = Node("div", tuple(logits.shape), args=(bottom.args[0],), act=True, site=made.node.site)
-    weighing = begin_softmax(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
-    weighing.entry.attention = True
-    weighing.fault = group_fault(weighing, top.operands.get(INDEX_ARGUMENT))
-    scene.listener.eager(weighing, alias(values), made.tensor)
+    softmax_run = begin_softmax(scene, replace(made, node=node, tensor=logits), logits, groups.axis, edges=groups)
+    softmax_run.entry.attention = True
+    softmax_run.fault = group_fault(softmax_run, top.operands.get(INDEX_ARGUMENT))
+    scene.listener.eager(softmax_run, alias(values), made.tensor)
     scene.store.cut(made.node, made.tensor)
     return True
 
@@ -206,9 +206,9 @@ def _from_logarithm(scene: Scene, made: RecordedOutput) -> bool:
     if axes is None:
         return False
     node.args = (inner,)
-    weighing = begin_softmax(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
+    softmax_run = begin_softmax(scene, made, made.tensors[0], axes[0] if len(axes) == 1 else -1)
     if _in_turn(inner, axes):  # z - z.logsumexp(-1), then - z.logsumexp(-2), and so on: the last one ends Sinkhorn
-        node.weights = Weights(weighing, WeightSteps().changed(Message("trace.step.sinkhorn"), "sinkhorn"))
+        node.weights = Weights(softmax_run, WeightSteps().changed(Message("trace.step.sinkhorn"), "sinkhorn"))
     return True
 
 
@@ -316,9 +316,9 @@ def groups_of(total: Node) -> EdgeGroups:
     return EdgeGroups(grouped.axis, grouped.groups, _column(index, grouped.axis) if known else None)
 
 
-def group_fault(weighing: SoftmaxRun, index: Tensor | None) -> CallFault | None:
+def group_fault(softmax_run: SoftmaxRun, index: Tensor | None) -> CallFault | None:
     """Return the fault if the values are summed by other groups of edges than the softmax's, else None."""
-    groups = weighing.edges
+    groups = softmax_run.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None
     return None if torch.equal(groups.index, _column(index, groups.axis)) else "other_nodes"

@@ -50,7 +50,7 @@ _SUM_OR_DIFFERENCE = frozenset({"add", "sub"})
 
 
 def carry_weights(
-    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: SoftmaxRun
+    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, softmax_run: SoftmaxRun
 ) -> WeightSteps:
     """Return the steps on weights after the operation of `node`.
 
@@ -59,7 +59,7 @@ def carry_weights(
         tensor: values of the result.
         tensors: the tensor operands by position.
         weights: the operand that carries the weights.
-        weighing: the softmax of the weights.
+        softmax_run: the softmax of the weights.
     """
     before = _of(weights)
     if node.op in _KEEPING_WEIGHTS:
@@ -68,25 +68,27 @@ def carry_weights(
         return before.times((1 - drop[0]) * drop[1], node.op)
     if (after := over_heads(node, weights, before)) is not None:
         return after
-    numbers = _before_and_after(node, tensor, tensors, weights, weighing) if node.shape == weights.shape else None
-    after = None if numbers is None else _known_change(node, weights, weighing, numbers, torch.finfo(tensor.dtype).eps)
-    return after or join_weights(node, weights, weighing, before) or before.changed(node.op)
+    numbers = _before_and_after(node, tensor, tensors, weights, softmax_run) if node.shape == weights.shape else None
+    after = (
+        None if numbers is None else _known_change(node, weights, softmax_run, numbers, torch.finfo(tensor.dtype).eps)
+    )
+    return after or join_weights(node, weights, softmax_run, before) or before.changed(node.op)
 
 
 def _known_change(
-    node: Node, weights: Node, weighing: SoftmaxRun, numbers: tuple[Tensor, Tensor], eps: float
+    node: Node, weights: Node, softmax_run: SoftmaxRun, numbers: tuple[Tensor, Tensor], eps: float
 ) -> WeightSteps | None:
     """Return the steps on weights after a mask or a multiplication by one number per row; None for other changes."""
     before, (old, new) = _of(weights), numbers
     rounding = 8 * max(eps, 2.0**-20)
-    keys = weighing.dim if node.shape == weighing.entry.shape else -1
+    keys = softmax_run.dim if node.shape == softmax_run.entry.shape else -1
     moved = ((new - old).abs() > rounding * old.abs()) & ~old.isnan()
     changed = bool(moved.any()) or bool((new.isnan() & ~old.isnan()).any())
     if bool(moved.any()) and not bool((new.masked_select(moved) != 0).any()):
-        if new.numel() >= math.prod(weighing.entry.shape):
+        if new.numel() >= math.prod(softmax_run.entry.shape):
             # A row or a head that is 0 as a whole hides no key from the others: a head mask, not a mask of keys.
             moved &= (new != 0).any(keys, keepdim=True)
-        return _masked(node, weights, weighing, before) if bool(moved.any()) else before
+        return _masked(node, weights, softmax_run, before) if bool(moved.any()) else before
     every = tuple(range(new.dim()))
     if changed and _is_single(node, weights) and (by := _factor(old, new, every, rounding)) is not None:
         return before.times(float(by), node.op)
@@ -94,17 +96,17 @@ def _known_change(
     for axis in sorted(every, reverse=True):
         if new.shape[axis] < 2 or not _sums_to_one(new, axis):
             continue
-        if _meets_their_sum(node, weighing, axis) or (changed and _factor(old, new, (axis,), rounding) is not None):
+        if _meets_their_sum(node, softmax_run, axis) or (changed and _factor(old, new, (axis,), rounding) is not None):
             return before.over_sum() if axis == every[-1] else _over_other_sum(before)
     same = not changed or _factor(old, new, (keys,), rounding) is not None  # a head mask, a learned gate
     return before if same else None
 
 
-def _masked(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps) -> WeightSteps:
+def _masked(node: Node, weights: Node, softmax_run: SoftmaxRun, before: WeightSteps) -> WeightSteps:
     """Return the steps after some weights became 0: by their own size (top-k), or by a mask."""
     others = [parent for parent in node.parents() if parent is not weights]
     alone = node.op not in ("tril", "triu", "zero") and not others
-    if alone or any(_is_made_of(other, weighing) for other in others):
+    if alone or any(_is_made_of(other, softmax_run) for other in others):
         return replace(before, thinned=True)
     return replace(before, remasked=True, renormalised=False)
 
@@ -117,8 +119,8 @@ def _over_other_sum(before: WeightSteps) -> WeightSteps:
 def overwritten(old: Node, new: Node, tensor: Tensor) -> WeightSteps:
     """Return the steps on weights after a part was written in place; `new` is the part's node, `tensor` its values."""
     before = _of(old)
-    if new.weights is not None and new.weighing is old.weighing:
-        return new.weights.carried
+    if new.weights is not None and new.softmax_run is old.softmax_run:
+        return new.weights.weight_steps
     zero = number_of(new, 1) == 0 if tensor.is_meta else not bool(tensor.any())
     if zero:
         return replace(before, remasked=True, renormalised=False)
@@ -126,14 +128,14 @@ def overwritten(old: Node, new: Node, tensor: Tensor) -> WeightSteps:
 
 
 def _of(node: Node) -> WeightSteps:
-    return WeightSteps() if node.weights is None else node.weights.carried
+    return WeightSteps() if node.weights is None else node.weights.weight_steps
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
 def _before_and_after(
-    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, weighing: SoftmaxRun
+    node: Node, tensor: Tensor, tensors: dict[int, Tensor], weights: Node, softmax_run: SoftmaxRun
 ) -> tuple[Tensor, Tensor] | None:
     """Return the weights before and after an operation, in float32 or float64, or None.
 
@@ -142,8 +144,8 @@ def _before_and_after(
     """
     old = next((tensors[i] for i, arg in enumerate(node.args) if arg is weights and i in tensors), None)
     if old is not None and not tensor.is_meta and (old is tensor or old.data_ptr() == tensor.data_ptr()):
-        known = _of(weights) == WeightSteps() and weighing.weights.numel() == tensor.numel()
-        old = weighing.weights.reshape(tensor.shape) if known else None
+        known = _of(weights) == WeightSteps() and softmax_run.weights.numel() == tensor.numel()
+        old = softmax_run.weights.reshape(tensor.shape) if known else None
     if old is None or tensor.is_meta:
         return _made_up(node, tensors, weights)
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -193,9 +195,9 @@ def _sums_to_one(new: Tensor, axis: int) -> bool:
     return bool((((sums - 1).abs() < WHOLE_ROW_TOLERANCE) | (sums == 0)).all()) and bool((sums != 0).any())
 
 
-def _meets_their_sum(node: Node, weighing: SoftmaxRun, axis: int) -> bool:
+def _meets_their_sum(node: Node, softmax_run: SoftmaxRun, axis: int) -> bool:
     """Whether an operand is computed from the weights with one number along an axis, as their sum is."""
-    made = [p for p in node.parents() if p.weighing is weighing and len(p.shape) == len(node.shape)]
+    made = [p for p in node.parents() if p.softmax_run is softmax_run and len(p.shape) == len(node.shape)]
     return any(p.shape[axis] == 1 for p in made)
 
 
@@ -208,25 +210,25 @@ def _is_single(node: Node, weights: Node) -> bool:
 # -- another tensor ----------------------------------------------------------------------------------------------------
 
 
-def join_weights(node: Node, weights: Node, weighing: SoftmaxRun, before: WeightSteps) -> WeightSteps | None:
+def join_weights(node: Node, weights: Node, softmax_run: SoftmaxRun, before: WeightSteps) -> WeightSteps | None:
     """Return the steps on weights after another tensor or a number joined them, or None if none did."""
     joined = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
-    if joined is None or node.shape != weights.shape or not weighing.node.products:
+    if joined is None or node.shape != weights.shape or not softmax_run.node.products:
         return None
     if (node.op == "div" and node.args[0] is not weights) or (node.op in ("mul", "div") and not others):
         return None
     # w - w.mean(-1, keepdim=True): one number per row may come from the weights; adding it still counts as joining.
     rows = node.op in _SUM_OR_DIFFERENCE
     inside = [p for p in others if not (rows and p.shape[-1:] == (1,) and len(p.shape) == len(node.shape))]
-    if any(_is_made_of(other, weighing) for other in inside):
+    if any(_is_made_of(other, softmax_run) for other in inside):
         return None
     return before.joined(Message(joined if others else _CONSTANT.get(node.op, joined)))
 
 
-def _is_made_of(node: Node, weighing: SoftmaxRun) -> bool:
+def _is_made_of(node: Node, softmax_run: SoftmaxRun) -> bool:
     """Whether a tensor is computed from the numbers of the weights, not only from their shape."""
-    return any(ancestor.weighing is weighing for ancestor in ancestors(node, closed=ops.CREATIONS))
+    return any(ancestor.softmax_run is softmax_run for ancestor in ancestors(node, closed=ops.CREATIONS))
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------------
@@ -246,10 +248,13 @@ def dropout_of(node: Node) -> tuple[float, float] | None:
         return (rate, 1 / (1 - rate)) if 0 < rate < 1 else None
     if node.op != "mul":
         return None
-    return next((kept for parent in node.parents() if not parent.act and (kept := _kept(parent)) is not None), None)
+    return next(
+        (keep_scale for parent in node.parents() if not parent.act and (keep_scale := _keep_scale(parent)) is not None),
+        None,
+    )
 
 
-def _kept(mask: Node) -> tuple[float, float] | None:
+def _keep_scale(mask: Node) -> tuple[float, float] | None:
     # (torch.rand_like(w) > p).float() / (1 - p)
     *passed, mask = back(mask, ops.PASSING | {"div", "mul"})
     gain = 1.0
@@ -265,8 +270,8 @@ def _kept(mask: Node) -> tuple[float, float] | None:
 def _rate(mask: Node) -> float | None:
     """Return the rate of entries that a random mask sets to 0, or None if the mask is not random."""
     if mask.op == "bernoulli":
-        kept = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
-        return None if kept is None else 1 - kept
+        probability = number_of(mask, 1) if len(mask.args) > 1 else _probability(mask)
+        return None if probability is None else 1 - probability
     bound = number_of(mask, 1)
     if bound is None or mask.op not in _DROPOUT_RATES or mask.args[0].op not in _UNIFORM_RANDOM:
         return None

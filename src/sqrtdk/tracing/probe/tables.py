@@ -197,20 +197,20 @@ def law_of(frequencies: Tensor, span: float, tolerance: float = FREQUENCY_TOLERA
     """
     sizes = frequencies.abs().cpu()
     pairs, number_of = len(sizes), torch.arange(len(sizes), dtype=torch.float64)
-    seen = sizes * span > LEAST_TURN
-    if int(seen.sum()) < 2:
+    turning = sizes * span > LEAST_TURN
+    if int(turning.sum()) < 2:
         return None
     # A line through log(frequency) over c: its slope is -log(base) / P, its value at c = 0 is log(factor). Faster pairs
     # weigh more, because their frequencies are known more precisely.
-    c, logs, weight = number_of[seen], sizes[seen].log(), sizes[seen] ** 2
+    c, logs, weight = number_of[turning], sizes[turning].log(), sizes[turning] ** 2
     mean_c, mean_log = (weight * c).sum() / weight.sum(), (weight * logs).sum() / weight.sum()
     slope = (weight * (c - mean_c) * (logs - mean_log)).sum() / (weight * (c - mean_c) ** 2).sum()
     factor = float((mean_log - slope * mean_c).exp())
     if abs(factor - 1) < FREQUENCY_TOLERANCE:
         factor, slope = 1.0, (weight * c * logs).sum() / (weight * c * c).sum()
     law = Law(math.exp(float(-slope) * pairs), factor)
-    off = (law.frequencies(pairs)[seen] - sizes[seen]).abs()
-    return law if bool((off < tolerance * sizes[seen] + LEAST_TURN / 5 / span).all()) else None
+    off = (law.frequencies(pairs)[turning] - sizes[turning]).abs()
+    return law if bool((off < tolerance * sizes[turning] + LEAST_TURN / 5 / span).all()) else None
 
 
 # -- positions ---------------------------------------------------------------------------------------------------------

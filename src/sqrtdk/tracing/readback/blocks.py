@@ -39,7 +39,7 @@ class Span:
 # -- blocks side by side before one softmax ----------------------------------------------------------------------------
 
 
-def key_spans(fork: Fork, weighing: SoftmaxRun) -> list[Span]:
+def key_spans(fork: Fork, softmax_run: SoftmaxRun) -> list[Span]:
     """Return the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
 
     Handles `torch.cat([q @ k1.mT, q @ k2.mT], -1)`, and slices written into a tensor: `z[..., :8] = q @ k1.mT`.
@@ -50,7 +50,7 @@ def key_spans(fork: Fork, weighing: SoftmaxRun) -> list[Span]:
         axis, branches = sliced(node)
     else:
         branches = list(_branches(node, axis))
-    if not branches or not all(branch.products for branch in branches) or not _along_keys(fork, axis, weighing):
+    if not branches or not all(branch.products for branch in branches) or not _along_keys(fork, axis, softmax_run):
         return []
     spans, first = [], 0
     for branch in branches:
@@ -76,19 +76,19 @@ def _widened(value: Tensor, axis: int, first: int, total: int) -> Tensor:
     return value.index_select(axis, index.clamp(0, value.shape[axis] - 1))
 
 
-def _along_keys(fork: Fork, axis: int, weighing: SoftmaxRun) -> bool:
+def _along_keys(fork: Fork, axis: int, softmax_run: SoftmaxRun) -> bool:
     """Whether the softmax runs over this axis of the node, with the entries in the same order."""
     shape = fork.node.shape
     count = torch.arange(shape[axis], device="cpu")
     try:
-        line = to_softmax(numbered(shape, axis), fork.views).movedim(weighing.dim, -1)
+        line = to_softmax(numbered(shape, axis), fork.views).movedim(softmax_run.dim, -1)
     except (RuntimeError, IndexError):
         return False
     keys = line[..., : len(count)].reshape(-1, line.shape[-1])[:, : len(count)]
     return bool(len(keys)) and keys.shape[-1] == len(count) and bool((keys[[0, -1]] == count).all())
 
 
-def join_beside(weighing: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
+def join_beside(softmax_run: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
     """Return one reading of all spans, or None if their sizes do not match."""
     first = cells[0].reading
     sizes = {(cell.reading.layout.batch, cell.reading.layout.heads, cell.reading.layout.rows) for cell in cells}
@@ -96,7 +96,7 @@ def join_beside(weighing: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
         return None
     layout = replace(first.layout, columns=sum(cell.reading.layout.columns for cell in cells))
     whole = replace(first.operands, layout=layout, first=0)
-    return joined_cells(cells, layout, whole.arrange(weighing.logits), whole.arrange(weighing.weights))
+    return joined_cells(cells, layout, whole.arrange(softmax_run.logits), whole.arrange(softmax_run.weights))
 
 
 # -- putting together --------------------------------------------------------------------------------------------------

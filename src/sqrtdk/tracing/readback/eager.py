@@ -39,46 +39,48 @@ _ADDITIVE = "additive"
 
 
 def read_eager(
-    weighing: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None
+    softmax_run: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None
 ) -> Reading | NotAttentionCode:
     """Return the reading of a softmax whose weights multiply values, or why it is no attention.
 
     Args:
-        weighing: the softmax.
+        softmax_run: the softmax.
         value: the values that its weights multiply.
         output: weights @ value.
         heads_hint: number of heads that the module declares.
     """
-    if weighing.logits.is_nested:
-        return read_nested(weighing, value)
-    chain = read_chain(weighing.node)
+    if softmax_run.logits.is_nested:
+        return read_nested(softmax_run, value)
+    chain = read_chain(softmax_run.node)
     if chain.product is None or chain.product.product is None:
-        return _without_product(weighing, chain, value, output)
+        return _without_product(softmax_run, chain, value, output)
     if chain.fork is not None:
-        spans = key_spans(chain.fork, weighing)
-        cells = [Cell(0, span.first, aligned(read_span(weighing, value, output, span, heads_hint))) for span in spans]
-        joined = join_beside(weighing, cells) if cells else None
+        spans = key_spans(chain.fork, softmax_run)
+        cells = [
+            Cell(0, span.first, aligned(read_span(softmax_run, value, output, span, heads_hint))) for span in spans
+        ]
+        joined = join_beside(softmax_run, cells) if cells else None
         if joined is not None:
             return joined
-    return read_span(weighing, value, output, Span(chain), heads_hint)
+    return read_span(softmax_run, value, output, Span(chain), heads_hint)
 
 
-def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
+def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
     """Return the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
     chain = span.chain
     assert chain.product is not None
     assert chain.product.product is not None
     left, right = product_operands(chain.product)
-    axes = orientation(chain.product, chain.views, weighing.dim, weighing.logits.dim())
+    axes = orientation(chain.product, chain.views, softmax_run.dim, softmax_run.logits.dim())
     query_node, key_node = (right, left) if axes.swapped else (left, right)
-    axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(weighing.logits.shape))
-    axes = place_heads(axes, chain.product, query_node, chain.views, weighing.logits.dim())
+    axes = place_rows(axes, chain.product, query_node, key_node, chain.views, tuple(softmax_run.logits.shape))
+    axes = place_heads(axes, chain.product, query_node, chain.views, softmax_run.logits.dim())
     query, key = with_cancelled_decays(_followed(query_node, "q", left), _followed(key_node, "k", left))
     if not paired_channels(left, right, (-1, -2)):
         query = query.then(PERMUTED)
     if len(right.shape) > 1:
         query, key = (query.transposed(), key) if axes.swapped else (query, key.transposed())
-    layout = lay_out(weighing.logits, chain.product, chain.views, axes, query, value, heads_hint)
+    layout = lay_out(softmax_run.logits, chain.product, chain.views, axes, query, value, heads_hint)
     if span.size is not None:
         layout = replace(layout, columns=span.size)
     channels = is_over_channels(query_node, swapped=axes.swapped)
@@ -86,11 +88,13 @@ def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, h
     # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
     if distance is None and (rest := completed_distance(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
-    if weighing.sinks:
+    if softmax_run.sinks:
         steps = (*steps, LearnedSinks(column=False))
-    if weighing.fault is not None:
-        steps = (*steps, Unknown(Message(f"trace.step.{weighing.fault}"), weighing.fault))
-    elif not weighing.carried.changes and any(isinstance(s, Offset) and s.varies(weighing.dim) for s in steps):
+    if softmax_run.fault is not None:
+        steps = (*steps, Unknown(Message(f"trace.step.{softmax_run.fault}"), softmax_run.fault))
+    elif not softmax_run.weight_steps.changes and any(
+        isinstance(s, Offset) and s.varies(softmax_run.dim) for s in steps
+    ):
         steps = (
             *steps,
             Unknown(Message(OF_LOGITS)),
@@ -98,43 +102,45 @@ def read_span(weighing: SoftmaxRun, value: Tensor, output: Tensor, span: Span, h
     elif span.size is None and any(isinstance(step, LearnedSinks) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
-        weighing,
+        softmax_run,
         query,
         key,
         steps,
         layout=layout,
         operands=Logits(
-            weighing.logits,
-            weighing.weights,
+            softmax_run.logits,
+            softmax_run.weights,
             chain.product,
             chain.views,
             axes,
             layout,
-            met=weighing.met,
+            met=softmax_run.met,
             first=span.first,
         ),
         dtype=value.dtype,
-        logits_dtype=weighing.stored,
-        output=None if weighing.fault is not None else output,
+        logits_dtype=softmax_run.stored,
+        output=None if softmax_run.fault is not None else output,
         kv_heads=_kv_heads(chain.product, layout, axes),
         distance=distance,
         axis="windows" if axes.windowed else "channels" if channels else "positions",
         no_slope=None if distance is None else Message("trace.scale.distance_slope"),
-        fault=Message("trace.fault.sum_of_query") if weighing.fault is not None else None,
+        fault=Message("trace.fault.sum_of_query") if softmax_run.fault is not None else None,
     )
 
 
-def _without_product(weighing: SoftmaxRun, chain: Chain, value: Tensor, output: Tensor) -> Reading | NotAttentionCode:
+def _without_product(
+    softmax_run: SoftmaxRun, chain: Chain, value: Tensor, output: Tensor
+) -> Reading | NotAttentionCode:
     """Reads logits that are no product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
 
     Returns a code, as `read_eager` does, if the logits come from a single projection.
     """
-    score, logits = _ADDITIVE if chain.product is not None else unknown_start(weighing.node), weighing.logits
+    score, logits = _ADDITIVE if chain.product is not None else unknown_start(softmax_run.node), softmax_run.logits
     if score is None:
         return "one_projection"
-    logits = logits.movedim(weighing.dim, -1)
+    logits = logits.movedim(softmax_run.dim, -1)
     dims, additive = logits.dim(), score == _ADDITIVE
-    axes = Orientation(weighing.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
+    axes = Orientation(softmax_run.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
     odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # with two axes, the first may be the batch or the queries
     if dims == 2 and value.dim() > 2:
         logits = logits.unsqueeze(-2)  # one query per sequence: (B, S) becomes (B, 1, S)
@@ -144,15 +150,15 @@ def _without_product(weighing: SoftmaxRun, chain: Chain, value: Tensor, output: 
     layout = Layout(batch, math.prod(logits.shape[1:-2]), rows, logits.shape[-1], 0, value.shape[-1])
     of_score = None
     if additive and chain.product is not None:
-        of_score = Logits(weighing.logits, weighing.weights, chain.product, chain.views, axes, layout)
+        of_score = Logits(softmax_run.logits, softmax_run.weights, chain.product, chain.views, axes, layout)
     no_slope = Message("trace.fault.score", what=score) if additive else None
-    fault = no_slope if odd or weighing.fault is not None else None
+    fault = no_slope if odd or softmax_run.fault is not None else None
     stage = Stage("logits", "score" if additive else "unknown", score)
     return of_softmax(
-        weighing,
+        softmax_run,
         ProductSide(None, None, (stage,), unknown=() if additive else (score,)),
         ProductSide(None, None),
-        (*chain.steps, *((LearnedSinks(column=False),) if weighing.sinks else ())) if additive else (),
+        (*chain.steps, *((LearnedSinks(column=False),) if softmax_run.sinks else ())) if additive else (),
         layout=layout,
         operands=of_score,
         dtype=value.dtype,
@@ -252,8 +258,8 @@ def _by_features(product: Node, views: tuple[Node, ...], axes: Orientation, oper
     inner = int(others[0]) if len(others) else 1
     regular = (torch.arange(len(number)) // inner) % heads
     # An input or a sum may have its heads on an own axis, outside the features: one head is then no evidence.
-    told = projected or heads > 1
-    return (heads, inner) if told and bool((number == regular).all()) else None
+    reliable = projected or heads > 1
+    return (heads, inner) if reliable and bool((number == regular).all()) else None
 
 
 def _heads_at(product: Node, views: tuple[Node, ...], axes: Orientation) -> Tensor | None:

@@ -24,26 +24,28 @@ EDGE_SOFTMAX = "edge softmax"
 _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is padded to the largest number of edges
 
 
-def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor) -> Reading | NotAttentionCode:
+def read_edges(
+    softmax_run: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor
+) -> Reading | NotAttentionCode:
     """Return the reading of an edge softmax that weighs values, or why it is no attention."""
     # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
-    way = read_chain(weighing.node, {**READERS, "mul": _multiplied})
-    layout = _layout(weighing.logits, groups, value)
+    way = read_chain(softmax_run.node, {**READERS, "mul": _multiplied})
+    layout = _layout(softmax_run.logits, groups, value)
     if way.product is None or way.product.product is None:
-        return _without_product(weighing, layout, value)
+        return _without_product(softmax_run, layout, value)
     left, right = (arg for arg in way.product.args if isinstance(arg, Node))
     query, key = (_side(node, where) for node, where in ((left, "q"), (right, "k")))
-    width, fault = left.shape[-1], weighing.fault
+    width, fault = left.shape[-1], softmax_run.fault
     paired = math.prod(way.product.shape) * width == math.prod(left.shape) == math.prod(right.shape)
     reading = of_softmax(
-        weighing,
+        softmax_run,
         query,
         key,
         way.steps if fault is None else (*way.steps, Unknown(Message(f"trace.step.{fault}"), fault)),
         layout=replace(layout, columns=_sources(right) or layout.rows, width=width),
-        operands=Edges(weighing.logits, way.product, way.views, groups.axis, groups.index) if paired else None,
+        operands=Edges(softmax_run.logits, way.product, way.views, groups.axis, groups.index) if paired else None,
         dtype=value.dtype,
-        logits_dtype=weighing.stored,
+        logits_dtype=softmax_run.stored,
         output=None if fault is not None else output,
         fault=None if fault is None else Message("trace.fault.sum_of_node"),
         no_slope=None if paired else Message("trace.scale.rows"),
@@ -52,22 +54,22 @@ def read_edges(weighing: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: 
     return replace(reading, kind=EDGE_SOFTMAX)
 
 
-def _without_product(weighing: SoftmaxRun, layout: Layout, value: Tensor) -> Reading | NotAttentionCode:
+def _without_product(softmax_run: SoftmaxRun, layout: Layout, value: Tensor) -> Reading | NotAttentionCode:
     """Reads logits that are no product of q and k; returns a code if they come from a single projection."""
-    score = "additive" if is_additive(weighing.node) else unknown_start(weighing.node)
+    score = "additive" if is_additive(softmax_run.node) else unknown_start(softmax_run.node)
     if score is None:
         return "of_edges"
     additive = score == "additive"
     stage = Stage("logits", "score" if additive else "unknown", score)
     reading = of_softmax(
-        weighing,
+        softmax_run,
         ProductSide(None, None, (stage,), unknown=() if additive else (score,)),
         ProductSide(None, None),
         (),
         layout=layout,
         operands=None,
         dtype=value.dtype,
-        logits_dtype=weighing.logits.dtype,
+        logits_dtype=softmax_run.logits.dtype,
         score=score,
         fault=Message("trace.fault.logits", what=score),
     )

@@ -87,7 +87,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
     held = exponential.logits is not None or exponential.power is not None
     hides = _hidden_later(exponential)
     logits = _logits(exponential, hides) if held else torch.empty(exponential.shape, device="meta")
-    weighing = SoftmaxRun(
+    softmax_run = SoftmaxRun(
         node=exponential.node,
         logits=logits,
         weights=logits,
@@ -97,7 +97,7 @@ def _read(exponential: Exponential, output: Tensor, heads_hint: int | None) -> _
         flex=False,
         stored=exponential.stored,
     )
-    reading = read_span(weighing, exponential.value, output, Span(chain), heads_hint)
+    reading = read_span(softmax_run, exponential.value, output, Span(chain), heads_hint)
     steps = reading.steps
     if exponential.base != math.e:
         base = Scale(Factor(math.log(exponential.base), "logits", f"base {exponential.base:g}"))

@@ -242,9 +242,9 @@ def _selected(link: Link) -> tuple[Step, ...]:
             break
     if all(isinstance(arg, Node) and _same_lineage(arg, link.main) for arg in node.args[1:3]):
         return unknown(link)
-    kept = node.args[1] is link.main
-    fill, known = _fill(node, 2 if kept else 1)
-    return link.overwritten(0, fill, keep=kept) if known else unknown(link)
+    keep_where_true = node.args[1] is link.main
+    fill, known = _fill(node, 2 if keep_where_true else 1)
+    return link.overwritten(0, fill, keep=keep_where_true) if known else unknown(link)
 
 
 def _fill(node: Node, position: int) -> tuple[float | None, bool]:

@@ -191,13 +191,13 @@ def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
     return channel is not None and varies(channel, rows) and not varies(channel, summed)
 
 
-def pools_positions(weighing: SoftmaxRun) -> bool:
+def pools_positions(softmax_run: SoftmaxRun) -> bool:
     """Whether a softmax runs over the positions of one projection; a router's runs over the features.
 
     MobileViTv2 pools so: softmax(conv(x)) over the tokens multiplies k element by element (arXiv:2206.02680).
     """
-    feature = projection_coordinate(weighing.node, features)
-    return feature is not None and not varies(feature, weighing.dim) and weighing.node.shape[weighing.dim] > 1
+    feature = projection_coordinate(softmax_run.node, features)
+    return feature is not None and not varies(feature, softmax_run.dim) and softmax_run.node.shape[softmax_run.dim] > 1
 
 
 def norm_fault(operand: Node, *, summed: int) -> str | None:

@@ -43,7 +43,7 @@ def kernel_arguments(call: Call) -> dict[str, Any] | None:
     above, below = above_and_below(call)
     visible = call.visible
     if call.mask_mods:
-        visible, above, below = call.seen(0, call.length), None, None
+        visible, above, below = call.visible_mask(0, call.length), None, None
     scale = call.scale
     return {
         **arguments_of_product(call),
@@ -154,13 +154,13 @@ def _hides(call: Call, layout: Layout) -> tuple[tuple[Hide, ...], str | None]:
     pairs = math.prod(layout.shape) if call.score_mod is not None else layout.rows * layout.columns
     if pairs > MOST_MASK_ELEMENTS:
         return (unknown,), Message("trace.statistics.window", rows=layout.rows, keys=layout.columns)
-    seen = call.seen(0, call.length)
+    visible = call.visible_mask(0, call.length)
     if call.score_mod is not None:
         # a function hides a key by -inf, whatever the score was
         zeros = torch.zeros(layout.shape, dtype=call.dtype, device=call.query.device)
         shown = call.modified(zeros, 0, call.length) != -math.inf
-        seen = shown if seen is None else seen & shown.reshape(*call.lead, *shown.shape[-2:])
-    if seen is None or bool(seen.all()):
+        visible = shown if visible is None else visible & shown.reshape(*call.lead, *shown.shape[-2:])
+    if visible is None or bool(visible.all()):
         return (), None
-    four = broadcastable(seen, call.lead)
+    four = broadcastable(visible, call.lead)
     return (Hide("bool", -math.inf, StepTensor(four, (), tuple(four.shape))),), None

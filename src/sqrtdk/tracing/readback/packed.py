@@ -176,10 +176,10 @@ class PackedPair:
 # -- nested tensors, of which torch made operations on whole nested batches --------------------------------------------
 
 
-def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
+def read_nested(softmax_run: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
     """Return the reading of a softmax over nested logits, or why it is no attention."""
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
-    product, met = _back_through_nested(weighing.node, "logits", {"matmul"})
+    product, met = _back_through_nested(softmax_run.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:
         return "nested_logits"
     q, k = product.operands[0], product.operands[1].transpose(-1, -2)
@@ -192,14 +192,14 @@ def read_nested(weighing: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCo
     value_width = value.unbind()[0].shape[-1]
     layout = Layout(queries.count, heads, queries.longest, keys.longest, width, value_width)
     return of_softmax(
-        weighing,
+        softmax_run,
         query,
         key,
         steps,
         layout=layout,
         operands=PackedPair(queries, keys, q.device).vectors(rows, columns, by, exact=True),
         dtype=q.dtype,
-        logits_dtype=weighing.logits.dtype,
+        logits_dtype=softmax_run.logits.dtype,
         no_slope=unread,
         no_stats=None if unread is None else Message("trace.statistics.nested", step=unread),
     )

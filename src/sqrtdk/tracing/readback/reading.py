@@ -176,7 +176,7 @@ class Reading:
         output: weights @ v; None if it is unknown.
         kv_heads: heads of the key at the product, repeated or not; None if they equal the query's.
         dropout: rate of the dropout on the weights.
-        carried: the steps on the weights after the softmax.
+        weight_steps: the steps on the weights after the softmax.
         score: name of the score if the logits are no product of q and k.
         distance: the score is |q - k| to this power instead of q . k; see `Product`.
         axis: what the keys are; see `AttentionCall`.
@@ -204,7 +204,7 @@ class Reading:
     output: Tensor | None = None
     kv_heads: int | None = None
     dropout: float = 0.0
-    carried: WeightSteps = field(default_factory=WeightSteps)
+    weight_steps: WeightSteps = field(default_factory=WeightSteps)
     score: str | None = None
     distance: int | None = None
     axis: str = "positions"
@@ -229,14 +229,14 @@ class Reading:
 
 
 def of_softmax(
-    weighing: SoftmaxRun, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
+    softmax_run: SoftmaxRun, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
 ) -> Reading:
     """Return the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
 
     SDPA's unfused path multiplies both q and k by the root of its scale, and turns masks into floats. The reading
     gives the one scale of the call, and the masks as they were passed.
     """
-    by_sdpa = weighing.op == _SAFE_SOFTMAX and not weighing.flex
+    by_sdpa = softmax_run.op == _SAFE_SOFTMAX and not softmax_run.flex
     if by_sdpa:
         steps = as_passed(steps)
         left, right = (side.factors[-1].value if side.factors else None for side in (query, key))
@@ -244,15 +244,15 @@ def of_softmax(
             merged = Scale(Factor(left * right, "op", "sdpa scale"), at=query.factors[-1].at)
             query, key, steps = _without_last_scale(query), _without_last_scale(key), (merged, *steps)
     return Reading(
-        site=weighing.entry.site,
-        kind="sdpa" if by_sdpa else "flex" if weighing.flex else "eager",
-        op="aten._scaled_dot_product_attention_math" if by_sdpa else weighing.op,
+        site=softmax_run.entry.site,
+        kind="sdpa" if by_sdpa else "flex" if softmax_run.flex else "eager",
+        op="aten._scaled_dot_product_attention_math" if by_sdpa else softmax_run.op,
         query=query,
         key=key,
         steps=steps,
-        device=weighing.logits.device,
-        dropout=weighing.dropout,
-        carried=weighing.carried,
+        device=softmax_run.logits.device,
+        dropout=softmax_run.dropout,
+        weight_steps=softmax_run.weight_steps,
         **others,
     )
 

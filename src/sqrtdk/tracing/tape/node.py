@@ -111,7 +111,7 @@ class SoftmaxEntry:
     lost: bool = False  # its weights entered an operation that is not followed
     lost_at: Place | None = None  # place of that operation
     formula: str | None = None  # the formula as far as it was read
-    told: bool = False  # it is reported, and nothing can be added
+    reported: bool = False  # it is reported, and nothing can be added
     record: int | None = None  # index of its record in the trace
 
 
@@ -138,7 +138,7 @@ class SoftmaxRun:
     stored: torch.dtype  # dtype of the product's result, before an upcast for the softmax
     dropout: float = 0.0
     sinks: bool = False  # the denominator has more terms than the keys
-    carried: WeightSteps = field(default_factory=WeightSteps)  # the steps on the weights up to the value product
+    weight_steps: WeightSteps = field(default_factory=WeightSteps)  # the steps on the weights up to the value product
     met: Tensor | None = None  # weights at the value product, (..., L, S), if a mixing may have shown hidden keys
     used: Tensor | None = None  # weights at the value product, (..., L, S), if the trace keeps values
     fault: CallFault | None = None  # why it is wrong: the value product sums over another axis than the softmax
@@ -244,8 +244,8 @@ class Pairs:
 class Weights:
     """Weights of a softmax, and the steps on them since."""
 
-    weighing: SoftmaxRun
-    carried: WeightSteps = field(default_factory=WeightSteps)
+    softmax_run: SoftmaxRun
+    weight_steps: WeightSteps = field(default_factory=WeightSteps)
     weighted: bool = False  # multiplied with values by broadcasting, not summed yet: w[..., None] * v
     values: Tensor | None = None  # those values
     beside: tuple[SoftmaxRun, ...] = ()  # other softmaxes whose weights are combined with these
@@ -333,9 +333,9 @@ class Node:
         return self.root is not None
 
     @property
-    def weighing(self) -> SoftmaxRun | None:
+    def softmax_run(self) -> SoftmaxRun | None:
         """The softmax whose weights it carries, or None."""
-        return None if self.weights is None else self.weights.weighing
+        return None if self.weights is None else self.weights.softmax_run
 
     def make_root(self, root: Root, value: Tensor | None) -> None:
         """Makes this node the start of a lineage: cuts the links to its parents and keeps its values."""

@@ -57,7 +57,7 @@ _files: dict[str, str] = {}  # absolute paths by the paths that `place_text` ret
 def current_place() -> Place | None:
     """Return the place of the running operation, or None if no Python code runs it."""
     frame: FrameType | None = sys._getframe(1)
-    told, rank = None, _NOBODY
+    nearest, rank = None, _NOBODY
     while frame is not None:
         code = frame.f_code
         owner = _owners.get(code.co_filename)
@@ -68,9 +68,9 @@ def current_place() -> Place | None:
         if owner is _AUDIT:
             break
         if owner < rank:
-            told, rank = (code, frame.f_lasti), owner
+            nearest, rank = (code, frame.f_lasti), owner
         frame = frame.f_back
-    return told
+    return nearest
 
 
 def _owner(file: str) -> int:

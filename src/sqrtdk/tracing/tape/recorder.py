@@ -263,8 +263,8 @@ class Recorder(EagerMode):
         if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
             reason = Message("trace.missed.opaque", name=f"{func.namespace}::{name}")
             nodes = self._nodes(_bind(func, args, kwargs))
-            seen = Operands(name, {key: node for key, node in nodes.items() if node.act})
-            self.listener.missed(self.sites.here(), reason, seen)
+            operands = Operands(name, {key: node for key, node in nodes.items() if node.act})
+            self.listener.missed(self.sites.here(), reason, operands)
         if foreign and output is None:  # the operation writes its result into an argument
             output = written
         self.classifier.note(func, name, args, kwargs, output, turned)

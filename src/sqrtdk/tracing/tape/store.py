@@ -60,7 +60,7 @@ class NodeStore:
     def __init__(
         self, model: nn.Module | None, sites: Sites, values: Mapping[str, Tensor], overwritten: Overwritten
     ) -> None:
-        self.weighings: WeakSet[SoftmaxRun] = WeakSet()
+        self.softmax_runs: WeakSet[SoftmaxRun] = WeakSet()
         self.projected: WeakSet[Node] = WeakSet()  # roots that a projection has read: hidden states
         self.parts: WeakSet[Node] = WeakSet()  # this rank's shards of parameters
         self.asked: ProjectionGradients | None = None  # set if gradients of projections' outputs are wanted
@@ -253,11 +253,11 @@ class NodeStore:
             for node in list(self._valued):
                 if node.value is not None and _storage(node.value) == storage:
                     node.value = node.value.clone()
-            for weighing in [weighing for weighing in self.weighings if not weighing.entry.attention]:
-                if _storage(weighing.logits) == storage:
-                    weighing.logits = weighing.logits.clone()
-                if _storage(weighing.weights) == storage:
-                    weighing.weights = weighing.weights.clone()
+            for softmax_run in [softmax_run for softmax_run in self.softmax_runs if not softmax_run.entry.attention]:
+                if _storage(softmax_run.logits) == storage:
+                    softmax_run.logits = softmax_run.logits.clone()
+                if _storage(softmax_run.weights) == storage:
+                    softmax_run.weights = softmax_run.weights.clone()
 
     def note_write(self, written: Iterable[Tensor]) -> None:
         """Updates the nodes of other tensors on the written storage: they now descend from the write too."""
@@ -285,15 +285,15 @@ class NodeStore:
             loose = old.partial.loose or new.partial.loose
             both.partial = replace(new.partial, parts=parts, open=pending | new.partial.open, loose=loose)
         if old.weights is not None:
-            both.weights = Weights(old.weights.weighing, self._overwritten(old, new, tensor))
+            both.weights = Weights(old.weights.softmax_run, self._overwritten(old, new, tensor))
         return both
 
 
 def _lose(nodes: Iterable[Node], place: Place | None) -> None:
     """Notes where weights enter an operation that is not followed; reported if they multiply no values elsewhere."""
     for node in nodes:
-        if node.weights is not None and not node.weights.weighing.entry.lost:
-            node.weights.weighing.entry.lost, node.weights.weighing.entry.lost_at = True, place
+        if node.weights is not None and not node.weights.softmax_run.entry.lost:
+            node.weights.softmax_run.entry.lost, node.weights.softmax_run.entry.lost_at = True, place
 
 
 def _storage(tensor: Tensor) -> int:

@@ -118,13 +118,13 @@ class Travel:
         sources.update(serial for serial in serials if serial is not None)
         return Journey(serials, frozenset(sources), self.came(nodes))
 
-    def without_parts(self, told: Sequence[tuple[AttentionCall, Journey]]) -> list[AttentionCall]:
+    def without_parts(self, records: Sequence[tuple[AttentionCall, Journey]]) -> list[AttentionCall]:
         """Return the calls; those that are part of a row of several ranks have no statistics, and say why."""
-        away = [journey.came or bool(journey.sources & self.passed) for _, journey in told]
-        queries = [(call.site, journey.roots[0]) for call, journey in told]
+        away = [journey.came or bool(journey.sources & self.passed) for _, journey in records]
+        queries = [(call.site, journey.roots[0]) for call, journey in records]
         calls, apart = Counter(queries), {query for query, goes in zip(queries, away, strict=True) if goes}
         found = []
-        for (call, _), query, goes in zip(told, queries, away, strict=True):
+        for (call, _), query, goes in zip(records, queries, away, strict=True):
             several = query in apart and query[1] is not None and calls[query] > 1
             found.append(_part_of_row(call, "passed" if several else "gathered") if goes or several else call)
         return found
