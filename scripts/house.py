@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = 60  # lines: a file below is likely one jump of the reader for nothing
-MOST = {"classes and functions": 23, "constants": 22}  # lower it with each name that goes; it never rises
+MOST = {"classes and functions": 11, "constants": 18}  # lower it with each name that goes; it never rises
 
 
 # What one file should do for all others.

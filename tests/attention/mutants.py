@@ -7,7 +7,7 @@ from tests.planting.changes import Change, Planted, plant
 ATTEND, LOGITS, SOFTMAX, ROW_STATS = (
     f"impl/rows.py:{name}" for name in ("weighed_rows", "row_logits", "_softmax", "traceable_row_stats")
 )
-SEEN, COUNT, GROW = "impl/call.py:Call.visible_mask", "impl/call.py:Call.visible_keys", "impl/call.py:repeat_heads"
+SEEN, COUNT, GROW = "impl/call.py:Call.visible_mask", "impl/call.py:Call.visible_keys", "impl/call.py:repeat_key_heads"
 RESOLVE, MASKS = "_resolve.py:resolve_arguments", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
 FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"

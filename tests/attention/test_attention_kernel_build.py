@@ -52,7 +52,7 @@ def test_a_cpu_without_the_instructions_is_named(
     if named is not None:
         monkeypatch.setenv("SQRTDK_KERNEL", named)
     with pytest.raises(UnsupportedError, match=f"can't be built: the CPU has no {lacking}"):
-        build.build(force=True)
+        build.build_kernel(force=True)
 
 
 @pytest.mark.parametrize(

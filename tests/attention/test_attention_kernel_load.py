@@ -121,7 +121,7 @@ def test_a_library_that_others_can_write_is_not_loaded(
     monkeypatch.setenv("CXX", "/bin/false")
     refused = "the compiler failed" if what == "file" else f"can't be kept safely: .*{how}"
     with pytest.raises(UnsupportedError, match=refused):
-        build.build()
+        build.build_kernel()
 
 
 THREADS = """
@@ -177,7 +177,7 @@ from pathlib import Path
 from sqrtdk.impl.kernel import build, libraries, load
 load.PREBUILT = libraries.PREBUILT = Path(sys.argv[1])
 try:
-    print(build.build() if sys.argv[2] == "build" else load.load_kernel() or load.library())
+    print(build.build_kernel() if sys.argv[2] == "build" else load.load_kernel() or load.library())
 except NotImplementedError as error:
     print(error)
 """

@@ -13,7 +13,7 @@ import pytest
 from sqrtdk.audit.baseline import Ledger, compare_with_baseline, from_document, ledger_of, read_baseline, same_formula
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
 from sqrtdk.errors import BaselineError
-from sqrtdk.report.check.baseline import to_file, to_json, to_markdown, to_text
+from sqrtdk.report.check.baseline import baseline_markdown, to_file, to_json, to_text
 from tests.attentions.each import each
 from tests.report.sample_report import healthy, hostile, judged, leaking, sick, static, unjudged
 from tests.support.optional import jsonschema
@@ -134,9 +134,9 @@ def test_formulas_are_compared_number_by_number() -> None:
 def test_comparisons_are_drawn_whatever_the_names(change: str) -> None:
     now = hostile() if change == "texts" else sick()
     held = compare_with_baseline(kept(healthy(2)), now, "b\x1b.json")
-    assert all("\x1b" not in text for text in (to_text(held), to_markdown(held), to_json(held)))
+    assert all("\x1b" not in text for text in (to_text(held), baseline_markdown(held), to_json(held)))
     assert json.loads(to_json(held))["exit_code"] == 1
-    assert "<script" not in to_markdown(held)
+    assert "<script" not in baseline_markdown(held)
     assert "removed" in to_text(held)
 
 
@@ -146,7 +146,7 @@ def test_changes_that_do_not_count_are_counted_one_by_one() -> None:
         now = scaled(now, site, 2.0)
     held = compare_with_baseline(kept(healthy(3)), now, "b")
     held = dataclasses.replace(held, changes=tuple(dataclasses.replace(one, fails=False) for one in held.changes))
-    comment = to_markdown(held)
+    comment = baseline_markdown(held)
     assert "3 more changes, not counted" in comment
     assert comment.count("| ratio changed |") == 1  # layers that changed alike are one row
 

@@ -99,7 +99,7 @@ def test_a_worker_that_always_ends_is_its_checkpoint_alone(
     from sqrtdk.errors import LabError
     from sqrtdk.monitor.checkpoints import _measure
 
-    honest = _measure.measure
+    honest = _measure.measure_checkpoint
 
     def ends_at_ten(self: object, function: object, cell: Any) -> dict[str, Any]:
         if cell["step"] == 10:

@@ -120,7 +120,7 @@ def test_a_baseline_in_chinese_says_the_same() -> None:
     assert "- 判定：相符" in chinese
     assert "+ 判定：未声明：缺少缩放" in chinese
     assert "3 次相符" in baseline.ledger_line(kept, "zh")
-    for text in (chinese, baseline.to_markdown(comparison, "zh")):
+    for text in (chinese, baseline.baseline_markdown(comparison, "zh")):
         assert SEPARATED.findall(html.unescape(text)) == []
         assert baseline.baseline_summary_line(comparison, "zh").partition("。")[0] in text
         for word in (" changed", " against ", "fails", "Exit code", "attentions", "review", "new finding:", "before"):

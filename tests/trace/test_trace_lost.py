@@ -225,7 +225,7 @@ def test_what_fails_after_the_formula_was_read_has_it_whole(monkeypatch: pytest.
     def right(self, q, k, v):
         return (q @ k.mT * 0.25).softmax(-1) @ v  # lost
 
-    monkeypatch.setattr("sqrtdk.tracing.calls.statistics.measure", failing)
+    monkeypatch.setattr("sqrtdk.tracing.calls.statistics.exact_statistics", failing)
     (entry,) = run(right).not_measured
     assert (entry.formula, at(entry)) == ("softmax(0.25 * q.k)", line(right, "lost"))
 

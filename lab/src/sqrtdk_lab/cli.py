@@ -12,7 +12,7 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.verbs import group_of, register
+from sqrtdk.cli.verbs import group_of, register_verb
 from sqrtdk.messages import Message, joined
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ lab = group_of("lab", EXAMPLES)
 for name, verb in (
     ("list", list_claims), ("show", show_claim), ("run", run), ("report", report_records), ("sweep", run_sweep),
 ):  # fmt: skip
-    register(lab, verb, name, EXAMPLES)
+    register_verb(lab, verb, name, EXAMPLES)
 program = group_of("sqrtdk", EXAMPLES)  # what the entry points name
 program.add_typer(lab)
-register(program, app, examples=EXAMPLES)
+register_verb(program, app, examples=EXAMPLES)

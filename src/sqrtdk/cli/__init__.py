@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from sqrtdk.cli import options, process
-from sqrtdk.cli.check import check
-from sqrtdk.cli.diff import diff
+from sqrtdk.cli.check import check_verb
+from sqrtdk.cli.diff import diff_verb
 from sqrtdk.cli.errors import PlainMessages, fail
 from sqrtdk.cli.kv import kv
-from sqrtdk.cli.machine import build, env
+from sqrtdk.cli.machine import build_verb, env
 from sqrtdk.cli.output import drop_stdout, keep_streams, open_closed_streams, speak, unwritable
 from sqrtdk.cli.params import params
-from sqrtdk.cli.record import record
-from sqrtdk.cli.verbs import group_of, pass_language_on, register
+from sqrtdk.cli.record import record_verb
+from sqrtdk.cli.verbs import group_of, pass_language_on, register_verb
 from sqrtdk.cli.watch import watch
 
 
@@ -42,8 +42,11 @@ def _program(
 
 
 _app = group_of("sqrtdk", short_help=None, help="cli.program", callback=_program, pretty_exceptions_enable=False)
-for _verb in (check, diff, kv, record, params, build, env):
-    register(_app, _verb)
+for _name, _verb in (
+    ("check", check_verb), ("diff", diff_verb), ("kv", kv), ("record", record_verb), ("params", params),
+    ("build", build_verb), ("env", env),
+):  # fmt: skip
+    register_verb(_app, _verb, _name)
 _app.add_typer(watch)
 
 

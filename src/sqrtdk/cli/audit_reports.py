@@ -93,7 +93,7 @@ def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: Ba
     def as_comment() -> str:
         if comparison is None:
             return markdown.to_markdown(report, language)
-        return baseline.to_markdown(comparison, language)
+        return baseline.baseline_markdown(comparison, language)
 
     documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (
         (wanted.output, as_json, "JSON"),

@@ -40,7 +40,7 @@ class _Laws(NamedTuple):
     seconds: float | None
 
 
-def check(
+def check_verb(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="cli.check.model")],
     loading: Annotated[
         LoadOptions, options.LoadingFields(instead={"attn": Attn, "input_file": Input})

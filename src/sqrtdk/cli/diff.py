@@ -23,7 +23,7 @@ OF_A_SIDE = ("attn", "dtype", "device", "revision")  # options that a side may h
 _FILES = (".safetensors", ".onnx", ".pt2")  # endings of sides that are files, not model names
 
 
-def diff(
+def diff_verb(
     a: Annotated[str, typer.Argument(metavar="A", help="cli.diff.a")],
     b: Annotated[str, typer.Argument(metavar="B", help="cli.diff.b")],
     loading: Annotated[LoadOptions, options.LoadingFields(without=_NOT_OF_TWO)] = options.DEFAULT_LOADING,

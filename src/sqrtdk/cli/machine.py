@@ -32,7 +32,7 @@ def env(
             print_text(to_text(machine, width=width(), color=colors(), language=options.language_of_choice(lang)))
 
 
-def build(
+def build_verb(
     force: Annotated[bool, typer.Option("--force", help="cli.build.force")] = False,
     if_possible: Annotated[bool, typer.Option("--if-possible", help="cli.build.if_possible")] = False,
     lang: options.Lang = "auto",
@@ -45,10 +45,10 @@ def build(
 
         try:
             with working(Message("progress.compiling")):
-                from sqrtdk.impl.kernel import build as kernel
+                from sqrtdk.impl.kernel.build import build_kernel
                 from sqrtdk.impl.kernel.load import load_kernel
 
-                path = kernel.build(force)
+                path = build_kernel(force)
                 load_kernel()  # a library that can't be loaded counts as not built
         except UnsupportedError as error:
             if not if_possible:

@@ -5,7 +5,7 @@ one object:
 
     def check(model: Model = "demo", loading: Loading = DEFAULT_LOADING, ...) -> None: ...
 
-`register` shows Typer an option for each field of the object.
+`register_verb` shows Typer an option for each field of the object.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from sqrtdk.messages import Message
 from sqrtdk.models.options import LoadOptions
 
 
-def record(
+def record_verb(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="cli.record.model")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="cli.record.output")],
     calls: Annotated[str, typer.Option(metavar="PATTERN", help="cli.record.calls")] = "*",

@@ -58,7 +58,7 @@ _REMARK_AT = 35  # column
 _CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": options.whole_word}
 
 
-class Program(HelpfulGroup):
+class VerbGroup(HelpfulGroup):
     """The program: its own verbs, and those that other distributions add.
 
     Such a distribution has an entry point of the group `sqrtdk.verbs` for each verb, which names a `typer.Typer` with a
@@ -119,7 +119,7 @@ def group_of(name: str, examples: Mapping[str, Mapping[str, str]] = EXAMPLES, **
     }
     return typer.Typer(
         name=name,
-        cls=Program if name == "sqrtdk" else HelpfulGroup,
+        cls=VerbGroup if name == "sqrtdk" else HelpfulGroup,
         epilog=_listed(examples[name]),
         no_args_is_help=True,
         options_metavar="cli.words.options_metavar",
@@ -130,7 +130,7 @@ def group_of(name: str, examples: Mapping[str, Mapping[str, str]] = EXAMPLES, **
     )
 
 
-def register(
+def register_verb(
     group: typer.Typer, function: Callable[..., None], name: str | None = None,
     examples: Mapping[str, Mapping[str, str]] = EXAMPLES,
 ) -> None:  # fmt: skip

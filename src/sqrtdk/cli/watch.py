@@ -9,7 +9,7 @@ import typer
 
 from sqrtdk.cli import options
 from sqrtdk.cli.errors import reported
-from sqrtdk.cli.verbs import group_of, register
+from sqrtdk.cli.verbs import group_of, register_verb
 from sqrtdk.cli.watch_runs import (
     DRAWN_STATISTICS,
     FailOnOption,
@@ -136,6 +136,6 @@ def compare_two_runs(
     raise typer.Exit(max(run.exit_code(fail_on) for run in (one, other)))
 
 
-register(watch, show_run, "show")
-register(watch, compare_two_runs, "compare")
-register(watch, checkpoints)
+register_verb(watch, show_run, "show")
+register_verb(watch, compare_two_runs, "compare")
+register_verb(watch, checkpoints)

@@ -213,11 +213,11 @@ def cut_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return tensor[..., start:stop, :] if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
 
 
-def repeat_heads(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor, "... S E"]:
+def repeat_key_heads(tensor: Shaped[Tensor, "... S E"], heads: int) -> Shaped[Tensor, "... S E"]:
     """Return key or value heads repeated to the number of query heads; query head h uses head h // group.
 
     Example:
-        >>> repeat_heads(torch.tensor([0.0, 1.0]).reshape(2, 1, 1), 4).flatten()
+        >>> repeat_key_heads(torch.tensor([0.0, 1.0]).reshape(2, 1, 1), 4).flatten()
         tensor([0., 0., 1., 1.])
     """
     if tensor.ndim < 3 or tensor.shape[-3] in (1, heads) or heads == 1:

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend
 
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_heads
+from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_key_heads
 from sqrtdk.impl.extremes import FARTHEST_ROW, gives_infinity, largest, looked_at, may_lose_mass
 from sqrtdk.impl.operands import learns_term, only_by_blocks, with_bias
 from sqrtdk.stats import AttentionRows, attention_row_stats
@@ -185,7 +185,7 @@ def swept(call: Call, value: Value | None = None) -> AttentionRows:
     lead = (*call.lead[:-1], heads.pop() if len(heads) == 1 and call.heads == all_heads else all_heads)
 
     def expanded(tensor: Shaped[Tensor, "... S E"], lead: tuple[int, ...]) -> Shaped[Tensor, "... S E"]:
-        tensor = tensor.detach() if _heads(tensor) in (1, lead[-1]) else repeat_heads(tensor.detach(), all_heads)
+        tensor = tensor.detach() if _heads(tensor) in (1, lead[-1]) else repeat_key_heads(tensor.detach(), all_heads)
         return tensor.expand(*lead, *tensor.shape[-2:])
 
     query, key = expanded(call.query, (*call.lead[:-1], all_heads)), expanded(call.key, lead)
@@ -214,7 +214,7 @@ def _shared(call: Call) -> tuple[Key, Value, bool]:
     """Return key, value, and whether torch must repeat their heads, which it can only if both have the same number."""
     key, value = call.key, call.value
     if _heads(key) != _heads(value):
-        key, value = repeat_heads(key, call.heads), repeat_heads(value, call.heads)
+        key, value = repeat_key_heads(key, call.heads), repeat_key_heads(value, call.heads)
     return key, value, call.heads not in (_heads(key), 1) and _heads(key) != 1
 
 

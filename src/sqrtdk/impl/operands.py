@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import InvalidValueError, SqrtdkError
-from sqrtdk.impl.call import Call, repeat_heads
+from sqrtdk.impl.call import Call, repeat_key_heads
 from sqrtdk.positions import DistanceTerm
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def operands(
     heads = lead[-1] if lead else 1
     key, value = call.key, call.value
     if _heads(key) != _heads(value):
-        key, value = repeat_heads(key, call.heads), repeat_heads(value, call.heads)
+        key, value = repeat_key_heads(key, call.heads), repeat_key_heads(value, call.heads)
     shared = max(_heads(key), _heads(value))
 
     def four(tensor: Float[Tensor, "... S E"], count: int) -> Float[Tensor, "B {count} S E"]:
@@ -89,7 +89,7 @@ def with_bias(call: Call) -> Call:
     if call.term is None:
         return call
     rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
-    term = call.term.term(call.query, repeat_heads(call.key, call.heads), rows, columns)
+    term = call.term.term(call.query, repeat_key_heads(call.key, call.heads), rows, columns)
     return replace(call, bias=term if call.bias is None else call.bias + term, term=None)
 
 

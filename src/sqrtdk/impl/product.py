@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from sqrtdk._modes import as_one
-from sqrtdk.impl.call import Call, has_values, repeat_heads
+from sqrtdk.impl.call import Call, has_values, repeat_key_heads
 from sqrtdk.impl.fused import fused
 from sqrtdk.impl.operands import by_distance
 from sqrtdk.scores._distance import Distance
@@ -109,7 +109,7 @@ def _error(scale: float | Factor, query: Float[Tensor, "*BHq L A"], key: Float[T
     if not query.numel() or not key.numel():
         return 0.0
     length = query[..., -1:].neg().sqrt()
-    farthest = repeat_heads(key[..., -2:-1].amax(-2, keepdim=True), heads).sqrt()
+    farthest = repeat_key_heads(key[..., -2:-1].amax(-2, keepdim=True), heads).sqrt()
     scale = scale.detach().to(query.dtype).abs() if isinstance(scale, Tensor) else abs(scale)
     # one number, so that a GPU is waited for once
     return math.sqrt(query.shape[-1] + 4) * float((scale * (length + farthest).square()).amax())

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sqrtdk._modes import as_one
-from sqrtdk.impl.call import Call, cut_rows, repeat_heads
+from sqrtdk.impl.call import Call, cut_rows, repeat_key_heads
 from sqrtdk.impl.extremes import above_infinity
 from sqrtdk.stats import RowStats, within_range
 from sqrtdk.stats.request import AuxOutput, AuxRequest, aux_output
@@ -105,7 +105,7 @@ def row_logits(
     # 0 * NaN is NaN: the zero gradient of a hidden logit would carry the NaN of a row without keys into the keys.
     if guarded and visible is not None:
         query = torch.where(visible.any(-1, keepdim=True), query, 0.0)
-    key = repeat_heads(call.key, call.heads)
+    key = repeat_key_heads(call.key, call.heads)
     z: Tensor
     if call.score is not None:
         z = call.score.pairs(query.to(call.dtype), key.to(call.dtype))
@@ -150,7 +150,7 @@ def guarded_logits(call: Call, start: int, stop: int, visible: Visible | None) -
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
     with torch.no_grad():
         raw, shown = row_logits(call, start, stop, visible)
-    bad = repeat_heads(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
+    bad = repeat_key_heads(bad.unsqueeze(-1), call.heads).transpose(-1, -2)
     return torch.where(bad, raw, row_logits(clean, start, stop, visible, guarded=True)[0]), shown
 
 
@@ -221,7 +221,7 @@ def _dropped(call: Call, weights: Logits, start: int, stop: int) -> Logits:
 
 
 def _weighted(call: Call, weights: Logits, visible: Visible | None) -> Output:
-    value = repeat_heads(call.value, call.heads).to(call.dtype)
+    value = repeat_key_heads(call.value, call.heads).to(call.dtype)
     output = guarded_sum(weights, value, visible) if call.unclean else weights @ value
     return output.expand(*call.lead, *output.shape[-2:]).to(call.value.dtype)
 

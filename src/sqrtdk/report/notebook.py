@@ -81,9 +81,9 @@ def _summary(name: str, rows: Any) -> NotebookRow:
 
 
 DRAW: Mapping[str, Callable[[Any], str]] = {
-    "CheckReport": drawn("report.check.html.to_table"),
+    "CheckReport": drawn("report.check.html.check_table"),
     "JudgedCall": drawn("report.check.html.judged_table"),
     "AttentionCall": drawn("report.check.html.call_table"),
-    "DiffReport": drawn("report.diff.html.to_table"),
+    "DiffReport": drawn("report.diff.html.diff_table"),
     "AuxOutput": _rows,
 }

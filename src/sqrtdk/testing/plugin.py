@@ -130,7 +130,7 @@ class Audit(Marked):
         """
         terminalreporter.section("sqrtdk", sep="-")
         records = by_place(self.records)
-        terminalreporter.line(summary_line(list(records.values())))
+        terminalreporter.line(audit_summary_line(list(records.values())))
         below = [(node, entry) for node, record in records.items() for entry in record.get("below", ())]
         if below:
             from sqrtdk.testing.below import below_lines
@@ -165,14 +165,14 @@ def _record(audit: AuditedTest, bad: Sequence[Finding], asked: Asked) -> dict[st
     }
 
 
-def summary_line(records: list[dict[str, Any]]) -> str:
+def audit_summary_line(records: list[dict[str, Any]]) -> str:
     """Return one line on all tests with the marker.
 
     Example:
         >>> seen = {"ran": True, "attentions": 3, "findings": {"fail": 1}, "unjudged": [], "weak": ["one key only"]}
-        >>> summary_line([seen])
+        >>> audit_summary_line([seen])
         'sqrtdk: 1 test, 3 attentions, 1 finding (1 fail), 0 not judged, 1 test that could not have failed'
-        >>> summary_line([])
+        >>> audit_summary_line([])
         'sqrtdk: no test with the marker attention ran'
     """
     if not records:

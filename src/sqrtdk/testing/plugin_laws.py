@@ -91,7 +91,7 @@ class Laws(Marked):
             return
         terminalreporter.section("sqrtdk laws", sep="-")
         records = by_place(self.records)
-        terminalreporter.line(summary_line(list(records.values())))
+        terminalreporter.line(laws_summary_line(list(records.values())))
         below = [(node, entry) for node, record in records.items() for entry in record["below"]]
         if below:
             from sqrtdk.testing.below import below_lines
@@ -104,11 +104,11 @@ class Laws(Marked):
             terminalreporter.line(f"no law asked: ... and {len(named) - _MOST_SUMMARY_LINES} more")
 
 
-def summary_line(records: list[dict[str, Any]]) -> str:
+def laws_summary_line(records: list[dict[str, Any]]) -> str:
     """Return one line on all tests with the marker.
 
     Example:
-        >>> summary_line([{"states": {"kept": 3, "broken": 1, "not asked": 1}, "silent": []}])
+        >>> laws_summary_line([{"states": {"kept": 3, "broken": 1, "not asked": 1}, "silent": []}])
         'sqrtdk laws: 1 test, 3 answers kept, 1 broken, 1 not asked'
     """
     states: Counter[str] = Counter()

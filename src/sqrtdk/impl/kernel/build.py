@@ -37,14 +37,14 @@ def ready() -> None:
     """Build the kernel unless it is built, and load it; of several threads, one does.
 
     Raises:
-        UnsupportedError: See `build` and `load_kernel`.
+        UnsupportedError: See `build_kernel` and `load_kernel`.
     """
     with lock:
-        build()
+        build_kernel()
         load_kernel()
 
 
-def build(force: bool = False) -> Path:
+def build_kernel(force: bool = False) -> Path:
     """Compile for this CPU into the cache, unless a library there loads.
 
     Args:

@@ -122,14 +122,14 @@ def _candidates() -> Iterator[tuple[Path | None, str | None]]:
 
 def _against(path: Path) -> str | None:
     """Load one library, or return why it can't be loaded."""
-    from sqrtdk.impl.kernel.operators import register
+    from sqrtdk.impl.kernel.operators import register_operators
 
     reason = libraries.why_refused(path)
     if reason is not None:
         return f"the library is not loaded: {reason}"
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
-        register()
+        register_operators()
     except (OSError, RuntimeError) as error:
         text = str(error.__cause__ or error) or type(error).__name__  # the cause has the loader's own message
         return f"the library can't be loaded: {text.splitlines()[0]}"

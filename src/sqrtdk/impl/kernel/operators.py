@@ -20,7 +20,7 @@ PLANES = ("keys", "max_logit", "min_logit", "rest", "share2", "share3", "a", "me
 Gradients = tuple[Tensor | None, ...]
 
 
-def register() -> None:
+def register_operators() -> None:
     """Register shapes and gradients of the operators, after the library was loaded; a second call does nothing."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("sqrtdk_cpu::forward", "Meta"):
         return

@@ -38,7 +38,7 @@ from sqrtdk.monitor.samples import StepSample
 from sqrtdk.store import disk
 
 
-def measure(cell: Cell) -> dict[str, Any]:
+def measure_checkpoint(cell: Cell) -> dict[str, Any]:
     """Measure one checkpoint.
 
     Args:
@@ -196,7 +196,7 @@ def result_key(one: Checkpoint, files: Files, measured_with: Any) -> str:
 
 
 def read_result(document: Any) -> Result:
-    """Return the result that `measure` returned as JSON data, directly or by way of a file.
+    """Return the result that `measure_checkpoint` returned as JSON data, directly or by way of a file.
 
     Raises:
         RunFolderError: The data are no result.

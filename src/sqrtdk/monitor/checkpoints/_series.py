@@ -21,7 +21,7 @@ from sqrtdk.monitor.checkpoints._find import Checkpoint, find_checkpoints, names
 from sqrtdk.monitor.checkpoints._measure import (
     Result,
     files_of,
-    measure,
+    measure_checkpoint,
     read_result,
     result_key,
     result_name,
@@ -172,7 +172,7 @@ def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) ->
             yield index, _same_version(document)
         for index, cell in left.items():  # alone on a worker, a checkpoint that kills it is identified
             try:
-                (_, document), *_ = engine.results(measure, [cell])
+                (_, document), *_ = engine.results(measure_checkpoint, [cell])
             except LabError as error:
                 document = {"loss": None, "state": "", "transformers": transformers_version()}
                 document["reason"] = said_by(error)
@@ -180,8 +180,8 @@ def _measured(opening: AbstractContextManager[Engine], cells: Sequence[Cell]) ->
 
 
 def _survived(engine: Engine, cells: Sequence[Cell]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield results until the engine gives up on dying workers; `measure` itself raises nothing."""
-    results = engine.results(measure, cells)
+    """Yield results until the engine gives up on dying workers; `measure_checkpoint` itself raises nothing."""
+    results = engine.results(measure_checkpoint, cells)
     while True:
         try:
             index, document = next(results)

@@ -123,7 +123,7 @@ def _print_change(printer: Printer, site: str, change: LedgerChange, sites: int)
             printer.paragraph(f"{sign} {printer.said(_side(change, side))}", 7)
 
 
-def to_markdown(comparison: BaselineComparison, language: Language = "en") -> str:
+def baseline_markdown(comparison: BaselineComparison, language: Language = "en") -> str:
     """Return the comparison as a comment for a pull request, in GitHub's Markdown.
 
     Names from the model are escaped, and what exceeds GitHub's limit is cut; `sqrtdk.report.check.markdown` says how.

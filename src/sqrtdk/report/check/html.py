@@ -118,7 +118,7 @@ def searched_text(fold: Fold) -> str:
     return "\n".join((fold.site, *words)).lower()
 
 
-def to_table(report: CheckReport) -> str:
+def check_table(report: CheckReport) -> str:
     """Return the headline, the table of sites and the findings as HTML for a notebook (no script)."""
     outcome = {"headline": headline(report), "tone": OUTCOME_TONES[report.outcome]}
     return _table(report.calls, report=report, causes=consequences(report.findings), judges=True, **outcome)

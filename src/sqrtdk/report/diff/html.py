@@ -88,7 +88,7 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     return page.render("diff", {**context, **DIFF_FUNCTIONS}, languages=True, opens=language)
 
 
-def to_table(report: DiffReport) -> str:
+def diff_table(report: DiffReport) -> str:
     """Return the result and the table of pairs as HTML for a notebook (no script)."""
     result, tone = verdict(report)
     context = {

@@ -76,7 +76,7 @@ def call_of_reading(
         measured = by_sample if whole else measure_slope and not blocks
         scale = tell_scale(known, steps, width, measure=measured, visible_keys=None if whole else visible_keys)
     no_stats = statistics.why_unmeasured(reading)
-    stats = statistics.measure(reading, visible_keys) if no_stats is None and measure_stats else None
+    stats = statistics.exact_statistics(reading, visible_keys) if no_stats is None and measure_stats else None
     by_row = (
         statistics.measure_rows(reading, visible_keys, rows.max_rows) if no_stats is None and rows is not None else None
     )

@@ -32,7 +32,7 @@ def why_unmeasured(reading: Reading) -> str | None:
     return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 
 
-def measure(reading: Reading, visible_keys: VisibleKeys) -> CallStats:
+def exact_statistics(reading: Reading, visible_keys: VisibleKeys) -> CallStats:
     """Return the exact statistics of a reading that has data."""
     if reading.whole is not None:
         return stats_of_call(reading.whole, future=visible_keys.ahead)

@@ -26,7 +26,7 @@ _PATH = re.compile(r"(?:\w+\.)+(?=[A-Za-z_])")  # of a parameter, before its own
 _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
 
 
-def four_digits(value: float) -> str:
+def short_number(value: float) -> str:
     """Return a number with four significant digits and no trailing zeros: 0.125, 0.08839, 1."""
     return f"{value:.4g}"
 
@@ -96,7 +96,7 @@ class Expression:
         """Wraps the expression, masks included, in cap * tanh(. / cap), or in . * tanh(. / cap) if `by_logits`."""
         self.settle(masks=True)
         inner = self._written() if self._terms == 1 else f"({self._written()})"
-        self._become(f"tanh({inner} / {four_digits(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
+        self._become(f"tanh({inner} / {short_number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
         if by_logits:
             self._symbols = [inner]
         elif cap is None:
@@ -127,7 +127,7 @@ class Expression:
         self._inner, self._coefficient, self._symbols, self._terms = inner, 1.0, [], 1
 
     def _written(self) -> str:
-        factors = [*([four_digits(self._coefficient)] if self._coefficient != 1.0 else []), *self._symbols]
+        factors = [*([short_number(self._coefficient)] if self._coefficient != 1.0 else []), *self._symbols]
         inner = f"({self._inner})" if factors and self._terms > 1 else self._inner
         return " * ".join([*factors, inner])
 
