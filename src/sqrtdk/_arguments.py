@@ -50,7 +50,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
     """Check that query, key and value are floating tensors of one dtype and device, and key and value of one length.
 
     Raises:
-        InvalidTypeError: One is no tensor, or has another dtype.
+        InvalidTypeError: One is not a tensor, or has another dtype.
         InvalidValueError: Devices or lengths differ.
     """
     named = {"query": query, "key": key, "value": value}
@@ -176,7 +176,7 @@ def check_mask(mask: Any, shape: Sequence[int], value: Value) -> None:
     """Check that an attn_mask is a bool or floating dense tensor that broadcasts to (..., Hq, L, S).
 
     Raises:
-        InvalidTypeError: It is no such tensor.
+        InvalidTypeError: It is not such a tensor.
         InvalidValueError: It does not broadcast.
     """
     if isinstance(mask, Tensor):
@@ -223,7 +223,7 @@ def finite_number(name: str, value: Any, *, above: float = -math.inf) -> float:
         above: Number that it must exceed.
 
     Raises:
-        InvalidTypeError: It is no number, or a bool.
+        InvalidTypeError: It is not a number, or a bool.
         InvalidValueError: It is NaN, infinite, or not above `above`.
 
     Example:
@@ -256,7 +256,7 @@ def scale_number(scale: Any) -> float:
     """Return a scale that is neither a rule nor a tensor as a float.
 
     Raises:
-        InvalidTypeError: It is no number.
+        InvalidTypeError: It is not a number.
         InvalidValueError: It is NaN or infinite.
     """
     if isinstance(scale, bool) or not isinstance(scale, Real):
@@ -269,7 +269,7 @@ def dropout_rate(name: str, value: Any) -> float:
     """Return a dropout rate p, 0 <= p <= 1, as a float.
 
     Raises:
-        InvalidValueError: It is no such number; `name` is the argument that the error names.
+        InvalidValueError: It is not such a number; `name` is the argument that the error names.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
         raise InvalidValueError(f"{name} is from 0 to 1; got {value!r}", hint="0.0: no dropout.")
@@ -280,8 +280,8 @@ def window_sides(window: Any) -> tuple[int | None, int | None]:
     """Return a window as (left, right), the numbers of keys that a row sees on each side; None is unbounded.
 
     Raises:
-        InvalidTypeError: It is no pair.
-        InvalidValueError: A side is no size; -1 and None are unbounded.
+        InvalidTypeError: It is not a pair.
+        InvalidValueError: A side is not a size; -1 and None are unbounded.
 
     Example:
         >>> window_sides((1023, 0)), window_sides((-1, 0))

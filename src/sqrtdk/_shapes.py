@@ -35,7 +35,7 @@ Value: TypeAlias = Float[Tensor, "*#B #Hv S Ev"] | Float[Tensor, "S Ev"]
 Output: TypeAlias = Float[Tensor, "*B Hq L Ev"] | Float[Tensor, "L Ev"]
 
 Logits: TypeAlias = Float[Tensor, "*#B #Hq L S"] | Float[Tensor, "L S"]  # or the weights
-Rows: TypeAlias = Float[Tensor, "*B Hq L"] | Float[Tensor, " L"]  # one number a row
+Rows: TypeAlias = Float[Tensor, "*B Hq L"] | Float[Tensor, " L"]  # one number per row
 Visible: TypeAlias = Bool[Tensor, "*#B #Hq #L #S"] | Bool[Tensor, "#L #S"] | Bool[Tensor, "#S"]  # True: sees the key
 Bias: TypeAlias = Float[Tensor, "*#B #Hq #L #S"] | Float[Tensor, "#L #S"] | Float[Tensor, "#S"] | Float[Tensor, ""]
 Factor: TypeAlias = (  # on the logits of a row

@@ -18,7 +18,7 @@ def check_each(
 ) -> int:
     """Judge each model, print what is found, and return the worst exit code; an error of one does not stop the others.
 
-    A JSON file without a `model_type` is no config of a model. It is left out with a message, as a pre-commit hook
+    A JSON file without a `model_type` is not a config of a model. It is left out with a message, as a pre-commit hook
     passes every file that fits its pattern.
     """
     from sqrtdk._check import check_with

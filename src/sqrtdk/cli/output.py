@@ -81,7 +81,7 @@ def keep_streams() -> None:
 
 
 def print_text(text: str) -> bool:
-    """Write to stdout. A reader that went away (`| head`) and characters that can't be encoded are no errors.
+    """Write to stdout. A reader that went away (`| head`) and characters that can't be encoded are not errors.
 
     Returns:
         Whether there was a reader.
@@ -162,7 +162,7 @@ def say_written(kind: str, path: object) -> None:
 
 
 def announce(model: str) -> None:
-    """Tell the reader that MODEL is no directory, before the hub is asked for it."""
+    """Tell the reader that MODEL is not a directory, before the hub is asked for it."""
     tell_reader(Message("progress.asking_hub", model=repr(model)))
 
 
@@ -172,7 +172,7 @@ def colors() -> bool:
 
 
 def screen() -> int | None:
-    """Return the height of the terminal in lines; None if stdout is no terminal that can be redrawn."""
+    """Return the height of the terminal in lines; None if stdout is not a terminal that can be redrawn."""
     if not _is_terminal() or os.environ.get("TERM") == "dumb":
         return None
     with contextlib.suppress(OSError, ValueError):

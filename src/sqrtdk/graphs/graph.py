@@ -103,7 +103,7 @@ class Graph:
                 self.made_by[name] = node
 
     def array(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a constant as a NumPy array; None if the tensor is no constant.
+        """Return the value of a constant as a NumPy array; None if the tensor is not a constant.
 
         A constant is an initializer or the output of a Constant node, and may pass through Identity nodes. It is read
         from the file at each call.

@@ -88,7 +88,7 @@ def unsigned_weights(graph: Graph) -> Iterator[None]:
 def _unsigned(graph: Graph, node: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
     """Return the weights and their zero point as unsigned numbers; None if they are that, or no constants.
 
-    Also None where the activations are not known to be unsigned: onnxruntime has no product of signed and unsigned.
+    Also None if the activations are not known to be unsigned: onnxruntime has no product of signed and unsigned.
     """
     of_activations, at, of_weights = _INTEGER_PRODUCTS[node.op_type]
     names = dict(enumerate(node.input))

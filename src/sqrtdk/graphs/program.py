@@ -145,7 +145,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
     takes = f"It was exported with {', '.join(shown)}."
     given = inputs_by_name("program", names, inputs, takes)
     extra = [str(name)[:100] for name, value in given.items() if name not in names and value is not None]
-    for name, value in examples.items():  # arguments that are no tensors were fixed by the export
+    for name, value in examples.items():  # arguments that are not tensors were fixed by the export
         if not isinstance(value, Tensor):
             given.setdefault(name, value)
     missing = [name for name in names if name not in given]

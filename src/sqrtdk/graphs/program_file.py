@@ -66,7 +66,7 @@ def refuse_code(path: str | os.PathLike[str]) -> None:
     """Check that a `.pt2` file contains no code but torch's own operators.
 
     Raises:
-        ModelError: Loading or running it would execute anything else, or it is no such file.
+        ModelError: Loading or running it would execute anything else, or it is not such a file.
     """
     shown = str(path)[:200]
     try:

@@ -1,11 +1,11 @@
 """What a function of one pair depends on, read from the operations that it runs.
 
 A `score_mod` that only adds to the score, score + f(b, h, i, j), is a bias; f of the distance i - j alone is a table of
-L + S - 1 numbers a head; a `mask_mod` of the distance alone is a band. Kernels run all three, and a softcap before.
+L + S - 1 numbers per head; a `mask_mod` of the distance alone is a band. Kernels run all three, and a softcap before.
 
-The function runs once on tensors without dimensions, and each operation hands on what its operands depend on. This is a
-proof and not a trial of some values: a function that decides by a value in Python is given up at that operation, so the
-operations are the same for every pair. An operation that is not known depends on all that its operands depend on.
+The function runs once on tensors without dimensions, and each operation passes on what its operands depend on. This is
+a proof and not a trial of some values: a function that decides by a value in Python is given up at that operation, so
+the operations are the same for every pair. An operation that is not known depends on all that its operands depend on.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Follow(EagerMode):
         anything = _Form(rest=frozenset().union(*(self.form(operand).everything for operand in operands)))
         if func.overloadpacket in _WITHOUT_A_VALUE:
             return _Form(rest=ANYTHING)
-        if kwargs:  # a + alpha b, for one
+        if kwargs:  # a + alpha b, for example
             return anything
         if len(args) < 2:
             return self._capped(func, args) or anything

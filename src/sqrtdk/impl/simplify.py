@@ -1,8 +1,8 @@
 """Functions of one pair as what kernels run over a whole call: a bias, a softcap, a table of distances, a band.
 
 A `score_mod` that adds bias[h, q_idx, kv_idx] is that bias; one that adds a function of the distance i - j (ALiBi, a
-relative bias) becomes a table of L + S - 1 numbers a head; 30 tanh(score / 30) is a softcap before either. A `mask_mod`
-of the distance (causal, a window) becomes the bounds of a band. `dependence.py` proves that they are.
+relative bias) becomes a table of L + S - 1 numbers per head; 30 tanh(score / 30) is a softcap before either. A
+`mask_mod` of the distance (causal, a window) becomes the bounds of a band. `dependence.py` proves that they are.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _whole(call: Call, added: Added) -> Bias | None:
 
 
 def _banded(call: Call, visible: Bool[Tensor, " distances"]) -> Call | None:
-    """Return the call with diagonal and window that hide all but the seen distances; None if these are no band."""
+    """Return the call with diagonal and window that hide all but the seen distances; None if these are not a band."""
     places = visible.nonzero()
     if not len(places) or int(places[-1] - places[0]) + 1 != len(places):
         return None

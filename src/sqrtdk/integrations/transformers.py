@@ -49,7 +49,7 @@ def register(name: str = ATTENTION_NAME) -> None:
     """Make `attn_implementation="sqrtdk"` work on every model that supports transformers' attention interface.
 
     A mask function is registered too: without one, transformers silently passes neither a causal nor a padding mask.
-    Scale, dropout, softcap (Gemma 2), sinks (one a head in gpt-oss, one a row in Inkling 2), position bias (T5),
+    Scale, dropout, softcap (Gemma 2), sinks (one per head in gpt-oss, one per row in Inkling 2), position bias (T5),
     selected keys (DeepSeek-V3.2), grouped heads and sliding windows reach `sqrtdk.attention`. An unknown keyword
     argument is refused by its name.
 
@@ -155,7 +155,7 @@ def attention_forward(
         query: (B, Hq, L, E).
         key: (B, H, S, E).
         value: (B, H, S, Ev).
-        attention_mask: bool (True takes part) or floating (added). None is no mask, or causal if `is_causal`.
+        attention_mask: bool (True takes part) or floating (added). None means no mask, or causal if `is_causal`.
         dropout: rate of dropout on the weights.
         scaling: factor on the product; None is 1/sqrt(E).
         is_causal: whether a missing mask means causal. A mask overrides it.

@@ -2,8 +2,8 @@
 
 All bars are chosen, not measured. Mean KL of a head's weights, in nats: by Pinsker's inequality at most sqrt(KL / 2) of
 the weight moves to other keys: a tenth at 0.02, 22% at 0.1, half at 0.5. Output, the error relative to its size: about
-a tenth is lost anyway by four-bit storage of Gaussian numbers in groups of 64, and is no finding. An outlier is 5 times
-the median or more.
+a tenth is lost anyway by four-bit storage of Gaussian numbers in groups of 64, and is not a finding. An outlier is 5
+times the median or more.
 """
 
 from __future__ import annotations

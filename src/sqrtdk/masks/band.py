@@ -26,7 +26,7 @@ TRIANGLES = ("causal", "causal_lower_right")  # torch.ones(L, S).tril() and torc
 
 
 class Band(NamedTuple):
-    """The bounds of i - j; None is no bound.
+    """The bounds of i - j; None means no bound.
 
     Attributes:
         least: keys after i - least come too late.
@@ -175,7 +175,7 @@ def mask_pattern(visible: Tensor) -> str | None:
         if bool(((shown == band_mask(rows, keys, least, None, shown.device)) | unknown).all()):
             return name
     around = band_around(shown)
-    # A band that only lets rows see a few keys ahead, tril(2), is no window.
+    # A band that only lets rows see a few keys ahead, tril(2), is not a window.
     if around is None or (around[0] < corner and around[1] - corner >= rows - 1):
         return "mask"
     banded = bool(((shown == band_mask(rows, keys, *around, shown.device)) | unknown).all())

@@ -170,7 +170,7 @@ def _in_stretches(visible: Tensor, core: Tensor, apart: Tensor, batch: int) -> I
     yield _parts_around(visible, core, apart, _bounds_that_hide(core, batch, free=other), documents)
     blocks = linked(by_any & ~band_mask(rows, keys, corner, None, core.device), torch.ones_like(live))
     single = torch.zeros_like(blocks).scatter_add_(1, blocks - 1, torch.ones_like(blocks)) == 1
-    # A block of one position is no block: the causal band shows a row its own key anyway.
+    # A block of one position is not a block: the causal band shows a row its own key anyway.
     blocks = blocks.masked_fill(single.gather(1, blocks - 1), 0)
     own = same_stretch(blocks, rows)
     outside = band_around(core & ~own[:, None])

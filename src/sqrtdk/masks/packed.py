@@ -18,8 +18,8 @@ class PackedMask:
 
     Attributes:
         shape: shape of the mask.
-        least: least i - j of a visible key (0 if causal); None is no bound.
-        greatest: greatest i - j of a visible key (w - 1 for a window of w); None is no bound.
+        least: least i - j of a visible key (0 if causal); None means no bound.
+        greatest: greatest i - j of a visible key (w - 1 for a window of w); None means no bound.
         padding: bool, (..., 1, S), True at keys that are real tokens; None if all are.
         bits: uint8, instead of these three: the entries in order, eight a byte, highest bit first.
     """

@@ -124,7 +124,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def copy_structure(output: Any) -> Any:
-    """Return the structure with copies of its tensors; an object that is no structure becomes None."""
+    """Return the structure with copies of its tensors; an object that is not a structure becomes None."""
     if isinstance(output, Tensor):
         return output.detach().clone()
     if type(output) in (tuple, list):
@@ -135,7 +135,7 @@ def copy_structure(output: Any) -> Any:
 
 
 def restored(output: Any, before: Any) -> Any:
-    """Return an output with the tensors of another run of its module; unchanged if it is no plain structure."""
+    """Return an output with the tensors of another run of its module; unchanged if it is not a plain structure."""
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()
     # Exact types: a namedtuple can't be made from an iterator.

@@ -89,7 +89,7 @@ class RunWriter:
         Raises:
             OutputError: Another writer has the folder, it can't be written, or it holds no run.
             RunFolderError: The run is of another model or schema version, or its run.json is damaged.
-            InvalidValueError: `first_step` is no step number.
+            InvalidValueError: `first_step` is not a step number.
             MissingExtraError: pyarrow is missing.
         """
         arrow()

@@ -184,7 +184,7 @@ def ranks_of(group: Any = None, shards: Shards | None = None) -> Ranks | None:
 
     Raises:
         InvalidValueError: A word is unknown, an axis has none, or the mesh covers only some processes.
-        InvalidTypeError: `group` is no group.
+        InvalidTypeError: `group` is not a group.
     """
     if not dist.is_available() or not dist.is_initialized():
         return None

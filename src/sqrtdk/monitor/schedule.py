@@ -31,7 +31,7 @@ def check_options(model: object, on_alarm: object, rows: object, first_step: obj
     """Check options of `watch`, before a folder or a logger is opened.
 
     Raises:
-        InvalidTypeError: The model is no module, or the scaler no scaler.
+        InvalidTypeError: The model is not a module, or the scaler no scaler.
         InvalidValueError: An option has an unknown value.
     """
     if not isinstance(model, nn.Module):
@@ -62,7 +62,7 @@ def copied_loss(loss: Tensor | float | None) -> Tensor | float | None:
 
     Raises:
         InvalidValueError: It has several numbers.
-        InvalidTypeError: It is no number.
+        InvalidTypeError: It is not a number.
 
     Example:
         >>> copied_loss(2), copied_loss(None)

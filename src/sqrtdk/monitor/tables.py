@@ -290,7 +290,7 @@ def decode_part(content: bytes) -> Tables:
     """Return the tables of a part from its bytes.
 
     Raises:
-        RunFolderError: The bytes are no complete Parquet file, or not one that sqrtdk wrote.
+        RunFolderError: The bytes are not a complete Parquet file, or not one that sqrtdk wrote.
     """
     pa = arrow()
     if other_codecs := sorted(set(codecs(content)) - {SNAPPY}):

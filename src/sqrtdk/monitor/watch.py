@@ -193,7 +193,7 @@ class Watch:
 
         Raises:
             InvalidValueError: It is called outside the block, or the loss has several numbers.
-            InvalidTypeError: The loss is no number.
+            InvalidTypeError: The loss is not a number.
             AttentionAlarm: An alarm is a warning or worse, with `on_alarm="raise"`.
         """
         if not self._open:
@@ -366,7 +366,7 @@ def watch(
         The context manager; call its `step(loss)` after each optimizer step.
 
     Raises:
-        InvalidTypeError: `model` is no module.
+        InvalidTypeError: `model` is not a module.
         InvalidValueError: An option is out of its range, or the model is already watched.
         OutputError: `to` can't be written, or another watch writes there.
 

@@ -35,7 +35,7 @@ def function_mask(attn_mask: Tensor) -> Tensor:
     A floating mask, and torch's causal bias, mean the same in both.
 
     Raises:
-        InvalidTypeError: It is neither bool nor floating, or a subclass that is no plain mask.
+        InvalidTypeError: It is neither bool nor floating, or a subclass that is not a plain mask.
     """
     if is_causal_bias(attn_mask):
         return attn_mask
@@ -67,7 +67,7 @@ def merged_mask(
         device: for the mask made from a causal bias.
 
     Raises:
-        InvalidTypeError: A mask is neither bool nor floating, or a subclass that is no plain mask.
+        InvalidTypeError: A mask is neither bool nor floating, or a subclass that is not a plain mask.
         InvalidValueError: A mask has another shape, or is not causal although `is_causal` says so.
     """
     attn = None if attn_mask is None else _attn(attn_mask, batch, heads, length, keys, device)

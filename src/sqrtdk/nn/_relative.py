@@ -46,7 +46,7 @@ class RelativeAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: A size is no whole number.
+        InvalidTypeError: A size is not a whole number.
         InvalidValueError: A size is below 1, or, in a call, differs from the query's or the value's.
 
     Example:

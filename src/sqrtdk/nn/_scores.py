@@ -38,7 +38,7 @@ class ScaledDotProductAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: `d_k` is no whole number.
+        InvalidTypeError: `d_k` is not a whole number.
         InvalidValueError: `d_k` is below 1, or, in a call, differs from the query's.
 
     Example:
@@ -106,7 +106,7 @@ class BilinearAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: A size is no whole number.
+        InvalidTypeError: A size is not a whole number.
         InvalidValueError: A size is below 1, or, in a call, differs from the query's or the key's.
 
     Example:
@@ -157,7 +157,7 @@ class AdditiveAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: A size is no whole number.
+        InvalidTypeError: A size is not a whole number.
         InvalidValueError: A size is below 1, or, in a call, differs from the query's or the key's.
 
     Example:
@@ -223,7 +223,7 @@ class CosineAttention(ScoreAttention):
         impl: as in `sqrtdk.attention`.
 
     Raises:
-        InvalidTypeError: An argument is no number.
+        InvalidTypeError: An argument is not a number.
         InvalidValueError: The norm is unknown, heads is below 1, or the gain is not between 0 and its maximum.
 
     Example:

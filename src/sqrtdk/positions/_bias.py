@@ -1,7 +1,7 @@
 """Biases on the logits, which the scale does not multiply: ALiBi and T5's buckets of distances.
 
 - `alibi`, Press et al. 2021: a bias that falls linearly with the distance, one slope a head.
-- `t5_bias`, Raffel et al. 2020: one learned number a head for each bucket of distances.
+- `t5_bias`, Raffel et al. 2020: one learned number per head for each bucket of distances.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def alibi_slopes(heads: int) -> list[float]:
         One slope a head.
 
     Raises:
-        InvalidTypeError: `heads` is no int.
+        InvalidTypeError: `heads` is not an int.
         InvalidValueError: `heads` is less than 1.
 
     Example:
@@ -168,7 +168,7 @@ def t5_bucket(
         int64 of the shape of `offset`, in [0, num_buckets).
 
     Raises:
-        InvalidTypeError: a count that is no int.
+        InvalidTypeError: a count that is not an int.
         InvalidValueError: too few buckets, or a `max_distance` that leaves none to the logarithm.
 
     Example:
@@ -280,7 +280,7 @@ def t5_bias(
         content: the scale does not multiply it. T5 itself uses the scale 1.
 
     Raises:
-        InvalidTypeError: a count that is no int.
+        InvalidTypeError: a count that is not an int.
         InvalidValueError: a count out of range, as in `t5_bucket`.
 
     Example:

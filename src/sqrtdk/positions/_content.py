@@ -73,7 +73,7 @@ def shaw(
 ) -> Shaw:
     """Relative keys, q_i . r[clip(j - i, -k, k)] for row i and key j, with a learned table r.
 
-    The products of a row with the whole table are computed and then picked from: 2k + 1 numbers a row.
+    The products of a row with the whole table are computed and then picked from: 2k + 1 numbers per row.
 
     Args:
         head_dim: E of the query.
@@ -87,7 +87,7 @@ def shaw(
         standard deviation 0.02. It is content: it joins the score before the scale.
 
     Raises:
-        InvalidTypeError: a count that is no int.
+        InvalidTypeError: a count that is not an int.
         InvalidValueError: a count less than 1.
 
     Example:
@@ -206,7 +206,7 @@ def transformer_xl(
         before the scale.
 
     Raises:
-        InvalidTypeError: a count that is no int, a base that is no number.
+        InvalidTypeError: a count that is not an int, a base that is not a number.
         InvalidValueError: a count less than 1, an odd `model_dim`, a base that is not finite and above 0.
 
     Example:

@@ -33,7 +33,7 @@ def deberta_bucket(offset: Int[Tensor, "*offsets"], *, buckets: int, max_distanc
         int64 of the shape of `offset`, not clipped.
 
     Raises:
-        InvalidTypeError: a count that is no int.
+        InvalidTypeError: a count that is not an int.
         InvalidValueError: a count out of range.
 
     Example:
@@ -177,7 +177,7 @@ def deberta(
         deviation 0.02, biases 0. It is content: it joins the score before the scale.
 
     Raises:
-        InvalidTypeError: a count that is no int, a projection that is no module.
+        InvalidTypeError: a count that is not an int, a projection that is not a module.
         InvalidValueError: a count out of range, unknown, doubled or no terms, a projection for a term left out.
 
     Example:

@@ -36,7 +36,7 @@ def rope_frequencies(
         (rotary_dim / 2,), in radians a token.
 
     Raises:
-        InvalidTypeError: `rotary_dim` is no int, `base` no number.
+        InvalidTypeError: `rotary_dim` is not an int, `base` no number.
         InvalidValueError: an odd `rotary_dim` or one less than 2, a base that is not finite and above 0.
 
     Example:
@@ -226,7 +226,7 @@ def rotary_width(query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S E"]
     """Return the number of channels that turn: `rotary_dim`, or all of them for None.
 
     Raises:
-        InvalidTypeError: Query or key is no floating tensor.
+        InvalidTypeError: Query or key is not a floating tensor.
         InvalidValueError: The shapes don't fit, or the number is odd or larger than E.
     """
     for name, x in (("query", query), ("key", key)):

@@ -44,7 +44,7 @@ class PositionTerm(Protocol):
 
 @runtime_checkable
 class DistanceTerm(PositionTerm, Protocol):
-    """A bias that depends on the distance i - j alone; kernels read it from a table of L + S - 1 numbers a head."""
+    """A bias that depends on the distance i - j alone; kernels read it from a table of L + S - 1 numbers per head."""
 
     def of_distance(
         self, distance: Int[Tensor, "*distances"], query: Float[Tensor, "*#BHq R E"]

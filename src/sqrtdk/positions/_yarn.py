@@ -32,7 +32,7 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: fl
         A number without unit.
 
     Raises:
-        InvalidTypeError: `factor` is no number.
+        InvalidTypeError: `factor` is not a number.
         InvalidValueError: `factor` is not finite and above 0.
 
     Example:

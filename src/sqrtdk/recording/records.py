@@ -66,7 +66,7 @@ class TraceFile:
         cuts: parallel to `calls`; None for a call that is whole.
         model_inputs: the model's input tensors by argument of forward; a tuple's by "0", "1", ... Empty if the file has
             none.
-        notes: sentences on oddities that are no errors, such as NaN.
+        notes: sentences on oddities that are not errors, such as NaN.
     """
 
     path: Path

@@ -310,7 +310,7 @@ def bound(threshold: Any) -> float:
     """Return the threshold as a float.
 
     Raises:
-        InvalidTypeError: It is no number.
+        InvalidTypeError: It is not a number.
         InvalidValueError: It is not finite, or not above 0.
 
     Example:
@@ -324,7 +324,7 @@ def checked_balance(balance: Any) -> float:
     """Return the balance (the query's share of the clip) as a float.
 
     Raises:
-        InvalidTypeError: It is no number.
+        InvalidTypeError: It is not a number.
         InvalidValueError: It is below 0 or above 1.
 
     Example:

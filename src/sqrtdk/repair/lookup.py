@@ -111,7 +111,7 @@ class Parameters:
             projection: The projection, as the trace found it.
 
         Raises:
-            Refusal: The weight is no parameter, is quantised, or this rank holds only a part of it.
+            Refusal: The weight is not a parameter, is quantised, or this rank holds only a part of it.
         """
         whole_weight(side, projection)
         if projection.name in self._named:

@@ -31,7 +31,7 @@ class Copies:
         optimizers: one, several or none.
 
     Raises:
-        InvalidTypeError: Something is no optimizer.
+        InvalidTypeError: Something is not an optimizer.
         UnsupportedError: An optimizer's parameters are not the model's, and none of them is a copy of a scaled one.
     """
 

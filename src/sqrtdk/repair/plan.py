@@ -49,7 +49,7 @@ def plan_of(model: nn.Module, run: Trace) -> tuple[CallPlan, ...]:
         One plan per call, in the order of `run.calls`. A call that can't be clipped gives its reason in `refused`.
 
     Raises:
-        InvalidTypeError: `model` is no module, or `run` no trace.
+        InvalidTypeError: `model` is not a module, or `run` no trace.
         InvalidValueError: The trace kept no tensors, saw no attention, or is another model's.
 
     Example:
@@ -92,7 +92,7 @@ def check_trace(model: nn.Module, run: Trace) -> None:
     """Check that a trace is of this model and has its tensors.
 
     Raises:
-        InvalidTypeError: The model is no module, or the trace is no trace.
+        InvalidTypeError: The model is not a module, or the trace is not a trace.
         InvalidValueError: The trace is of another model, or was made without `keep=True`.
     """
     if not isinstance(model, nn.Module):

@@ -96,7 +96,7 @@ def sigma_reparam(
         The module itself.
 
     Raises:
-        InvalidTypeError: It is no module, or the weight is not floating.
+        InvalidTypeError: It is not a module, or the weight is not floating.
         InvalidValueError: No parameter of two or more dimensions has that name; gamma or iterations are out of range;
             the weight is already reparametrised in this way.
 

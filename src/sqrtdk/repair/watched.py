@@ -112,7 +112,7 @@ def step_maxima(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Step
         group: "merged" if each of several processes watches alone, and is clipped alone.
 
     Raises:
-        InvalidTypeError: `model` is no module.
+        InvalidTypeError: `model` is not a module.
         InvalidValueError: The watch is outside its block, the model has other parameters, or the group is not allowed.
         UnsupportedError: Ranks of the watch have other heads or layers.
     """

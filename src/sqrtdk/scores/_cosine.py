@@ -90,7 +90,7 @@ class LearnedGain(nn.Module):
         logit_scale: (heads, 1, 1) parameter, the logarithm of the gain; name and shape are SwinV2's.
 
     Raises:
-        InvalidTypeError: an argument is no number.
+        InvalidTypeError: an argument is not a number.
         InvalidValueError: heads below 1, or not 0 < init <= maximum, both finite.
 
     Example:

@@ -236,7 +236,7 @@ class CallableScore:
         """Return the function's result for a block of rows, (..., Hq, R, S).
 
         Raises:
-            InvalidTypeError: The result is no floating tensor.
+            InvalidTypeError: The result is not a floating tensor.
             InvalidValueError: It has another shape.
         """
         lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]

@@ -119,7 +119,7 @@ def four_dims(tensor: Tensor, shape: Sequence[int], name: str) -> Shaped[Tensor,
         (#B, #Hq, #L, #S). Sizes of 1 stay 1 where possible, so that nothing of size L S is copied.
 
     Raises:
-        InvalidTypeError: It is no tensor, or `visible` is not bool.
+        InvalidTypeError: It is not a tensor, or `visible` is not bool.
         InvalidValueError: The shapes don't broadcast.
 
     Example:

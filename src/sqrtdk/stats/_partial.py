@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStats:
-    """Partial sums of rows of logits; every field is a float32 or float64 tensor of one shape, one entry a row.
+    """Partial sums of rows of logits; every field is a float32 or float64 tensor of one shape, one entry per row.
 
     The properties are the statistics, under the names that `AuxOutput` gives them.
 

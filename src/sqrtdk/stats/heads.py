@@ -86,7 +86,7 @@ def head_stats_from_logits(logits: Logits, visible: Visible | None = None, *, fu
         CallStats without `max_product`.
 
     Raises:
-        InvalidTypeError: The logits are no floating tensor, or the mask is not bool.
+        InvalidTypeError: The logits are not a floating tensor, or the mask is not bool.
         InvalidValueError: The shapes do not fit.
 
     Example:

@@ -55,7 +55,7 @@ def row_summary(
         RowSummary; its figures are float64.
 
     Raises:
-        InvalidTypeError: The values are no floating tensor.
+        InvalidTypeError: The values are not a floating tensor.
         InvalidValueError: There are fewer than two dimensions; or a quantile or threshold is out of range.
 
     Example:
@@ -174,7 +174,7 @@ def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
         visible: Bool mask that broadcasts to the logits, True where a key takes part; None: all do.
 
     Raises:
-        InvalidTypeError: An argument is no tensor, or has another dtype.
+        InvalidTypeError: An argument is not a tensor, or has another dtype.
         InvalidValueError: The shapes don't fit.
     """
     check_class("logits", logits)
@@ -201,7 +201,7 @@ def row_stats(logits: Logits, visible: Visible | None = None) -> RowStats:
         key is a key of weight zero, not a hidden one.
 
     Raises:
-        InvalidTypeError: The logits are no floating tensor, or the mask is not bool.
+        InvalidTypeError: The logits are not a floating tensor, or the mask is not bool.
         InvalidValueError: The logits have fewer than two dimensions, or the mask does not broadcast.
 
     Example:

@@ -180,7 +180,7 @@ def product_source(
         float_mask: Mask that is added, and hides a key by a very negative value.
 
     Raises:
-        InvalidTypeError: An argument is no tensor, or has another dtype.
+        InvalidTypeError: An argument is not a tensor, or has another dtype.
         InvalidValueError: The shapes don't fit.
     """
     for name, tensor in (("query", query), ("key", key)):
@@ -277,7 +277,7 @@ def attention_row_stats(
         AttentionRows, float64 if query or key is float64, otherwise float32.
 
     Raises:
-        InvalidTypeError: query or key is no floating tensor, or `visible` is not bool.
+        InvalidTypeError: query or key is not a floating tensor, or `visible` is not bool.
         InvalidValueError: The shapes do not fit.
 
     Example:

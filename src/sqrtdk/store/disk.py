@@ -52,7 +52,7 @@ def take(path: Path, limit: int) -> bytes:
         limit: largest size in bytes.
 
     Raises:
-        FileNotFoundError: It does not exist; NotADirectoryError if a parent is no directory.
+        FileNotFoundError: It does not exist; NotADirectoryError if a parent is not a directory.
         RunFolderError: It is another kind of file, too large, or can't be read.
     """
     try:

@@ -168,7 +168,7 @@ class CalledModels:
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a copy of a call's arguments, by name if any was given by name; None if one is no tensor or number."""
+    """Return a copy of a call's arguments, by name if any was given by name; None if one is not a tensor or number."""
     if not all(isinstance(value, _COPIED_TYPES) for value in (*args, *kwargs.values())):
         return None
     copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]

@@ -1,9 +1,9 @@
 """Traces and judges every attention that runs inside one test, without knowing the model beforehand.
 
 A module is named by its class when the test first calls it: "Decoder.layers.0.attn". Attention outside any module has
-the site "". Its scale is the test's own choice, so a scale that is no known mistake is a note only. The model can't be
-run again within the test, so checks that need a second run (does a scale follow its attribute, eager against sdpa) are
-left to `assert_attention`. Padding is not judged either.
+the site "". Its scale is the test's own choice, so a scale that is not a known mistake is a note only. The model can't
+be run again within the test, so checks that need a second run (does a scale follow its attribute, eager against sdpa)
+are left to `assert_attention`. Padding is not judged either.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Observation:
     def _learn(self, module: nn.Module) -> None:
         """Name a module and its submodules before it runs. A module that has a name keeps it."""
         if module.training:
-            self._called.train()  # the test trains: dropout is no finding then
+            self._called.train()  # the test trains: dropout is not a finding then
         if id(module) in self._sites.names:
             return
         name = type(module).__name__
@@ -144,7 +144,7 @@ class Observation:
 
 
 def _of_test(finding: Finding, calls: Sequence[JudgedCall]) -> Finding:
-    """Return the finding, as a note if a test passed its own scale to a function and it is no known mistake."""
+    """Return the finding, as a note if a test passed its own scale to a function and it is not a known mistake."""
     if finding.site or finding.rule != "scale_ledger":
         return finding
     of_it = [judged for judged in calls if not judged.call.site and judged.call.scale.ratio == finding.value]

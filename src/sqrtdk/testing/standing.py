@@ -63,7 +63,7 @@ def check_allowed(allow: Iterable[str], sites: Collection[str], kinds: Collectio
         kinds: Rules, mistakes and verdicts that exist.
 
     Raises:
-        InvalidValueError: A name is no kind and matches no site: it is misspelt, or the site no longer exists.
+        InvalidValueError: A name is not a kind and matches no site: it is misspelt, or the site no longer exists.
     """
     names = sorted(kinds)
     for name in allow:

@@ -20,7 +20,7 @@ def at_least(value: object, name: str, least: float = 0.0) -> float:
     """Return `value` as a finite float of at least `least`.
 
     Raises:
-        InvalidTypeError: It is no real number.
+        InvalidTypeError: It is not a real number.
         InvalidValueError: It is NaN, infinite or too small.
 
     Example:
@@ -37,7 +37,7 @@ def extended(value: object, name: str) -> float:
     """Return `value` as a float, infinities included.
 
     Raises:
-        InvalidTypeError: It is no real number.
+        InvalidTypeError: It is not a real number.
         InvalidValueError: It is NaN.
 
     Example:
@@ -66,7 +66,7 @@ def whole_count(value: object, name: str, least: int = 1) -> int:
     """Return `value` as an int of at least `least` that a float can hold.
 
     Raises:
-        InvalidTypeError: It is no whole number.
+        InvalidTypeError: It is not a whole number.
         InvalidValueError: It is too small or too large.
 
     Example:

@@ -42,7 +42,7 @@ def asymptotic_entropy_nats(n: float, sigma: float) -> float:
         The entropy in nats.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number.
+        InvalidTypeError: n or sigma is not a real number.
         InvalidValueError: n or sigma is NaN or out of range.
 
     Example:
@@ -72,7 +72,7 @@ def asymptotic_log_effective_keys(n: float, sigma: float) -> float:
         The natural logarithm of a number of keys.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number.
+        InvalidTypeError: n or sigma is not a real number.
         InvalidValueError: n or sigma is NaN or out of range.
 
     Example:
@@ -104,7 +104,7 @@ def asymptotic_peak(n: float, sigma: float) -> float:
         A weight, without unit, 0 to 1.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number.
+        InvalidTypeError: n or sigma is not a real number.
         InvalidValueError: n or sigma is NaN or out of range.
 
     Example:
@@ -139,7 +139,7 @@ def asymptotic_jacobian_norm(n: float, sigma: float) -> float:
         The norm, without unit.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number.
+        InvalidTypeError: n or sigma is not a real number.
         InvalidValueError: n or sigma is NaN or out of range.
 
     Example:

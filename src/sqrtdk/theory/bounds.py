@@ -27,7 +27,7 @@ def entropy_lower_bound_nats(n: int, radius: float) -> float:
         The bound; log n for R = 0, and 0 for a row of one key.
 
     Raises:
-        InvalidTypeError: n is no whole number, or the radius no number.
+        InvalidTypeError: n is not a whole number, or the radius no number.
         InvalidValueError: n below 1, or a radius that is negative or not finite.
 
     Example:
@@ -67,7 +67,7 @@ def logit_radius(weight_norm: float, input_norm: float, *, scale: float = 1.0) -
         bias on the logits.
 
     Raises:
-        InvalidTypeError: an argument is no number.
+        InvalidTypeError: an argument is not a number.
         InvalidValueError: a negative norm, or a number that is not finite.
 
     Example:
@@ -95,7 +95,7 @@ def max_logit_bounds(lse: float, n: int) -> tuple[float, float]:
         (lower, upper).
 
     Raises:
-        InvalidTypeError: n is no whole number, or lse no number.
+        InvalidTypeError: n is not a whole number, or lse no number.
         InvalidValueError: n below 1, or NaN.
 
     Example:
@@ -124,7 +124,7 @@ def logit_bound(scale: float, query_norm: float, key_norm: float) -> float:
         The bound, natural-log units.
 
     Raises:
-        InvalidTypeError: an argument is no number.
+        InvalidTypeError: an argument is not a number.
         InvalidValueError: a negative length, NaN, or 0 times infinity.
 
     Example:

@@ -43,7 +43,7 @@ def visible_pairs(query_len: int, key_len: int, *, causal: bool = False) -> int:
         The number of pairs of one batch entry and head.
 
     Raises:
-        InvalidTypeError: a length is no whole number.
+        InvalidTypeError: a length is not a whole number.
         InvalidValueError: a length is below 1.
 
     Example:
@@ -78,7 +78,8 @@ def attention_flops(
     A fused kernel computes q k^T again, E more, which makes 3.5 forwards in all where Ev = E.
 
     Only matrix products are counted: softmax, scale, bias and mask add 4 to 8 operations per pair, 1 / E to 2 / E of
-    it. Not valid for scores that are no dot product. FLOP is no time: short rows and small heads are bound by memory.
+    it. Not valid for scores that are not a dot product. FLOP is not a time: short rows and small heads are bound by
+    memory.
 
     Args:
         batch: B.
@@ -96,7 +97,7 @@ def attention_flops(
         FLOP.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
+        InvalidTypeError: a size is not a whole number.
         InvalidValueError: a size is below 1.
 
     Example:
@@ -155,7 +156,7 @@ def projection_flops(
         FLOP.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
+        InvalidTypeError: a size is not a whole number.
         InvalidValueError: a size is below 1.
 
     Example:
@@ -231,7 +232,7 @@ def attention_memory_bytes(
         allocator rounds up, and what a backward pass holds besides, is not.
 
     Raises:
-        InvalidTypeError: a size is no whole number, or dtype is none.
+        InvalidTypeError: a size is not a whole number, or dtype is none.
         InvalidValueError: a size is below 1.
 
     Example:
@@ -282,7 +283,7 @@ def kv_cache_bytes(
         Bytes.
 
     Raises:
-        InvalidTypeError: a size is no whole number, or dtype is none.
+        InvalidTypeError: a size is not a whole number, or dtype is none.
         InvalidValueError: a size is below 1.
 
     Example:

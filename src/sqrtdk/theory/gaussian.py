@@ -34,7 +34,7 @@ def keys_of(n: object) -> float:
     """Return `n` as a number of keys within the table's range.
 
     Raises:
-        InvalidTypeError: It is no real number.
+        InvalidTypeError: It is not a real number.
         InvalidValueError: It is NaN or out of range.
     """
     count = extended(n, "n")
@@ -49,7 +49,7 @@ def sigma_of(sigma: object) -> float:
     """Return `sigma` as a standard deviation, infinity included.
 
     Raises:
-        InvalidTypeError: It is no real number.
+        InvalidTypeError: It is not a real number.
         InvalidValueError: It is NaN or negative.
     """
     deviation = extended(sigma, "sigma")
@@ -121,7 +121,7 @@ def expected_entropy_nats(n: float | _Numbers, sigma: float | _Numbers) -> float
         A number for two numbers, else a list; lists go element by element.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number and no list of them.
+        InvalidTypeError: n or sigma is not a real number and no list of them.
         InvalidValueError: n or sigma is NaN or out of range, or the lists differ in length.
 
     Example:
@@ -164,7 +164,7 @@ def expected_peak(n: float | _Numbers, sigma: float | _Numbers) -> float | list[
         A number for two numbers, else a list; lists go element by element.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number and no list of them.
+        InvalidTypeError: n or sigma is not a real number and no list of them.
         InvalidValueError: n or sigma is NaN or out of range, or the lists differ in length.
 
     Example:
@@ -206,7 +206,7 @@ def expected_effective_keys(n: float | _Numbers, sigma: float | _Numbers) -> flo
         A number for two numbers, else a list; lists go element by element.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number and no list of them.
+        InvalidTypeError: n or sigma is not a real number and no list of them.
         InvalidValueError: n or sigma is NaN or out of range, or the lists differ in length.
 
     Example:
@@ -250,7 +250,7 @@ def expected_jacobian_norm(n: float | _Numbers, sigma: float | _Numbers) -> floa
         A number for two numbers, else a list; lists go element by element.
 
     Raises:
-        InvalidTypeError: n or sigma is no real number and no list of them.
+        InvalidTypeError: n or sigma is not a real number and no list of them.
         InvalidValueError: n or sigma is NaN or out of range, or the lists differ in length.
 
     Example:
@@ -280,7 +280,7 @@ def critical_sigma(n: float) -> float:
         sigma_c, natural-log units as the logits; 0 for one key.
 
     Raises:
-        InvalidTypeError: n is no real number.
+        InvalidTypeError: n is not a real number.
         InvalidValueError: n is NaN or out of range.
 
     Example:

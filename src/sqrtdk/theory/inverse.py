@@ -35,8 +35,8 @@ def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float
     with sigma, so that the solution is unique. Found to a relative 1e-12; the table's error in H shifts sigma by up to
     6e-5 H / |dH/dsigma|. Beyond sigma = 64 it follows H ~ 1 / sigma, 2% off at 100 for n = 2^20.
 
-    If logits are not Gaussian or rows differ in variance, it is no effective sigma, only that of Gaussian logits that
-    happen to have the same entropy.
+    If logits are not Gaussian or rows differ in variance, it is not an effective sigma, only that of Gaussian logits
+    that happen to have the same entropy.
 
     Args:
         entropy_nats: a mean entropy in nats.
@@ -47,7 +47,7 @@ def sigma_from_entropy(entropy_nats: float, n: float | Sequence[float]) -> float
         sigma, natural-log units; 0 at log n and above, infinity at 0 and below, NaN if no row has a choice (n = 1).
 
     Raises:
-        InvalidTypeError: An argument is no real number (n may also be a list of them).
+        InvalidTypeError: An argument is not a real number (n may also be a list of them).
         InvalidValueError: An argument is NaN, n is out of range, or the list is empty.
 
     Example:
@@ -131,7 +131,7 @@ def scale_from_entropy(
         1e-6 nats (float32 and half types) or 1e-12 (float64).
 
     Raises:
-        InvalidTypeError: query or key is no floating tensor, `visible` is not bool, or the entropy is no number.
+        InvalidTypeError: query or key is not a floating tensor, `visible` is not bool, or the entropy is not a number.
         InvalidValueError: The shapes do not fit, no row sees two keys, products are not finite, or no scale gives the
             entropy.
 

@@ -71,7 +71,7 @@ def multi_head_terms(
         The terms, in parameters; equal ones are combined: the textbook case reads `3 h d_k d_model + d_model^2`.
 
     Raises:
-        InvalidTypeError: A size is no whole number.
+        InvalidTypeError: A size is not a whole number.
         InvalidValueError: A size is below 1, including a derived one: d_model / h without a head_dim.
 
     Example:
@@ -132,7 +132,7 @@ def additive_terms(query_dim: int, key_dim: int, hidden: int, *, bias: bool = Fa
         The terms, in parameters: of W_q, W_k and v of v^T tanh(W_q q + W_k k).
 
     Raises:
-        InvalidTypeError: a size is no whole number.
+        InvalidTypeError: a size is not a whole number.
         InvalidValueError: a size is below 1.
 
     Example:
@@ -160,7 +160,7 @@ def bilinear_terms(query_dim: int, key_dim: int, *, heads: int | None = None) ->
         The terms, in parameters: of W of q^T W k.
 
     Raises:
-        InvalidTypeError: a size is no whole number.
+        InvalidTypeError: a size is not a whole number.
         InvalidValueError: a size is below 1.
 
     Example:

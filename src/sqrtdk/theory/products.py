@@ -77,7 +77,7 @@ def dot_product_moments(
         Moments, in units of query times key.
 
     Raises:
-        InvalidTypeError: an argument is no number, or dim is no whole number.
+        InvalidTypeError: an argument is not a number, or dim is not a whole number.
         InvalidValueError: dim below 1, a negative variance, a number that is not finite, or moments that overflow.
 
     Example:
@@ -154,7 +154,7 @@ class LogitDistribution:
         """Return the natural logarithm of P(z > value), accurate relative to itself even far out in the tail.
 
         Raises:
-            InvalidTypeError: The value is no real number.
+            InvalidTypeError: The value is not a real number.
             InvalidValueError: It is NaN.
 
         Example:
@@ -272,7 +272,7 @@ def logit_distribution(
         LogitDistribution.
 
     Raises:
-        InvalidTypeError: An argument is no number, or dim is no whole number.
+        InvalidTypeError: An argument is not a number, or dim is not a whole number.
         InvalidValueError: A number is out of range, moments overflow, or a rule has unequal factors.
 
     Example:

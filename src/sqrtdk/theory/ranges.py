@@ -46,7 +46,7 @@ def largest_finite(dtype: torch.dtype | str) -> float:
         The number, without unit.
 
     Raises:
-        InvalidTypeError: dtype is no floating dtype.
+        InvalidTypeError: dtype is not a floating dtype.
 
     Example:
         >>> largest_finite("float16"), largest_finite("float8_e4m3fn")
@@ -72,7 +72,7 @@ def overflow_margin(max_product: float, dtype: torch.dtype | str) -> float:
         The margin, without unit; infinity for 0, 0 for infinity.
 
     Raises:
-        InvalidTypeError: dtype is no floating dtype, or max_product no real number.
+        InvalidTypeError: dtype is not a floating dtype, or max_product no real number.
         InvalidValueError: max_product is NaN.
 
     Example:
@@ -104,7 +104,7 @@ def spacing(value: float, dtype: torch.dtype | str) -> float:
         The distance, in the unit of the value.
 
     Raises:
-        InvalidTypeError: dtype is no floating dtype, or value no real number.
+        InvalidTypeError: dtype is not a floating dtype, or value no real number.
         InvalidValueError: value is NaN.
 
     Example:
@@ -184,7 +184,7 @@ def range_forecast(
         RangeForecast.
 
     Raises:
-        InvalidTypeError: dtype is no floating dtype, or an argument is no number.
+        InvalidTypeError: dtype is not a floating dtype, or an argument is not a number.
         InvalidValueError: dim or pairs is below 1, a variance negative, a number not finite, or moments overflow a
             float.
 

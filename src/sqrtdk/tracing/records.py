@@ -193,7 +193,7 @@ class AttentionCall(Shown):
         return any(factor.source == BY_BLOCK for factor in self.scale.factors)
 
 
-# Why a softmax is no attention.
+# Why a softmax is not an attention.
 NotAttentionCode = Literal[
     "one_projection",  # the logits come from one projection: a router, a pooling
     "of_edges",  # the same, over the edges of a graph
@@ -232,7 +232,7 @@ def why_not_attention(code: NotAttentionCode) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class NotAttention:
-    """A softmax whose weights never reached a value product, or whose logits are no product of q and k.
+    """A softmax whose weights never reached a value product, or whose logits are not a product of q and k.
 
     `formula` covers the operations up to the weights. `at` is the file and line where the weights were lost, else that
     of the softmax.

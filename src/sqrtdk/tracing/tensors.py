@@ -26,7 +26,7 @@ class Projection:
     """The projection of q, k or v, input @ weight.T + bias, with its features arranged by head.
 
     Attributes:
-        name: Name of the weight, such as "layers.0.self_attn.q_proj.weight"; "" if it is no parameter.
+        name: Name of the weight, such as "layers.0.self_attn.q_proj.weight"; "" if it is not a parameter.
         input: (B, L, D), the projected tensor.
         weight: (H, E, D), in its own dtype; None if unknown.
         bias: (H, E); None if absent or unknown.

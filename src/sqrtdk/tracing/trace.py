@@ -84,7 +84,7 @@ class Trace:
     Attributes:
         model: The traced model.
         calls: One record for every attention, in order.
-        not_attention: Softmaxes that are no attention.
+        not_attention: Softmaxes that are not an attention.
         not_measured: Attentions that could not be measured, with the reasons.
         unread: Names of the model's parameters that no operation read.
         ranks: Number of ranks if the model ran collectives, else 1.

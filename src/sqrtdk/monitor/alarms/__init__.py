@@ -34,7 +34,7 @@ class Rule:
 
     Attributes:
         judge: yields the alarms that hold for the newest sample, given the samples before it.
-        once: scope in which an alarm is shown once a level: "model", "attention", "head" or "reason" (attention and
+        once: scope in which an alarm is shown once per level: "model", "attention", "head" or "reason" (attention and
             text).
     """
 

@@ -3,7 +3,7 @@
 - `layer_logits`: at the first sample, the logits of an attention deviate over 100 times as much within a row as those
   of the attentions before and after it; a warning. Layers are initialised alike, so such a layer is a slip: weights
   drawn with a deviation of 0.5 in place of 0.02, which q and k multiply to 625, or a norm that one layer lacks. Trained
-  layers differ by a factor of ten. A neighbour whose logits are all equal is no measure.
+  layers differ by a factor of ten. A neighbour whose logits are all equal is not a measure.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def read_result(document: Any) -> Result:
     """Return the result that `measure_checkpoint` returned as JSON data, directly or by way of a file.
 
     Raises:
-        RunFolderError: The data are no result.
+        RunFolderError: The data are not a result.
     """
     result = record_from_json(Result, document, "the result", RunFolderError, "", others=True)
     for finding in result.findings:

@@ -67,7 +67,7 @@ def sink_of(sink: AnySink, run: str | None = None) -> Sink:
 
     Raises:
         InvalidValueError: The name is not in `SINKS`, or lacks its argument.
-        InvalidTypeError: It is no sink at all.
+        InvalidTypeError: It is not a sink at all.
         MissingExtraError: The logger is not installed.
 
     Example:

@@ -119,7 +119,7 @@ def _place(judged: JudgedCall, several_kinds: bool) -> tuple[str, str]:
 
 
 def _row(judged: JudgedCall, stats: HeadStats, label: str) -> dict[str, Any]:
-    """Return the data of one call for the page's plots: statistics a head, and the entropy of a Gaussian."""
+    """Return the data of one call for the page's plots: statistics per head, and the entropy of a Gaussian."""
     call = judged.call
     return {
         "label": label,

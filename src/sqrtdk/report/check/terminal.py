@@ -230,7 +230,7 @@ def _finding(printer: Printer, folded: FoldedFinding, indent: int) -> None:
 
 
 def _asides(printer: Printer, report: CheckReport) -> None:
-    """Print what is no attention and what was not measured, each reason once with its sites."""
+    """Print what is not an attention and what was not measured, each reason once with its sites."""
     groups = (("terminal.not_attention", report.not_attention), ("words.not_measured", report.not_measured))
     printed_any = False
     for title, entries in groups:

@@ -206,7 +206,7 @@ def _jump(run: Summary) -> str | None:
     finite = np.isfinite(run.losses)
     steps, losses = run.loss_steps[finite], run.losses[finite]
     before = np.maximum.accumulate(losses)[:-1]
-    # against the largest loss so far: an early peak that comes again is no jump
+    # against the largest loss so far: an early peak that comes again is not a jump
     jumps = np.flatnonzero((before > 0) & (losses[1:] > _JUMP * before))
     if not len(jumps):
         return None

@@ -24,7 +24,7 @@ class Statistic:
         worst: which value is the worst: the "largest", the "least", or the "farthest" from 1 as a factor.
         of: key of the unit in the catalogue, `watch.unit`; "" for a plain number, "%" for a share.
         newest: whether the table of the newest sample shows it.
-        always: whether every attention should have it. A fused kernel, for one, stores no product.
+        always: whether every attention should have it. A fused kernel, for example, stores no product.
     """
 
     column: str
@@ -113,7 +113,7 @@ def badness(values: Array, column: str) -> Array:
 
 
 def value_text(column: str, value: float | None) -> str:
-    """Return a value in the unit of its statistic, as text; a column that is no statistic has none.
+    """Return a value in the unit of its statistic, as text; a column that is not a statistic has none.
 
     Example:
         >>> value_text("saturated", 0.25), value_text("max_logit", 12.5), value_text("max_logit", None)

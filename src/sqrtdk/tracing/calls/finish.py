@@ -47,7 +47,7 @@ def call_of_reading(
         module_class: Class name of the module at its site.
         measure_stats: Measure the statistics.
         measure_slope: Read the scale from the logits as well.
-        tokens: Tells which rows and keys are no padding, if that is known.
+        tokens: Tells which rows and keys are not padding, if that is known.
         rows: Measure single rows instead of the statistics, the counts of the mask and the size of the output.
 
     Returns:
@@ -208,7 +208,7 @@ def site_in_program(reading: Reading, modules: Mapping[str, nn.Module]) -> str:
     pairs = zip(_holder(reading.query), _holder(reading.key), strict=False)
     shared = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     inside = reading.site.split(".") if reading.site else []
-    # layers.0.attn.q and layers.0.attn.k share layers.0.attn; a path that is no module is shortened.
+    # layers.0.attn.q and layers.0.attn.k share layers.0.attn; a path that is not a module is shortened.
     while shared and ".".join(shared) not in modules:
         shared.pop()
     return ".".join(shared) if shared[: len(inside)] == inside else reading.site

@@ -54,7 +54,7 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
         else range(0)
     )
     for i, step in enumerate(steps):
-        if i in middle:  # a recurrence on the logits: z = decay * z + update, once a token
+        if i in middle:  # a recurrence on the logits: z = decay * z + update, once per token
             if i == middle[0]:
                 expression.wrap("...")
             continue
@@ -184,7 +184,7 @@ def without_softmax(weights: Unweighted) -> tuple[NotMeasuredCode | None, Messag
         if way.product is None or name_id is None:
             return code, unnamed, None
         # (q @ k.mT) @ v equals q @ (k.mT @ v), so which of q, k and v met first is unknown: only the scale is reported.
-        # Asked before q and k are followed, as those of a recurrence are long: z = decay * z + update, once a token.
+        # Asked before q and k are followed, as those of a recurrence are long: z = decay * z + update, once per token.
         if not curves and not all(isinstance(step, (Scale, Hide)) for step in way.steps):
             return code, unnamed, None
         operands = [arg for arg in way.product.args if isinstance(arg, Node)][-2:]

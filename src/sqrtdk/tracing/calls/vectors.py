@@ -185,7 +185,7 @@ class _VectorPath:
         used: The values at the use, arranged.
         spans: Steps, last one first.
         roots: Nodes where the way begins, usually one projection.
-        shift: First sum with a vector that is no activation, such as a bias added separately: `x @ w.T + b`.
+        shift: First sum with a vector that is not an activation, such as a bias added separately: `x @ w.T + b`.
     """
 
     def __init__(self, place: VectorUse) -> None:

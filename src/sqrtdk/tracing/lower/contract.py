@@ -4,7 +4,7 @@ A value product may also be a multiplication and a sum over the keys, or over th
 that the value product sums over the axis of the softmax.
 
 Nystroem attention multiplies weights as well: softmax(q k~) inv(softmax(q~ k~)) softmax(q~ k) v, with few landmarks
-q~ and k~ (Xiong et al. 2021, arXiv:2102.03902). The steps to the inverse are no products of queries and keys.
+q~ and k~ (Xiong et al. 2021, arXiv:2102.03902). The steps to the inverse are not products of queries and keys.
 """
 
 from __future__ import annotations

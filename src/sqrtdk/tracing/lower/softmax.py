@@ -126,7 +126,7 @@ def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
     ):
         return False  # casts are skipped on both sides, because JAX ports sum in float32 between bfloat16 steps
     if top.op != "exp" or 0 not in top.operands:
-        return False  # exp of something that is no score: its input was not kept
+        return False  # exp of something that is not a score: its input was not kept
     inner = top.args[0]
     if is_sum(inner.args[0] if inner.op == "sub" else inner):
         return False
@@ -178,7 +178,7 @@ def _summed_before(scene: Scene, made: RecordedOutput, top: Node, total: Node) -
 
 
 def may_be_numerator(inner: Node) -> bool:
-    """Whether exp of logits that are no product may belong to a softmax: z - max(z), or an additive score."""
+    """Whether exp of logits that are not a product may belong to a softmax: z - max(z), or an additive score."""
     other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
     return (isinstance(other, Node) and is_maximum(other)) or is_additive(inner)
 

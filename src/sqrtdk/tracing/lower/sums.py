@@ -1,4 +1,4 @@
-"""Reads products of q and k that are no matrix product: (q * k).sum(-1), ((q - k) ** 2).sum(-1), matrix times vector.
+"""Reads products of q and k that are not matrix products: (q * k).sum(-1), ((q - k) ** 2).sum(-1), matrix times vector.
 
 Each is rewritten as the equal product of two matrices, (N, R, E) by (N, E, C). A product by hand counts only if the
 sum enters a softmax, because the same multiplication elsewhere gates, scales and pools.
@@ -106,7 +106,7 @@ def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
         dims = max(len(left.shape), len(right.shape))
         shape = tuple(max(sizes) for sizes in broadcast_sizes(left, right, (0,) * dims))
         return _summed(_SumOfPairs(node.pairs, shape, _NO_AXES), -1)
-    # torch.cdist(q, k), whose third argument is p; another p than 2 is no function of q.k.
+    # torch.cdist(q, k), whose third argument is p; another p than 2 is not a function of q.k.
     if node.pairs is not None and node.op in DISTANCES:
         if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
             return None

@@ -103,7 +103,7 @@ def _is_gain(arg: object, node: Node) -> bool:
 def is_computed_gain(other: Node, node: Node) -> bool:
     """Return whether an operand holds a number per channel that is computed from a parameter.
 
-    TimesFM's softplus(p) * 1.44 / sqrt(E) contains the scale, so it is no plain gain. The weight w of a norm, or
+    TimesFM's softplus(p) * 1.44 / sqrt(E) contains the scale, so it is not a plain gain. The weight w of a norm, or
     Gemma's 1 + w, starts at 1 and is one.
     """
     if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):

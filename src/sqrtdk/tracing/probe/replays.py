@@ -56,7 +56,7 @@ class Subgraph:
 
     @property
     def names(self) -> str:
-        """Names of the operations that are no views, for a reader."""
+        """Names of the operations that are not views, for a reader."""
         return ", ".join(dict.fromkeys(node.op for node in self.order if node.op not in ops.PASSING))
 
     @property
@@ -146,7 +146,8 @@ def subgraph_between(source: Node, end: Node) -> Subgraph | None:
         for value in node.operands.values():
             device = device if value.is_meta else value.device
         for parent in node.parents():
-            # The recorded value of an operand is used, unless it depends on the same product: z / z.std() is no factor.
+            # The recorded value of an operand is used, unless it depends on the same product: z / z.std() is not a
+            # factor.
             fixed = _is_operand(node, parent) and not parent.products & source.products
             if not fixed if parent.act else decided_by(parent, source):
                 queue.append(parent)

@@ -121,7 +121,7 @@ def take_apart(table: Tensor, known: Tensor | None = None) -> Turn | None:
         known: Frequencies, if known already, as for a table of one row. Default: found from the table.
 
     Returns:
-        The decomposition, or None if the angles are no products of positions and frequencies, or the rows are too few.
+        The decomposition, or None if the angles are not products of positions and frequencies, or the rows are too few.
     """
     if known is None and table.shape[1] < 3:
         return None

@@ -41,7 +41,7 @@ _ADDITIVE = "additive"
 def read_eager(
     softmax_run: SoftmaxRun, value: Tensor, output: Tensor, *, heads_hint: int | None
 ) -> Reading | NotAttentionCode:
-    """Return the reading of a softmax whose weights multiply values, or why it is no attention.
+    """Return the reading of a softmax whose weights multiply values, or why it is not an attention.
 
     Args:
         softmax_run: the softmax.
@@ -98,7 +98,7 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
         steps = (
             *steps,
             Unknown(Message(OF_LOGITS)),
-        )  # an offset that differs between keys is no maximum taken off a row
+        )  # an offset that differs between keys is not a maximum taken off a row
     elif span.size is None and any(isinstance(step, LearnedSinks) and step.column for step in steps):
         layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
     return of_softmax(
@@ -131,7 +131,7 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
 def _without_product(
     softmax_run: SoftmaxRun, chain: Chain, value: Tensor, output: Tensor
 ) -> Reading | NotAttentionCode:
-    """Reads logits that are no product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
+    """Reads logits that are not a product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
 
     Returns a code, as `read_eager` does, if the logits come from a single projection.
     """
@@ -171,7 +171,7 @@ def _without_product(
 
 
 def unknown_start(node: Node) -> str | None:
-    """Return "unknown(op)" for logits that start at an operation that is no known score; None for one projection."""
+    """Return "unknown(op)" for logits that start at an operation that is not a known score; None for one projection."""
     node = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
     if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
         return None

@@ -27,7 +27,7 @@ _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is p
 def read_edges(
     softmax_run: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor
 ) -> Reading | NotAttentionCode:
-    """Return the reading of an edge softmax that weighs values, or why it is no attention."""
+    """Return the reading of an edge softmax that weighs values, or why it is not an attention."""
     # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
     way = read_chain(softmax_run.node, {**READERS, "mul": _multiplied})
     layout = _layout(softmax_run.logits, groups, value)
@@ -55,7 +55,7 @@ def read_edges(
 
 
 def _without_product(softmax_run: SoftmaxRun, layout: Layout, value: Tensor) -> Reading | NotAttentionCode:
-    """Reads logits that are no product of q and k; returns a code if they come from a single projection."""
+    """Reads logits that are not a product of q and k; returns a code if they come from a single projection."""
     score = "additive" if is_additive(softmax_run.node) else unknown_start(softmax_run.node)
     if score is None:
         return "of_edges"
@@ -93,7 +93,7 @@ def _fits(groups: EdgeGroups, layout: Layout) -> bool:
 
 
 def _side(node: Node, where: str) -> ProductSide:
-    """Return the side q or k of the edges; `x[target]` takes a row several times, which is no repeat of heads."""
+    """Return the side q or k of the edges; `x[target]` takes a row several times, which is not a repeat of heads."""
     side = follow_side(node, where)
     return replace(side, growth=1, stages=tuple(stage for stage in side.stages if stage.name != "repeat"))
 

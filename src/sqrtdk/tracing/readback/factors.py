@@ -112,7 +112,7 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
 def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
     """Return a factor of the model with one number per row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
 
-    Zeros and ones hide rows and are no factor.
+    Zeros and ones hide rows and are not a factor.
     """
     arg, value = node.args[position], node.operands.get(position)
     if not isinstance(arg, Node) or arg.act or arg.shape[-1:] != (1,) or node.shape[-1:] == (1,):

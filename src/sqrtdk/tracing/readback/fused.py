@@ -312,7 +312,7 @@ def _mask(arguments: _Arguments, pairs: PackedPair, layout: Layout) -> tuple[tup
 def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:
     """Return (left, right, lower_right): a row sees `left` keys before its own and `right` after it.
 
-    None is no bound. With `lower_right` the last row's own key is the last key.
+    None means no bound. With `lower_right` the last row's own key is the last key.
     """
     left, right, both, kind = (arguments[what] for what in ("left", "right", "window", "mask_type"))
     lower_right, causal = arguments.kernel.corner == "lower right", arguments["causal"]
@@ -320,7 +320,7 @@ def _band(arguments: _Arguments) -> tuple[int | None, int | None, bool]:
         lower_right, causal = kind == _LOWER_RIGHT, bool(kind)
         both = None if not both or both < 0 else (both - 1, -1)  # xformers counts the row's own key in its window
     left, right = both or (left, right)
-    if arguments.kernel.kind != "compiled":  # flash-attn: -1 is no bound; in sqrtdk's kernels it is a bound
+    if arguments.kernel.kind != "compiled":  # flash-attn: -1 is not a bound; in sqrtdk's kernels it is a bound
         left, right = (None if side is None or side < 0 else int(side) for side in (left, right))
     return left, 0 if causal else right, lower_right
 

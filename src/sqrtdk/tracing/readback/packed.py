@@ -154,7 +154,7 @@ class PackedPair:
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
         """Return the visible keys, (N or 1, 1, L, S): `left` keys before the row's own and `right` after it.
 
-        A bound of None is no bound. Returns None if every key is visible.
+        A bound of None means no bound. Returns None if every key is visible.
         """
         i, j = self._positions(lower_right=lower_right)
         visible = in_band(i, j, Band(None if right is None else -right, left))
@@ -177,7 +177,7 @@ class PackedPair:
 
 
 def read_nested(softmax_run: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
-    """Return the reading of a softmax over nested logits, or why it is no attention."""
+    """Return the reading of a softmax over nested logits, or why it is not an attention."""
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _back_through_nested(softmax_run.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:

@@ -177,7 +177,7 @@ class Reading:
         kv_heads: heads of the key at the product, repeated or not; None if they equal the query's.
         dropout: rate of the dropout on the weights.
         weight_steps: the steps on the weights after the softmax.
-        score: name of the score if the logits are no product of q and k.
+        score: name of the score if the logits are not a product of q and k.
         distance: the score is |q - k| to this power instead of q . k; see `Product`.
         axis: what the keys are; see `AttentionCall`.
         fault: why the numbers can't be judged: the model computes no attention that the record can describe.
@@ -185,7 +185,7 @@ class Reading:
         no_stats: why the statistics can't be measured.
         place: source line of the softmax, or of the kernel's call.
         blocks: the blocks of the logits, if there are several products.
-        whole: the call of `sqrtdk.attention`, if it ran in blocks of rows and its logits are no product and bias.
+        whole: the call of `sqrtdk.attention`, if it ran in blocks of rows and its logits are not a product and bias.
         sample: the reading of its first rows, from which the scale is read.
         offset: position of the first key minus position of the first row, if the blocks' positions are known.
     """

@@ -26,7 +26,7 @@ _Start = Callable[[Node], Tensor | None]
 
 
 def regrouped(node: Node, start: _Start) -> Tensor | None:
-    """Return values in the layout of `node`, or None if an operation on the way is no regrouping.
+    """Return values in the layout of `node`, or None if an operation on the way is not a regrouping.
 
     Operations that keep the shape (a factor, a rotation, a normalisation) leave the values in place.
 

@@ -105,7 +105,7 @@ def _rejoined(node: Node, source: Node, side: ProductSide) -> ProductSide:
 
 
 def amplitude_of(source: Node, node: Node) -> Amplitude | None:
-    """Return the factor on the length of vectors between `source` and `node`, or None if that is no rotation."""
+    """Return the factor on the length of vectors between `source` and `node`, or None if that is not a rotation."""
     if node not in _amplitudes:
         part = subgraph_between(source, node)
         try:
@@ -228,7 +228,7 @@ def turned_by_matrix(node: Node, where: str, follow: Follow) -> ProductSide | No
 
 
 def _size(matrices: Tensor) -> float | None:
-    """Return the factor of R on a vector's length, R^T R = factor^2 * I, or None if the matrices are no rotations."""
+    """Return the factor of R on a vector's length, R^T R = factor^2 * I, or None if the matrices are not rotations."""
     flat = matrices.reshape(-1, *matrices.shape[-2:]).double()
     if not flat.numel():
         return None
@@ -282,7 +282,7 @@ def _product(query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def repeat_count(node: Node) -> int:
-    """Return how many times a view repeats each number of its source, or 0 if it is no repeat."""
+    """Return how many times a view repeats each number of its source, or 0 if it is not a repeat."""
     main = node.main()
     before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
     repeated = node.op in REPEATS and before and after > before and after % before == 0

@@ -22,7 +22,7 @@ from sqrtdk.tracing.tape.node import Node
 
 ZERO_ONE = "zero-one mask"  # a bias of zeros and ones: `logits + mask` with a mask that was meant to be bool
 OF_LOGITS = "trace.step.sum_of_logits"  # an unknown step: `logits + logits.tanh()`
-_PATH = re.compile(r"(?:\w+\.)+(?=[A-Za-z_])")  # of a parameter, before its own name; 0.5 is no path
+_PATH = re.compile(r"(?:\w+\.)+(?=[A-Za-z_])")  # of a parameter, before its own name; 0.5 is not a path
 _ROUNDING = 0.05  # largest relative error of unmixed logits: the slope stands, as it averages over hundreds of them
 
 
@@ -156,7 +156,7 @@ class Scale(Step):
 
     factor: Factor  # the factor as recorded
     by: StepTensor | None = (
-        None  # values of a factor that is no single number, such as one per row, if known and needed
+        None  # values of a factor that is not a single number, such as one per row, if known and needed
     )
 
     def write(self, expression: Expression) -> None:

@@ -133,7 +133,7 @@ def evaluate(node: Node) -> Tensor | None:
 
 
 def _value(node: Node, known: dict[int, Tensor], depth: int) -> Tensor:
-    """Return the values as `evaluate` does, with known values by serial number; raises if it is no constant."""
+    """Return the values as `evaluate` does, with known values by serial number; raises if it is not a constant."""
     if node.serial not in known:
         if (
             node.external
@@ -211,7 +211,7 @@ def written_view(write: Node, whole: Tensor) -> Tensor:
 
 
 def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return where a written block begins on each axis of the whole, or None if it is no slice or has gaps."""
+    """Return where a written block begins on each axis of the whole, or None if it is not a slice or has gaps."""
     starts = []
     for dim in range(len(shape)):
         places = written_view(write, numbered(shape, dim))
@@ -226,7 +226,7 @@ def extended_block(node: Node, value: Tensor) -> Tensor:
     """Return `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
 
     Raises:
-        RuntimeError: the block is no slice, or has gaps.
+        RuntimeError: the block is not a slice, or has gaps.
     """
     first = next(write for write in before_writes(node)[1] if written_logits(write) is not None)
     starts = written_box(first, node.shape)

@@ -89,7 +89,7 @@ class WeightSteps:
         )
 
     def joined(self, detail: str) -> WeightSteps:
-        """Return the weights joined by a tensor that is no softmax; their rows need no longer sum to 1."""
+        """Return the weights joined by a tensor that is not a softmax; their rows need no longer sum to 1."""
         return replace(self.then("joined", detail), combined=True)
 
     def settled(self) -> WeightSteps:
@@ -101,11 +101,11 @@ class WeightSteps:
 
 @dataclass(slots=True)
 class SoftmaxEntry:
-    """A softmax that has run, for the report of softmaxes that are no attention."""
+    """A softmax that has run, for the report of softmaxes that are not an attention."""
 
     site: str
     shape: tuple[int, ...]
-    code: NotAttentionCode = "never_used"  # why it is no attention; ignored if `attention` becomes True
+    code: NotAttentionCode = "never_used"  # why it is not an attention; ignored if `attention` becomes True
     attention: bool = False
     place: Place | None = None
     lost: bool = False  # its weights entered an operation that is not followed
@@ -271,7 +271,7 @@ class Node:
     _: KW_ONLY
     func: Any = None  # the operator, to replay views; None for leaves
     args: tuple[Any, ...] = ()  # arguments, with nodes in place of tensors; empty at roots, which cut the chain
-    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments that are no tensors
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments that are not tensors
     out: int | None = None  # index among several outputs
     act: bool = False  # descends from the model's activations
     external: bool = False  # made from integers that came from outside (token ids)

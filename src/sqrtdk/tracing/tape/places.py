@@ -28,12 +28,12 @@ FORWARDING_PACKAGES = ("einops", "opt_einsum", "jaxtyping", "beartype", "functor
 
 
 # The owner of a file, best first: without a frame of the model, the frame of the next best owner is the place. An
-# audit or a comparison starts the run, so the walk stops there: frames that called it are no part of the model.
+# audit or a comparison starts the run, so the walk stops there: frames that called it are not part of the model.
 _MODEL, _OURS, _LAYER, _NOBODY, _AUDIT = range(5)
 
 _HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "h")
 _MOST_NESTED_OBJECTS = 4  # levels of nested objects, containers and tensors that are searched
-_MOST_CACHE_ITEMS = 64  # a container with more items is no cache of tables
+_MOST_CACHE_ITEMS = 64  # a container with more items is not a cache of tables
 _FIRST_ROW_TOLERANCE = 1e-6  # relative rounding of an angle table's first row
 
 _SQRTDK = str(Path(__file__).absolute().parents[2]) + os.sep

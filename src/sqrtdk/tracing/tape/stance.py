@@ -87,7 +87,7 @@ def _size_of(tensor: Tensor) -> float:
 
 
 def hint_for(model: object, otherwise: str) -> str:
-    """Return a hint on what to pass if `model` is no module."""
+    """Return a hint on what to pass if `model` is not a module."""
     if isinstance(model, ExportedProgram):
         return "An ExportedProgram runs by its module: pass program.module()."
     return otherwise

@@ -38,7 +38,7 @@ class Journey:
     """Where the vectors of an attention come from.
 
     Attributes:
-        roots: Serial numbers of the roots of q and of k, None where there is no single one.
+        roots: Serial numbers of the roots of q and of k, None if there is no single one.
         sources: Serial numbers of the roots of q, k and v.
         came: Whether q, k or v comes out of a collective.
     """
