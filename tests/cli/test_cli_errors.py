@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from sqrtdk import cli
 from sqrtdk.cli import output
-from sqrtdk.cli.errors import reported
-from sqrtdk.cli.old_spellings import NEW_SPELLINGS
+from sqrtdk.cli.errors import NEW_SPELLINGS, reported
 from sqrtdk.errors import ModelError
 from tests.cli.commands import EVERY
 from tests.cli.errors import check_error

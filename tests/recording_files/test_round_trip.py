@@ -13,7 +13,7 @@ from sqrtdk.masks.packed import pack_mask, unpack_mask
 from sqrtdk.messages import Message, said
 from sqrtdk.recording import Cut, TraceMetadata, read_trace_file, write_trace_file
 from sqrtdk.recording.cut import cut_call
-from sqrtdk.recording.sentences import with_sentences
+from sqrtdk.recording.document import with_sentences
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors, Vector
 from sqrtdk.tracing.trace import Trace

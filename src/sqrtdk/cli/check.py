@@ -13,10 +13,11 @@ import typer
 from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.audit_reports import NO_REPORTS, AuditReports, Reports, show
-from sqrtdk.cli.errors import reported
+from sqrtdk.cli.errors import fail, reported
 from sqrtdk.cli.output import announce, tell_reader, working, write_stderr
-from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message
+from sqrtdk.cli.process import EXIT_FAILED
+from sqrtdk.errors import InvalidValueError, SqrtdkError
+from sqrtdk.messages import Message, word
 from sqrtdk.models.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def check_verb(
         _refuse_unfit(wanted, others, loading.static, baseline, update, fail_on)
         wanted.refuse_unwritable()  # before torch is imported
         if others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
-            from sqrtdk.cli.check_static import check_each
-
-            code = check_each([model, *others], loading, laws, fail_on, lang, show_traceback)
+            code = _check_each([model, *others], loading, laws, fail_on, lang, show_traceback)
         elif baseline is None:
             code = show(_audited(model, loading, asked, fail_on), wanted, lang)
         elif update:
@@ -144,3 +143,42 @@ def _renew(model: str, loading: LoadOptions, asked: _Laws, file: Path, wanted: A
     tell_reader(Message("progress.baseline", path=plain(str(file))))
     write_stderr(ledger_line(now, options.language_of_choice(lang)))
     return 0
+
+
+def _check_each(
+    models: Sequence[str], loading: LoadOptions, laws: str | None, fail_on: str, lang: Choice, show_traceback: bool
+) -> int:
+    """Judge configs one by one, without weights; return the worst exit code.
+
+    What is found is printed for each, and an error of one does not stop the others.
+
+    A JSON file without a `model_type` is not a config of a model. It is left out with a message, as a pre-commit hook
+    passes every file that fits its pattern.
+    """
+    from sqrtdk._check import check_with
+    from sqrtdk.cli.output import PIPE_WIDTH, colors, print_text, width
+    from sqrtdk.models.config import read_config_dict
+    from sqrtdk.models.names import check_name
+    from sqrtdk.report.check.terminal import summary_line, to_text
+    from sqrtdk.report.console import line
+    from sqrtdk.report.plain import plain
+
+    language, codes = options.language_of_choice(lang), {0}
+    for model in models:
+        try:
+            if model.lower().endswith(".json") and "model_type" not in read_config_dict(Path(model)):
+                tell_reader(Message("progress.no_model_type", file=plain(model)))
+                continue
+            check_name(model, loading.revision, announce)
+            report = check_with(model, None, loading, laws=laws, fail_on=fail_on)
+        except SqrtdkError as error:
+            tell_reader(Message("progress.not_checked", file=plain(model)))
+            fail(error, show_traceback)
+            codes.add(EXIT_FAILED)
+            continue
+        quiet = len(models) > 1 and not report.exit_code and not report.unjudged
+        sentence = plain(model) + word("words.mark.colon", language) + summary_line(report, language)
+        wide = len(sentence.encode()) if width() == PIPE_WIDTH else width()  # unwrapped in a log
+        print_text(line(sentence, wide) if quiet else to_text(report, width=width(), color=colors(), language=language))
+        codes.add(report.exit_code)
+    return max(codes)

@@ -21,17 +21,16 @@ from torch.nn.modules import module as torch_module
 
 from sqrtdk._modes import eager_compiler
 from sqrtdk._sites import ROOT_NAME
-from sqrtdk.audit.gains import norm_size
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.messages import joined as joined_names
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, site_of, was_compiled
-from sqrtdk.monitor.samples import AS_IS, EAGER, CallTraits, not_measured, with_place
-from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows
+from sqrtdk.monitor.samples import AS_IS, EAGER, not_measured, with_place
+from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows, traits_of
 from sqrtdk.monitor.updates import ProjectionUpdate
 from sqrtdk.tracing import CallRows, CallTensors, ProjectionGradients, RowLimit, Sites, Trace, unseen
-from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
+from sqrtdk.tracing.records import AttentionCall
 
 Place = tuple[str, int]
 MAX_PASSES_A_STEP = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
@@ -273,9 +272,7 @@ class StepTracer:
                     self._gradients.root(serial, projected, length)
 
     def _add(self, trace: Trace) -> None:
-        """Add the calls of a pass to the attentions of the step, and decide whether the next pass must be examined
-        closely.
-        """
+        """Add the calls of a pass to the step, and decide whether the next pass must be examined closely."""
         for call, rows in zip(trace.calls, trace.rows, strict=True):
             place = site_of(call.site), call.index
             attention = self._found.setdefault(place, _Attention(call))
@@ -376,24 +373,13 @@ class StepTracer:
                 sums = join_rows(attention.parts).with_gradients(*gradients)
             except Exception as error:  # other ranks wait for this one's row
                 reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
-        reason_left, rows = None if sums is not None else reason, tuple(attention.rows)
-        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, reason_left, rows, _traits(call))
+        why = None if sums is not None else reason
+        rows = tuple(attention.rows)
+        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, why, rows, traits_of(call))
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
-
-
-def _traits(call: AttentionCall) -> CallTraits:
-    factors = call.scale.factors
-    return CallTraits(
-        logits_dtype=call.logits_dtype,
-        stored=call.kind == "eager",
-        factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
-        fixed_scale=not any(factor.learned or factor.source in (BY_ROW, FROM_DATA, BY_BLOCK) for factor in factors),
-        norm_size=norm_size(call),
-        dtype=call.dtype,
-    )
 
 
 def _again() -> bool:

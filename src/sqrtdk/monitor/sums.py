@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sqrtdk.audit.gains import norm_sigma
+from sqrtdk.audit.gains import norm_sigma, norm_size
 from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
+from sqrtdk.tracing.records import BY_BLOCK, BY_ROW, FROM_DATA, AttentionCall
 
 # Added up. `seeing` rows have a finite largest logit; `choices` are those with two or more keys.
 SUM_COLUMNS = (
@@ -184,6 +185,19 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
 
 
 NO_TRAITS = CallTraits()
+
+
+def traits_of(call: AttentionCall) -> CallTraits:
+    """Return what is the same at every step of an attention, from its record."""
+    factors = call.scale.factors
+    return CallTraits(
+        logits_dtype=call.logits_dtype,
+        stored=call.kind == "eager",
+        factors=tuple(sorted(f"{factor.where}: {factor.source}" for factor in factors)),
+        fixed_scale=not any(factor.learned or factor.source in (BY_ROW, FROM_DATA, BY_BLOCK) for factor in factors),
+        norm_size=norm_size(call),
+        dtype=call.dtype,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -149,11 +149,7 @@ class Watch:
         self._forwards.look()
 
     def gather(self, own: Any) -> list[Any]:
-        """Return the values of all ranks that watch, in the order of the ranks; every rank must call this.
-
-        Args:
-            own: This rank's value, which must be picklable.
-        """
+        """Return the values (picklable) of all ranks that watch, in their order; every rank must call this."""
         return [own] if self._ranks is None else self._ranks.gather(own)
 
     # -- the run ---------------------------------------------------------------------------------------------------
@@ -280,11 +276,7 @@ class Watch:
         return found
 
     def _finish(self, loss: Tensor | float | None) -> list[Alarm]:
-        """End a sampled step: join the ranks, judge the sample, and record and log it.
-
-        Returns:
-            The alarms to tell the user of. An exception of our own becomes one of them, and never stops the training.
-        """
+        """End a sampled step: join the ranks, judge, record and log; return the alarms to tell the user of."""
         try:
             self._armed.close()
             watched = self._forwards.watched_step()

@@ -1,16 +1,23 @@
 """The JSON document of a trace file, as records with their limits. A field that is null counts as absent.
 
 `recording.decode` joins it with the tensors; docs/en/trace-file.md describes it for other programs.
+
+Its sentences are English. Their ids and values are in a second JSON text of the metadata, sentence -> `message_id` and
+`values`, from which a reader can say them in another language. Readers of other versions do not look at it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from sqrtdk.recording.format import FLOAT_NAMES, FORMULA_TERMS, KEY, SCHEMA_VERSION, TENSOR_LAYOUTS
+from sqrtdk.messages import said_again, table_of
+from sqrtdk.recording.format import FLOAT_NAMES, FORMULA_TERMS, KEY, MESSAGES, SCHEMA_VERSION, TENSOR_LAYOUTS
 from sqrtdk.recording.limits import (
     MAX_DIMENSIONS,
     MAX_NAME_CHARACTERS,
@@ -22,8 +29,9 @@ from sqrtdk.recording.limits import (
     refuse_file,
     trace_record,
 )
-from sqrtdk.recording.records import Cut
+from sqrtdk.recording.records import Cut, TraceMetadata
 from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.tensors import CallTensors
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
@@ -130,3 +138,31 @@ def parse_document(text: str) -> Document:
             "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
         )
     return trace_record(Document, document, "the trace")
+
+
+def sentences_to_json(calls: Sequence[CallTensors], metadata: TraceMetadata) -> str:
+    """Return the JSON text with the ids and values of the sentences in a file, so that they can be read in Chinese.
+
+    Returns:
+        The JSON text, or "" if no sentence is from the catalogue.
+    """
+    table = table_of([metadata.not_measured, *((call.missing, call.call) for call in calls)])
+    return json.dumps(table) if table else ""
+
+
+def with_sentences(
+    text: str, calls: Sequence[CallTensors], metadata: TraceMetadata
+) -> tuple[tuple[CallTensors, ...], TraceMetadata]:
+    """Return calls and metadata of a file with its sentences as messages.
+
+    Args:
+        text: what `sentences_to_json` returned, of an untrusted file.
+        calls: as they were read.
+        metadata: as it was read.
+    """
+    table = parse_trace_json(text, f"the metadata {MESSAGES!r}") if text else {}
+    again = tuple(
+        dataclasses.replace(call, missing=said_again(call.missing, table), call=said_again(call.call, table))
+        for call in calls
+    )
+    return again, dataclasses.replace(metadata, not_measured=said_again(metadata.not_measured, table))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 SCHEMA_VERSION = 1
 KEY = "sqrtdk_trace"  # key in the metadata of safetensors; its value is a JSON document
-MESSAGES = "sqrtdk_messages"  # key beside it, see `recording.sentences`; optional
+MESSAGES = "sqrtdk_messages"  # key beside it, see `recording.document`; optional
 INPUT_PREFIX = "inputs."  # prefix of the names of the model's inputs
 
 DTYPE_BY_NAME = {

@@ -47,7 +47,7 @@ class Header:
     specs: Mapping[str, Spec]
     document: str  # the JSON document of the trace
     size: int  # bytes before the first tensor
-    sentences: str = ""  # see `recording.sentences`
+    sentences: str = ""  # see `recording.document`
 
 
 def read_header(file: BinaryIO, size: int) -> Header:

@@ -13,12 +13,11 @@ from sqrtdk.errors import SqrtdkError, TraceFileError, short_text
 from sqrtdk.messages import Message
 from sqrtdk.models.limits import check_file
 from sqrtdk.recording.decode import decode_call
-from sqrtdk.recording.document import Document, parse_document
+from sqrtdk.recording.document import Document, parse_document, with_sentences
 from sqrtdk.recording.format import INPUT_PREFIX, NAME_BY_DTYPE
 from sqrtdk.recording.header import Header, Spec, read_header, read_tensor
 from sqrtdk.recording.limits import MAX_TRACE_BYTES, quote, refuse_file
 from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
-from sqrtdk.recording.sentences import with_sentences
 from sqrtdk.recording.source import TensorSource, check_same
 from sqrtdk.tracing.tensors import CallTensors
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sqrtdk._files import check_writable, write_parts
 from sqrtdk.errors import OutputError
-from sqrtdk.recording.document import parse_document
+from sqrtdk.recording.document import parse_document, sentences_to_json
 from sqrtdk.recording.encode import Sheet, encode_call, number_sites
 from sqrtdk.recording.format import INPUT_PREFIX, KEY, MESSAGES, NAME_BY_DTYPE, SCHEMA_VERSION
 from sqrtdk.recording.header import Header, Spec
@@ -32,7 +32,6 @@ from sqrtdk.recording.limits import (
 )
 from sqrtdk.recording.read import check_calls
 from sqrtdk.recording.records import Cut, Recording, TraceMetadata
-from sqrtdk.recording.sentences import sentences_to_json
 from sqrtdk.tracing.tensors import CallTensors
 
 _BYTES_A_WRITE = 2**26  # bytes written at once; a signal such as Ctrl-C waits for no more than this

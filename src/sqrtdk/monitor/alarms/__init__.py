@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.monitor.alarms.layers import layer_logits_alarm
 from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit_alarms
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
-from sqrtdk.monitor.alarms.update import update_alarm
+from sqrtdk.monitor.alarms.roots import layer_logits_alarm, update_alarm
 from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, equal_logits, saturation_alarm
 from sqrtdk.monitor.samples import Alarm, StepSample
 
