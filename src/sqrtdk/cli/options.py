@@ -3,7 +3,7 @@
 The options of loading a model stand in `LOADING`, those of an audit's reports in `audit_reports`. A verb takes them as
 one object:
 
-    def check(model: Model = "demo", loading: Loading = DEFAULT_LOADING, ...) -> None: ...
+    def check(loading: Annotated[LoadOptions, LoadingFields()] = DEFAULT_LOADING, ...) -> None: ...
 
 `register_verb` shows Typer an option for each field of the object.
 """
@@ -128,8 +128,6 @@ class LoadingFields(Fields):
         shown = {name: own.get(name, LOADING[name]) for name in only if name not in without}
         super().__init__(DEFAULT_LOADING, shown)
 
-
-Loading = Annotated[LoadOptions, LoadingFields()]
 
 Laws = Annotated[str | None, typer.Option("--laws", metavar="NAMES", help="cli.options.laws", show_default="all")]
 LawsSeconds = Annotated[

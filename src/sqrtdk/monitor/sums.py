@@ -31,7 +31,6 @@ SUM_COLUMNS = (
 )
 PRODUCT_COLUMNS = ("max_product", "stored_product")  # one number per call, the same for all of its heads
 MAXIMUM_COLUMNS = ("max_logit", "-min_logit", "max_abs_logit", "row_offset", "peak_max", *PRODUCT_COLUMNS)
-ORDERED = ("max_logit", "entropy_nats", "query_grad", "key_grad")  # columns whose quantiles over rows are reported
 RATIO_QUANTILES = (0.05, 0.50, 0.95)
 
 
@@ -42,7 +41,8 @@ class HeadSums:
     Attributes:
         sums: (len(SUMS), Hq) float64.
         maxima: (len(MAXIMA), Hq) float64; -inf if there was no row, NaN if unknown.
-        ordered: by name of `ORDERED`, (Hq, n) float32 of the counted rows, +inf at the others.
+        ordered: by column whose quantiles over rows are reported ("max_logit", "entropy_nats", "query_grad",
+            "key_grad"), (Hq, n) float32 of the counted rows, +inf at the others.
     """
 
     sums: Tensor

@@ -60,16 +60,6 @@ def format_percent(value: float | None) -> str:
     return f"{100 * value:.0f}%" if value in (0, 1) or 0.1 <= value <= 0.99 else f"{100 * value:.1f}%"
 
 
-def format_count(number_of: int, noun: str) -> str:
-    """Format a count with its noun.
-
-    Example:
-        >>> format_count(1, "finding"), format_count(1200, "head")
-        ('1 finding', '1,200 heads')
-    """
-    return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
-
-
 def worst_head(calls: Iterable[JudgedCall]) -> WorstHead:
     """Return the worst value of each figure: largest max logit, lowest entropy, largest peak, most saturated rows.
 
