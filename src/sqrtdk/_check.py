@@ -21,6 +21,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.laws import table
 from sqrtdk.laws.answers import law_not_asked
 from sqrtdk.laws.table import FINDINGS, answers_of, are_named, check_seconds, names_of
+from sqrtdk.masks.band import TRIANGLES
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve_model
@@ -29,8 +30,9 @@ from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.unchanged import unchanged
+from sqrtdk.theory import kv_cache_bytes
 from sqrtdk.tracing import hint_for
-from sqrtdk.tracing.records import NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 
 def check(
@@ -242,7 +244,31 @@ def _report(
         sources=tuple(dict.fromkeys(source for run in runs for source in run.sources)),
         root=root(),
         laws=first.laws,
+        kv_bytes_per_token=_kv_bytes_per_token([judged.call for judged in first.calls]),
     )
+
+
+def _kv_bytes_per_token(calls: Sequence[AttentionCall]) -> int | None:
+    """Return the bytes that a KV cache takes for one more token: sum of H (E + Ev) bytes(dtype) over the attentions.
+
+    Counted are self-attentions whose rows see no later keys. Only there do keys and values of earlier tokens stay what
+    they were; in an encoder a cache is of no use, and that of a cross-attention does not grow. Returns None if there
+    is no such attention.
+    """
+
+    def caches(call: AttentionCall) -> bool:
+        mask = call.mask
+        if not call.self_attention or mask is None:
+            return False
+        # without values, as on the meta device, a mask has a name alone
+        return mask.kind in TRIANGLES if mask.least is None else mask.least >= 0
+
+    cached = list(filter(caches, calls))
+    each = (
+        kv_cache_bytes(1, call.kv_heads, 1, call.head_dim, value_head_dim=call.value_dim, dtype=vars(torch)[call.dtype])
+        for call in cached
+    )
+    return sum(each) if cached else None
 
 
 def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tuple[Finding, ...]:

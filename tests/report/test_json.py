@@ -147,6 +147,15 @@ def test_a_sentence_of_a_document_can_be_said_in_chinese() -> None:
     )  # fmt: skip
 
 
+def test_every_field_of_a_check_is_in_the_document() -> None:
+    """`to_json` lists the fields one by one, so a new one has to be added there and in the schema."""
+    report = dataclasses.replace(sick(), kv_bytes_per_token=3072)
+    document = of_check(report)
+    not_written = {"root", "kv_cache", "kv_formats"}  # a path of the machine; forecasts, which this report has none of
+    assert {field.name for field in dataclasses.fields(report)} - not_written <= set(document)
+    assert document["kv_bytes_per_token"] == 3072
+
+
 def test_names_of_the_contract() -> None:
     check = of_check(sick())
     assert {"id", "class", "parameters"} == set(check["model"])

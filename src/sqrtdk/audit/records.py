@@ -151,6 +151,7 @@ class CheckReport(Saved, Shown):
     sources: tuple[SourceFile, ...] = ()  # files that the report names, as far as they are known
     root: str = ""  # the repository in which the check ran, else the working directory
     laws: tuple[LawAnswer, ...] = ()
+    kv_bytes_per_token: int | None = None  # of the KV cache, in the dtype that ran; None: no row is kept for later ones
     kv_cache: CacheForecast | None = None  # forecast of a cache in fewer bits, if asked for
     kv_formats: tuple[CacheForecast, ...] = ()  # forecasts of all formats, to choose one
 

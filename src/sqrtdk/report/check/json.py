@@ -25,8 +25,9 @@ def to_json(report: CheckReport) -> str:
 
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
-        `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and `exit_code`. A report
-        with the forecast of a quantised cache also has `kv_cache`, and one with those of all formats `kv_formats`.
+        `kv_bytes_per_token`, `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and
+        `exit_code`. A report with the forecast of a quantised cache also has `kv_cache`, and one with those of all
+        formats `kv_formats`.
 
     Example:
         >>> import json
@@ -41,7 +42,7 @@ def to_json(report: CheckReport) -> str:
 def to_document(report: CheckReport) -> dict[str, Any]:
     """Return the document of `to_json` as a dict, before its values are converted to JSON types.
 
-    It may hold NaN, infinities and records. Its fields are those of `docs/report.schema.json`.
+    It may hold NaN, infinities and records. Its fields are those of `docs/check.schema.json`.
     """
     return {
         "schema_version": report.schema_version,
@@ -51,6 +52,7 @@ def to_document(report: CheckReport) -> dict[str, Any]:
         "seed": report.seed,
         "model": {"id": report.model.id, "class": report.model.cls, "parameters": report.model.parameters},
         "mode": report.mode,
+        "kv_bytes_per_token": report.kv_bytes_per_token,
         "calls": [_call(judged) for judged in report.calls],
         "not_attention": [reasoned(entry) for entry in report.not_attention],
         "not_measured": [reasoned(entry) for entry in report.not_measured],

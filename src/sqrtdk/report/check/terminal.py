@@ -98,6 +98,7 @@ def _head(printer: Printer, report: CheckReport) -> None:
     facts = [
         plain(model.cls),
         *([Message("terminal.parameters", count=f"{model.parameters:,}")] if model.parameters else []),
+        *([Message("terminal.kv_bytes", count=f"{report.kv_bytes_per_token:,}")] if report.kv_bytes_per_token else []),
         named("terminal.mode", report.mode),
         Message("words.seed", seed=report.seed),
     ]
