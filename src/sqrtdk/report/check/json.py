@@ -65,8 +65,8 @@ def to_document(report: CheckReport) -> dict[str, Any]:
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:
-    # the verdict stands behind the fields of the call, as in the schema
     """Return the fields of a judged call for JSON: those of the call, then those of its verdict."""
+    # the verdict stands behind the fields of the call, as in the schema
     stats = judged.call.stats
     return (
         record_fields(judged.call)

@@ -125,8 +125,8 @@ def details(title: str, lines: Iterable[str]) -> str:
 
 
 def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
-    # the first line is all that a mail or a phone shows of the comment
     """Yield the parts of the comment, the most important first; `fitted` drops those that exceed GitHub's limit."""
+    # the first line is all that a mail or a phone shows of the comment
     outcome = Message(f"terminal.outcome.{report.outcome}")
     yield f"### {speaker.word('terminal.comment.title', model=markdown_code(report.model.id), outcome=outcome)}\n"
     yield markdown_text(summary_line(report, speaker.language), 1000) + "\n"

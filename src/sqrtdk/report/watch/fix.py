@@ -135,8 +135,8 @@ def _slower(update: Alarm) -> str:
 
 
 def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
-    # a note: the loss scaler of float16 met infinite gradients, which is its work
     """Return what to do about NaN or infinite numbers, by where they began."""
+    # a note: the loss scaler of float16 met infinite gradients, which is its work
     if alarm.severity == "note":
         return Message("runs.fix.scaler")
     if update_before(run, alarm) is not None and not mentions(alarm.text, "alarms.nonfinite.first.inputs"):
