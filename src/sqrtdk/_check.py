@@ -167,6 +167,7 @@ def _checked(
             Message("errors.options.attn_is", value=repr(attn)),
             hint=Message("errors.hint.one_of_or_both", names=joined(ATTN, "comma")),
         )
+    # All arguments are checked before a model is loaded, which may take minutes.
     names = names_of(table.DEFAULT if laws is None else laws)
     check_seconds(laws_seconds)
     check_seed(options.seed)
@@ -188,6 +189,7 @@ def _checked(
             missing.append(NotMeasured("", Message("premises.attention.asked", attn=str(attn), why=build.reason)))
         if build.loaded is not None:
             with by_default_of(build.loaded.module):
+                # Laws and the comparison of implementations are done once: in the first run.
                 keep = not runs and bool(names)
                 how = "never" if runs else compare
                 run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
@@ -275,6 +277,7 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
     """Return the findings of all runs, each kind once per site, marked if only one of several runs shows it."""
 
     def kind(finding: Finding) -> tuple[str, ...]:
+        # An unmeasured site may have several reasons, all of which count.
         each = (finding.message,) if finding.rule == UNMEASURED else ()
         return finding.rule, finding.site, str(finding.call), finding.severity, finding.fix, *each
 
@@ -286,6 +289,7 @@ def _worst_first(runs: Sequence[ModelRun], others: Iterable[Finding] = ()) -> tu
             if alone and finding.rule not in ("eager_vs_sdpa", *FINDINGS):  # laws are tested in the first run only
                 message = Message("premises.attention.only_with", text=finding.message, attn=run.attn)
                 finding = dataclasses.replace(finding, message=message)
+            # Runs of eager and SDPA find the same twice.
             first.setdefault(kind(finding), finding)
     order = {name: place for place, name in enumerate((*RULES, *FINDINGS))}
 

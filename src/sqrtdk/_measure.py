@@ -124,6 +124,7 @@ def measure(
         places = None if rows is None else _chosen(rows, call.length, call.query.device)
         if autocast_dtype(query) is None:
             return _measured(call, places)
+        # The arguments are cast already; autocast would round the statistics' own products as well.
         with torch.autocast(query.device.type, enabled=False):
             return _measured(call, places)
 
@@ -135,6 +136,7 @@ def _measured(call: Call, places: Int[Tensor, " R"] | None) -> RowStats:
         call = call.sample(places)
     call = as_product(call)
     whole = replace(call, aux=AuxRequest.all())
+    # Fastest first: our kernels give all statistics in one pass.
     if against_compiled(whole) is None:
         return on_cpu(call)
     if call.query.device.type in GPUS and against_triton(whole) is None:
@@ -152,8 +154,10 @@ def _measured(call: Call, places: Int[Tensor, " R"] | None) -> RowStats:
         for start, stop in spans:
             block = block_stats(call, start, stop)
             for name in ROW_STATS_FIELDS:
+                # Written in place, as a concatenation would hold all statistics twice.
                 getattr(found, name)[..., start:stop] = getattr(block, name)
         return found
+    # Under a compiler or torch.func nothing may be written in place.
     blocks = [block_stats(call, start, stop) for start, stop in spans]
     return RowStats(*(torch.cat([getattr(block, name) for block in blocks], -1) for name in ROW_STATS_FIELDS))
 

@@ -69,12 +69,16 @@ def resolve_arguments(
     arguments.check_tensors(query, key, value)
     arguments.check_head_counts(query, key, value, enable_gqa)
     aux = as_request(return_aux)
+    # As torch's own function does under autocast, and before the score is folded in, which computes in float32.
     query, key, value = _as_autocast(query, key, value)
     mods = (score_mod, mask_mod, block_mask)
+    # NaN in a key matters to a row that can't see it, as 0 * NaN is NaN: so it counts whether anything hides keys.
     hides = attn_mask is not None or is_causal or causal_lower_right or window is not None or mods != (None,) * 3
+    # Before a score changes the width: the default scale is that of the caller's query.
     head_dim = query.shape[-1]
     query, key, pairs, rule = _scored(score, query, key)
     shift = key.shape[-2] - query.shape[-2] if causal_lower_right or window_lower_right else 0
+    # Upper-left as in SDPA: row i sees keys j <= i. Lower-right, as with a cache, adds S - L.
     diagonal = shift if is_causal or causal_lower_right else None
     if is_causal_bias(attn_mask):
         own = _causal_bias_diagonal(attn_mask, query.shape[-2], key.shape[-2], is_causal)
@@ -97,6 +101,7 @@ def resolve_arguments(
     )
     call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
     call = replace(call, mask_mods=_mask_mods(call, mask_mod, block_mask))
+    # Last, because a rule such as log_n counts the visible keys, which all masks together leave.
     call = replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
     bad_bias = call.bias is not None and looked_at(call.bias) and holds_nonfinite(call.bias)
     return replace(call, unclean=bad_bias or needs_care(call.query, call.key, value, call.scale, hides))
@@ -126,6 +131,7 @@ def _function(name: str, function: Any, parameters: str) -> Any:
             f"{name} is a function, {name}({parameters}); got {type(function).__name__}",
             hint="A BlockMask is block_mask." if is_block_mask(function) else "A tensor is bias or attn_mask.",
         )
+    # A compiler can't read a signature.
     if function is not None and not torch.compiler.is_compiling():
         check_parameters(name, function, parameters)
     return function
@@ -158,10 +164,12 @@ def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str,
         arguments.check_mask(attn_mask, full, call.value)
         if attn_mask.dtype == torch.bool:
             visible = attn_mask
+        # A mask without -inf hides nothing; keeping it a bias saves the kernels a second mask.
         elif above_infinity(attn_mask):
             added = attn_mask
         else:
             visible = attn_mask != -math.inf
+            # The gradient of -inf would be NaN, so hidden entries add 0, and a bool mask hides them.
             added = attn_mask.masked_fill(~visible, 0.0)
     if isinstance(bias, Tensor):
         check_class("bias", bias)
@@ -230,6 +238,7 @@ def _beta(call: Call, scale: Any, head_dim: int) -> float | Factor:
     if call.heads > 1 and tuple(scale.shape) == (call.heads,):
         scale = scale[:, None, None]
     arguments.check_broadcast("scale", scale, (*call.lead, call.length, 1))
+    # On a GPU the check would wait for the device.
     if scale.device.type == "cpu" and has_values(scale) and holds_nonfinite(scale):
         raise InvalidValueError(
             "a scale tensor is finite; got NaN or infinity in it", hint="Check where it comes from."
@@ -242,4 +251,5 @@ def _as_autocast(*tensors: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], 
     dtype = arguments.autocast_dtype(tensors[0])
     if dtype is None:
         return tensors
+    # autocast leaves float64 alone.
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)

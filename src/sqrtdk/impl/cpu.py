@@ -154,6 +154,7 @@ def _run(
         factor,
         expand_heads(scale, (*lead, rows, 1)).float() if isinstance(scale, Tensor) else None,
         call.softcap or 0.0,
+        # Broadcast dimensions stay 1: the kernel strides over them, and a bias of all pairs is never made.
         None if bias is None else broadcastable(bias if bias.dtype in CPU_DTYPES else bias.float(), lead),
         None if table is None else broadcastable(table.float().contiguous(), lead),
         None if call.visible is None else expand_heads(call.visible, whole),
@@ -161,6 +162,7 @@ def _run(
         above,
         below,
         call.dropout_p,
+        # A seed from torch's generator: the backward pass draws the same mask from it instead of storing one.
         torch.randint(2**63 - 1, (), device="cpu") if call.dropout_p else None,
         # The gradients of a row's logits add up to 0 as exactly as its output is known, which the sums of a bias show.
         torch.is_grad_enabled() and any(given is not None and given.requires_grad for given in (bias, table)),

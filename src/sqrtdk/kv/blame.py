@@ -42,6 +42,7 @@ def key_heads(key: Tensor, value: Tensor | None = None, limit: float | None = No
     """
     size = key.abs().amax((0, 2)).double()  # (H, E)
     share = key.double().square().sum((0, 2))
+    # A head of zeros has a share of 0 rather than NaN.
     share = share / share.sum(-1, keepdim=True).clamp(min=1e-300)
     rows = key.abs().amax(-1).double()  # (B, H, S)
     largest = size.amax(-1)
@@ -78,6 +79,7 @@ def _beyond(x: Tensor | None, limit: float | None, heads: int) -> list[float]:
 
 def _middle(values: Tensor) -> Tensor:
     """Return the median along the last axis, which is kept; of two middle numbers the lower."""
+    # The median, as a mean would be pulled up by the very outliers that are looked for.
     return values.median(-1, keepdim=values.dim() > 1).values.clamp(min=1e-300) if values.dim() > 1 else (
         values.median().clamp(min=1e-300)
     )  # fmt: skip
@@ -103,6 +105,7 @@ def heads_at_fault(
     suffering: dict[tuple[int, str], list[int]] = {}
     for head in keys:
         mine = range(head.head * group, (head.head + 1) * group)
+        # Only heads with an error are blamed: many models have outlier channels that do no harm.
         bad = [i for i in mine if seeing[i] and level(stored.heads[i]) is not None]
         if bad:
             by_kl = any(kl_level(stored.heads[i]) for i in bad)
@@ -142,6 +145,7 @@ def _cause(
 
 def _is_of_the_scale(bad: Sequence[int], stored: StoredWay, others: Sequence[StoredWay], *, by_kl: bool) -> bool:
     """Return whether scaling by the tensor's own maximum, instead of a fixed scale, at least halves the loss."""
+    # A scale taken from the values of the whole tensor differs from the fixed one in nothing else.
     own = next((storage for storage in others if storage.name == "tensor"), None)
     if own is None:
         return False
@@ -159,6 +163,7 @@ def _blame(
     limit: float | None,
 ) -> Blame:
     """Return the cause of a key head's errors, with the ways to store that remove them or halve them."""
+    # "mended": no error is left above any bar; "helped": the worst error is at most half as large.
     mended = [storage.name for storage in others if all(level(storage.heads[i]) is None for i in bad)]
     half = HELPING_SHARE * _largest_mean_kl(stored, bad)
     helped = [] if cause == VALUES else [storage.name for storage in others if _largest_mean_kl(storage, bad) <= half]

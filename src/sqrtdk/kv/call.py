@@ -63,6 +63,7 @@ def storages(call: CallTensors, dtype: str, scale: str, first: int) -> tuple[lis
     # Folding and normalisation act on q and k alone, so v keeps the requested storage.
     value = found[0].value
     found.append(Storage(FOLD, stored_and_read(k, dtype, scale, first, by), value))
+    # A model with q/k norms shows already what the norm does.
     if call.call is None or call.call.norm is None:
         found.append(Storage(QK_NORM, stored_and_read(rms_normalised(k), dtype, scale, first), value, normed=True))
     return found, folded
@@ -98,6 +99,7 @@ def stored_and_read(x: Tensor, dtype: str, scale: str, first: int, by: Tensor | 
             low, high = bounds(part, grain)
         else:
             low, high = (edge[:, head : head + 1] if edge.shape[1] > 1 else edge for edge in shared)
+        # The format rounds and clips as its engine does; what is read back differs from k by that alone.
         back = form.store(part, low, high)
         back = back if by is None else back * by[head : head + 1].double()
         return torch.cat([back, one[:, :, first:].double()], 2)[0, 0]
@@ -121,6 +123,7 @@ def channel_scale(call: CallTensors, first: int) -> tuple[Tensor, str]:
     if pairs is not None:
         one, other = pairs
         both = torch.maximum(largest[:, one], largest[:, other])
+        # A rotation mixes the two channels of a pair, so that a scale commutes with it only if both have the same.
         largest[:, one] = both
         largest[:, other] = both
     # a channel of zeros is divided by 1, which keeps it 0 and not NaN
@@ -179,6 +182,8 @@ class ForecastRequest:
         Args:
             row: Number of logits that one row has over all heads.
         """
+        # Long contexts get fewer rows: the work grows with rows x keys x heads, and the mean over 16 rows is good
+        # enough to rank the formats.
         return self.rows or min(MOST_ROWS, max(LEAST_ROWS, ALL_LOGITS // max(1, row)))
 
 
@@ -189,6 +194,7 @@ def unfit(call: CallTensors, request: ForecastRequest) -> str | None:
     k, v = call.key.values, call.value.values
     if k.dim() != 4 or not call.query.values.numel() or not k.numel() or not v.numel():
         return Message("cache.reason.no_numbers")
+    # Dropout hides keys at random, and its errors would be added to those of the storage.
     if call.dropout:
         return Message("cache.reason.dropped")
     if k.shape[-2] <= request.residual:
@@ -197,6 +203,7 @@ def unfit(call: CallTensors, request: ForecastRequest) -> str | None:
     if request.dtype == "q8_0" and odd:
         dims = joined([Message("cache.reason.dim", name=name, size=size) for name, size in odd], "and")
         return Message("cache.reason.no_blocks", block=BLOCK_SIZE, dims=dims)
+    # One infinite key would set the scale of all others.
     if not all(bool(x.isfinite().all()) for x in (call.query.values, k, v)):
         return Message("cache.reason.not_finite")
     return None
@@ -249,6 +256,8 @@ def as_cached(call: CallTensors) -> CallTensors:
     times = 1 if call.call is None else k.shape[1] // max(1, call.call.kv_heads)
     if times < 2 or k.shape[1] != v.shape[1] or k.shape[1] % times:
         return call
+    # repeat_kv copies each key head for its group, and a cache stores it before that; but a model may also have heads
+    # that differ.
     once = [x[:, ::times] for x in (k, v)]
     if not all(torch.equal(one.repeat_interleave(times, 1), x) for one, x in zip(once, (k, v), strict=True)):
         return call
@@ -281,6 +290,7 @@ def _errors(call: CallTensors, storage: Storage, rows: Tensor) -> list[QueryHead
             k, v = key[sequence, head].double(), value[sequence, head].double()
             k = rms_normalised(k) if storage.normed else k
             k_stored, v_stored = storage.key(sequence, head), storage.value(sequence, head)
+            # In blocks, as the logits of all rows in float64 would not fit in memory for a long context.
             for part in _row_blocks(rows, group * key.shape[-2]):
                 place = RowsOfHeads(sequence, mine, part, length)
                 q = query[sequence, mine][:, part].double()
@@ -292,6 +302,8 @@ def _errors(call: CallTensors, storage: Storage, rows: Tensor) -> list[QueryHead
 
 def _counting_rows_of(stored: Weighed, exact: Weighed) -> Weighed:
     """Count only rows that see a key in the exact run; nothing is known of other rows."""
+    # A stored key may be hidden where the exact one was seen (-inf after overflow); the rows that count stay the same,
+    # so that such a row shows as an error.
     return Weighed(stored.logits, stored.weights, stored.lse, exact.seeing)
 
 

@@ -98,6 +98,7 @@ def _together(every: Iterable[Blame]) -> Iterator[Blame]:
         else:
             yield blame
     for group in plain.values():
+        # Coarse rounding hits all heads alike; a finding for each would say the same thing many times.
         severities = [blame.severity for blame in group]
         yield replace(
             group[0],

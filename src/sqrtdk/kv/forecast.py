@@ -221,6 +221,7 @@ def _sees_all(call: CallTensors) -> bool:
     if record is None or record.self_attention is not True or not record.query_len == record.key_len > 1:
         return False
     mask = record.mask
+    # An encoder's rows see all keys, and nothing is appended later: there is no cache to forecast.
     return mask is None or mask.kind == "padding" or (mask.least is not None and mask.least <= 1 - record.key_len)
 
 
@@ -247,6 +248,7 @@ def _traced(loaded: LoadedModel, options: LoadOptions) -> Trace:
         if options.attn in ATTN and offers_choice(loaded.module):
             stack.enter_context(implementation(loaded.module, options.attn))
         stack.enter_context(fast_path_off())
+        # Models that sample, as some routers do, run as in the audit.
         torch.manual_seed(options.seed)
         tokens = tokens_of(loaded.module, loaded.inputs)
         with Trace(loaded.module, stats=False, tokens=tokens.of, values=loaded.masks, keep=True) as run:

@@ -65,10 +65,12 @@ def bounds(x: Tensor, grain: str) -> tuple[Tensor, Tensor]:
     if grain == "token":
         return x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     if grain == "tokens64":
+        # KIVI and transformers' cache group keys by channel: 64 tokens of one channel share a scale.
         low, high = _runs(x.mT, GROUP_SIZE)
         return low.mT, high.mT
     if grain == "block":
         return _runs(x, BLOCK_SIZE)
+    # Groups of 64 run on over tokens where a token has fewer numbers or a rest, as in transformers' quantised cache.
     low, high = _runs(x.flatten(2), GROUP_SIZE)
     return low.reshape(x.shape), high.reshape(x.shape)
 

@@ -54,6 +54,8 @@ def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfH
         terms: What acts on the logits, in its order: scale, softcap, biases, masks, sinks.
         place: Which rows and heads these are.
     """
+    # In float64, and term by term in the order of the run: the errors that are looked for must not drown in rounding of
+    # our own.
     z_gnS, sinks = query @ key.mT, None
     visible = torch.ones((), dtype=torch.bool, device=z_gnS.device)
     for term in terms:
@@ -75,6 +77,7 @@ def weigh_rows(query: Tensor, key: Tensor, terms: Sequence[Term], place: RowsOfH
     raised = (z_gnS - top[..., None]).exp()
     total = raised.sum(-1) if sinks is None else raised.sum(-1) + (sinks - top).exp()
     seeing = (visible & (z_gnS > BOTTOM)).any(-1)
+    # The clamp gives rows without keys weights of 0.
     return Weighed(z_gnS, raised / total[..., None].clamp(min=1e-300), total.log() + top, seeing)
 
 
@@ -103,6 +106,7 @@ def kl_of_rows(exact: Weighed, stored: Weighed) -> Tensor:
     """
     # A hidden key has the logit -inf on both sides: 0 * (-inf - -inf) is NaN, and its share of the sum is 0.
     gap = torch.where(exact.weights > 0, exact.logits - stored.logits, 0.0)
+    # KL is never negative, but rounding may leave -1e-17.
     return ((exact.weights * gap).sum(-1) - exact.lse + stored.lse).clamp(min=0.0)
 
 
@@ -126,6 +130,7 @@ def _largest(logits: Tensor) -> Tensor:
     """Return which keys have the largest logit of their row, or one that is tied with it."""
     finite = logits > BOTTOM
     size = logits.abs().masked_fill(~finite, 0.0).amax(-1, keepdim=True)
+    # Relative to the largest logit of the row, as that is how the run's rounding errors grow.
     return finite & (logits >= logits.amax(-1, keepdim=True) - TIED * size)
 
 
@@ -152,6 +157,8 @@ class QueryHeadSums:
             return HeadError(math.nan, math.nan, math.nan, 0, math.nan)
         # quantile refuses more than 2^24 numbers; of so many, the lower of two middle ones is as good
         middle = every.quantile(0.5) if len(every) <= 2**20 else every.median()
+        # The root of summed squares over summed squares: rows with a tiny output do not dominate, as they would in a
+        # mean of ratios.
         output = math.sqrt(self.error / self.size) if self.size else math.nan
         return HeadError(float(every.mean()), float(middle), float(every.max()), self.changed, output)
 

@@ -94,6 +94,7 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
     """
     hf = import_transformers()
     autos = [getattr(hf, name) for name in AUTO_CLASSES if hasattr(hf, name)]
+    # The repository's own class wins, as it does in `from_pretrained`.
     if trust_remote_code and isinstance(getattr(config, "auto_map", None), dict):
         for auto in autos:
             if auto.__name__ in config.auto_map:
@@ -120,6 +121,7 @@ def auto_class(config: Any, *, trust_remote_code: bool = False) -> tuple[Any, st
             Message("errors.config.no_model", kind=type(config).__name__),
             hint=Message("errors.hint.factory"),
         )
+    # The bare model has every attention, and needs no head that the checkpoint may lack.
     auto = next((a for a in known if a.__name__ == "AutoModel"), known[0])
     if not wanted:
         return auto, None
@@ -172,6 +174,7 @@ def build_model(
     if (home / GENERATION).is_file():
         read_json(home / GENERATION)
     files = [] if static or alone else weight_files(home)
+    # Quantisers replace Linear modules by kernels that mostly need a GPU, and whose products a trace can't read.
     if files and read_config_dict(home).get("quantization_config"):
         raise ModelError(
             Message("errors.weights.quantized"),
@@ -188,6 +191,7 @@ def build_model(
     if static:
         common["experts_implementation"] = "batched_mm"  # others route by values, which meta tensors lack
     try:
+        # Building draws random numbers; the caller's random state must not move.
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
             with torch.device("meta"):
                 module = auto.from_config(copy.deepcopy(config), **common)
@@ -231,6 +235,7 @@ def _run_dtype(config: Any, dtype: torch.dtype | None, device: str) -> tuple[tor
     stored = getattr(config, "dtype", None)
     if stored is None:
         return torch.float32, None
+    # float16 products on a CPU are hundreds of times slower than float32, and many operations lack them.
     if stored == torch.float16 and device == "cpu":
         return torch.float32, Message("premises.weights.float32")
     return stored, None
@@ -281,6 +286,7 @@ def _max_memory(accelerate: Any, mapped: int) -> dict[Any, int]:
     room: dict[Any, int] = accelerate.utils.get_max_memory()
     available = available_memory(mapped=mapped)
     if available is not None:
+        # Half, as accelerate loads a shard beside the weights that it fills.
         room["cpu"] = min(room.get("cpu", available), available // 2)
     return room
 

@@ -120,9 +120,11 @@ class StepTracer:
     def __enter__(self) -> StepTracer:
         self._depth, self._thread = 0, threading.get_ident()
         with ExitStack() as stack:
+            # Compiled regions run eagerly in a sampled step, as no trace can see inside them.
             stack.enter_context(eager_compiler())
             self._sites = stack.enter_context(Sites(self._model))
             stack.enter_context(self._gradients)
+            # Global hooks: hooks on each module would change the model, and a compiled one would be compiled anew.
             before = torch_module.register_module_forward_pre_hook(self._begins)
             stack.callback(before.remove)
             after = torch_module.register_module_forward_hook(self._ends, always_call=True)
@@ -173,6 +175,7 @@ class StepTracer:
             self._missed.append(Message("alarms.unmeasured.too_many", number=MAX_PASSES_A_STEP))
             return
         try:
+            # The factors of the scale are known after the first look; a slope by values costs a product of all rows.
             numeric, rows = self._looks or self._by_numbers, RowLimit(self.most)
             trace = self._open_trace(numeric=numeric, rows=rows, projections=self._looks)
         except Exception as error:  # an observer never stops the run
@@ -191,6 +194,7 @@ class StepTracer:
         """Return whether the new pass belongs to the step. The first pass with autograd discards those before it."""
         if with_autograd and not self._with_autograd:
             self._with_autograd = self._trains = True
+            # The first pass with autograd is the training; passes before it (a target network, generation) are dropped.
             self._skipped_passes, self._found, self._missed, self._search = self.passes - 1, {}, [], NonfiniteSearch()
         if with_autograd or not (self._with_autograd or self._trains):
             return True

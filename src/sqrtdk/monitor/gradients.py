@@ -83,6 +83,7 @@ def was_compiled() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
+        # torch has no public way to ask this once the frame runs eagerly under the wrapper.
         if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
             return True
         frame = frame.f_back
@@ -134,6 +135,7 @@ class Projected:
         rows = rows.reshape(len(rows), self.heads, -1)
         dtype = torch.promote_types(rows.dtype, torch.float32)
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
+        # The root mean square does not depend on the head dimension, so that models can be compared.
         sizes: Tensor = norms.mT / rows.shape[-1] ** 0.5
         return sizes
 
@@ -243,6 +245,7 @@ class Gradients:
             chosen = torch.linspace(0, rows - 1, self._most * rows // length, device=gradient.device).round().long()
             gradient = gradient.index_select(-2, chosen)
         for one in places:
+            # A loss scaler multiplies all gradients by one number, which is taken off here.
             self.rows[one.place].append(one.sizes(gradient) / self._loss_scale)
 
 
@@ -254,6 +257,7 @@ def _of_rank(gradient: Tensor, placements: object) -> Tensor:
     """
     if placements is None:
         return gradient
+    # A gradient may be sharded along another dimension than its tensor; then its rows are not this rank's.
     if getattr(gradient, "placements", None) != placements:
         raise ValueError(f"that of a DTensor {placements} is laid out otherwise")
     local: Tensor = gradient.to_local()  # type: ignore[attr-defined]

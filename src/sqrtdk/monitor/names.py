@@ -94,6 +94,7 @@ class PartName:
         *numbers, checksum = read.groups(default="")
         attempt, first, last, first_step, last_step = map(int, numbers)
         part = cls(attempt, first, last, first_step, last_step, checksum)
+        # The name written anew must be the same: it refuses "attempt-01" and other spellings that would count twice.
         fits = part.name == name and part.first <= part.last and part.first_step <= part.last_step
         return part if fits else None
 
@@ -154,6 +155,7 @@ def without_merged(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], tup
     merged: list[PartName] = []
     for part in sorted(parts, key=lambda part: (part.attempt, part.first, -part.last, part.first_step)):
         above = apart[-1] if apart and apart[-1].attempt == part.attempt else None
+        # A merge writes the large part first and removes the small ones then, so that for a moment both are there.
         longer = above is not None and above.last - above.first > part.last - part.first
         within = longer and above is not None and above.first <= part.first and part.last <= above.last
         (merged if within else apart).append(part)
@@ -190,6 +192,7 @@ def lost_tails(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> tuple[
         ends[part.attempt] = max(number, part.last + 1), max(step, part.last_step + 1)
     for attempt in attempts:
         number, step = ends.get(attempt.number, (0, attempt.first_step))
+        # The manifest counts the parts that were written; fewer in the folder means that the newest ones were removed.
         if (attempt.parts or 0) > number and attempt.last_step is not None:
             first_step = min(step, attempt.last_step)
             lost.append(PartName(attempt.number, number, (attempt.parts or 0) - 1, first_step, attempt.last_step))
@@ -209,6 +212,7 @@ def spans(attempts: Sequence[Attempt], parts: Sequence[PartName]) -> dict[int, t
     wrote = {part.attempt for part in parts}
     counted: dict[int, tuple[int, int]] = {}
     last = MAX_STEP
+    # The newest attempt wins: it went on from a checkpoint, and what came after that checkpoint was trained again.
     for attempt in reversed(attempts):
         if attempt.number in wrote:
             counted[attempt.number] = (attempt.first_step, last)

@@ -119,6 +119,7 @@ class PackedStep:
         Returns:
             (capacity,) uint8, padded with 0.
         """
+        # A collective needs tensors of one size on all ranks, so each row is padded to the agreed capacity.
         row = torch.zeros(capacity, dtype=torch.uint8, device=device)
         parts = [torch.tensor(self.head, dtype=torch.float64)]
         if self.head.needed <= capacity:
@@ -190,6 +191,7 @@ def unpack_step(row: Tensor, layout: StepLayout, head: Head, stride: int) -> Wat
             for one, n in zip(call.tensors, columns, strict=True):
                 if one.wide == wide:
                     end = at + size * one.lines * n
+                    # A copy, because a view of bytes as numbers needs its address to be a multiple of their size.
                     each[one.name] = row[at:end].clone().view(dtype).reshape(one.lines, n)
                     at = end
     calls = [
@@ -214,6 +216,7 @@ def _tensors(call: WatchedCall, by_row: bool) -> dict[str, Tensor]:
     paddings = [one.padding for one in call.rows if one.padding is not None]
     for name in PRODUCT_COLUMNS:
         products = [product for one in call.rows if (product := getattr(one, name)) is not None]
+        # A maximum over some of the passes would be taken for that of all.
         if products and len(products) == len(call.rows):
             rows[name] = torch.stack([one.double() for one in products]).amax().reshape(1, 1)
     if paddings:

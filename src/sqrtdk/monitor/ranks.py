@@ -80,6 +80,7 @@ class Ranks:
             try:
                 box[0] = ask()
             except Exception as error:
+                # Errors of other classes may not survive pickling, so the other ranks get their text.
                 known = isinstance(error, SqrtdkError)
                 box[1] = error if known else OutputError(kind_and_text(error), hint="See what the first rank says.")
                 dist.broadcast_object_list(box, group=self.group, group_src=0)
@@ -129,6 +130,7 @@ class Ranks:
             for each, layout, head in zip(rows, self._layouts, heads, strict=True)
         ]
         found = join_ranks([steps[number] for number in self.order], self.axes)
+        # With sharded weights each rank knows the change of its own shards; the largest is what the alarm is about.
         moved = max((head.relative_step for head in heads if not math.isnan(head.relative_step)), default=None)
         found = replace(found, relative_step=moved, learning_rate=step.learning_rate)
         if stride > 1:
@@ -143,6 +145,7 @@ class Ranks:
                 return pack_step(step, by_row=by_row, most=most)
         except Exception as error:  # the other ranks wait for this one's row
             lost = Message("alarms.unmeasured.not_packed", error=kind_and_text(error))
+            # A rank that does not send would leave the others waiting until a time-out, so it sends the reason alone.
             return pack_step(replace(step, calls=(), missed=(*step.missed, lost)), by_row=by_row, most=most)
 
     def _gathered(self, row: PackedStep) -> tuple[list[Tensor], list[Head]]:
@@ -153,6 +156,8 @@ class Ranks:
         device = _device(self.group)
         size = len(self.order)
         while True:
+            # Layouts (names and shapes) are pickled, which is slow, but they change only when the model or the batch
+            # does.
             head = row.head._replace(changed=float(row.layout != self._sent_layout))
             own = replace(row, head=head).bytes(self._capacity, device)
             every = torch.empty(size * self._capacity, dtype=torch.uint8, device=device)

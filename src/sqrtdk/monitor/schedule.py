@@ -72,6 +72,7 @@ def copied_loss(loss: Tensor | float | None) -> Tensor | float | None:
     if isinstance(loss, Tensor):
         if loss.numel() != 1:
             raise InvalidValueError(f"a loss is one number; got the shape {tuple(loss.shape)}", hint=hint)
+        # A copy: training loops add up losses in place, and the number is read steps later.
         return loss.detach().clone()
     try:
         return None if loss is None else float(loss)
@@ -120,6 +121,7 @@ class Every:
         These are step 1 and the multiples of `steps`, or of `urgent` while a trend is bad.
         """
         often = self.urgent if worsening and self.urgent is not None else self.steps
+        # Step 1 always: faults of initialisation show there, and the scale ratio of later steps is compared with it.
         return step == 1 or step % often == 0 or step % self.steps == 0
 
 
@@ -146,6 +148,7 @@ class Logarithmic:
     def due(self, step: int, worsening: bool = False) -> bool:
         """Return whether a step is one of `a_decade` steps per factor of 10, at equal distances on a log scale."""
         place = round(self.a_decade * math.log10(step))
+        # The neighbours too, because rounding log10 may land one place off.
         return any(round(10 ** (near / self.a_decade)) == step for near in (place - 1, place, place + 1))
 
 

@@ -36,6 +36,7 @@ from sqrtdk.monitor.sums import (
 from sqrtdk.tracing import merge_rows
 
 Calls = Sequence[WatchedCall | None]  # of the ranks along one axis; None for a rank without the call
+# Keys first: their parts belong to one row, whose statistics must be whole before heads or rows are joined.
 _AXES_IN_ORDER = ("stages", "rows", "summed", "same", "heads", "keys")  # joined from last to first
 
 
@@ -64,6 +65,7 @@ def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> Watche
     grid = torch.arange(len(steps)).reshape([axis.size for axis in axes]).permute(order).flatten().tolist()
     axes = [axes[at] for at in order]
     stages = math.prod(axis.size for axis in axes if axis.shards == "stages")
+    # DDP and FSDP average gradients over these ranks, so that a rank's own gradients are too large by their number.
     share = 1.0 / math.prod(axis.size for axis in axes if axis.shards == "rows")
     inner = [axis for axis in axes if axis.shards != "stages"]
     width = len(steps) // stages
@@ -73,6 +75,7 @@ def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> Watche
     # Only the last pipeline stage has a loss, so ranks without one do not count in the mean.
     losses = [step.loss for step in steps if step.loss is not None]
     how = next((step.how for step in steps if reason_unmeasured(step.how) is None), steps[0].how)
+    # A dict, as a set would give them in another order on each rank.
     alarms: dict[Alarm, None] = dict.fromkeys(alarm for step in steps for alarm in step.alarms)
     return WatchedStep(
         tuple(calls),
@@ -99,6 +102,7 @@ def _first(
         return None
     found, stage, rank = min(known, key=_order)
     peers = [first for first, where, _ in by_rank if where == stage]
+    # If all ranks of the stage found the same, naming one of them would send the reader to the wrong place.
     everywhere = all(one is not None and (one.site, one.cause) == (found.site, found.cause) for one in peers)
     earlier = {call.place for calls in by_stage[:stage] for call in calls}
     if any(call.place in earlier for call in by_stage[stage]):  # one name in two stages, as in `_named`
@@ -141,6 +145,7 @@ def _named(by_stage: Sequence[Sequence[WatchedCall]]) -> list[WatchedCall]:
     found = []
     for number, calls in enumerate(by_stage):
         for call in calls:
+            # Each stage of a pipeline counts its layers from 0, so that "layers.0" may be another layer on each.
             met = stages.setdefault(call.place, number)
             found.append(call if met == number else replace(call, site=f"stage{number}.{call.site}"))
     return found
@@ -162,6 +167,7 @@ def _heads(calls: Calls) -> WatchedCall | None:
         return None
     if len(known) < len(calls):
         return _without(known[0], _absent(calls, "alarms.unmeasured.absent_heads"))
+    # Tensor-parallel ranks see the same rows; other numbers of rows mean that the mesh's axes were named wrongly.
     lengths = {tuple(one.shape[-1] for one in call.sums.ordered.values()) for call in known if call.sums is not None}
     if len(lengths) > 1:
         return _without(known[0], Message("alarms.unmeasured.heads_of_other_rows"))

@@ -59,7 +59,10 @@ class HeadSums:
         heads, ordered, sums = self.sums.shape[-1], dict(self.ordered), self.sums.clone()
         for name, gradient in (("query_grad", query), ("key_grad", key)):
             if gradient is not None and heads % gradient.shape[0] == 0:
+                # One gradient of a key head counts for each query head that reads it, as the other columns are by query
+                # head.
                 every = gradient.float().repeat_interleave(heads // gradient.shape[0], 0)
+                # Plus infinity marks what quantiles must leave out: it sorts last, as the rows that don't count do.
                 ordered[name] = every.nan_to_num(nan=math.inf)
                 sums[SUM_COLUMNS.index(f"{name}_nonfinite")] = (ordered[name] == math.inf).sum(-1)
         return HeadSums(sums, self.maxima, ordered)
@@ -74,16 +77,19 @@ def head_sums(call: CallRows) -> HeadSums:
     blind = rows.keys == 0
     endless = ~blind & (rows.max_logit == -math.inf)
     broken = ~blind & rows.max_logit.isnan()
+    # endless | broken) | These three have no finite statistics, and one of them would make every mean NaN.
     seeing = ~(blind | endless | broken)
     choice = seeing & (rows.keys > 1)
     padding = 0 if call.padding is None else call.padding
     heads = rows.keys.shape[0]
 
     def total(value: Tensor, where: Tensor = seeing) -> Tensor:
+        # In float64: the means of 10^8 rows are compared from step to step.
         return value.masked_fill(~where, 0.0).sum(-1, dtype=torch.float64)
 
     def largest(value: Tensor) -> Tensor:
         if not value.shape[-1]:
+            # amax of no rows raises, and minus infinity is neutral in a maximum.
             return value.new_full((heads,), -math.inf, dtype=torch.float64)
         return value.masked_fill(~seeing, -math.inf).amax(-1).double()
 
@@ -122,6 +128,7 @@ def join_rows(parts: Sequence[HeadSums]) -> HeadSums:
     first = parts[0]
     if len(parts) == 1:
         return first
+    # A pass without autograd has no gradients; quantiles over some passes would look like those of all.
     names = [name for name in first.ordered if all(name in part.ordered for part in parts)]
     return HeadSums(
         torch.stack([part.sums for part in parts]).sum(0),
@@ -149,6 +156,7 @@ def head_statistics(calls: Sequence[HeadSums]) -> list[dict[str, list[float]]]:
     if not calls:
         return []
     stacked = [_columns(call) for call in calls]
+    # One transfer for all calls: each waits for the GPU.
     flat = torch.cat([torch.stack(list(columns.values())).flatten() for columns in stacked]).tolist()
     tables, at = [], 0
     for columns in stacked:
@@ -168,6 +176,7 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
         found[name] = sums[name] / sums["seeing"]
     for name in ("entropy_fraction", "saturated"):
         found[name] = sums[name] / sums["choices"]
+    # The root of the mean variance, not the mean of roots: only sums can be joined over ranks.
     found["std_logit"] = (sums["variance"] / sums["seeing"]).sqrt()
     for name, value in maxima.items():
         sign = -1.0 if name.startswith("-") else 1.0

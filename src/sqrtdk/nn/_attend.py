@@ -76,6 +76,7 @@ def merged_mask(
     padding = None if key_padding_mask is None else _padding(key_padding_mask, batch, keys)
     if attn is None or padding is None:
         return padding if attn is None else attn
+    # Bool masks stay bool where possible: kernels skip hidden keys, but must read a floating mask.
     if attn.dtype == padding.dtype == torch.bool:
         return attn & padding
     if attn.dtype == torch.bool:
@@ -126,6 +127,7 @@ def _attn(
     shape = tuple(mask.shape)
     if shape == (length, keys):
         return mask[None, None]
+    # torch's order: the heads of one sample follow one another.
     if shape == (batch * heads, length, keys):
         return mask.view(batch, heads, length, keys)
     if len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2:] == (length, keys):
@@ -164,9 +166,12 @@ def _check_causal(mask: Shaped[Tensor, "#N #Hq L S"]) -> None:
     In torch `is_causal` is a hint about `attn_mask`: with weights the mask decides, without them the hint does. They
     agree for the causal mask alone. Where the numbers can't be read (a compiler, a CUDA graph), both apply.
     """
+    # Reading the mask would break a CUDA graph's capture, and a compiled model has no values to read.
     if not has_values(mask) or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     causal = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    # transformers writes hidden keys as finfo.min of the model's dtype, and generate_square_subsequent_mask as -inf:
+    # all of these count.
     fits = mask == causal if mask.dtype == torch.bool else torch.where(causal, mask == 0, mask <= _HIDING)
     if not fits.all():
         raise InvalidValueError(

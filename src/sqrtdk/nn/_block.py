@@ -84,6 +84,7 @@ class TransformerBlock(Counted):
         self.linear2 = nn.Linear(self.d_ff, d_model, bias=bias, **where)
         self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **where)
         self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **where)
+        # Three modules with torch's names, so that hooks and `named_modules` of code for torch's layer find them.
         self.dropout, self.dropout1, self.dropout2 = (nn.Dropout(self.self_attn.dropout) for _ in range(3))
         self.norm_first, self._biased = norm_first, bias
         self.activation = _activation(activation)
@@ -110,6 +111,7 @@ class TransformerBlock(Counted):
         Returns:
             The output, of the input's shape; with `return_aux` a tuple of it and the statistics.
         """
+        # The order of torch.nn.TransformerEncoderLayer: norm(x + f(x)), or x + f(norm(x)) with `norm_first`.
         inside = self.norm1(src) if self.norm_first else src
         attended, _, *aux = self.self_attn(
             inside, inside, inside, src_key_padding_mask, False, src_mask, is_causal=is_causal, return_aux=return_aux

@@ -70,11 +70,14 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the innermost attentions, each widened to the wrapper around it."""
     modules = dict(model.named_modules())
     named = [site for site, module in modules.items() if _is_attention(module)]
+    # BertAttention holds BertSelfAttention: both are named attention, and one of them is to be counted.
     innermost = [site for site in named if not any(other != site and _within(other, site) for other in named)]
     for site in innermost:
         while site:
             parent = site.rpartition(".")[0]
             alone = sum(_within(other, parent) for other in innermost) == 1
+            # The outer module counts if it adds the output projection alone (BertAttention), not if it is a whole block
+            # with an MLP.
             if not (alone and parent in named and not any(map(_is_network, modules[parent].modules()))):
                 break
             site = parent
@@ -101,10 +104,12 @@ def _part(site: str, module: nn.Module, counted: set[int]) -> AttentionPart:
     weights, number = [], 0
     for path, owner in module.named_modules():
         name = path.rpartition(".")[2]
+        # A block's LayerNorm is not part of the attention; the norms of q and k inside it are.
         if path and _NORM.search(type(owner).__name__) and not _OF_QKV.search(name):
             continue
         for own, parameter in owner.named_parameters(recurse=False):
             weights.append((f"{path}.{own}".lstrip("."), tuple(parameter.shape)))
+            # ALBERT uses one attention in all layers: its parameters count once.
             number += 0 if id(parameter) in counted else parameter.numel()
             counted.add(id(parameter))
     formula = module.parameter_formula if isinstance(module, Counted) else None

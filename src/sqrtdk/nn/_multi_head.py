@@ -216,6 +216,7 @@ class MultiHeadAttention(Projections):
             k, v = self._appended(k, v)
             extra = k.shape[-2] - keys
             mask = with_extra_keys(mask, extra, is_causal=is_causal, length=length, keys=keys, device=q.device)
+            # The appended keys come last and every row sees them, which is_causal would deny.
             is_causal = False  # the mask has the triangle
         found = attend(
             q,
@@ -238,6 +239,7 @@ class MultiHeadAttention(Projections):
         output = self.out_proj(found.output.transpose(1, 2).flatten(2))
         weights, aux = found.weights, found.aux
         if weights is not None and average_attn_weights:
+            # torch's module averages over heads by default.
             weights = weights.mean(1)
         if not batched:
             output = output.squeeze(0)
@@ -300,6 +302,7 @@ class MultiHeadAttention(Projections):
                 for x, bias in ((key, self.bias_k), (value, self.bias_v))
             )
         if self.add_zero_attn:
+            # One key of zeros with a value of zeros, whose logit is 0: a row may attend to nothing.
             key, value = (functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
         return key, value
 

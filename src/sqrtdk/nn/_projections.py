@@ -112,6 +112,7 @@ class Projections(Counted):
         """
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
+                # As torch initialises its module: the packed weight as one matrix.
                 nn.init.xavier_uniform_(weight)
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
@@ -128,6 +129,7 @@ class Projections(Counted):
         For self-attention with torch's packed weight, they come from a single product.
         """
         if self.in_proj_weight is not None:
+            # By identity, not by value: comparing the numbers would cost more than two further products.
             if query is key and key is value:
                 q, k, v = torch.split(
                     functional.linear(query, self.in_proj_weight, self.in_proj_bias), self._widths, -1

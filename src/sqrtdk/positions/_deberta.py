@@ -96,6 +96,7 @@ class Deberta(nn.Module):
         self.embedding = embedding
         self.key_proj = key_proj
         self.query_proj = query_proj
+        # Number of summed products, by which DeBERTa's scale 1 / sqrt(d terms) grows.
         self.factor = 1 + (key_proj is not None) + (query_proj is not None)
 
     @property
@@ -120,6 +121,7 @@ class Deberta(nn.Module):
         if self.key_proj is not None:
             parts.append(pick(query.to(dtype) @ self._table(self.key_proj, dtype).transpose(-1, -2), index))
         if self.query_proj is not None:
+            # p2c: positions as queries, content as keys; picked by the key's column, so along dimension -2.
             by_key = self._table(self.query_proj, dtype) @ key.to(dtype).transpose(-1, -2)
             parts.append(pick(by_key, index, -2))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
@@ -129,6 +131,7 @@ class Deberta(nn.Module):
         if self.buckets is not None:
             offset = deberta_bucket(offset, buckets=self.buckets, max_distance=self.max_distance)
         last = len(self.embedding) - 1
+        # Offsets beyond the table share its ends, as in the published code.
         return (offset + len(self.embedding) // 2).clamp(0, last)
 
     def _table(self, projection: nn.Module, dtype: torch.dtype) -> Float[Tensor, "Hq offsets E"]:

@@ -136,9 +136,11 @@ def apply_rope(
             hint="Make the tables for the positions of x; tables of a batch need an axis of 1 for the heads.",
         )
     part = x[..., : 2 * half]
+    # "half": channel i turns with i + E/2 (Llama, GPT-NeoX); "interleaved": 2i with 2i + 1 (GPT-J, the paper).
     a, b = part.chunk(2, -1) if layout == "half" else (part[..., ::2], part[..., 1::2])
     turned = (a * cos - b * sin, b * cos + a * sin)
     joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
+    # The tables are float32 or wider; in half precision an angle of thousands of radians would be off by whole turns.
     joined = joined.to(x.dtype)
     return joined if 2 * half == x.shape[-1] else torch.cat([joined, x[..., 2 * half :]], -1)
 
@@ -217,6 +219,7 @@ def turn(
     )
     cos, sin = rope_tables(where[0], frequencies, amplitude=amplitude)
     turned = apply_rope(query, cos, sin, layout)
+    # The same tensor has the same tables, which are then computed once.
     if where[0] is not where[1]:
         cos, sin = rope_tables(where[1], frequencies, amplitude=amplitude)
     return turned, apply_rope(key, cos, sin, layout)

@@ -118,6 +118,7 @@ def yarn_frequencies(
     periods = base ** (torch.arange(0, rotary_dim, 2, dtype=dtype, device=device) / rotary_dim)
     ramp = (torch.arange(rotary_dim // 2, dtype=dtype, device=device) - low) / (high - low)
     ramp = ramp.clamp(0.0, 1.0)
+    # Slow pairs, which never completed a turn in training, are interpolated by the factor; those between are blended.
     return (1.0 / (factor * periods)) * ramp + (1.0 / periods) * (1.0 - ramp)
 
 

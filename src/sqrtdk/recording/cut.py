@@ -56,6 +56,7 @@ def cut_call(
             ),
             hint=Message("errors.hint.heads", last=of_heads - 1),
         )
+    # All heads are no cut, and the file should not say that it is one.
     wanted = None if wanted == list(range(of_heads)) else wanted
     if rows is not None:
         call = _first_rows(call, rows, of_rows)
@@ -78,6 +79,7 @@ def _first_rows(call: CallTensors, rows: int, of: int) -> CallTensors:
 
     query = _mapped(call.query, take)
     if query.projection is not None:
+        # Rows of q alone: every row may see every key, so that k and v stay whole.
         query = replace(query, projection=replace(query.projection, input=query.projection.input[:, :rows]))
     return _with(call, query, take, call.lse if call.lse is None else call.lse[..., :rows])
 
@@ -112,6 +114,7 @@ def _some_heads(call: CallTensors, heads: list[int]) -> CallTensors:
 def _projected(vector: Vector, heads: list[int], of: int) -> Vector:
     """Return the vector with only these heads in its projection's weight, bias and features."""
     projection = vector.projection
+    # One head's projection may serve all heads (multi-query); then there is nothing to choose.
     if projection is None or projection.features.shape[0] != of:
         return vector
     some: Projection = replace(

@@ -49,6 +49,7 @@ def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource)
     output = _laid_out(at + "output", layout, source)
     logits = _check_fit(at, query.values, key.values, value.values, output)
     source.count_logits(logits)
+    # Optional: engines that return it allow the logits' scale to be checked without the weights.
     lse = source.take(at + "lse", FLOAT_DTYPES)
     if lse is not None and "B" not in layout:
         lse = lse.unsqueeze(0)
@@ -213,6 +214,7 @@ def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource) -> Ter
         if tensor is not None and entry.name != "sinks":
             _check_broadcast(at, tuple(tensor.shape), logits)
         value = entry.value if tensor is None else tensor
+    # JSON has no infinity, so the usual fill is the absent one.
     fill = float("-inf") if entry.fill is None else entry.fill
     return Term(entry.name, value, entry.detail or "", fill, bool(entry.added))
 

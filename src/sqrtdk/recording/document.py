@@ -132,6 +132,8 @@ def parse_document(text: str) -> Document:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(document, dict) or type(version) is not int:
         refuse_file(f"{what} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
+    # Before the fields are read: a later version may have fields that would be refused as unknown, with a misleading
+    # message.
     if version != SCHEMA_VERSION:
         refuse_file(
             f"the file is of version {quote(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",

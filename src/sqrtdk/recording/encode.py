@@ -48,6 +48,7 @@ def detached(name: str, tensor: Tensor) -> Tensor:
             f"{name} is a tensor that can't be written: {kind}",
             hint=f"These can be: {', '.join(map(str, NAME_BY_DTYPE))}.",
         )
+    # Not copied: the file is written before the model runs again.
     return tensor.detach()
 
 
@@ -69,6 +70,7 @@ def encode_call(call: CallTensors, number: int, sheet: Sheet, *, projections: bo
     for name, default in _CALL_DEFAULTS.items():
         if name in ("dtype", "logits_dtype", "weights_dtype"):
             entry[name] = getattr(call, name)
+        # Defaults are left out: a file has thousands of calls, and its header is limited.
         elif name in ("dropout", "missing") and getattr(call, name) != default:
             entry[name] = _json.exact_data(getattr(call, name))
     if call.call is not None:
@@ -142,6 +144,7 @@ def _mask(mask: Tensor, at: str, sheet: Sheet) -> Entry:
         raise InvalidValueError(
             f"{at} is a mask of {mask.dtype}", hint="A mask is bool, True where the row sees the key."
         )
+    # Packed on the CPU, as the bits go to the file from there.
     packed = pack_mask(detached(at, mask).cpu())
     entry: Entry = {"shape": list(packed.shape)}
     if packed.bits is not None:

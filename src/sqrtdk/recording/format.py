@@ -10,6 +10,7 @@ KEY = "sqrtdk_trace"  # key in the metadata of safetensors; its value is a JSON 
 MESSAGES = "sqrtdk_messages"  # key beside it, see `recording.document`; optional
 INPUT_PREFIX = "inputs."  # prefix of the names of the model's inputs
 
+# The names of safetensors; other dtypes of that format (complex, 6 and 4 bits) have no use for attention tensors.
 DTYPE_BY_NAME = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -60,6 +60,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
     Raises:
         TraceFileError: The file is not a safetensors file, not a trace file, damaged, or beyond a limit.
     """
+    # safetensors: 8 bytes with the length of the header, the header as JSON, then the tensors.
     begin = _exactly(file, 8)
     length = int.from_bytes(begin, "little")
     if len(begin) < 8:
@@ -124,6 +125,8 @@ def _counts(values: Any) -> bool:
 
 def _check_places(specs: Mapping[str, Spec], size: int) -> None:
     """Check that each tensor begins where the previous one ends, and that the last one ends with the file."""
+    # Without gaps or overlaps, as the format demands: two tensors that share bytes could make a small file claim a
+    # large one.
     place, before = 0, "the header"
     # by end as well: an empty tensor begins where the next one does and has to come first
     for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].end)):

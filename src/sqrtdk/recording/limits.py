@@ -16,6 +16,7 @@ MAX_HEADER_BYTES = 2**24  # 16 MiB
 MAX_TENSORS = 2**17
 MAX_TRACE_CALLS = 2**12
 MAX_DIMENSIONS = 8
+# Far above any real size, but low enough that products of sizes are cheap to compare with the file's.
 MAX_SIDE = 2**40  # entries in one dimension
 MAX_NAME_CHARACTERS = 500  # characters
 MAX_TEXT_CHARACTERS = 10_000  # characters

@@ -105,6 +105,7 @@ def _take(path: Path, header: Header, document: Document, load: Any, load_small:
         if (tensor := source.take(name, frozenset(NAME_BY_DTYPE), small=True)) is not None
     }
     spoken, metadata = with_sentences(header.sentences, calls, _metadata(document))
+    # Tensors that no call took are refused: a misspelt name would otherwise be lost without a word.
     source.end()
     source.check_work()
     if len(notes) > _MAX_TRACE_NOTES:

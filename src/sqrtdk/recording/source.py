@@ -49,6 +49,8 @@ class TensorSource:
         self._specs = header.specs
         self._same = same
         self._load = load
+        # None] = dict.fromkeys(same.values()) | Only tensors with several names are kept, so that a file is never in
+        # memory twice.
         self._shared: dict[str, Tensor | None] = dict.fromkeys(same.values())
         self._masks: dict[tuple[Any, ...], Tensor] = {}
         self._size = header.size + max((spec.end for spec in header.specs.values()), default=0)
@@ -78,6 +80,7 @@ class TensorSource:
             wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
             refuse_file(f"{quote(name)} is of {str(spec.dtype).removeprefix('torch.')}", f"It may be: {wanted}.")
         if self._load is None:
+            # Texts and model inputs are read even in a dry run: they are small, and say what the file is about.
             if small and self._load_small is not None:
                 return self._load_small(spec)
             return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
@@ -133,6 +136,7 @@ class TensorSource:
         Raises:
             TraceFileError: It has too many logits and mask entries for its bytes.
         """
+        # Work in proportion to the size of the file: a small untrusted one can't keep a reader busy for hours.
         work, most = self._logits + self._entries, max(LEAST_WORK, WORK_A_BYTE * self._size)
         if work > most:
             refuse_file(

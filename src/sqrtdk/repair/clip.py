@@ -153,6 +153,8 @@ def qk_clip_(
     return clip_(model, plans, maxima, threshold, balance, optimizer=optimizer)
 
 
+# A trace keeps the maxima from before a clip. Without these, a second clip by the same trace would scale again what is
+# already below the threshold.
 _clipped: WeakKeyDictionary[Trace, list[Tensor]] = WeakKeyDictionary()  # maxima that the last clip left, by trace
 
 
@@ -180,6 +182,7 @@ def _by_watch(
 
 def _maxima_left(records: Sequence[ClipRecord], threshold: float) -> list[Tensor]:
     """Return the maxima after a clip, from which a second clip by the same measurement starts."""
+    # Rounding may leave the prediction an ulp above the threshold, and a repeated clip would then scale by almost 1.
     return [torch.where(one.gamma < 1, one.predicted.clamp(max=threshold), one.measured) for one in records]
 
 
@@ -244,6 +247,7 @@ def _gammas(
 
 def _scaled_by(plans: Sequence[CallPlan], balance: float) -> Sequence[CallPlan]:
     """Return the plans without the side that the balance leaves alone: rows shared there do not tie heads together."""
+    # With a balance of 0 or 1 one side keeps its weights, so heads that share rows of that side alone are no group.
     alone = {0.0: "q", 1.0: "k"}.get(balance)
     if alone is None:
         return plans
@@ -254,6 +258,7 @@ def _scaled_by(plans: Sequence[CallPlan], balance: float) -> Sequence[CallPlan]:
 def _wanted(plan: CallPlan, measured: Float[Tensor, " Hq"], threshold: float) -> Float[Tensor, " Hq"]:
     """Return gamma of each head by itself: 1 if its maximum is at or below the threshold, or not a finite number."""
     ones = torch.ones_like(measured)
+    # Capped logits never reach a threshold at the cap or above.
     if plan.refused is not None or (plan.softcap is not None and threshold >= plan.softcap):
         return ones
     # cap * tanh(z / cap) is at the threshold where z = cap * atanh(threshold / cap)
@@ -295,6 +300,8 @@ def _factors(
     plans: Sequence[CallPlan], gamma: Sequence[Float[Tensor, " Hq"]], balance: float
 ) -> dict[str, list[tuple[HeadRows, Float[Tensor, " Hq"]]]]:
     """Return, for each parameter that is scaled, its rows and the factor of each head."""
+    # gamma^balance * gamma^(1 - balance) = gamma on the product. Rotated channels that all heads share in k (multi-head
+    # latent attention) can't be scaled for one head, so q takes their whole gamma.
     powers = {"q": balance, "k": 1.0 - balance, "whole": 1.0}
     factors: dict[str, list[tuple[HeadRows, Tensor]]] = defaultdict(list)
     for plan, by in zip(plans, gamma, strict=True):
@@ -350,6 +357,7 @@ def _checked(plans: Sequence[CallPlan], maxima: Sequence[Tensor | None]) -> list
     dtype = torch.float32 if device.type == "mps" else torch.float64
     tensors = []
     for plan, each in zip(plans, maxima, strict=True):
+        # NaN is not above any threshold, so that a head without a maximum keeps its weights.
         if each is None:
             each = torch.full((plan.heads,), math.nan)
         if tuple(each.shape) != (plan.heads,):

@@ -87,6 +87,7 @@ def fold_scale_(
     ratio = finite_number("ratio", ratio, above=0.0)
     if not isinstance(site, str):
         raise InvalidTypeError(f"site is a module path; got {site!r}", hint="'' is the root.")
+    # The trace shows which parameters give q; names such as "q_proj" are not relied on.
     run = _traced(model, inputs) if stats is None else stats
     check_trace(model, run)
     reshard(model)
@@ -104,6 +105,7 @@ def fold_scale_(
         ) from None
     scaled = {entry.name: parameters.get(entry.name) for entry in rows}
     copies = Copies(scaled, parameters.ids, optimizer)
+    # Only q is scaled, as one key head may serve several query heads.
     by = torch.tensor(ratio, dtype=torch.float64)
     for name, parameter in scaled.items():  # once, even if several calls of the site share its rows
         of_it = [entry for entry in rows if entry.name == name]
@@ -121,6 +123,7 @@ def _traced(model: nn.Module, inputs: Any) -> Trace:
         stack.enter_context(random_state(model))
         stack.enter_context(eval_mode(model))
         fast = torch.backends.mha.get_fastpath_enabled()
+        # On its fast path, torch's module is one native operation, in which q and k can't be seen.
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         run = stack.enter_context(trace(model, stats=False, keep=True))

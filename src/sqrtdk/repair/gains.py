@@ -56,6 +56,7 @@ def gain_rows(side: str, vector: Vector, heads: int, site: str, parameters: Para
         raise Refusal(f"the values at the {kind} norm of {side} are not known")
     scope = _scope(vector, site)
     named = vector.steps[at].gain
+    # The trace names the gain where it saw the multiplication; a fused norm shows the values before and after alone.
     names = [parameters.first(named)] if named in parameters else list(_candidates(scope, parameters))
     fits = list(_fits(compared(before), compared(after), _key_heads(vector), names, parameters))
     if any(fit.name for fit in fits) and named in parameters:
@@ -140,9 +141,13 @@ def _scope(vector: Vector, site: str) -> str:
 
 def _normalised(values: Float[Tensor, "B H L E"]) -> Iterator[Float[Tensor, "B H L E"]]:
     """Yield values divided by their length: per head and over all heads, with and without their mean."""
+    # A norm acts on each head, or on all heads together before they are split (OLMo 2); with the mean taken off it is a
+    # LayerNorm, without an RMS norm.
     for axes in ((-1,), (1, -1)):
         for centred in (values, values - values.mean(axes, keepdim=True)):
             square = centred.square().mean(axes, keepdim=True)
+            # A row of zeros stays 0 rather than becoming NaN. The norm's own eps is unknown, and too small to matter
+            # for the fit.
             root = square.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
             yield centred / root
             # x / |x|: l2 has no sqrt(E), as in F.normalize
@@ -170,10 +175,12 @@ def latent_rows(tensors: CallTensors, parameters: Parameters) -> tuple[HeadRows,
     except Refusal:
         return None
     weight = parameters.whole(place.name)
+    # Some code multiplies x @ W, with features along the second axis.
     weight = weight if place.axis == 0 else weight.mT
     index = _rest(value.projection.features.cpu() + place.shift, weight.shape[0])
     if index is None or index.shape[1] >= key.values.shape[-1]:
         return None
+    # "nope": the channels without a rotary position, as DeepSeek calls them.
     nope = index.shape[1]
     inputs = compared(value.projection.input.unsqueeze(1))  # (1, 1, N, D)
     projected = inputs @ weight[index].to(torch.float64).mT

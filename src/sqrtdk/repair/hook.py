@@ -90,6 +90,7 @@ class QKClip:
         self._handles: list[Any] = []
         if stats is None:
             self._handles.append(model.register_forward_pre_hook(self._begin))
+            # Also if the forward pass raises: otherwise the trace would stay open for all that runs afterwards.
             self._handles.append(model.register_forward_hook(self._end, always_call=True))
 
     def attach(self, optimizer: torch.optim.Optimizer) -> QKClip:
@@ -131,6 +132,7 @@ class QKClip:
         Returns:
             The records; empty if this step is not due, or nothing was measured.
         """
+        # Counted from the first step, so that a run of any length is clipped once at least.
         due = self._steps % self._every == 0
         self._steps += 1
         if not due:
@@ -157,6 +159,7 @@ class QKClip:
         lists = {key: None if one is None else one.tolist() for key, one in zip(self._plans, each, strict=True)}
         own = {key: (plan.heads, plan.refused, lists[key]) for key, plan in self._plans.items()}
         of_ranks = gathered(own, self._group)
+        # In the same order on every rank, because the plans are paired by their place afterwards.
         known = sorted(
             key for key in own if all(key in others and others[key][0] == own[key][0] for others in of_ranks)
         )
@@ -182,6 +185,8 @@ class QKClip:
         self.step(optimizer)
 
     def _begin(self, model: nn.Module, _: Any) -> None:
+        # Evaluation has other data and no step after it. A recursive call, as of a checkpointed block, must not begin a
+        # second trace.
         if model.training and self._run is None and self._steps % self._every == 0:
             run = trace(model, numeric=False, keep=self._unplanned)
             try:
@@ -199,6 +204,7 @@ class QKClip:
             return
         run.__exit__(None, None, None)
         calls = {(call.site, call.index): call for call in run.calls}
+        # The tensors of a call are kept for the first step in which it runs; afterwards its maxima are enough.
         if run.tensors and not calls.keys() <= self._plans.keys():
             self._add(plan_of(model, run), broken=any(map(is_broken, run.tensors)))
         self._unplanned = not self._plans or not calls.keys() <= self._plans.keys()
@@ -212,6 +218,7 @@ class QKClip:
 
         In a forward with `broken` numbers, these may be the cause of a refusal: such calls wait for the next forward.
         """
+        # With NaN in q or k a refusal says nothing about the model, and the call is planned again at the next step.
         asked = {(plan.site, plan.index): plan for plan in plans if not (broken and plan.refused)}
         fresh = {key: plan for key, plan in asked.items() if key not in self._plans}
         refused = [f"{plan.site or 'the root'}: {plan.refused}" for plan in fresh.values() if plan.refused]

@@ -47,6 +47,7 @@ class Parameters:
         first: dict[int, str] = {}
         self._named: dict[str, Tensor] = {}
         self._first: dict[str, str] = {}
+        # All names, as a plan may use another name of a tied weight than the trace.
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._named[name] = parameter
             self._first[name] = first.setdefault(id(parameter), name)
@@ -118,6 +119,7 @@ class Parameters:
             places = self._fit(projection, self._first[projection.name])
             if not places:
                 raise Refusal(f"{projection.name} is not the weight that {side} was projected by: {_NOT_A_PARAMETER}")
+            # A square weight fits along both axes; the one along which it is the traced weight is right.
             return max(places, key=lambda place: place.alike)
         if projection.name:
             raise Refusal(f"{projection.name}, which projects {side}, is no parameter of the model: {_NOT_A_PARAMETER}")
@@ -159,6 +161,8 @@ class Parameters:
         """Return the rows of the bias beside a weight; nn.MultiheadAttention keeps those of q, k and v in one bias."""
         owner, _, last = place.name.rpartition(".")
         features = self.get(place.name).shape[place.axis]
+        # torch's MultiheadAttention has one bias for the packed projections, k's behind q's, but separate weights if
+        # kdim differs.
         name, shift = {
             "weight": ("bias", 0),
             "in_proj_weight": ("in_proj_bias", 0),
@@ -218,6 +222,7 @@ def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int
     """Yield shift 0, then the shift that aligns a weight's first row with the most similar row of the parameter."""
     # F.linear(x, self.qkv.weight[E:]) traces a weight whose row 0 is row E of the parameter
     yield 0
+    # By direction, not by size: an optimizer step or an earlier clip may have scaled the row since the trace.
     shift = int((torch.nn.functional.normalize(rows.float(), dim=-1) @ first.float()).argmax()) - feature
     if shift:
         yield shift
@@ -225,6 +230,8 @@ def _shifts(rows: Float[Tensor, "F D"], first: Float[Tensor, " D"], feature: int
 
 def _no_weight(parameter: Tensor) -> str | None:
     """Say why a parameter can't be scaled; None if it can."""
+    # Subclasses such as bitsandbytes' Params4bit and torchao's tensors hold packed numbers, in which no row can be
+    # scaled.
     plain = type(parameter.data) is Tensor or is_sharded(parameter)
     if not plain or not parameter.is_floating_point() or parameter.element_size() < 2:
         kind = str(parameter.dtype).removeprefix("torch.") if plain else type(parameter.data).__name__

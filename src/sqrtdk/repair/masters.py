@@ -38,6 +38,8 @@ class Copies:
     def __init__(self, scaled: Mapping[str, Tensor], others: frozenset[int], optimizers: Optimizers) -> None:
         self._of: dict[str, list[Tensor]] = defaultdict(list)
         for optimizer in _optimizer_list(optimizers):
+            # An optimizer of parameters that are not the model's own holds master weights, and would write them over a
+            # clip.
             own = {id(p): p for each in optimizer.param_groups for p in each["params"]}
             for name, copies in _in_state(scaled, optimizer.state).items():
                 self._of[name] += copies
@@ -89,6 +91,7 @@ def _is_copy(entry: Any, parameter: Tensor) -> bool:
     if not isinstance(entry, Tensor) or entry.shape != parameter.shape or not entry.is_floating_point():
         return False
     finfo, one, other = torch.finfo(parameter.dtype), local_part(entry), local_part(parameter)
+    # A master copy is more precise than the parameter; momentum has its dtype, and is not one.
     if torch.finfo(entry.dtype).eps >= finfo.eps or one.shape != other.shape:
         return False
     # eps, not eps / 2: an optimizer that rounds stochastically may store either neighbour
@@ -106,6 +109,7 @@ def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[He
     """
     axis, offset = pairs[0][0].axis, pairs[0][0].offset
     count = parameter.numel() if axis is None else parameter.shape[axis]
+    # A factor rounded to bfloat16 is off by up to 0.4%, which a clip at every step would add up.
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     factor = torch.ones(count, dtype=dtype, device=parameter.device)
     for rows, by in pairs:
@@ -117,6 +121,8 @@ def scale_(parameter: Tensor, copies: Sequence[Tensor], pairs: Sequence[tuple[He
     for tensor in copies or (parameter,):
         by = factor.to(tensor.device)
         if offset:
+            # Gemma's gain is 1 + w: (1 + w) by - 1. Rows with a factor of 1 are not computed, as adding and taking off
+            # 1 rounds.
             tensor.copy_(torch.where(by == 1, tensor, (tensor + offset) * by - offset))
         else:
             tensor.mul_(by)

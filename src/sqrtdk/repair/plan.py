@@ -76,6 +76,7 @@ def plans_from(model: nn.Module, tensors_of_calls: Sequence[CallTensors]) -> tup
     parameters = Parameters(model)
     with torch.no_grad():
         each = [_call_plan(tensors, parameters) for tensors in tensors_of_calls]
+        # After all plans are made: whether a row may be scaled depends on who else reads it.
         plans = _without_conflicts(each, tensors_of_calls, parameters)
     rows = (tuple(_beside(rows, parameters) for rows in plan.rows) for plan in plans)
     return grouped([replace(plan, rows=of_call) for plan, of_call in zip(plans, rows, strict=True)])
@@ -239,10 +240,13 @@ def number_groups(rows: Sequence[Sequence[HeadRows]], heads: Sequence[int]) -> l
         for entry in of_call:
             index = entry.index.cpu()
             pairs[entry.name].append(torch.stack([index, nodes[:, None].expand_as(index)], -1).flatten(0, 1))
+    # Union-find over all heads of all calls: heads are one group if they share a parameter row, directly or by way of
+    # others.
     root = list(range(starts[-1]))
 
     def find(node: int) -> int:
         while root[node] != node:
+            # Path halving keeps the trees flat, so that thousands of heads take no noticeable time.
             root[node] = root[root[node]]
             node = root[node]
         return node
@@ -306,6 +310,7 @@ def overlaps(one: HeadRows, other: HeadRows) -> bool:
 
 
 def _role(rows: HeadRows) -> str:
+    # "whole" is q's share for channels that k shares between heads, see `latent_rows`.
     return rows.side.replace("whole", "q")
 
 
@@ -325,6 +330,8 @@ def rows_of_v(tensors: CallTensors, parameters: Parameters) -> list[HeadRows]:
 def _read(tensors: CallTensors, parameters: Parameters) -> frozenset[str]:
     names = set()
     for vector in (tensors.query, tensors.key):
+        # Behind a norm the gain is what counts, and which one it is may be unknown here; so any parameter of the site
+        # counts.
         if vector.projection is None or any(step.name == "norm" for step in vector.steps):
             return frozenset(parameters.below(tensors.site))
         try:

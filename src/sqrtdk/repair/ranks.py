@@ -43,6 +43,7 @@ def laid_as(factor: Float[Tensor, "..."], parameter: Tensor) -> Tensor:
 
     assert isinstance(parameter, DTensor)
     mesh = parameter.device_mesh
+    # Replicated without a check, which would send it: every rank computed the same factor from gathered maxima.
     laid: Tensor = DTensor.from_local(factor, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return laid
 
@@ -73,6 +74,7 @@ def merged(maxima: Sequence[Sequence[float] | None], heads: Sequence[int], group
         InvalidTypeError: `group` is something else.
         InvalidValueError: `group` is None in one of several processes.
     """
+    # Minus infinity is neutral in the maximum over ranks: another rank may have run the call.
     absent = [math.nan if group is None or group == "merged" else -math.inf]
     values = [
         torch.tensor(absent * count if each is None else list(each), dtype=torch.float64)
@@ -112,7 +114,9 @@ def gathered(own: Any, group: dist.ProcessGroup) -> list[Any]:
 
 def _over_ranks(values: Float[Tensor, " n"], group: dist.ProcessGroup) -> Float[Tensor, " n"]:
     broken = values.isnan()
+    # The maximum of NaN over ranks depends on the backend, so NaN travels as a flag of its own.
     packed = torch.stack([values.masked_fill(broken, -math.inf), broken.double()])
+    # NCCL takes tensors on GPUs only.
     on = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     packed = packed.to(on)
     dist.all_reduce(packed, dist.ReduceOp.MAX, group=group)

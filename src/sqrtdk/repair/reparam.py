@@ -52,9 +52,11 @@ class SigmaReparam(nn.Module):
         sigma(W) is the largest singular value of W as a matrix (rows, all others), estimated by power iteration.
         """
         matrix = _matrix(weight)
+        # One iteration a step follows the weight, which moves little; evaluation must not change buffers.
         if self.training:
             self._iterate(matrix.detach(), self.iterations)
         tiny = torch.finfo(matrix.dtype).tiny
+        # The clamp makes a weight of zeros 0 rather than NaN.
         return (self.gamma / self._sigma(matrix).clamp(min=tiny) * matrix).view(weight.shape).to(weight.dtype)
 
     def _sigma(self, matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, ""]:
@@ -65,6 +67,7 @@ class SigmaReparam(nn.Module):
     @staticmethod
     def _unit(vector: Float[Tensor, " n"], matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, " n"]:
         """Return the vector in the iteration's dtype, normalised again if a cast of the module rounded it."""
+        # `module.half()` casts the buffers too, and a rounded vector no longer has length 1.
         if vector.dtype == matrix.dtype:
             return vector
         return nn.functional.normalize(vector.to(matrix.dtype), dim=0)
@@ -192,9 +195,13 @@ def entropy_floor(aux: AuxOutput, *, nats: float | None = None, fraction: float 
         floor = finite_number("fraction", fraction, above=0.0)
         if floor > 1.0:
             raise InvalidValueError(f"fraction is at most 1; got {floor:g}", hint="A floor in nats is `nats`.")
+        # log n is the largest entropy of n keys. The clamp only keeps rows of one key, which are left out below, from 0
+        # / 0.
         value = entropy / keys.clamp(min=2.0).log()
+    # A row of one key has entropy 0 whatever the weights are, and would raise the loss of every causal model.
     choice = keys > 1
     value = torch.where(choice, value, torch.zeros_like(value))
+    # The mean is taken per head, so that one collapsed head is not hidden by the others.
     value, rows = (each.movedim(-2, 0).flatten(1).sum(-1) for each in (value, choice.to(value.dtype)))
     mean = value / rows.clamp(min=1.0)
     return torch.where(rows > 0, (floor - mean).clamp(min=0.0), torch.zeros_like(mean)).mean()

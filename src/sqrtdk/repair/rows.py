@@ -96,5 +96,6 @@ def explained(fitted: Float[Tensor, "..."], values: Float[Tensor, "..."]) -> flo
         1.0
     """
     fitted, values = fitted.to(torch.float64), values.to(torch.float64)
+    # 1 - |fit - values|^2 / |values|^2, the share of the squares that the fit explains; negative for a bad fit.
     left, size = (fitted - values).square().sum(), values.square().sum()
     return float(1.0 - left / size) if bool(size > 0) else 0.0

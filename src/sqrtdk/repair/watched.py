@@ -129,6 +129,8 @@ def step_maxima(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Step
         broken = any(
             count > 0 for call in sample.calls for name in _NONFINITE_COUNTS for count in call.columns.get(name, ())
         )
+        # This gathers from all ranks, so every rank must come here in the same step; the samples of all ranks list the
+        # same calls.
         clips.plans = _agreed(clips.plans, watch, broken)
     # A second clip after the same step starts from what the first one left, see `Clips.left`.
     if clips.step != sample.step:
@@ -137,6 +139,7 @@ def step_maxima(model: nn.Module, watch: StepWatch, group: Ranks = None) -> Step
     plans = dict(clips.plans)
     for call in sample.calls:
         plan = plans.setdefault(call.place, _refused(call, NOT_YET))
+        # A tensor-parallel watch has the maxima of all heads, but this process the weights of some.
         if plan.heads != call.heads:
             plans[call.place] = _refused(call, OTHER_HEADS.format(call.heads, plan.heads))
     if any(plan.refused == NOT_YET for plan in plans.values()):
@@ -187,6 +190,7 @@ def _partial(call: Any, rows: int | None) -> tuple[int, ...]:
     """Return the heads with rows that have no finite maximum, or were not measured."""
     if call is None or not call.columns:
         return ()
+    # A watch of some rows may have missed the largest logit of any head.
     if rows is not None:
         return tuple(range(call.heads))
     return tuple(head for head, broken in enumerate(call.columns["nan_rows"]) if broken)
@@ -195,6 +199,7 @@ def _partial(call: Any, rows: int | None) -> tuple[int, ...]:
 def _check_model(model: nn.Module, watched: nn.Module) -> None:
     if model is watched:
         return
+    # The watch holds the module inside a wrapper: another object with the same parameters is the same model.
     own, others = ({id(parameter) for parameter in each.parameters()} for each in (model, watched))
     if own != others:
         raise InvalidValueError(

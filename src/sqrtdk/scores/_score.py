@@ -39,6 +39,7 @@ def store_weight(module: nn.Module, name: str, value: object, what: str, shapes:
         raise InvalidValueError(
             f"{what} is {' or '.join(shapes.values())}; got {tuple(value.shape)}", hint="Reshape it."
         )
+    # A parameter is trained with the module, a plain tensor moves with it as a buffer.
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     else:
@@ -95,6 +96,7 @@ def project_heads(
             hint=f"Its shape is {tuple(weight.shape)}: features in come before features out.",
         )
     check_weight_heads(weight, 3, tensor, what, kind)
+    # Under autocast the query may be half while the weight is float32.
     weight = weight.to(tensor.dtype)
     # A tensor without heads has one, and so has the weight that belongs to it.
     return tensor @ (weight[0] if tensor.ndim == 2 and weight.ndim == 3 else weight)

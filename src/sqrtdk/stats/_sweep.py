@@ -113,6 +113,7 @@ def sweep_tiles(
         if rows is not None:
             statistics[:, *block.rows] = torch.stack(_fields(rows))
         if weighed is not None and rows is not None and sums is not None:
+            # The sums are of e^{z-m}; times 1 / l, which is the peak, they are of the weights.
             share = rows.peak.masked_fill(rows.keys == 0, 0.0).unsqueeze(-1)
             torch.mul(sums, share, out=weighed[block.rows])
         elif weighed is not None:
@@ -130,9 +131,11 @@ def row_blocks(source: TileSource) -> Iterator[Block]:
     if 0 in source.shape:
         return
     group, long = source.group, min(keys, MOST_TILE_KEYS)
+    # torch's batched product gives each matrix to one thread, so as many heads as threads keep all busy.
     width = group * min(heads // group, torch.get_num_threads())
     height = min(length, max(8, TILE // (long * width)))
     if source.masks.is_causal or source.masks.visible is not None or source.masks.float_mask is not None:
+        # An eighth of the rows: the hidden triangle that a causal block still computes is then a sixteenth of all.
         height = min(height, max(32, -(-length // 8)))
     width = max(width, min(heads, group * (TILE // (height * long * group))))
     depth = min(batch, max(1, TILE // (height * long * heads))) if width == heads else 1
@@ -147,6 +150,7 @@ def _rows(
 ) -> tuple[RowStats | None, Float[Tensor, "B Hq R columns"] | None]:
     """Sum a block of rows over all its keys: statistics, and sums with weights e^{z-m}; None if no key is seen."""
     mask, start, stop = source.masks.window(block, source.dtype, source.device)
+    # The closed form holds for all keys of a block alone, so a mask of any kind rules it out.
     moments = source.moments(block) if mask is None and stop == block.c1 else None
     parts: list[RowStats] = []
     sums = top = None
@@ -161,6 +165,7 @@ def _rows(
             if sums is None or top is None:
                 sums, top = part, found.max_logit
             else:
+                # Online softmax: earlier sums shrink by e^{old max - new max}.
                 below, top = top, torch.maximum(top, found.max_logit)
                 sums = sums.mul_(_down(below, top)).add_(part.mul_(_down(found.max_logit, top)))
         parts.append(reduce_tile(b, a, found))

@@ -56,6 +56,7 @@ def visible_pairs(query_len: int, key_len: int, *, causal: bool = False) -> int:
     _wholes(query_len=query_len, key_len=key_len)
     if not causal:
         return query_len * key_len
+    # Row i sees i + 1 keys until the keys end; the rows after that see all keys.
     short = min(query_len, key_len)
     return short * (short + 1) // 2 + (query_len - short) * key_len
 
@@ -115,6 +116,8 @@ def attention_flops(
         raise InvalidValueError(
             "recompute is a part of the backward pass; got recompute=True, backward=False", hint="Pass backward=True."
         )
+    # Backward is two products for each one of the forward pass, by either operand. A kernel that recomputes the logits
+    # adds one more q k^T.
     width = (head_dim + value_dim) * (3 if backward else 1) + (head_dim if recompute else 0)
     return 2 * batch * heads * visible_pairs(query_len, key_len, causal=causal) * width
 
@@ -248,8 +251,10 @@ def attention_memory_bytes(
     _wholes(batch=batch, heads=heads, query_len=query_len, key_len=key_len, value_head_dim=value_head_dim)
     _wholes(tile_rows=tile_rows, tile_keys=tile_keys, workers=workers)
     rows, keys = min(tile_rows, query_len), min(tile_keys, key_len)
+    # Logits and weights of a tile, the accumulated output, and each row's maximum and mass.
     tile = rows * (2 * keys + value_head_dim + 2)
     return AttentionMemory(
+        # Logits and weights: eager attention holds both.
         dense=2 * batch * heads * query_len * key_len * _itemsize(dtype),
         tiled=(workers * tile + batch * heads * query_len) * FLOAT32_BYTES,
     )

@@ -26,6 +26,7 @@ from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.theory._numeric import extended
 from sqrtdk.theory._table import table_value
 
+# The table behind these functions ends there; beyond, its interpolation is not checked.
 LARGEST_N = 2**24
 _Numbers = Iterable[float]
 
@@ -81,6 +82,7 @@ def as_list(values: Any, name: str) -> list[Any]:
 def _each(quantity: str, n: float | _Numbers, sigma: float | _Numbers) -> list[float]:
     counts = [keys_of(count) for count in as_list(n, "n")]
     sigmas = [sigma_of(deviation) for deviation in as_list(sigma, "sigma")]
+    # As NumPy broadcasts: one n for many sigmas, or one sigma for many n.
     size = max(len(counts), len(sigmas)) if counts and sigmas else 0
     if size and any(len(values) not in (1, size) for values in (counts, sigmas)):
         raise InvalidValueError(
@@ -176,6 +178,7 @@ def expected_peak(n: float | _Numbers, sigma: float | _Numbers) -> float | list[
     Reference:
         The integral: scripts/make_gaussian_table.py. Large n: B. Derrida 1981, Physical Review B 24, 2613.
     """
+    # The table holds logarithms, as peak and effective keys cover many powers of ten.
     return _shaped([math.exp(-x) for x in _each("peak", n, sigma)], n, sigma)
 
 

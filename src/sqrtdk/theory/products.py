@@ -107,6 +107,7 @@ def _moments(dim: int, a: float, b: float, c: float) -> Moments:
     each = a + 2.0 * c
     if each == 0.0:
         return Moments(dim * b, 0.0, 0.0, 0.0)
+    # The share of the variance from the product of both deviations; what a mean multiplies is Gaussian.
     share = a / each  # fraction of the variance
     skewness = 6.0 * share * (b / math.sqrt(each)) / math.sqrt(dim)
     return Moments(dim * b, dim * each, skewness, 6.0 * share * (2.0 - share) / dim)
@@ -196,6 +197,7 @@ class LogitDistribution:
             raise InvalidValueError(f"low is at most high; got {low} and {high}", hint="Swap them.")
         if self.std == 0.0:
             return 1.0 if low <= self.mean <= high else 0.0
+        # From the nearer tail: 1 minus a probability near 1 would lose all digits of the other.
         if low >= self.mean:
             return math.exp(self.log_above(low)) - math.exp(self.log_above(high))
         if high <= self.mean:
@@ -218,6 +220,7 @@ class LogitDistribution:
         if p in (0.0, 1.0):
             return math.inf if p else -math.inf
         mirrored = self.pairs.mirrored() if self.pairs else None
+        # Solved on the side of the mean where the tail is small, in logarithms, so that p = 1e-300 has a quantile too.
         if p > math.exp(self._log_tail(0.0, mirrored)):
             return self.mean + self._excess(math.log1p(-p), self.pairs)
         return self.mean - self._excess(math.log(p), mirrored)
@@ -226,6 +229,7 @@ class LogitDistribution:
         """Return how far beyond the mean this fraction of the logits lies."""
         reach = self.std
         while self._log_tail(reach, pairs) > log_share:
+            # The tail is exponential rather than Gaussian, so that no multiple of sigma bounds it in advance.
             reach *= 2.0
 
         def over(at: Sequence[float]) -> list[float]:
@@ -306,6 +310,7 @@ def logit_distribution(
             finite(share * share / 4.0, "the square of a mean over its standard deviation")
             for share in (of_query + of_key, of_query - of_key)
         )
+        # q k = ((q + k)^2 - (q - k)^2) / 4: a difference of two chi-squares, which a negative scale exchanges.
         pairs = PairSum(dim, plus, minus) if factor > 0.0 else PairSum(dim, minus, plus)
     return LogitDistribution(dim, factor, moments, unit, pairs)
 

@@ -58,6 +58,7 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     for call in now.calls:
         value, head = largest_of_column(call, "max_logit")
         place = next((i for i, (_, bar, _) in enumerate(BARS_ASCENDING) if value < bar), None)
+        # Below half of the first bar, logits of a healthy start grow too, and no line through them says anything.
         if place is None or value <= (BARS_ASCENDING[place - 1][1] if place else BARS_ASCENDING[0][1] / 2):
             continue
         severity, bar, source = BARS_ASCENDING[place]
@@ -74,7 +75,9 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
             yield Alarm("growth", severity, now.step, text, Message(source), call.site, call.index, head, value, bar)
 
 
+# From here on float16 has a spacing of 32, and one more doubling overflows.
 LAST_BINADE = 32768.0
+# Four doublings below the limit, where a trend is still early enough to act on.
 FP16_HEADROOM = FP16_MAX / 16
 
 
@@ -117,6 +120,7 @@ def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
     """
     for call in now.calls:
         value, head = largest_of_column(call, "row_offset")
+        # A fused kernel never rounds its logits to bfloat16: they stay in float32 registers.
         if not call.stored or value <= BF16_OFFSET:
             continue
         half = call.logits_dtype == "bfloat16"

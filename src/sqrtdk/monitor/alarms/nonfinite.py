@@ -50,6 +50,7 @@ def nonfinite_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[A
 
     The forward pass is looked at first, then the loss, then the backward pass.
     """
+    # In the order in which a step runs: what comes later follows from what came first.
     found = _forward(now) or _loss(now) or _backward(now)
     if found is not None:
         yield found
@@ -62,6 +63,7 @@ def _forward(now: StepSample) -> Alarm | None:
         queries = max(_column(call, "query_nonfinite"), default=0.0)
         if any(counts):
             head = next(head for head, count in enumerate(counts) if count)
+            # Without NaN, the rows hold minus infinity alone, at keys that they see.
             minus = not any(_column(call, "nan_rows"))
             text = Message(
                 "alarms.nonfinite.minus_logits" if minus else "alarms.nonfinite.logits",
@@ -180,6 +182,7 @@ def _cause(first: FirstNonfinite) -> str:
 def _backward(now: StepSample) -> Alarm | None:
     """Return the alarm of the last attention with gradients that are not finite, which the backward pass reaches
     first."""
+    # Backward runs from the last attention to the first, so the last one with bad gradients met them first.
     for call in reversed(now.calls):
         every = {name: [value for value in _column(call, name) if value > 0] for name in GRADIENT_COLUMNS}
         # query heads that share a key head would count its keys several times: take the head with most
@@ -188,6 +191,7 @@ def _backward(now: StepSample) -> Alarm | None:
             continue
         name = next(name for name in GRADIENT_COLUMNS if counts[name])
         head = next(head for head, value in enumerate(_column(call, name)) if value > 0)
+        # A loss scaler raises its scale until gradients overflow, and then skips the step: a note, not a fault.
         searching = now.scaled or call.dtype == "float16"
         text = Message(
             "alarms.nonfinite.gradients",
