@@ -121,6 +121,7 @@ def checkpoints(
 
         _files.check_outputs((html,), force)
         with counting(Message("progress.checkpoints")) as progress:
+            # Before anything is measured: a mistyped name is noticed now and not after hours.
             columns = columns_of(statistic)
             from sqrtdk.monitor.checkpoints import measure_checkpoints
 

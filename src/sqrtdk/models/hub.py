@@ -35,6 +35,7 @@ def fetch(model: str, *, revision: str | None = None, weights: bool, trust_remot
         MissingExtraError: transformers (and with it huggingface_hub) is missing.
     """
     import_transformers()
+    # A stored None is an answer too, namely that only the cache has the model; so `get` would not do.
     names = _asked_ahead[model, revision] if (model, revision) in _asked_ahead else ask(model, revision)
     if weights and names is not None:
         _refuse_pickles(names, model)
@@ -126,6 +127,7 @@ def _file_names(model: str, revision: str | None, seconds: float) -> list[str]:
         try:
             repository = HfApi().model_info(model, revision=revision, timeout=seconds)
             answer.set_result([file.rfilename for file in repository.siblings or ()])
+        # Whatever the thread raises must reach the caller, who would otherwise wait for the whole time limit.
         except BaseException as error:
             answer.set_exception(error)
 

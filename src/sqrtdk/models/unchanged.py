@@ -52,6 +52,8 @@ class Snapshot:
             found = find_held({} if module is None else {"": module, "inputs": inputs})
             self._held = found.held
             copies = MemoryCopies()
+            # Small tensors first, because the memory for copies is limited: a counter gets a copy to restore from, and
+            # a large weight only a checksum.
             for path, tensor in sorted(found.tensors, key=lambda entry: stored_bytes(entry[1])):
                 try:
                     self._tensors.append((path, tensor_state(tensor, copies)))
@@ -60,6 +62,7 @@ class Snapshot:
                 except Exception:  # a subclass may refuse any operation
                     self._notes.append(Message("premises.unchanged.not_read", path=path, kind=type(tensor).__name__))
         self._notes += [Message("premises.unchanged.not_read", path=path, kind=kind) for path, kind in found.unread]
+        # Back in the order of the model, in which `stayed` names them.
         order = {id(tensor): place for place, (_, tensor) in enumerate(found.tensors)}
         self._tensors.sort(key=lambda entry: order[id(entry[1].tensor)])
         if not found.complete:
@@ -80,6 +83,8 @@ class Snapshot:
         """
         stayed: list[str] = []
         with _quietly():
+            # First the shards, so that what is compared below are FSDP's own parameters and not what a forward
+            # gathered.
             _shard_again(self._module, self._shards)
             for held in self._held:
                 if not _answer(partial(_put_back, held), False):
@@ -136,6 +141,7 @@ def _put_back(held: Held) -> bool:
     if held.restore is None:
         return False
     held.restore()
+    # Asked again: a property or a __setattr__ may have ignored the value.
     return not held.differs()
 
 

@@ -97,6 +97,7 @@ class RunWriter:
         model, settings = plain_json(model, "the model"), plain_json(settings, "the settings")
         if first_step is not None:
             _check_step(first_step)
+        # Everything that can refuse the arguments is above: a refused call leaves no directory behind.
         _make(self.folder)
         _begun(self.folder, model)  # before the lock, which leaves a file in a folder that is refused
         self._lock = Lock(self.folder)
@@ -111,6 +112,7 @@ class RunWriter:
 
         What an earlier attempt left over is removed: temporary files, and parts whose rows are in a larger part.
         """
+        # Read again under the lock: another writer may have begun an attempt since the look in __init__.
         before = _begun(self.folder, model)
         disk.make(self.folder / PARTS_FOLDER)
         disk.tidy(self.folder, RUN)
@@ -118,6 +120,7 @@ class RunWriter:
         listing = list_parts(self.folder)
         for part in listing.merged:
             disk.remove(self.folder / PARTS_FOLDER / part.name)
+        # Parts that run.json counts but that are gone still count: their steps were recorded, and are not taken again.
         parts = (*listing.parts, *lost_tails(before, listing.parts))
         last = last_recorded(before, parts)
         self.first_step = first_step if first_step is not None else 0 if last is None else last + 1
@@ -152,6 +155,7 @@ class RunWriter:
         if not len(tables):
             return
         first, last = tables.first_step, tables.last_step
+        # Heads and alarms without a step row may still come for the step that was written last.
         least = self.first_step if self.last_step is None else max(self.first_step, self.last_step + 1)
         if first < least and not (first == self.last_step and not tables.steps.num_rows):
             raise InvalidValueError(
@@ -220,6 +224,7 @@ def _check_step(step: int) -> None:
 
 def _make(folder: Path) -> None:
     """Make the directory, if it does not exist."""
+    # A new directory survives a power cut only if the entry in its parent is on disk as well.
     there = folder.is_dir()
     disk.make(folder)
     if not there:
@@ -252,6 +257,7 @@ def refuse_other_files(folder: Path) -> None:
         OutputError: It holds other files, or it can't be read.
     """
     try:
+        # At most 100 names: somebody may give a directory of a million files, and five are named.
         names = [path.name for path, _ in zip(folder.iterdir(), range(100), strict=False)]
         parts = (folder / PARTS_FOLDER).is_dir() and any(
             PartName.of(path.name) for path in (folder / PARTS_FOLDER).iterdir()
@@ -324,9 +330,12 @@ class Tail:
         content = encode_part(tables)
         checksum = disk.digest(content)
         whole = PartName(first.attempt, first.first, last.last, first.first_step, last.last_step, checksum)
+        # The whole before the removals: a process killed in between leaves rows twice, which a reader notices by the
+        # names, and never too few.
         disk.put(self._folder / whole.name, content)
         for part in parts:
             disk.remove(self._folder / part.name)
+        # A merged part may itself be small, and is then merged with its like.
         self.add(whole, content.size, len(tables))
 
     def _read(self, part: PartName) -> Tables:

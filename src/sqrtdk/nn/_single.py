@@ -60,6 +60,7 @@ class Counted(nn.Module):
 
 def store_attribute(module: nn.Module, name: str, value: object) -> None:
     """Store a value as an attribute of a module; a plain tensor becomes a buffer, so that it moves with the module."""
+    # nn.Module registers parameters and modules by itself on setattr, but not plain tensors.
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         module.register_buffer(name, value)
     else:

@@ -49,8 +49,7 @@ class TensorSource:
         self._specs = header.specs
         self._same = same
         self._load = load
-        # None] = dict.fromkeys(same.values()) | Only tensors with several names are kept, so that a file is never in
-        # memory twice.
+        # Only tensors with several names are kept, so that a file is never in memory twice.
         self._shared: dict[str, Tensor | None] = dict.fromkeys(same.values())
         self._masks: dict[tuple[Any, ...], Tensor] = {}
         self._size = header.size + max((spec.end for spec in header.specs.values()), default=0)

@@ -52,6 +52,7 @@ def bin_counts(
     first = torch.arange(heads, device=values.device).view(-1, *[1] * (values.ndim - 1)) * bins
     index = ((values - low) * spread).clamp_(0, bins - 1).to(torch.int64).add_(first)
     if counted is not None:
+        # One bin beyond the last head's takes what does not count; selecting by a bool mask would wait for the device.
         index.masked_fill_(~counted, heads * bins)
     return torch.bincount(index.flatten(), minlength=heads * bins + 1)[:-1].view(heads, bins)
 
@@ -94,6 +95,7 @@ def logit_histograms(source: SampleSource, rows: RowStats) -> tuple[Histogram, .
     """
     batch, heads, length, keys = source.shape
     flat = rows.map(lambda field: field.transpose(0, 1).flatten(1))
+    # NaN compares as False, so a row with a NaN is left out as well.
     good = (flat.keys > 0) & (flat.max_logit.abs() < math.inf)
     finite = good & (flat.min_logit > -math.inf)
     empty = not (batch and length and keys)
@@ -102,6 +104,8 @@ def logit_histograms(source: SampleSource, rows: RowStats) -> tuple[Histogram, .
     low = torch.minimum(low, high)
     width = high - low
     spread = torch.where(width > 0, LOGIT_BINS / width, 0.0)
+    # One bincount counts all heads: head h has the numbers from h (LOGIT_BINS + 1) on, the first of them for values
+    # that don't count.
     counts = torch.zeros(heads, LOGIT_BINS + 1, dtype=torch.int64, device=source.device)
     first = torch.arange(heads, dtype=torch.int32, device=source.device).view(-1, 1, 1) * (LOGIT_BINS + 1)
     sound = not empty and bool(good.all())

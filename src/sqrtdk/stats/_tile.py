@@ -62,6 +62,7 @@ def exponentials(
         top, low = a.amax(-1), a.amin(-1)
     else:
         n = (mask.sum(-1) + start).expand(a.shape[:-1])
+        # A minimum with ±inf is vectorised, and a masked_fill with a bool mask is not.
         cap = (mask - 0.5) * math.inf  # +inf at visible keys, -inf at hidden ones
         torch.minimum(part, cap, out=part)
         top = a.amax(-1)
@@ -71,8 +72,11 @@ def exponentials(
         low = torch.maximum(part, -cap, out=part_b).amin(-1)
         if start:
             low = torch.minimum(low, a[..., :start].amin(-1))
+    # A row without visible keys would give -inf - (-inf) = NaN.
     shift = top.masked_fill(top == -math.inf, 0.0)
     distance = float((low - top).amin())  # NaN if a row holds NaN, or only -inf
+    # Logits of opposite sign near the dtype's limit differ by more than it holds; `unit` makes the difference, and its
+    # sum over the keys, fit.
     unit = 1.0 if distance * keys > -torch.finfo(a.dtype).max else within_range(keys)
     torch.add(-unit * shift.unsqueeze(-1), a, alpha=unit, out=a)  # unit (z - m) from here on
     if mask is not None:
@@ -80,6 +84,7 @@ def exponentials(
     mean = m2 = torch.zeros_like(top)
     if moments:
         offset = a.sum(-1) / n.clamp(min=1.0)
+        # Two passes, mean then deviations: the sum of squares less the square of the sum cancels.
         torch.sub(a, offset.unsqueeze(-1), out=b)
         if mask is not None:
             part_b.mul_(mask)
@@ -112,6 +117,7 @@ def reduce_tile(b: Float[Tensor, "*BHq R C"], scratch: Float[Tensor, "*BHq R C"]
         lift = torch.where(whole < NEGLIGIBLE_WEIGHT, lift, 1.0)
         b.mul_(lift.unsqueeze(-1))
         whole, ties = whole * lift, ties * lift
+    # Keys at the maximum have weight 1, whose square and cube are 1, so `ties` is added as it is.
     share2 = (torch.mul(b, b, out=scratch).sum(-1) + ties) / whole**2
     share3 = (scratch.mul_(b).sum(-1) + ties) / whole**3
     return RowStats(

@@ -79,12 +79,14 @@ def row_summary(
         if not math.isfinite(threshold):
             raise InvalidValueError(f"a threshold is finite; got {threshold}", hint="Rows are counted by it.")
     with torch.no_grad():
+        # float64, as a float32 sum over many rows would lose the digits by which runs are compared.
         rows = values.movedim(-2, 0).flatten(1).double()
         good = rows.isfinite()
         total = good.sum(-1)
         mean = rows.masked_fill(~good, 0.0).sum(-1) / total
         ranked = row_quantiles(rows.masked_fill(~good, math.inf), total, quantiles)
         counted = [(rows.masked_fill(~good, -math.inf) > threshold).sum(-1) / total for threshold in above]
+        # One table for all figures, because each transfer from a GPU waits for its queue.
         table = torch.stack([total.double(), mean, *ranked, *(count.double() for count in counted)]).tolist()
     columns = [tuple(column) for column in table]
     after = 2 + len(quantiles)
@@ -111,6 +113,7 @@ def row_quantiles(
     """
     if not values.shape[1]:
         return [torch.full_like(total, math.nan, dtype=values.dtype) for _ in quantiles]
+    # Not torch.quantile: it refuses more than 2^24 values, and takes no number of values for each head.
     ordered = values.sort(-1).values
     results = []
     for quantile in quantiles:
@@ -184,6 +187,7 @@ def logit_source(logits: Logits, visible: Visible | None) -> LogitSource:
         raise InvalidValueError(
             f"logits have the shape (..., L, S); got {tuple(logits.shape)}", hint="Add the missing dimensions."
         )
+    # Detached, as the passes write in place into buffers, which autograd would refuse.
     view = four_dims(logits.detach(), logits.shape, "logits")
     visible = as_bool_mask("visible", visible, logits.shape[-2], logits.shape[-1], logits.device)
     return LogitSource(view, Masks(None if visible is None else four_dims(visible, logits.shape, "visible")))

@@ -161,6 +161,7 @@ class Lock:
         if self._descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
             return
         with contextlib.suppress(OSError, RunFolderError):
+            # The file is removed while the lock is still held: after the unlock it could be another writer's.
             if take(self._path, _MAX_LOCK_BYTES) == self._content:  # not if the folder was moved, or taken over
                 remove(self._path)
         descriptor, self._descriptor = self._descriptor, -1
@@ -183,6 +184,7 @@ def writer_of(folder: Path) -> Writer:
     try:
         import fcntl
 
+        # O_NONBLOCK, because opening a named pipe would wait for its writer.
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return "ended"

@@ -105,6 +105,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         OutputError: It can't be written.
     """
+    # The limits of `read_manifest` hold here as well, as what can't be read must not be written.
     content = manifest.text().encode()
     if len(content) > MAX_MANIFEST_BYTES or len(manifest.attempts) > MAX_ATTEMPTS:
         raise OutputError(

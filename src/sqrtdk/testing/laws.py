@@ -143,6 +143,7 @@ class CalledModels:
         if threading.get_ident() != self._thread:
             return
         self._depth -= 1
+        # At depth 0 the outermost call has ended. A module that is called again is asked once.
         if self._depth == 0 and not any(module is known for known, _ in self.calls):
             self.calls.append((module, _inputs(module, args, kwargs)))
 
@@ -171,6 +172,7 @@ def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """Return a copy of a call's arguments, by name if any was given by name; None if one is not a tensor or number."""
     if not all(isinstance(value, _COPIED_TYPES) for value in (*args, *kwargs.values())):
         return None
+    # Copies, because the test may change its tensors in place before the laws are asked.
     copies = [value.detach().clone() if isinstance(value, Tensor) else value for value in args]
     named = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
     if not named:

@@ -55,9 +55,9 @@ class Observation:
 
     Example:
         >>> layer, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(1, 6, 32)
-        >>> with Observation() as seen:
+        >>> with Observation() as observation:
         ...     _ = layer(x, x, x)
-        >>> audit = seen.audit()
+        >>> audit = observation.audit()
         >>> audit.calls[0].call.site, audit.weak
         ('MultiheadAttention', ('scale 0.3536 = 1/sqrt(8), the default: a scale that is dropped passes',))
     """
@@ -96,6 +96,7 @@ class Observation:
         """Name a module and its submodules before it runs. A module that has a name keeps it."""
         if module.training:
             self._called.train()  # the test trains: dropout is not a finding then
+        # The first call decides, so that a layer that a test calls on its own and within its model has one name.
         if id(module) in self._sites.names:
             return
         name = type(module).__name__
@@ -117,6 +118,7 @@ class Observation:
                 calls, findings = self._judged()
             return AuditedTest(calls, findings, cannot_fail(run.calls, run.tensors, self._masks.count))
         except Exception as error:
+            # The calls are listed even so, as not measured: the reader sees what the test ran.
             lost = Message("check.test.failed", error=kind_and_text(error))
             finding = Finding(UNMEASURED, "warn", "", None, None, lost, Message("check.test.fix_failed"), "")
             return AuditedTest(tuple(JudgedCall(call, UNMEASURED, reason=lost) for call in run.calls), (finding,), ())

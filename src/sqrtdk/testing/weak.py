@@ -45,6 +45,7 @@ class OpenMasks(EagerMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        # The operation first: its result is remembered, and it was a mask if a softmax reads that later.
         output = func(*args, **(kwargs or {}))
         schema = getattr(func, "_schema", None)
         if schema is not None and (schema.name in _MASKING_OPS + _SOFTMAX_OPS or "attention" in schema.name):
@@ -61,12 +62,14 @@ class OpenMasks(EagerMode):
             self.count += isinstance(args[0], Tensor) and args[0] in self._masked
         elif "attention" in name:
             named = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+            # By name, as the fused kernels have their mask at different positions.
             masks = [named[name] for name in _MASK_ARGUMENTS if isinstance(named.get(name), Tensor)]
             self.count += any(_open(mask) for mask in masks)
 
 
 def _readable(value: Any) -> bool:
     """Return whether `value` is a plain tensor whose values can be read, with rows and keys."""
+    # A subclass may refuse or answer reads in its own way, and a meta tensor has no values.
     if type(value) is not Tensor or value.is_meta or value.is_nested or value.layout is not torch.strided:
         return False
     return value.dim() > 1 and value.numel() > 0
@@ -149,6 +152,7 @@ def _hides(call: AttentionCall) -> bool | None:
 def _mask(calls: Sequence[AttentionCall], open_masks: int) -> Iterator[str]:
     known = [_hides(call) for call in calls]
     unread = any(call.mask is not None and call.stats is None for call in calls)
+    # A call whose rows were not read may hide keys, so one such call leaves the question open.
     if not unread and True not in known and (open_masks or False in known):
         yield "a mask that hides nothing: a mask that is dropped, or turned round, passes"
 

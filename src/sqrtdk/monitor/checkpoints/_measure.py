@@ -78,6 +78,7 @@ def _measured(path: str, step: int, options: LoadOptions, rows: int | None) -> d
         raise ModelError("there are no weights, and random ones say nothing of a run", hint="Save the checkpoint anew.")
     loaded = resolve_model(path, options)
     sample = _sample(loaded, step, options.seed, rows)
+    # The comparison runs eager against sdpa, which a named implementation rules out.
     compare = "auto" if options.attn is None else "never"
     run = run_model(loaded, options.attn or "own", seed=options.seed, compare=compare)
     findings = sorted(run.findings, key=lambda finding: -SEVERITIES.index(finding.severity))
@@ -96,6 +97,7 @@ def _sample(loaded: LoadedModel, step: int, seed: int, rows: int | None) -> Step
     with ExitStack() as stack:
         stack.enter_context(random_state(module))
         stack.enter_context(eval_mode(module))
+        # In eval mode nothing is dropped, but a model may draw numbers of its own in its forward.
         torch.manual_seed(seed)
         with forwards:
             call(module, loaded.inputs)
@@ -174,6 +176,7 @@ def files_of(directory: Path) -> Files:
     """Return the state of the files in a checkpoint's directory, without reading them; it changes if any file does."""
     states_by_file, newest = [], 0
     with suppress(OSError):
+        # For a directory that can't be listed or is empty, its own time is all there is.
         newest = directory.stat().st_mtime_ns
     with suppress(OSError):  # a directory that can't be listed can't be loaded either, and that error comes later
         found = sorted(path for path in directory.iterdir() if path.is_file())
