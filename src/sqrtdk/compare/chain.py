@@ -17,10 +17,12 @@ from functools import partial
 from torch import Tensor, nn
 
 from sqrtdk.compare.beside import is_one_code, modules_behind, numbers_before, parts_beside
-from sqrtdk.compare.changes import OF_CHECKPOINT, ModuleChange, changes_of, relation
-from sqrtdk.compare.gates import gate_at, gate_words
+from sqrtdk.compare.causes import named_differences
+from sqrtdk.compare.changes import ModuleChange, changes_of
+from sqrtdk.compare.gates import gate_at, gates_apart
 from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
 from sqrtdk.compare.module_gaps import gap_of, level_of, matched
+from sqrtdk.compare.module_parts import ModulePair, NamedDifference, NumberPair, ShapePair
 from sqrtdk.compare.modules import KeptTensor, ModuleStep, Patch, align_steps, line_of, lines_of
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import FinerRun, ModelSide
@@ -41,6 +43,8 @@ class Entry:
         module: the module, with the lines of B's code.
         where: place in the module: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
         how: what differs there: "ReLU in A, GELU in B"; "" if unknown.
+        parts: the causes in `how`, one by one.
+        proven: A gave what B gives there once it had B's parts; otherwise they are read off the numbers.
         others: modules of A that differ in the same path.
         to_end: it lies between the model's last module and its output.
     """
@@ -48,6 +52,8 @@ class Entry:
     module: FirstModule
     where: str
     how: str = ""
+    parts: tuple[NamedDifference, ...] = ()
+    proven: bool = False
     others: tuple[str, ...] = ()
     to_end: bool = False
 
@@ -216,13 +222,11 @@ class _Walk:
         gate = gate_at(
             [] if unlike else (numbers or [])[:1], (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls
         )
-        how = gate or (_relation(numbers[0], known) if numbers else None) or ""
-        if numbers and unlike:
-            how = Message(
-                "outputs.shapes", **dict(zip(("one", "other"), (f"{tuple(x.shape)}" for x in numbers[0]), strict=True))
-            )
+        found = gate or (_in_numbers(numbers[0], known) if numbers else None)
         where = Message("outputs.place.between", module=name, first=first, last=last) if within else name
-        return Entry(FirstModule(path, path_b, lines), where, how, to_end=within and before is None and not path)
+        to_end = within and before is None and not path
+        how, parts = (found.text, (found,)) if found else ("", ())
+        return Entry(FirstModule(path, path_b, lines), where, how, parts, to_end=to_end)
 
     def _before_attention(self, step: ModuleStep, begun: Mapping[str, int]) -> bool:
         """Return whether a call is inside an opened site, and leads to its q, k and v alone, as far as is known."""
@@ -266,8 +270,8 @@ class _Walk:
                 continue
             one, other = (gate_of(side.numbers) for side in both)
             self.joining[site] = one, other
-            if (how := gate_words(one, other, both[1])) is not None:
-                self.unlike.append(Entry(FirstModule(site, places[1][0]), f"`{site}`", how))
+            if (found := gates_apart(one, other, both[1])) is not None:
+                self.unlike.append(Entry(FirstModule(site, places[1][0]), f"`{site}`", found.text, (found,)))
             elif one is not None and one.name:
                 self.beside |= {f"{site}.{one.name}" if site else one.name}
 
@@ -333,14 +337,16 @@ class _Walk:
             for number, change in enumerate(_changes(*pairs[called], own)):
                 alike = {called: change}
                 for path, (one, other) in pairs.items():
-                    if change.kind in OF_CHECKPOINT or type(one) is type(pairs[called][0]):
+                    if change.of_checkpoint or type(one) is type(pairs[called][0]):
                         parts = _changes(one, other, own)[number:]
-                        alike |= {path: parts[0]} if parts and parts[0].kind == change.kind else {}
+                        alike |= {path: parts[0]} if parts and parts[0].likeness == change.likeness else {}
                 edits = [partial(part.edit, path=path) for path, part in alike.items()]
                 module = entry.module if change.written else replace(entry.module, place=None)
-                edited = start.edits if change.kind == "other_numbers" else ()  # their modules are named already
+                # their modules are named already
+                edited = start.edits if change.of_checkpoint == "other numbers" else ()
                 named = {called, *(edit.keywords["path"] for edit in edited if isinstance(edit, partial))}
-                told = replace(entry, module=module, how=change.text, others=tuple(x for x in alike if x not in named))
+                others = tuple(x for x in alike if x not in named)
+                told = replace(entry, module=module, how=change.text, parts=change.parts, proven=True, others=others)
                 yield told, replace(start, edits=(*start.edits, *edits)), ()
         returned = {
             one.place: other.whole or tuple(kept.values.view(kept.shape) for kept in other.gives)
@@ -381,18 +387,23 @@ def _output_of(module: str) -> Message:
 def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[ModuleChange]:
     """Return the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
     try:
-        return list(changes_of(one, other, others))
+        return list(changes_of(ModulePair(one, other, others)))
     except MODEL_ERRORS:
         return []
 
 
-def _relation(numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]) -> Message | None:
-    """Return how B's numbers relate to A's; None unless all of them were kept."""
+def _in_numbers(
+    numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]
+) -> NamedDifference | None:
+    """Return how B's numbers relate to A's; None if by nothing simple, or if not all of them were kept."""
+    shapes = ShapePair(*(kept.shape for kept in numbers))
+    if (found := next(named_differences("shape", shapes), None)) is not None:
+        return found
     if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
         return None
     a, b = (kept.values.double() for kept in numbers)
     before = [(name, kept.values.double()) for name, kept in known if kept.shape == numbers[0].shape]
-    return relation(a, b, before)
+    return next(named_differences("numbers", NumberPair(a, b, before)), None)
 
 
 def _within(path: str, sites: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Names a gate that only one side runs, or another activation of it, where two modules begin to differ.
+"""Reads the gates of both sides where two modules begin to differ, and how they differ.
 
 Each side's gate is read off its numbers (`tracing.probe.gates`), among the calls inside its own module.
 """
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk.compare.causes import named_differences
+from sqrtdk.compare.module_parts import GatePair, NamedDifference
 from sqrtdk.compare.modules import KeptTensor, ModuleStep
-from sqrtdk.messages import Message
-from sqrtdk.tracing.probe.gates import Gate, Numbers, activation_text, gate_of
+from sqrtdk.tracing.probe.gates import Gate, Numbers, gate_of
 from sqrtdk.tracing.tensors import CallTensors
 
 
@@ -35,7 +36,7 @@ def gate_at(
     b: tuple[ModuleStep, Sequence[ModuleStep]],
     calls: Sequence[CallTensors],
     calls_a: Sequence[CallTensors] | None = None,
-) -> Message | None:
+) -> NamedDifference | None:
     """Return how the gates inside a module of both sides differ; None if none is seen, or not all numbers were kept.
 
     Args:
@@ -46,7 +47,7 @@ def gate_at(
         calls_a: A's attentions, if `a` is the run in which they were recorded.
     """
     sides = numbers_at(numbers, a, b, calls, calls_a)
-    return None if sides is None else gate_words(gate_of(sides[0].numbers), gate_of(sides[1].numbers), sides[1])
+    return None if sides is None else gates_apart(gate_of(sides[0].numbers), gate_of(sides[1].numbers), sides[1])
 
 
 def numbers_at(
@@ -70,19 +71,11 @@ def numbers_at(
     return sides[0], sides[1]
 
 
-def gate_words(first: Gate | None, second: Gate | None, b: GatedModule) -> Message | None:
-    """Return how the gates of both sides differ, with B as the subject; None if no gate is found, or the same."""
-    if first is None or second is None or (first.name, first.activation) == (second.name, second.activation):
+def gates_apart(first: Gate | None, second: Gate | None, b: GatedModule) -> NamedDifference | None:
+    """Return how the gates of both sides differ; None if no gate is found, or the same."""
+    if first is None or second is None:
         return None
-    if first.name and not second.name:
-        ran = first.name in b.ran
-        return Message("outputs.gate.not_applied" if ran else "outputs.gate.not_run", gate=f"`{first.name}`")
-    if second.name and not first.name:
-        return Message("outputs.gate.added", gate=f"`{second.name}`")
-    if first.activation == second.activation:
-        return Message("outputs.gate.moved", gate=f"`{second.name}`", other=f"`{first.name}`")
-    words = {"new": activation_text(second.activation), "old": activation_text(first.activation)}
-    return Message("outputs.gate.activation", gate=f"`{second.name}`", **words)
+    return next(named_differences("gate", GatePair(first, second, b.ran)), None)
 
 
 def _given(step: ModuleStep) -> Tensor | None:

@@ -7,14 +7,13 @@ differ, by the largest entry of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.compare.chain import DifferenceChain, Entry
-from sqrtdk.compare.holders import LAYER_NUMBER
 from sqrtdk.compare.measured import (
     FEW_ENTRIES,
     BlindRows,
@@ -26,10 +25,11 @@ from sqrtdk.compare.measured import (
     padding_of,
     seeing_entries,
 )
+from sqrtdk.compare.module_parts import LAYER_NUMBER
 from sqrtdk.compare.numbers import entry_differences
 from sqrtdk.compare.paragraphs import OfOutputs
 from sqrtdk.compare.precision import rounding_unit
-from sqrtdk.compare.records import UNKNOWN_CAUSE, OutputDiff, PairDiff, kind_word
+from sqrtdk.compare.records import UNKNOWN_CAUSE, ModuleCause, OutputDiff, PairDiff, kind_word
 from sqrtdk.compare.sides import TRACE_KIND, FinerRun, ModelSide
 from sqrtdk.compare.suspect import QKV_LETTERS
 from sqrtdk.compare.words import is_to_the_end, one_paragraph, reached_by, short, site_list, site_of_pair
@@ -176,6 +176,33 @@ def since_of(chain: DifferenceChain) -> str:
     return joined(halves) if halves else ""
 
 
+def module_causes(chain: DifferenceChain) -> tuple[ModuleCause, ...]:
+    """Return the causes at the places of the chain, those of layers that differ alike once."""
+    return tuple(cause for entry in _folded(chain) for cause in _causes_of(entry))
+
+
+def _causes_of(entry: Entry) -> Iterator[ModuleCause]:
+    module = entry.module
+    if not entry.parts:
+        yield ModuleCause(UNKNOWN_CAUSE, module.a, module.b, None, None, False, "", entry.others, module.place)
+    for part in entry.parts:
+        yield ModuleCause(
+            part.row.name, module.a, module.b, part.found.a, part.found.b, entry.proven, part.text, entry.others,
+            module.place, part.fix(module.b),
+        )  # fmt: skip
+
+
+def _folded(chain: DifferenceChain) -> Sequence[Entry]:
+    """Return the places of the chain; layers that differ alike are one."""
+    kinds: dict[str, Entry] = {}
+    for entry in chain.entries:
+        kind = LAYER_NUMBER.sub("#", f"{entry.where}: {entry.how}")
+        known = kinds.setdefault(kind, entry)
+        if known is not entry:
+            kinds[kind] = replace(known, others=(*known.others, entry.module.a, *entry.others))
+    return list(kinds.values())
+
+
 def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
     """Return the chain step by step: the name of each sentence, as a half and as a whole one, and its values."""
     if not chain.entries:
@@ -183,13 +210,7 @@ def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
             return [("follows", {})]
         return [("outside", {})] if chain.whole and chain.beside else []
     steps: list[tuple[str, dict[str, str]]] = [("beside", {})] if chain.beside else []
-    kinds: dict[str, Entry] = {}
-    for entry in chain.entries:  # layers that differ alike are reported once
-        kind = LAYER_NUMBER.sub("#", f"{entry.where}: {entry.how}")
-        known = kinds.setdefault(kind, entry)
-        if known is not entry:
-            kinds[kind] = replace(known, others=(*known.others, entry.module.a, *entry.others))
-    for number, entry in enumerate(kinds.values()):
+    for number, entry in enumerate(_folded(chain)):
         place = entry.where
         if entry.module.place:
             place = Message("joins.brackets", first=place, second=entry.module.place)

@@ -238,6 +238,35 @@ class FirstModule:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleCause:
+    """A reason for a difference outside attention, at the place where the difference enters.
+
+    Attributes:
+        name: one of the names in docs/en/diff.md; "unknown" if none was found.
+        site_a: the module in A; "" is the whole model.
+        site_b: the module in B.
+        a: what A has, as a number or short text; None if it has nothing of the kind, or if no value says it.
+        b: what B has.
+        proven: True if A gave what B gives there once it had B's part; False if the cause is read off the numbers.
+        text: half a sentence: "`eps` is 1e-05 in A, 0.01 in B"; "" if unknown.
+        others: modules of A that differ alike.
+        at_b: file and lines of B's code with the difference; None if no code shows it, as for a weight.
+        fix: what to change in B; None if nothing is advised.
+    """
+
+    name: str
+    site_a: str
+    site_b: str
+    a: str | float | None
+    b: str | float | None
+    proven: bool
+    text: str
+    others: tuple[str, ...] = ()
+    at_b: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DiffReport(Saved, Shown):
     """The result of a comparison.
 
@@ -261,6 +290,7 @@ class DiffReport(Saved, Shown):
             it; "which the attentions alone do not explain; another difference is in `lm_head`".
         outputs_follow: whether the differences of the attentions explain all of the difference of the outputs.
         outputs_missing: why the outputs were not compared.
+        module_causes: causes outside attention, in the order of the run.
     """
 
     a: SideInfo
@@ -279,6 +309,7 @@ class DiffReport(Saved, Shown):
     outputs_from: str = ""
     outputs_follow: bool = False
     outputs_missing: str | None = None
+    module_causes: tuple[ModuleCause, ...] = ()
 
     def __repr__(self) -> str:
         differ = sum(pair.same is False for pair in self.pairs)
