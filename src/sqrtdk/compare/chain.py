@@ -17,12 +17,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from sqrtdk.compare.beside import is_one_code, modules_behind, numbers_before, parts_beside
-from sqrtdk.compare.causes import named_differences
-from sqrtdk.compare.changes import ModuleChange, changes_of
+from sqrtdk.compare.changes import ModuleChange, changes_of, difference_of_numbers
 from sqrtdk.compare.gates import gate_at, gates_apart
 from sqrtdk.compare.measured import MODEL_ERRORS, BlindRows, exact_of
 from sqrtdk.compare.module_gaps import gap_of, level_of, matched
-from sqrtdk.compare.module_parts import ModulePair, NamedDifference, NumberPair, ShapePair
+from sqrtdk.compare.module_parts import ModulePair, NamedDifference
 from sqrtdk.compare.modules import KeptTensor, ModuleStep, Patch, align_steps, line_of, lines_of
 from sqrtdk.compare.records import FirstModule, PairDiff
 from sqrtdk.compare.sides import FinerRun, ModelSide
@@ -222,7 +221,7 @@ class _Walk:
         gate = gate_at(
             [] if unlike else (numbers or [])[:1], (call.a, self.ran), (call.b, self.exact.steps), self.sides[1].calls
         )
-        found = gate or (_in_numbers(numbers[0], known) if numbers else None)
+        found = gate or (difference_of_numbers(numbers[0], known) if numbers else None)
         where = Message("outputs.place.between", module=name, first=first, last=last) if within else name
         to_end = within and before is None and not path
         how, parts = (found.text, (found,)) if found else ("", ())
@@ -390,20 +389,6 @@ def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) 
         return list(changes_of(ModulePair(one, other, others)))
     except MODEL_ERRORS:
         return []
-
-
-def _in_numbers(
-    numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]
-) -> NamedDifference | None:
-    """Return how B's numbers relate to A's; None if by nothing simple, or if not all of them were kept."""
-    shapes = ShapePair(*(kept.shape for kept in numbers))
-    if (found := next(named_differences("shape", shapes), None)) is not None:
-        return found
-    if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
-        return None
-    a, b = (kept.values.double() for kept in numbers)
-    before = [(name, kept.values.double()) for name, kept in known if kept.shape == numbers[0].shape]
-    return next(named_differences("numbers", NumberPair(a, b, before)), None)
 
 
 def _within(path: str, sites: Collection[str]) -> bool:

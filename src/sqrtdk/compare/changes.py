@@ -16,7 +16,8 @@ from torch import nn
 from sqrtdk.compare.causes import named_differences
 from sqrtdk.compare.causes.parameters import differing_tensors
 from sqrtdk.compare.causes.settings import differing_values
-from sqrtdk.compare.module_parts import LAYER_NUMBER, ModulePair, NamedDifference, OfCheckpoint
+from sqrtdk.compare.module_parts import LAYER_NUMBER, ModulePair, NamedDifference, NumberPair, OfCheckpoint, ShapePair
+from sqrtdk.compare.modules import KeptTensor
 from sqrtdk.messages import Message
 
 _MOST_CHANGES_NAMED = 3  # parts of one module that are named
@@ -74,6 +75,20 @@ def changes_of(both: ModulePair) -> Iterator[ModuleChange]:
             yield ModuleChange(tuple(parts), bool(values))
     for found in named_differences("module", both, both.kind):
         yield ModuleChange((found,), True)
+
+
+def difference_of_numbers(
+    numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]
+) -> NamedDifference | None:
+    """Return how B's numbers relate to A's; None if by nothing simple, or if not all of them were kept."""
+    shapes = ShapePair(*(kept.shape for kept in numbers))
+    if (found := next(named_differences("shape", shapes), None)) is not None:
+        return found
+    if any(kept.stride != 1 or not kept.values.is_floating_point() for kept in numbers):
+        return None
+    a, b = (kept.values.double() for kept in numbers)
+    before = [(name, kept.values.double()) for name, kept in known if kept.shape == numbers[0].shape]
+    return next(named_differences("numbers", NumberPair(a, b, before)), None)
 
 
 def is_alike(a: nn.Module, b: nn.Module, but: Collection[str] = ()) -> bool:

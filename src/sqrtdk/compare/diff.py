@@ -30,15 +30,7 @@ from sqrtdk.compare.opening import (
     refuse_strangers,
     refuse_unlike,
 )
-from sqrtdk.compare.outputs import (
-    OutputComparison,
-    compare_outputs,
-    module_causes,
-    of_outputs,
-    pair_outputs,
-    since_of,
-    unwritten,
-)
+from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
 from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
 from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.picked import with_picked_masks
@@ -241,7 +233,7 @@ def sides_diff(
         outputs_from=since_of(ends.chain),
         outputs_follow=ends.follow,
         outputs_missing=ends.missing,
-        module_causes=module_causes(ends.chain),
+        module_causes=ends.causes,
     )
 
 

@@ -61,6 +61,11 @@ class OutputComparison:
         """Whether the differences of the attentions explain all of theirs."""
         return _follow(self.chain)
 
+    @property
+    def causes(self) -> tuple[ModuleCause, ...]:
+        """The causes at the places of the chain, those of layers that differ alike once."""
+        return tuple(cause for entry in _folded(self.chain) for cause in _causes_of(entry))
+
 
 def _follow(chain: DifferenceChain) -> bool:
     return not chain.entries and chain.whole and chain.beside and chain.inside
@@ -174,11 +179,6 @@ def since_of(chain: DifferenceChain) -> str:
     """
     halves = [Message(f"outputs.half.{name}", **values) for name, values in _steps(chain)]
     return joined(halves) if halves else ""
-
-
-def module_causes(chain: DifferenceChain) -> tuple[ModuleCause, ...]:
-    """Return the causes at the places of the chain, those of layers that differ alike once."""
-    return tuple(cause for entry in _folded(chain) for cause in _causes_of(entry))
 
 
 def _causes_of(entry: Entry) -> Iterator[ModuleCause]:
