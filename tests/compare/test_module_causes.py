@@ -122,6 +122,22 @@ class Shaped(nn.Module):
         return x if cap is None else cap * torch.tanh(x / cap)
 
 
+class Offset(nn.RMSNorm):
+    """Gemma's norm: its weight counts from 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
+
+
+def norm_of(cls: type[nn.RMSNorm], plus: float = 0.0) -> Change:
+    def make(_: nn.Module) -> nn.Module:
+        norm = cls(WIDTH, 1e-6)
+        norm.weight.data = torch.linspace(-0.3, 0.5, WIDTH) + plus
+        return norm
+
+    return put("norm2", make)
+
+
 class Glu(nn.Module):
     """A gated MLP; `of` is the projection that the activation follows."""
 
@@ -244,6 +260,18 @@ CASES: dict[str, tuple[str, Models, tuple[Value, Value] | None, bool, str]] = {
     ),
     "another activation": (
         "activation", pair(other_activation), ("GELU", "ReLU"), True, "use GELU for `layers.1.mlp.1`, not ReLU",
+    ),
+    "no offset": (
+        "norm_offset", pair(norm_of(nn.RMSNorm), norm_of(Offset)), ("1 + weight", "weight"), True,
+        "multiply by 1 + `weight` in `layers.0.norm2`",
+    ),
+    "an offset": (
+        "norm_offset", pair(norm_of(Offset), norm_of(nn.RMSNorm)), ("weight", "1 + weight"), True,
+        "multiply by `weight` in `layers.0.norm2`",
+    ),
+    "offset added when loading": (
+        "norm_offset", pair(norm_of(Offset, 1.0), norm_of(Offset)), ("weight", "weight +1"), True,
+        "load A's `weight` into `layers.0.norm2`, without the +1",
     ),
     "another norm": ("norm_kind", pair(held("RMSNorm")), ("LayerNorm", "RMSNorm"), True, "use LayerNorm for"),
     "another class": ("module_class", pair(adapted), ("Linear", "LowRank"), True, "use Linear for"),

@@ -180,6 +180,10 @@ MODULE_CAUSE_ROWS = [
     ModuleCauseRow(
         "weights_scaled", "tensor", (), parameters.compare_factor, "outputs.module.times", "fixes.weights_scaled.set",
     ),
+    # w for w + 1, which a norm that multiplies by 1 + weight adds itself
+    ModuleCauseRow(
+        "norm_offset", "tensor", ("norm",), parameters.compare_offset, "outputs.module.plus", "fixes.norm_offset.load",
+    ),
     # the weight of GPT-2's Conv1D, (in, out), in an nn.Linear, (out, in)
     ModuleCauseRow(
         "weights_transposed", "tensor", (), parameters.compare_transposed, "outputs.module.transposed",
@@ -229,6 +233,15 @@ MODULE_CAUSE_ROWS = [
     # x @ self.weight.mT for F.linear(x, self.weight, self.bias)
     ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("A"), *ADDED_BIAS),
     ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("B"), *ADDED_BIAS),
+    # x * self.weight for x * (1 + self.weight): Gemma's norms
+    ModuleCauseRow(
+        "norm_offset", "module", ("norm",), classes.compare_norm_offset("A"), "outputs.module.offset",
+        "fixes.norm_offset.set",
+    ),
+    ModuleCauseRow(
+        "norm_offset", "module", ("norm",), classes.compare_norm_offset("B"), "outputs.module.offset",
+        "fixes.norm_offset.drop",
+    ),
     # nn.ReLU() for nn.GELU()
     ModuleCauseRow("activation", "module", ("activation",), classes.compare_class, *CLASS),
     # nn.LayerNorm(D) for nn.RMSNorm(D)

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.compare.causes.parameters import entries_off
+from sqrtdk.compare.measured import MODEL_ERRORS
 from sqrtdk.compare.module_parts import ModuleDifference, ModulePair
+from sqrtdk.compare.numbers import same
+
+_NORM_TOLERANCE = 1e-5  # relative: norms compute in float32 also when they get float64
 
 
 def compare_added_bias(adds: str) -> Callable[[ModulePair], ModuleDifference | None]:
@@ -41,6 +45,24 @@ def compare_added_bias(adds: str) -> Callable[[ModulePair], ModuleDifference | N
     return compare
 
 
+def compare_norm_offset(adds: str) -> Callable[[ModulePair], ModuleDifference | None]:
+    """Return a function that finds norms of one weight of which one, "A" or "B", multiplies by 1 + weight.
+
+    A's weight is changed by 1. Norms of two classes differ in many ways, and each suspicion costs a run of A, so both
+    norms are first asked for one random tensor.
+    """
+    by = -1.0 if adds == "A" else 1.0
+
+    def compare(both: ModulePair) -> ModuleDifference | None:
+        if type(both.a) is type(both.b) or not _same_weight(both.a, both.b) or not _fits_with(both, by):
+            return None
+        words = {"name": "`weight`", "one": adds, "other": "B" if adds == "A" else "A"}
+        a, b = ("1 + weight", "weight") if adds == "A" else ("weight", "1 + weight")
+        return ModuleDifference(a, b, words, partial(_add_to_weight, by))
+
+    return compare
+
+
 def compare_class(both: ModulePair) -> ModuleDifference | None:
     """Compare the classes of two modules that are not both made of inner modules."""
     a, b = both.a, both.b
@@ -50,6 +72,20 @@ def compare_class(both: ModulePair) -> ModuleDifference | None:
     if one == other:
         one, other = (f"{type(module).__module__}.{one}" for module in (a, b))
     return ModuleDifference(one, other, {"one": one, "other": other}, partial(_put_module, b))
+
+
+def _fits_with(both: ModulePair, by: float) -> bool:
+    """Return whether A's norm, with its weight changed by a number, gives what B's norm gives."""
+    a, b = (copy.deepcopy(module).double() for module in (both.a, both.b))
+    _add_to_weight(by, a, "")
+    width = a.get_parameter("weight").shape[-1]
+    x = torch.randn(4, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            one, other = a(x.to(a.weight.device)), b(x.to(a.weight.device))  # type: ignore[arg-type]
+    except MODEL_ERRORS:
+        return False
+    return same(one, other, _NORM_TOLERANCE)
 
 
 def _same_weight(a: nn.Module, b: nn.Module) -> bool:
@@ -68,6 +104,12 @@ def _add_to_output(bias: Tensor, model: nn.Module, path: str) -> None:
         return given + bias.to(given) if fits else None
 
     model.get_submodule(path).register_forward_hook(added)
+
+
+def _add_to_weight(by: float, model: nn.Module, path: str) -> None:
+    """Add a number to the weight of the module at a path of the model."""
+    module = model.get_submodule(path)
+    module.weight = nn.Parameter(module.get_parameter("weight").detach() + by, requires_grad=False)
 
 
 def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:

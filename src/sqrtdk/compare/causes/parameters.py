@@ -91,6 +91,17 @@ def compare_factor(part: TensorPair) -> ModuleDifference | None:
     return None if factor is None else _difference(part, 1.0, factor, factor=f"{factor:.4g}")
 
 
+def compare_offset(part: TensorPair) -> ModuleDifference | None:
+    """Find the weight of a norm that is A's plus 1, or minus 1: stored for `x * (1 + weight)`, and for `x * weight`."""
+    if part.numbers is None or part.name != "weight":
+        return None
+    x, y = part.numbers
+    for sign in (1, -1):
+        if same(x + sign, y):
+            return _difference(part, part.name, f"{part.name} {sign:+d}", by=f"{sign:+d}")
+    return None
+
+
 def compare_transposed(part: TensorPair) -> ModuleDifference | None:
     """Find a square matrix of B that is A's, transposed."""
     if part.numbers is None:
