@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk.compare.changes import changes_of
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.module_parts import ModulePair
+from sqrtdk.compare.outside.changes import changes_of
+from sqrtdk.compare.outside.parts import ModulePair
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,

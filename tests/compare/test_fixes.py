@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from sqrtdk.compare import fixes
-from sqrtdk.compare.build import program_of
 from sqrtdk.compare.causes import CAUSES, MODULE_CAUSE_ROWS, suspect
-from sqrtdk.compare.explain import explain_segment, mends
 from sqrtdk.compare.fixes import fix_of, fixes_of
-from sqrtdk.compare.observed import observe
-from sqrtdk.compare.pair import precision_of
-from sqrtdk.compare.program import Formula
+from sqrtdk.compare.inside.build import program_of
+from sqrtdk.compare.inside.call_numbers import observe
+from sqrtdk.compare.inside.explain import explain_segment, mends
+from sqrtdk.compare.inside.pair import precision_of
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.inside.segments import joined_segments, segments
+from sqrtdk.compare.inside.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.segments import joined_segments, segments
-from sqrtdk.compare.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.messages import Message
 from sqrtdk.messages._catalogue import topic
 from tests.compare.test_segments import kept

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from sqrtdk.compare.causes import CAUSES, MODULE_CAUSE_ROWS
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import DIFF_FAIL_ON
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff.fold import has_words
 
 ROOT = Path(__file__).parents[2]

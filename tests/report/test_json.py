@@ -13,9 +13,9 @@ import pytest
 import sqrtdk
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, HEALTH, LAW_STATES, OUTCOMES, CheckReport, LawAnswer
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import DIFF_FAIL_ON as DIFF_FAIL_ON
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo, StageDiff, Unpaired
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.check import json as check_json

@@ -15,11 +15,12 @@ from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.chain import first_module_apart, follow_differences
-from sqrtdk.compare.explain import first_stage, share_gone
-from sqrtdk.compare.holders import held_weights
-from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
-from sqrtdk.compare.module_gaps import leaves_alike
+from sqrtdk.compare.infer.evidence import SEARCH_NUMBERS, SearchWork
+from sqrtdk.compare.inside.explain import first_stage, share_gone
+from sqrtdk.compare.inside.pair import JudgedPair, cancelled_within, first_difference, judge_pair
+from sqrtdk.compare.inside.picked import with_picked_masks
+from sqrtdk.compare.inside.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
+from sqrtdk.compare.inside.suspect import Sides
 from sqrtdk.compare.opening import (
     as_computed,
     cut_sites,
@@ -30,15 +31,28 @@ from sqrtdk.compare.opening import (
     refuse_strangers,
     refuse_unlike,
 )
-from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
-from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
+from sqrtdk.compare.outside.chain import first_module_apart, follow_differences
+from sqrtdk.compare.outside.gaps import leaves_alike
+from sqrtdk.compare.outside.holders import held_weights
+from sqrtdk.compare.outside.outputs import (
+    OutputComparison,
+    compare_outputs,
+    of_outputs,
+    pair_outputs,
+    since_of,
+    unwritten,
+)
 from sqrtdk.compare.paragraphs import paragraphs
-from sqrtdk.compare.picked import with_picked_masks
-from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
+from sqrtdk.compare.rounding.tensors import (
+    UNMEASURED_ROUNDINGS,
+    BlindRows,
+    Entering,
+    compare_inputs,
+    exact_of,
+    rows_left_out,
+)
 from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
-from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
-from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached, one_paragraph
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sqrtdk.compare.inside.suspect import NO_VALUE, is_absent
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.suspect import NO_VALUE, is_absent
 from sqrtdk.messages import Message, catalogue_text, id_of, placeholders
 from sqrtdk.messages._catalogue import topic
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from sqrtdk.compare import suspect
 from sqrtdk.compare.fixes import fix_of
+from sqrtdk.compare.inside import suspect
 from sqrtdk.compare.records import Cause
 from sqrtdk.messages import said
 from sqrtdk.report.diff.fold import value_in_words

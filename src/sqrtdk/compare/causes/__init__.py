@@ -4,8 +4,8 @@ A row of `CAUSE_ROWS` names the cause, where in an attention it looks and acts, 
 B's, the function that compares, and the sentence (`causes.toml`). Rows are tried in order; causes early in an attention
 come first. A row of `MODULE_CAUSE_ROWS` names the cause, the part of two modules that it compares, the kinds of modules
 that it belongs to, the function that compares, the sentence (`outputs.toml`) and the fix (`fixes.toml`). The first row
-that finds a difference of a part names it. What is found is tried by `sqrtdk.compare.chain`. A new cause is a row here,
-a function that compares, and its sentences.
+that finds a difference of a part names it. What is found is tried by `sqrtdk.compare.outside.chain`. A new cause is a
+row here, a function that compares, and its sentences.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sqrtdk.compare.causes import (
     settings,
     sums,
 )
-from sqrtdk.compare.module_parts import ModuleCauseRow, NamedDifference, PartKind
-from sqrtdk.compare.program import QK, QKV
-from sqrtdk.compare.suspect import CauseRow, Sides, Suspicion, formula_pairs, path_pairs, suspicions
+from sqrtdk.compare.inside.program import QK, QKV
+from sqrtdk.compare.inside.suspect import CauseRow, Sides, Suspicion, formula_pairs, path_pairs, suspicions
+from sqrtdk.compare.outside.parts import ModuleCauseRow, NamedDifference, PartKind
 
 KV = ("key", "value")
 AMPLITUDE = "causes.length_factor.amplitude"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.addends import ZERO_WEIGHT_FILL, common_keys, four_axes
+from sqrtdk.compare.inside.addends import ZERO_WEIGHT_FILL, common_keys, four_axes
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.inside.suspect import BothParts, PartDifference
 from sqrtdk.compare.numbers import CONSTANT_TOLERANCE, same, single_number, single_ratio, times, total, unequal_texts
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import BothParts, PartDifference
 from sqrtdk.masks.band import distances
 from sqrtdk.messages import Message
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.compare.causes.parameters import entries_off
-from sqrtdk.compare.measured import MODEL_ERRORS
-from sqrtdk.compare.module_parts import ModuleDifference, ModulePair
 from sqrtdk.compare.numbers import same
+from sqrtdk.compare.outside.parts import ModuleDifference, ModulePair
+from sqrtdk.compare.rounding.tensors import MODEL_ERRORS
 
 _NORM_TOLERANCE = 1e-5  # relative: norms compute in float32 also when they get float64
 

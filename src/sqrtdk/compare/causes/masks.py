@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes.structure import layout_words, single_keys_words, stretches_words
-from sqrtdk.compare.numbers import span
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import (
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.inside.suspect import (
     NO_VALUE,
     BothParts,
     DifferenceWords,
@@ -29,6 +28,7 @@ from sqrtdk.compare.suspect import (
     change_formula,
     formula_pairs,
 )
+from sqrtdk.compare.numbers import span
 from sqrtdk.masks.band import Band
 from sqrtdk.masks.decompose import common_mask_shape, decompose
 from sqrtdk.masks.parts import CLOSED, NOT_APART, OPEN, Parts, recompose, rows_differ, with_padding, with_pattern

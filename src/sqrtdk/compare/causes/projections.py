@@ -15,11 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import MOST_STORED
-from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
-from sqrtdk.compare.precision import COARSER_DTYPES, rounded_to, rounding_unit
-from sqrtdk.compare.program import QK, QKV, Affine, Program, RoundingStep, VectorPath, layout_order
-from sqrtdk.compare.suspect import (
+from sqrtdk.compare.inside.compute import MOST_STORED
+from sqrtdk.compare.inside.program import QK, QKV, Affine, Program, RoundingStep, VectorPath, layout_order
+from sqrtdk.compare.inside.suspect import (
     NO_VALUE,
     QKV_LETTERS,
     BothParts,
@@ -32,6 +30,8 @@ from sqrtdk.compare.suspect import (
     rotation_of,
     with_path,
 )
+from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
+from sqrtdk.compare.rounding.precision import COARSER_DTYPES, rounded_to, rounding_unit
 from sqrtdk.messages import Message, joined
 
 # relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled

@@ -8,7 +8,8 @@ from functools import partial
 
 from torch import nn
 
-from sqrtdk.compare.module_parts import (
+from sqrtdk.compare.numbers import unequal_texts
+from sqrtdk.compare.outside.parts import (
     EPS_NAMES,
     HeldValue,
     ModuleDifference,
@@ -16,7 +17,6 @@ from sqrtdk.compare.module_parts import (
     ValuePair,
     is_activation_name,
 )
-from sqrtdk.compare.numbers import unequal_texts
 
 OTHER_FUNCTION, OTHER_NAME = "outputs.module.other_function", "outputs.module.other_value_of"
 _MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from sqrtdk.compare.module_parts import GatePair, ModuleDifference, NumberPair, ShapePair
 from sqrtdk.compare.numbers import same, single_ratio
+from sqrtdk.compare.outside.parts import GatePair, ModuleDifference, NumberPair, ShapePair
 from sqrtdk.tracing.probe.gates import activation_text
 
 _NUMBER_TOLERANCE = 1e-6  # relative, for numbers computed in float64

@@ -15,9 +15,9 @@ from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
 from sqrtdk.compare.fixes import fix_of
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import CANCELS as CANCELLED
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import share_text, short, shown_causes, site_text
 from sqrtdk.messages import Message, id_of, said
 from sqrtdk.report import notebook, page
