@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.messages import Message
 
 DIFF_FAIL_ON = ("different", "unmeasured", "never")
 CANCELS = "compare.stage.cancels"
+LackingSide = Literal["", "a", "b"]
 UNKNOWN_CAUSE = "unknown"  # stands in for a cause that was not found
 
 
@@ -50,6 +51,8 @@ class Cause:
             if no code was recorded, as in a file.
         at_b: the same of B.
         mends: False if A's parts were put into B's program and the difference did not go away; then no fix is said.
+        codes: what the cause is in particular, most particular first: "on_rows" of `padding`. By them a fix is found.
+        lacks: the side that has nothing of the kind, "a" or "b"; "" if both have.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Cause:
     at_a: str | None = None
     at_b: str | None = None
     mends: bool = True
+    codes: tuple[str, ...] = ()
+    lacks: LackingSide = ""
 
 
 @dataclass(frozen=True, slots=True)

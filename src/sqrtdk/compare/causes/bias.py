@@ -102,7 +102,7 @@ def compare_fill(both: BothParts[Formula]) -> PartDifference | None:
         was, now = unequal_texts(left, right)
         text = Message("causes.mask_magnitude.other", new=now, old=was)
     old, new = ("-inf" if math.isinf(number) else float(f"{number:.6g}") for number in (left, right))
-    return PartDifference(old, new, text=text)
+    return PartDifference(old, new, text=text, code="infinite" if math.isinf(left) else "")
 
 
 def _applied(formula: Formula) -> float:

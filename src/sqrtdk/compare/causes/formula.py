@@ -273,7 +273,7 @@ def compare_softcap(both: BothParts[Formula]) -> PartDifference | None:
         cap and f"{'z' if formula.softcap_by_logits else f'{cap:g}'} * tanh(z / {cap:g})"
         for formula, cap in ((both.a, a), (both.b, b))
     )
-    return PartDifference(old, new, edit=capped)
+    return PartDifference(old, new, edit=capped, code="" if a is None or b is None else "form")
 
 
 def compare_softcap_order(both: BothParts[Formula]) -> PartDifference | None:

@@ -195,7 +195,7 @@ def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
         reach = offset if moved else 0
         edit = _banded(both, lambda parts: Band(_shifted(parts.least, offset), _shifted(parts.greatest, reach)))
     old, new = (Message(NO_VALUE) if least is None else least for least in (a, b))
-    return PartDifference(old, new, edit=edit, text=text)
+    return PartDifference(old, new, edit=edit, text=text, code="causal" if a == 0 else "")
 
 
 def compare_window(both: BothParts[Parts]) -> PartDifference | None:

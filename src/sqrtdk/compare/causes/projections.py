@@ -349,7 +349,17 @@ def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
     if a is None or b is None or a.shape != b.shape or torch.equal(a, b):
         return None
     heads = b
-    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads))
+    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads), code=_repeat(a.tolist()))
+
+
+def _repeat(heads: list[int]) -> str:
+    """Return how key heads are repeated: 0 0 1 1 is "interleaved", 0 1 0 1 "repeated"; "" if they are not, or else."""
+    first = list(dict.fromkeys(heads))
+    if len(first) == len(heads):
+        return ""
+    if heads == sorted(heads, key=first.index):
+        return "interleaved"
+    return "repeated" if heads == first * (len(heads) // len(first)) else ""
 
 
 def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

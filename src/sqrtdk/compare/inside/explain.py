@@ -83,13 +83,14 @@ def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained
     else:
         chosen = helpful(chosen, left, LEAST_SHARE_EXPLAINED)
     after = left(chosen)
-    found = [
-        Cause(one.name, one.a, one.b, share_gone(left(_without_suspicion(chosen, one)), after), one.text, one.stage)
-        for one in chosen
-    ]
+    found = [_cause_of(one, share_gone(left(_without_suspicion(chosen, one)), after)) for one in chosen]
     if not after.within:
         found.append(_unknown(segment, sides, before, after))
     return Explained(tuple(found), _applied(programs, chosen), before, after, chosen)
+
+
+def _cause_of(one: Suspicion, explained: float) -> Cause:
+    return Cause(one.name, one.a, one.b, explained, one.text, one.stage, codes=one.codes, lacks=one.lacks)
 
 
 def helpful(chosen: Chosen, left: Callable[[Chosen], SegmentGap], least: float = 0.0) -> Chosen:

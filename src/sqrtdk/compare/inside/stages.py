@@ -185,7 +185,8 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedV
             by_scale = Message("causes.rounding.times_a_scale", most=f"{most:g}")
             beyond = by_scale if isinstance(limit, Tensor) else f"{limit:.6g}"
             words = {"share": f"{100 * share:.2g}", "parts": QKV_LETTERS[cause.stage], "limit": beyond}
-            return replace(cause, text=Message("causes.rounding.cut_off", rounding=cause.text, **words))
+            text = Message("causes.rounding.cut_off", rounding=cause.text, **words)
+            return replace(cause, text=text, codes=("cut_off", *cause.codes))
         values = apply_step(step, values)
     return cause
 

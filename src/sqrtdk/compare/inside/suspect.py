@@ -16,7 +16,8 @@ import torch
 
 from sqrtdk.compare.inside.program import Formula, NormStep, Program, Rotation, VectorPath
 from sqrtdk.compare.numbers import constant_tolerance, unequal_texts
-from sqrtdk.messages import Message, catalogue_text, id_of, joined, placeholders
+from sqrtdk.compare.records import LackingSide
+from sqrtdk.messages import Message, catalogue_text, joined, placeholders
 
 STAGES = (
     *("input", "query", "key", "value"),  # as projected
@@ -30,6 +31,8 @@ ABSENT_WORDS = (NO_VALUE, "causes.rope_missing.not_rotated")  # words for having
 FIT_ROUNDINGS = 8.0  # roundings of a fitted number: by both sides' steps before and after it
 FINEST_FIT = 2.0**-40  # no fit in float64 is finer than this
 READER_TOLERANCE = 0.05  # relative distance of two fitted numbers that a reader would call equal
+
+_TOLD_BY_B = ("head_order", "weights")  # causes of which A has "in order", or "gain": what B has tells more
 
 T = TypeVar("T")
 Word = str | float | None
@@ -58,6 +61,8 @@ class Suspicion:
         change: makes a part of A's program B's; may be applied after other changes.
         sentence: makes `text`. Of many suspicions few are proven, and only these are put into words.
         stages: every stage that the change acts on: a norm of q and k alike is wrong in both.
+        codes: what the cause is in particular, as in `records.Cause`.
+        lacks: the side that has nothing of the kind, as there.
     """
 
     name: str
@@ -67,6 +72,8 @@ class Suspicion:
     change: ProgramChange
     sentence: Callable[[], str]
     stages: frozenset[str] = frozenset()
+    codes: tuple[str, ...] = ()
+    lacks: LackingSide = ""
 
     @property
     def text(self) -> str:
@@ -139,6 +146,7 @@ class PartDifference:
         edit: makes A's part B's; by default puts in B's fields.
         key: differences of q, k and v with the same key are merged; by default those with the same `a` and `b`.
         text: the sentence in place of the row's: its id, or the whole.
+        code: what neither the sentence nor the words tell apart, and a fix needs: "interleaved" of `group_order`.
     """
 
     a: Word
@@ -147,6 +155,12 @@ class PartDifference:
     edit: Edit[Any] | None = None
     key: object = None
     text: str = ""
+    code: str = ""
+
+    @property
+    def lacks(self) -> LackingSide:
+        """The side that has nothing of the kind."""
+        return "b" if _is_absent(self.b) else "a" if _is_absent(self.a) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +205,10 @@ def suspicions(row: CauseRow, sides: Sides) -> Iterator[Suspicion]:
         stages = [f"{both.vector} {row.stage}".strip() for both, _ in group]
         sentence = partial(_sentence, row, found, vectors)
         change = partial(_apply_changes, changes)
-        yield Suspicion(row.name, stages[0], found.a, found.b, change, sentence, frozenset(stages))
+        codes = _codes(row, found)
+        yield Suspicion(
+            row.name, stages[0], found.a, found.b, change, sentence, frozenset(stages), codes, found.lacks
+        )  # fmt: skip
 
 
 def _copy_fields(fields: tuple[str, ...], other: Any) -> Edit[Any]:
@@ -215,23 +232,35 @@ def _alike(one: PartDifference, other: PartDifference) -> bool:
     )
 
 
+def _codes(row: CauseRow, found: PartDifference) -> tuple[str, ...]:
+    """Return the difference's own code, then those of its sentence, of what A has, and for some rows of what B has."""
+    sentence, own = _text_of(row, found), f"causes.{row.name}."
+    words = (found.a, found.b) if row.name in _TOLD_BY_B else (found.a,)
+    ids = [sentence.id if isinstance(sentence, Message) else sentence]
+    ids += [word.id for word in words if isinstance(word, Message)]
+    return (*filter(None, (found.code,)), *(id.removeprefix(own) for id in ids if id.startswith(own)))
+
+
+def _text_of(row: CauseRow, found: PartDifference) -> str:
+    """Return the sentence of a difference: its id, or the whole."""
+    text = found.text or row.text
+    return text[{"b": 0, "a": 1, "": 2}[found.lacks]] if isinstance(text, tuple) else text
+
+
 def _sentence(row: CauseRow, found: PartDifference, vectors: list[str]) -> str:
-    a, b, text = found.a, found.b, found.text or row.text
+    a, b, text = found.a, found.b, _text_of(row, found)
     if isinstance(text, Message):
         return text
     if isinstance(a, float) and isinstance(b, float):
         a, b = unequal_texts(a, b, row.digits)
-    if isinstance(text, tuple):
-        text = text[0 if is_absent(b) else 1 if is_absent(a) else 2]
     words = {name: f"{x:g}" if isinstance(x, float) else "" if x is None else x for name, x in (("a", a), ("b", b))}
     words |= {"parts": joined(vectors, "and")} if vectors else {}
     words |= found.words
     return Message(text, **{name: words[name] for name in sorted(placeholders(catalogue_text(text).en))})
 
 
-def is_absent(word: Word) -> bool:
-    """Return whether a side has nothing of a kind."""
-    return word is None or id_of(word) in ABSENT_WORDS
+def _is_absent(word: Word) -> bool:
+    return word is None or (isinstance(word, Message) and word.id in ABSENT_WORDS)
 
 
 # -- parts of a program ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sqrtdk.messages import fields
 from sqrtdk.report.json_values import reasoned, record_fields, tool
 
 SCHEMA_VERSION = 1
-_DRAWN = ("scatter", "mends")  # thousands of points, which only the HTML page holds; what `fix` says
+_DRAWN = ("scatter", "mends", "codes", "lacks")  # points, which only the HTML page holds; what `fix` says
 
 
 def to_json(report: DiffReport) -> str:
