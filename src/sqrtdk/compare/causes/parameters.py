@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare.causes.projections import same_rows
 from sqrtdk.compare.numbers import same, single_ratio
 from sqrtdk.compare.outside.parts import ModuleDifference, ModulePair, TensorPair
-from sqrtdk.compare.rounding.precision import rounded_to, rounding_unit
+from sqrtdk.compare.rounding.precision import rounded_to, rounding_unit, same_rows
 from sqrtdk.compare.words import short
 from sqrtdk.messages import Message
 

@@ -31,11 +31,9 @@ from sqrtdk.compare.inside.suspect import (
     with_path,
 )
 from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
-from sqrtdk.compare.rounding.precision import COARSER_DTYPES, rounded_to, rounding_unit
+from sqrtdk.compare.rounding.precision import rounded_to, rounding_unit, same_rows
 from sqrtdk.messages import Message, joined
 
-# relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
-WEIGHT_TOLERANCE = 2.0**-21
 SKETCH_PRODUCTS = 8  # products for each row
 ROWS_AT_ONCE = 2**10  # rows for which distances are computed at once
 SKETCH_TOLERANCE = 0.05  # relative: sketches of the same rows have equal sums up to rounding
@@ -45,30 +43,6 @@ SOME, OTHER = "causes.projection_bias.some", "causes.projection_bias.another"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def same_rows(a: Tensor, b: Tensor) -> Tensor:
-    """Return which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
-
-    Example:
-        >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
-        >>> same_rows(third, third.bfloat16().double()).item(), same_rows(third, third + 1e-3).item()
-        (True, False)
-    """
-    if torch.equal(a, b):
-        return torch.ones(len(a), dtype=torch.bool, device=a.device)
-    equal = (a - b).abs() <= WEIGHT_TOLERANCE * torch.maximum(
-        a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True)
-    )
-    alike = equal.all(-1)
-    # Either side may be the rounded one; only rows that don't match yet are cast.
-    for dtype in COARSER_DTYPES:
-        for one, other in ((a, b), (b, a)):
-            if bool(alike.all()):
-                return alike
-            rounded = one[~alike].to(dtype).double() == other[~alike]
-            alike = alike.masked_scatter(~alike, rounded.all(-1))
-    return alike
 
 
 def _flat(affine: Affine) -> Tensor:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import torch
 
+from sqrtdk.compare.inside.pair import JudgedPair, cancelled_within
 from sqrtdk.compare.outside.modules import KeptTensor, ModuleStep
 from sqrtdk.compare.rounding.precision import rounding_unit
 from sqrtdk.compare.rounding.tensors import (
     MODEL_ERRORS,
     UNMEASURED_ROUNDINGS,
     BlindRows,
+    Entering,
     TensorOfBoth,
     exact_of,
     seeing_entries,
@@ -23,6 +25,7 @@ from sqrtdk.compare.rounding.tensors import (
 from sqrtdk.compare.sides import FinerRun, ModelSide
 from sqrtdk.modules.calls import CallPlace
 from sqrtdk.tracing.tape.stance import Disturbed
+from sqrtdk.tracing.tensors import CallTensors
 
 _HIDDEN_BELOW = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
 _ENTRY_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
@@ -119,3 +122,21 @@ def _reacts(a: ModelSide, step: ModuleStep, blind: BlindRows, allowed: float) ->
 def _rows(kept: KeptTensor) -> int:
     """Return the number of rows of a tensor; each id of an integer tensor is a row."""
     return math.prod(kept.shape[:-1] if kept.values.is_floating_point() else kept.shape)
+
+
+def judged_as_they_leave(
+    a: ModelSide,
+    b: ModelSide,
+    calls: Sequence[tuple[CallTensors, CallTensors]],
+    judged: Sequence[JudgedPair],
+    entering: Sequence[Entering],
+    blind: BlindRows,
+) -> list[JudgedPair]:
+    """Return the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
+    both = enumerate(zip(judged, entering, strict=True))
+    doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
+    if not doubtful or a.again is None or b.again is None:
+        return list(judged)
+    places = [((one.site, one.index), (other.site, other.index)) for one, other in (calls[i] for i in doubtful)]
+    alike = dict(zip(doubtful, leaves_alike(a, b, places, blind), strict=True))
+    return [cancelled_within(own) if alike.get(place) else own for place, own in enumerate(judged)]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sqrtdk.compare.causes.parameters import Holder, holder_of
-from sqrtdk.compare.causes.projections import same_rows
 from sqrtdk.compare.inside.suspect import QKV_LETTERS, Sides, path_of
 from sqrtdk.compare.outside.parts import LAYER_NUMBER
 from sqrtdk.compare.records import PairDiff
+from sqrtdk.compare.rounding.precision import same_rows
 from sqrtdk.compare.sides import ModelSide
 from sqrtdk.compare.words import site_list
 from sqrtdk.messages import Message, joined

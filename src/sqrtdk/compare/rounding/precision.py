@@ -14,6 +14,8 @@ from sqrtdk.tracing.tensors import CallTensors
 RISK = 1e-6  # probability that two correct results are reported as different
 # dtypes coarser than float32 in which codes compute, coarsest first: float16 holds most numbers of bfloat16 as well
 COARSER_DTYPES = (torch.bfloat16, torch.float16)
+# relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
+WEIGHT_TOLERANCE = 2.0**-21
 LEAST_STORED = 16  # numbers: fewer may match a low-precision grid by chance
 NUMBERS_READ = 1024  # numbers that suffice to see whether an output has more than a few values
 
@@ -136,3 +138,27 @@ def sigmas(entries: int) -> float:
 def sum_variance(total: Tensor, squares: Tensor, count: Tensor | int) -> Tensor:
     """Return a sum's variance in u^2 / 3 from its total, the sum of its squared terms and their count (`rounding`)."""
     return count * (total.square() / 3 + squares / 2) + squares
+
+
+def same_rows(a: Tensor, b: Tensor) -> Tensor:
+    """Return which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
+
+    Example:
+        >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
+        >>> same_rows(third, third.bfloat16().double()).item(), same_rows(third, third + 1e-3).item()
+        (True, False)
+    """
+    if torch.equal(a, b):
+        return torch.ones(len(a), dtype=torch.bool, device=a.device)
+    equal = (a - b).abs() <= WEIGHT_TOLERANCE * torch.maximum(
+        a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True)
+    )
+    alike = equal.all(-1)
+    # Either side may be the rounded one; only rows that don't match yet are cast.
+    for dtype in COARSER_DTYPES:
+        for one, other in ((a, b), (b, a)):
+            if bool(alike.all()):
+                return alike
+            rounded = one[~alike].to(dtype).double() == other[~alike]
+            alike = alike.masked_scatter(~alike, rounded.all(-1))
+    return alike
