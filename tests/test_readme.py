@@ -108,6 +108,7 @@ def test_classes_are_ours_or_pythons() -> None:
     ours = (
         sqrtdk,
         sqrtdk.errors,
+        sqrtdk.laws,
         subject,
         sqrtdk.nn,
         sqrtdk.scores,

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.program import Program
-from sqrtdk.compare.suspect import Sides, Suspicion
+from sqrtdk.compare.inside.program import Program
+from sqrtdk.compare.inside.suspect import Sides, Suspicion
 from tests.compare import formula_cases
 from tests.compare.causes.vector_plants import Plant, cases, plants, style_of
 from tests.compare.causes.vector_programs import differ, entering, program, sides

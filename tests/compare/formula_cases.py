@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import compute_output
-from sqrtdk.compare.program import Formula, Program, RoundingStep, VectorPath
-from sqrtdk.compare.suspect import Sides, Suspicion
+from sqrtdk.compare.inside.compute import compute_output
+from sqrtdk.compare.inside.program import Formula, Program, RoundingStep, VectorPath
+from sqrtdk.compare.inside.suspect import Sides, Suspicion
 from sqrtdk.masks.band import band_mask
 from sqrtdk.positions import alibi_slopes
 from tests.tolerances import allowed

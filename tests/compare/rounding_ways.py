@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 import sqrtdk
-from sqrtdk.compare.precision import Precision
-from sqrtdk.compare.program import Formula
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.rounding.precision import Precision
 
 HIDDEN = float("-inf")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.addends import common_keys, split_alike
-from sqrtdk.compare.program import Formula
+from sqrtdk.compare.inside.addends import common_keys, split_alike
+from sqrtdk.compare.inside.program import Formula
 
 ROWS = 7
 SLOPES = torch.tensor([0.5, 0.125])[:, None, None]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sqrtdk.compare.changes import changes_of
 from sqrtdk.compare.diff import diff
+from sqrtdk.compare.outside.changes import changes_of
+from sqrtdk.compare.outside.parts import ModulePair
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (
     IDS,
@@ -145,7 +146,7 @@ def test_values_are_written_so_that_they_differ(one: Any, other: Any, told: str)
     modules = [nn.Identity() for _ in range(2)]
     for module, value in zip(modules, (one, other), strict=True):
         module.held = value
-    assert [change.text for change in changes_of(modules[0], modules[1], {})] == [f"`held` {told}"]
+    assert [change.text for change in changes_of(ModulePair(*modules))] == [f"`held` {told}"]
 
 
 def test_modules_of_two_names_differ_by_a_number() -> None:

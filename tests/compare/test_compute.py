@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.compare import compute
-from sqrtdk.compare.program import (
+from sqrtdk.compare.inside import compute
+from sqrtdk.compare.inside.program import (
     Affine,
     Formula,
     LogitPrecision,

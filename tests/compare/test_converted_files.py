@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from sqrtdk.compare.precision import stored_in
+from sqrtdk.compare.rounding.precision import stored_in
 from tests.compare.engine_files import write_trace
 
 BATCH, ROWS, WIDTH, HEADS, GROUPS, CHANNELS = 1, 12, 32, 4, 2, 8

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import sqrtdk
-from sqrtdk.compare.completing import near
 from sqrtdk.compare.diff import diff
+from sqrtdk.compare.infer.missing import near
 from sqrtdk.compare.records import DiffReport
 from tests.compare.engine_files import NAMES, calls_of, plain, written
 from tests.compare.ports.built import build, inputs

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from sqrtdk.compare import explain
-from sqrtdk.compare.precision import RISK
+from sqrtdk.compare.inside import explain
+from sqrtdk.compare.inside.segments import SegmentGap
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.segments import SegmentGap
+from sqrtdk.compare.rounding.precision import RISK
 from tests.compare.ports.built import build
 from tests.compare.ports.config import BASES
 from tests.compare.ports.pairs import compare

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.compare.compute import apply_norm
-from sqrtdk.compare.fit import NormFit, fit_norm
+from sqrtdk.compare.infer.fit import NormFit, fit_norm
+from sqrtdk.compare.inside.compute import apply_norm
 
 B, H, L, E = 2, 4, 24, 16
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.compare.fit import USUAL_SOFTCAPS, fit_scale
-from sqrtdk.compare.precision import Precision
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.rounding import output_allowed
+from sqrtdk.compare.infer.fit import USUAL_SOFTCAPS, fit_scale
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.rounding.attention import output_allowed
+from sqrtdk.compare.rounding.precision import Precision
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 B, HQ, H, L, S, E = 2, 4, 2, 20, 24, 16

@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from sqrtdk.compare import fixes
-from sqrtdk.compare.build import program_of
-from sqrtdk.compare.causes import CAUSES, suspect
-from sqrtdk.compare.explain import explain_segment, mends
+from sqrtdk.compare.causes import CAUSES, MODULE_CAUSE_ROWS, suspect
 from sqrtdk.compare.fixes import fix_of, fixes_of
-from sqrtdk.compare.observed import observe
-from sqrtdk.compare.pair import precision_of
-from sqrtdk.compare.program import Formula
+from sqrtdk.compare.inside.build import program_of
+from sqrtdk.compare.inside.call_numbers import observe
+from sqrtdk.compare.inside.explain import explain_segment, mends
+from sqrtdk.compare.inside.pair import precision_of
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.inside.segments import joined_segments, segments
+from sqrtdk.compare.inside.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.segments import joined_segments, segments
-from sqrtdk.compare.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.messages import Message
 from sqrtdk.messages._catalogue import topic
 from tests.compare.test_segments import kept
@@ -27,25 +27,26 @@ from tests.compare.test_segments import kept
 COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop"}
 
 
-def cause(name: str, a: object, b: object, key: str = "", /, **values: object) -> Cause:
+def cause(name: str, a: object, b: object, key: str = "", /, codes: tuple[str, ...] = (), **values: object) -> Cause:
     text = Message(f"causes.{name}.{key}", **values) if key else "as a stranger's record says it"  # type: ignore[arg-type]
-    return Cause(name, a, b, 1.0, text, "")  # type: ignore[arg-type]
+    return Cause(name, a, b, 1.0, text, "", codes=codes)  # type: ignore[arg-type]
 
 
+K = {"a": "", "b": "", "parts": "k"}
 FIXES = {
     "scale": (cause("scale", 0.125, 1.0), "scale=0.125 in scaled_dot_product_attention"),
     "softcap": (cause("softcap", 50.0, None), "50 * torch.tanh(z / 50)"),
     "no softcap": (cause("softcap", None, 50.0), "attn_logit_softcapping=None"),
-    "causal": (cause("mask_offset", 0, Message("causes.value.none")), "is_causal=True"),
+    "causal": (cause("mask_offset", 0, Message("causes.value.none"), codes=("causal",)), "is_causal=True"),
     "one ahead": (cause("mask_offset", -1, 0), "tril(1)"),
-    "lower right": (cause("mask_alignment", Message("causes.mask_alignment.lower_right"), ""), "tril(S - L)"),
-    "groups": (cause("group_order", "0 0 1 1", "0 1 0 1", "other", a="0 0 1 1", b="0 1 0 1", parts="k"), "interleave"),
-    "tiles": (cause("group_order", "0 1 0 1", "0 0 1 1", "other", a="0 1 0 1", b="0 0 1 1", parts="k"), "1, n, 1, 1"),
+    "lower right": (cause("mask_alignment", "lower right", "", codes=("lower_right",)), "tril(S - L)"),
+    "groups": (cause("group_order", "0 0 1 1", "0 1 0 1", "other", codes=("interleaved",), **K), "interleave"),
+    "tiles": (cause("group_order", "0 1 0 1", "0 0 1 1", "other", codes=("repeated",), **K), "1, n, 1, 1"),
     "own heads": (
         cause("group_order", "0 1 2", "2 1 0", "other", a="0 1 2", b="2 1 0", parts="k"),
         "heads 0 1 2 of k: x[:, order]",
     ),
-    "inverted": (cause("mask", "", "", "inverts"), "pass ~mask"),
+    "inverted": (cause("mask", "", "", codes=("inverts",)), "pass ~mask"),
     "norm": (cause("qk_norm", "RMS", None, "missing", a="RMS", parts="q"), "nn.RMSNorm"),
     "no parts in a record": (cause("qk_norm", "RMS", None), None),
     "input": (cause("input", None, None, "other"), None),
@@ -68,9 +69,12 @@ def test_no_fix_is_out_of_reach() -> None:
     sentences, known = topic("causes"), topic("fixes")
     assert set(fixes._SAME_FIX.values()) <= known.keys()
     assert set(fixes._SAME_FIX) <= sentences.keys()
-    own = known.keys() - set(fixes._SAME_FIX.values())
+    ids = {id for row in MODULE_CAUSE_ROWS for id in ((row.fix,) if isinstance(row.fix, str) else row.fix) if id}
+    outside = {id.removeprefix("fixes.") for id in ids}
+    assert outside <= known.keys()
+    own = known.keys() - set(fixes._SAME_FIX.values()) - outside
     assert {key for key in own if key not in sentences and key.rpartition(".")[2] not in COMPUTED} == set()
-    assert {key.partition(".")[0] for key in known} == set(CAUSES)
+    assert {key.partition(".")[0] for key in known.keys() - outside} == set(CAUSES)
 
 
 def _only_to_half(both: BothParts[Formula]) -> PartDifference | None:

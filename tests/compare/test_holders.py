@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk import diff
+from sqrtdk.compare.causes.parameters import holder_of
 from sqrtdk.compare.fixes import fixes_of
-from sqrtdk.compare.holders import holder_of
 from sqrtdk.compare.records import DiffReport
 from tests.compare.decoders import without_lines
 

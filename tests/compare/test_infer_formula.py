@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sqrtdk.compare.compute import compute_output
-from sqrtdk.compare.infer_formula import KnownFormula, infer_formula, known_formula
-from sqrtdk.compare.observed import observe
-from sqrtdk.compare.options import BIAS, DROPOUT, FILL, MASK, ROUNDING, SCALE, SINKS, SOFTCAP
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import Recorded
+from sqrtdk.compare.infer.evidence import Recorded
+from sqrtdk.compare.infer.formula import KnownFormula, infer_formula, known_formula
+from sqrtdk.compare.infer.options import BIAS, DROPOUT, FILL, MASK, ROUNDING, SCALE, SINKS, SOFTCAP
+from sqrtdk.compare.inside.call_numbers import observe
+from sqrtdk.compare.inside.compute import compute_output
+from sqrtdk.compare.inside.program import Formula
 from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 from tests.compare.formula_cases import (
     BASES,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import follow_path, project_input
-from sqrtdk.compare.infer_used import compare_used
-from sqrtdk.compare.infer_vectors import infer_path
-from sqrtdk.compare.program import QK, QKV, Affine, NormStep, Program, Rotation, VectorPath
-from sqrtdk.compare.rounding_steps import agrees, allowed
-from sqrtdk.compare.suspect import path_of, with_path
+from sqrtdk.compare.infer.used import compare_used
+from sqrtdk.compare.infer.vectors import infer_path
+from sqrtdk.compare.inside.compute import follow_path, project_input
+from sqrtdk.compare.inside.program import QK, QKV, Affine, NormStep, Program, Rotation, VectorPath
+from sqrtdk.compare.inside.suspect import path_of, with_path
+from sqrtdk.compare.rounding.vectors import agrees, allowed
 from tests.compare.causes.vector_plants import cases, planted, style_of
 from tests.compare.causes.vector_programs import CHANNELS, STYLES, entering, program, sides, table
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.program import Formula, Program, VectorPath
-from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.inside.program import Formula, Program, VectorPath
+from sqrtdk.compare.inside.suspect import Sides
 from sqrtdk.masks import decompose as taking_apart
 from sqrtdk.masks.band import band_mask
 from sqrtdk.masks.decompose import common_mask_shape, decompose

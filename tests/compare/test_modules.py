@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.compare import modules
-from sqrtdk.compare.modules import ModuleListener
+from sqrtdk.compare.outside import modules
+from sqrtdk.compare.outside.modules import ModuleListener
 from sqrtdk.compare.sides import load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.modules.structures import tensors_of

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.measured import seeing_entries
+from sqrtdk.compare.rounding.tensors import seeing_entries
 from sqrtdk.report.diff.json import to_json
 from tests.compare.chinese import paragraphs
 from tests.compare.decoders import (

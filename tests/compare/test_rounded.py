@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.build import rounded_step
-from sqrtdk.compare.compute import apply_norm
-from sqrtdk.compare.infer_vectors import with_known_step
-from sqrtdk.compare.observed import ObservedVector, rounded_factor
-from sqrtdk.compare.program import NormStep, RoundingStep, VectorPath
+from sqrtdk.compare.infer.vectors import with_known_step
+from sqrtdk.compare.inside.build import rounded_step
+from sqrtdk.compare.inside.call_numbers import ObservedVector, rounded_factor
+from sqrtdk.compare.inside.compute import apply_norm
+from sqrtdk.compare.inside.program import NormStep, RoundingStep, VectorPath
 from sqrtdk.tracing.tensors import Waypoint
 
 FACTORS = {

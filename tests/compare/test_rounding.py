@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.compare import compute
-from sqrtdk.compare.precision import Precision, rounding_unit
-from sqrtdk.compare.program import Affine, Formula, NormStep, PathStep, Rotation, VectorPath
-from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import VectorErrors, errors_along, projection_errors
+from sqrtdk.compare.inside import compute
+from sqrtdk.compare.inside.program import Affine, Formula, NormStep, PathStep, Rotation, VectorPath
+from sqrtdk.compare.rounding.attention import output_allowed
+from sqrtdk.compare.rounding.precision import Precision, rounding_unit
+from sqrtdk.compare.rounding.vectors import VectorErrors, errors_along, projection_errors
 from tests.compare.rounding_ways import Attended, draw, ways
 from tests.support.kernel_here import unable
 from tests.support.paths import with_tests

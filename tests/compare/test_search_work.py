@@ -9,12 +9,12 @@ import torch
 
 from sqrtdk import diff
 from sqrtdk.compare import diff as comparing
-from sqrtdk.compare.infer_formula import infer_formula
-from sqrtdk.compare.infer_rows import formulas_from_rows
-from sqrtdk.compare.infer_used import compare_used
-from sqrtdk.compare.observed import observe
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.recorded import FITTED, TWOFOLD, Recorded, SearchWork
+from sqrtdk.compare.infer.evidence import FITTED, TWOFOLD, Recorded, SearchWork
+from sqrtdk.compare.infer.formula import infer_formula
+from sqrtdk.compare.infer.rows import formulas_from_rows
+from sqrtdk.compare.infer.used import compare_used
+from sqrtdk.compare.inside.call_numbers import observe
+from sqrtdk.compare.inside.program import Formula
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.recording import read, write_trace_file
 from sqrtdk.tracing.tensors import CallTensors, Vector

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sqrtdk.compare import compute, segments
-from sqrtdk.compare.build import program_of
 from sqrtdk.compare.diff import diff
-from sqrtdk.compare.observed import observe
-from sqrtdk.compare.pair import precision_of
-from sqrtdk.compare.precision import Precision, Precisions
-from sqrtdk.compare.program import Affine, Formula, NormStep, Program, Rotation, RoundingStep, VectorPath
-from sqrtdk.compare.rounding import output_allowed
-from sqrtdk.compare.rounding_steps import Steps, VectorErrors, errors_along, projection_errors
-from sqrtdk.compare.segments import joined_segments, of_measured, run_segment, segment_gap
+from sqrtdk.compare.inside import compute, segments
+from sqrtdk.compare.inside.build import program_of
+from sqrtdk.compare.inside.call_numbers import observe
+from sqrtdk.compare.inside.pair import precision_of
+from sqrtdk.compare.inside.program import Affine, Formula, NormStep, Program, Rotation, RoundingStep, VectorPath
+from sqrtdk.compare.inside.segments import joined_segments, of_measured, run_segment, segment_gap
+from sqrtdk.compare.rounding.attention import output_allowed
+from sqrtdk.compare.rounding.precision import Precision, Precisions
+from sqrtdk.compare.rounding.vectors import Steps, VectorErrors, errors_along, projection_errors
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 from tests.compare.ports.built import build, inputs

@@ -8,9 +8,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqrtdk.compare.explain import helpful, share_gone
-from sqrtdk.compare.segments import SegmentGap
-from sqrtdk.compare.suspect import Suspicion
+from sqrtdk.compare.inside.explain import helpful, share_gone
+from sqrtdk.compare.inside.segments import SegmentGap
+from sqrtdk.compare.inside.suspect import Suspicion
 
 SIZES = st.one_of(st.floats(min_value=0.0), st.just(math.nan))
 MOST = 4

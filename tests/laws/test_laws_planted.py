@@ -115,7 +115,7 @@ def test_the_laws_of_a_large_model_cost_one_forward(dtype, attn, monkeypatch):
             model, count = LlamaForCausalLM(SMALL_LLAMA).eval().to(dtype), [0]
             model.register_forward_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
             report = check(model, {"input_ids": ids()}, laws=laws, attn=attn)
-            assert {answer.state for answer in report.laws if answer.law in table.ASKED_OF_LARGE_MODELS} <= {"kept"}
+            assert {answer.state for answer in report.laws if table.LAWS[answer.law].of_large_models} <= {"kept"}
             forwards[large, laws] = count[0]
     assert forwards[True, "finite,causal"] - forwards[True, "none"] == 1
     assert forwards[True, "all"] - forwards[True, "none"] == 1
@@ -145,6 +145,6 @@ def test_a_broken_law_of_a_large_model_is_asked_again_without_a_trace(monkeypatc
 
     monkeypatch.setattr(table, "LARGE_MODEL", 0)
     report = check(Rounds().eval(), {"input_ids": ids()}, laws="all")
-    assert {answer.state for answer in report.laws if answer.law in table.ASKED_OF_LARGE_MODELS} == {"kept"}
+    assert {answer.state for answer in report.laws if table.LAWS[answer.law].of_large_models} == {"kept"}
     report = check(Decoder("future").eval(), {"input_ids": ids()}, laws="all")
     assert {answer.law for answer in report.laws if answer.state == "broken"} == {"causal"}

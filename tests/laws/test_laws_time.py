@@ -14,7 +14,7 @@ from sqrtdk._progress import pass_progress_to
 from sqrtdk.audit.records import KEPT, NOT_ASKED
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.laws import LAWS, table
-from sqrtdk.laws.pace import RUNS_OF_LAW, Pace
+from sqrtdk.laws.pace import Pace
 from tests.laws.head_models import Heads, x_of
 from tests.support.program import called
 
@@ -39,7 +39,7 @@ def test_laws_of_a_large_model_are_asked_if_they_are_named(
     monkeypatch.setattr(table, "LARGE_MODEL", 0)  # every model is large
     for answers in (laws.ask(Heads(), x_of(), asked).answers, check(Heads(), x_of(), laws=asked).laws):
         reasons = {answer.law for answer in answers if getattr(answer.reason, "id", "") == COSTLY}
-        assert reasons == (set(LAWS) - set(table.ASKED_OF_LARGE_MODELS) if costly else set())
+        assert reasons == ({row.name for row in LAWS.values() if not row.of_large_models} if costly else set())
         assert {answer.law: answer.state for answer in answers}["place"] == (NOT_ASKED if costly else KEPT)
 
 
@@ -73,12 +73,12 @@ def test_a_slow_model_says_how_far_it_is() -> None:
     assert [text for text in told if text.startswith("law ")] == [
         f"law {number} of {len(LAWS)}: {name}" for number, name in enumerate(LAWS, 1)
     ]
-    assert RUNS_OF_LAW.keys() == LAWS.keys()
     minute = Pace(run_seconds=60.0)
-    assert [str(minute.left([law])) for law in ("cache", "causal", "finite")] == ["11 minutes", "1 minute", "None"]
-    assert str(Pace(run_seconds=1.0).left(["cache", "causal"])) == "12 seconds"
+    assert [LAWS[law].runs for law in ("cache", "causal", "finite")] == [11, 1, 0]
+    assert [str(minute.left(runs)) for runs in (11, 1, 0)] == ["11 minutes", "1 minute", "None"]
+    assert str(Pace(run_seconds=1.0).left(12)) == "12 seconds"
     assert Pace(most=5.0, run_seconds=60.0).is_up
-    assert Pace(most=5.0, run_seconds=60.0).left([*LAWS]) is None
+    assert Pace(most=5.0, run_seconds=60.0).left(sum(row.runs for row in LAWS.values())) is None
 
 
 def test_the_option() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.paragraphs import paragraphs
 from sqrtdk.compare.records import (
     CANCELS,
@@ -18,7 +19,6 @@ from sqrtdk.compare.records import (
     StageDiff,
     Unpaired,
 )
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import Message
 from tests.report.sample_report import ENVIRONMENT, EVIL
 

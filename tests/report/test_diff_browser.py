@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff.html import to_html
 from sqrtdk.report.plain import plain
 from tests.report.sample_diff import EVIL, hostile, not_finite, softcap, two_causes

@@ -4,9 +4,9 @@ import json
 import re
 from pathlib import Path
 
-from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.causes import CAUSES, MODULE_CAUSE_ROWS
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import DIFF_FAIL_ON
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.report.diff.fold import has_words
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +29,16 @@ def test_every_cause_is_listed_once_and_none_that_is_not_asked() -> None:
     assert f"there are {len(names) - 1} names" in START  # what is unknown has none
 
 
+def test_every_cause_outside_attention_is_listed_in_the_order_of_the_table() -> None:
+    names = [*dict.fromkeys(row.name for row in MODULE_CAUSE_ROWS), "unknown"]
+    assert [name for (name, *_) in rows("Causes outside attention")] == names
+    assert SCHEMA["$defs"]["module_cause"]["properties"]["name"]["enum"] == names
+
+
+def test_the_causes_of_the_schema_are_those_of_the_table() -> None:
+    assert set(SCHEMA["$defs"]["cause"]["properties"]["name"]["enum"]) == set(CAUSES) | {"input", "unknown"}
+
+
 def test_the_stages_stand_in_their_order() -> None:
     (sentence,) = re.findall(r"Then the stages, in this order: (.*?)\. A's", DOCS, re.DOTALL)
     assert tuple(re.findall(r"`([^`]+)`", sentence)) == STAGES
@@ -42,6 +52,8 @@ def test_every_key_of_the_document_is_told() -> None:
         *SCHEMA["$defs"]["pair"]["properties"],
         *SCHEMA["$defs"]["cause"]["properties"],
     }
+    (line,) = [line for line in DOCS.splitlines() if line.startswith("| `module_causes`")]
+    assert set(re.findall(r"`([^`]+)`", line)) - {"module_causes"} == {*SCHEMA["$defs"]["module_cause"]["properties"]}
 
 
 def test_the_bars_are_those_of_the_verb() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, MaskPicture
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.messages import Message
 from sqrtdk.report.diff.fold import CANCELS, DIFFERS, FOLLOWS, SAME, STAGE_MARKS, UNJUDGED, fold_pairs, mark
 from sqrtdk.report.diff.html import ladder, marked_formulas, to_html

@@ -13,9 +13,9 @@ import pytest
 import sqrtdk
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, HEALTH, LAW_STATES, OUTCOMES, CheckReport, LawAnswer
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import DIFF_FAIL_ON as DIFF_FAIL_ON
-from sqrtdk.compare.records import Cause, DiffReport, PairDiff, SideInfo, StageDiff, Unpaired
-from sqrtdk.compare.suspect import STAGES
+from sqrtdk.compare.records import Cause, DiffReport, ModuleCause, PairDiff, SideInfo, StageDiff, Unpaired
 from sqrtdk.messages import recorded, said
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.check import json as check_json
@@ -174,10 +174,18 @@ def test_names_of_the_contract() -> None:
 
 @pytest.mark.parametrize(
     ("record", "name"),
-    [(PairDiff, "pair"), (Cause, "cause"), (StageDiff, "stage"), (SideInfo, "side"), (Unpaired, "unpaired")],
+    [
+        (PairDiff, "pair"),
+        (Cause, "cause"),
+        (StageDiff, "stage"),
+        (SideInfo, "side"),
+        (Unpaired, "unpaired"),
+        (ModuleCause, "module_cause"),
+    ],
 )
 def test_every_field_of_a_comparison_is_described(record: type, name: str) -> None:
-    drawn_only = {PairDiff: {"scatter"}, Cause: {"mends"}}.get(record, set())  # `fix` says what `mends` is for
+    # `fix` says what these are for
+    drawn_only = {PairDiff: {"scatter"}, Cause: {"mends", "codes", "lacks"}}.get(record, set())
     fields = {field.name for field in dataclasses.fields(record)}
     said = SAID if fields & {"text", "reason"} else set()
     said = said | {"fix"} if record is Cause else said  # made of the cause where it is written

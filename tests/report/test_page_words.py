@@ -7,7 +7,7 @@ import re
 import pytest
 
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.compare.suspect import STAGES
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.messages._catalogue import topic, unfilled
 from sqrtdk.report import html
 from sqrtdk.report.check.headline import OUTCOME_TONES

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.fit import fit_norm, fit_rotation
+from sqrtdk.compare.infer.fit import fit_norm, fit_rotation
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector
 from sqrtdk.tracing.trace import Trace
 

@@ -200,7 +200,8 @@ def _number(value: Tensor | float | None) -> str:
 def listening(hear: Callable[[str, Any], None]) -> Iterator[None]:
     """Hear every trace, audit, comparison, program of one and run of a graph, as ("trace", the trace) and so on."""
     from sqrtdk import _check
-    from sqrtdk.compare import build, diff
+    from sqrtdk.compare import diff
+    from sqrtdk.compare.inside import build
     from sqrtdk.graphs import onnx
 
     def heard(kind: str, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,11 +15,12 @@ from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.chain import first_module_apart, follow_differences
-from sqrtdk.compare.explain import first_stage, share_gone
-from sqrtdk.compare.holders import held_weights
-from sqrtdk.compare.measured import UNMEASURED_ROUNDINGS, BlindRows, Entering, compare_inputs, exact_of, rows_left_out
-from sqrtdk.compare.module_gaps import leaves_alike
+from sqrtdk.compare.infer.evidence import SEARCH_NUMBERS, SearchWork
+from sqrtdk.compare.inside.explain import first_stage, share_gone
+from sqrtdk.compare.inside.pair import JudgedPair, first_difference, judge_pair
+from sqrtdk.compare.inside.picked import with_picked_masks
+from sqrtdk.compare.inside.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
+from sqrtdk.compare.inside.suspect import Sides
 from sqrtdk.compare.opening import (
     as_computed,
     cut_sites,
@@ -30,15 +31,27 @@ from sqrtdk.compare.opening import (
     refuse_strangers,
     refuse_unlike,
 )
-from sqrtdk.compare.outputs import OutputComparison, compare_outputs, of_outputs, pair_outputs, since_of, unwritten
-from sqrtdk.compare.pair import JudgedPair, cancelled_within, first_difference, judge_pair
+from sqrtdk.compare.outside.chain import first_module_apart, follow_differences
+from sqrtdk.compare.outside.gaps import judged_as_they_leave
+from sqrtdk.compare.outside.holders import held_weights
+from sqrtdk.compare.outside.outputs import (
+    OutputComparison,
+    compare_outputs,
+    of_outputs,
+    pair_outputs,
+    since_of,
+    unwritten,
+)
 from sqrtdk.compare.paragraphs import paragraphs
-from sqrtdk.compare.picked import with_picked_masks
-from sqrtdk.compare.recorded import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
+from sqrtdk.compare.rounding.tensors import (
+    UNMEASURED_ROUNDINGS,
+    Entering,
+    compare_inputs,
+    exact_of,
+    rows_left_out,
+)
 from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
-from sqrtdk.compare.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
-from sqrtdk.compare.suspect import Sides
 from sqrtdk.compare.words import is_reached, one_paragraph
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
@@ -233,6 +246,7 @@ def sides_diff(
         outputs_from=since_of(ends.chain),
         outputs_follow=ends.follow,
         outputs_missing=ends.missing,
+        module_causes=ends.causes,
     )
 
 
@@ -285,7 +299,7 @@ def _compared(
     # Modules are recorded only if the outputs differ clearly: it costs memory, and only `follow_differences` needs it.
     far = any(both.is_apart(UNMEASURED_ROUNDINGS * math.sqrt(len(calls) + 1)) for both in returned)
     entering = compare_inputs(a, b, calls, blind, listen=far)
-    judged = _as_they_leave(a, b, calls, judged, entering, blind)
+    judged = judged_as_they_leave(a, b, calls, judged, entering, blind)
     judged = with_picked_masks(a, b, calls, judged, entering, kv_scale)
     pairs: list[PairDiff] = []
     origin: str | None = None
@@ -307,24 +321,6 @@ def _compared(
         where = chain.entries[0].where
         pairs = [_placed(pair, comes, where) for pair, comes in zip(pairs, entering, strict=True)]
     return tuple(pairs), replace(ends, chain=chain)
-
-
-def _as_they_leave(
-    a: ModelSide,
-    b: ModelSide,
-    calls: Sequence[tuple[CallTensors, CallTensors]],
-    judged: Sequence[JudgedPair],
-    entering: Sequence[Entering],
-    blind: BlindRows,
-) -> list[JudgedPair]:
-    """Return the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
-    both = enumerate(zip(judged, entering, strict=True))
-    doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
-    if not doubtful or a.again is None or b.again is None:
-        return list(judged)
-    places = [((one.site, one.index), (other.site, other.index)) for one, other in (calls[i] for i in doubtful)]
-    alike = dict(zip(doubtful, leaves_alike(a, b, places, blind), strict=True))
-    return [cancelled_within(own) if alike.get(place) else own for place, own in enumerate(judged)]
 
 
 def _placed(pair: PairDiff, entering: Entering, where: str) -> PairDiff:

@@ -1,7 +1,6 @@
 """What to change in B for a cause: the call, the argument or the key of a config (`messages/words/fixes.toml`).
 
-A fix is found by the name of the cause and then, most particular first: the cause's sentence ("padding.on_rows"), the
-words for what A has ("mask_alignment.lower_right") or B has ("head_order.qkv_mixed"), else "set" or "drop".
+A fix is found by the name of the cause and its codes, most particular first ("padding.on_rows"), else "set" or "drop".
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sqrtdk.compare.inside.suspect import NO_VALUE
 from sqrtdk.compare.records import Cause
-from sqrtdk.compare.suspect import NO_VALUE, is_absent
-from sqrtdk.messages import Message, catalogue_text, id_of, placeholders
+from sqrtdk.messages import Message, catalogue_text, placeholders
 from sqrtdk.messages._catalogue import topic
 
 # sentences whose fix is that of another one; a key here is read before the catalogue
@@ -34,7 +33,6 @@ _SAME_FIX = {
     "positions.cache_twice": "positions.cache_turned",
 }
 _NORMS = {"RMS": "nn.RMSNorm", "LayerNorm": "nn.LayerNorm", "L2": "F.normalize"}  # by the word for what A has
-_BY_WORDS_OF_B = ("head_order", "weights")  # what A has is "in order", or "gain"
 
 
 def fix_of(cause: Cause) -> Message | None:
@@ -66,32 +64,10 @@ def fixes_of(causes: Iterable[Cause]) -> dict[Message, Cause]:
 
 
 def _keys(cause: Cause) -> Iterator[str]:
-    name, a, b = cause.name, cause.a, cause.b
-    if name == "mask_offset" and a == 0:
-        yield "mask_offset.causal"
-    if name == "softcap" and isinstance(a, str) and isinstance(b, str):
-        yield "softcap.form"
-    if name == "mask_magnitude" and a == "-inf":
-        yield "mask_magnitude.infinite"
-    if name == "group_order":
-        yield f"group_order.{_repeat(str(a))}"
-    for word in (cause.text, a, *([b] if name in _BY_WORDS_OF_B else [])):
-        if (id := id_of(word) or "").startswith(f"causes.{name}."):
-            yield id.removeprefix("causes.")
-    if is_absent(a):
-        yield f"{name}.drop"
-    yield f"{name}.set"
-
-
-def _repeat(heads: str) -> str:
-    """Return how key heads are repeated: "0 0 1 1" is interleaved, "0 1 0 1" repeated."""
-    numbers = heads.split()
-    if "..." in numbers or len(set(numbers)) == len(numbers):
-        return "set"
-    first = list(dict.fromkeys(numbers))
-    if numbers == sorted(numbers, key=first.index):
-        return "interleaved"
-    return "repeated" if numbers == first * (len(numbers) // len(first)) else "set"
+    yield from (f"{cause.name}.{code}" for code in cause.codes)
+    if cause.lacks == "a" or cause.a is None:
+        yield f"{cause.name}.drop"
+    yield f"{cause.name}.set"
 
 
 def _values(cause: Cause) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Formula
+from sqrtdk.compare.inside.program import Formula
 from sqrtdk.messages import Message
 
 Value = Tensor | float

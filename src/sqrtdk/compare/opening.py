@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from sqrtdk._progress import report_progress
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, other_shapes, sizes_of
-from sqrtdk.compare.pair import JudgedPair
-from sqrtdk.compare.precision import dtype_of_values
+from sqrtdk.compare.inside.pair import JudgedPair
+from sqrtdk.compare.rounding.precision import dtype_of_values
 from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side, side_of_file
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs

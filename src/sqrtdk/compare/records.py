@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sqrtdk._shown import Saved, Shown
 from sqrtdk.messages import Message
 
 DIFF_FAIL_ON = ("different", "unmeasured", "never")
 CANCELS = "compare.stage.cancels"
+LackingSide = Literal["", "a", "b"]
 UNKNOWN_CAUSE = "unknown"  # stands in for a cause that was not found
 
 
@@ -50,6 +51,8 @@ class Cause:
             if no code was recorded, as in a file.
         at_b: the same of B.
         mends: False if A's parts were put into B's program and the difference did not go away; then no fix is said.
+        codes: what the cause is in particular, most particular first: "on_rows" of `padding`. By them a fix is found.
+        lacks: the side that has nothing of the kind, "a" or "b"; "" if both have.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Cause:
     at_a: str | None = None
     at_b: str | None = None
     mends: bool = True
+    codes: tuple[str, ...] = ()
+    lacks: LackingSide = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,35 @@ class FirstModule:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleCause:
+    """A reason for a difference outside attention, at the place where the difference enters.
+
+    Attributes:
+        name: one of the names in docs/en/diff.md; "unknown" if none was found.
+        site_a: the module in A; "" is the whole model.
+        site_b: the module in B.
+        a: what A has, as a number or short text; None if it has nothing of the kind, or if no value says it.
+        b: what B has.
+        proven: True if A gave what B gives there once it had B's part; False if the cause is read off the numbers.
+        text: half a sentence: "`eps` is 1e-05 in A, 0.01 in B"; "" if unknown.
+        others: modules of A that differ alike.
+        at_b: file and lines of B's code with the difference; None if no code shows it, as for a weight.
+        fix: what to change in B; None if nothing is advised.
+    """
+
+    name: str
+    site_a: str
+    site_b: str
+    a: str | float | None
+    b: str | float | None
+    proven: bool
+    text: str
+    others: tuple[str, ...] = ()
+    at_b: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DiffReport(Saved, Shown):
     """The result of a comparison.
 
@@ -261,6 +295,7 @@ class DiffReport(Saved, Shown):
             it; "which the attentions alone do not explain; another difference is in `lm_head`".
         outputs_follow: whether the differences of the attentions explain all of the difference of the outputs.
         outputs_missing: why the outputs were not compared.
+        module_causes: causes outside attention, in the order of the run.
     """
 
     a: SideInfo
@@ -279,6 +314,7 @@ class DiffReport(Saved, Shown):
     outputs_from: str = ""
     outputs_follow: bool = False
     outputs_missing: str | None = None
+    module_causes: tuple[ModuleCause, ...] = ()
 
     def __repr__(self) -> str:
         differ = sum(pair.same is False for pair in self.pairs)

@@ -20,7 +20,7 @@ from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of, once_a_site
-from sqrtdk.compare.modules import ModuleListener, ModuleStep, Patch
+from sqrtdk.compare.outside.modules import ModuleListener, ModuleStep, Patch
 from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
 from sqrtdk.messages import Message, joined

@@ -128,7 +128,7 @@ def shown_causes(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     if len(weights) > 1:
         text = _other_weights(letters, [text.values["how"] for _, text in weights])
     parts = joined(letters, "comma")
-    one = replace(first, a=parts, b=parts, text=text, explained=max(cause.explained for cause, _ in weights))
+    one = replace(first, a=parts, b=parts, text=text, codes=(), explained=max(cause.explained for cause, _ in weights))
     others = [id(cause) for cause, _ in weights[1:]]
     return tuple(one if cause is first else cause for cause in every if id(cause) not in others)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.cache import FOLD, QK_NORM, CacheCall, StoredWay
-from sqrtdk.compare.fit import fit_rotation
+from sqrtdk.compare.infer.fit import fit_rotation
 from sqrtdk.kv.blame import heads_at_fault, key_heads
 from sqrtdk.kv.formats import BLOCK_SIZE, FORMATS, GRAINS, REDUCED_AXES, bounds, in_float32, limit_of
 from sqrtdk.kv.rows import QueryHeadSums, RowsOfHeads, Weighed, add, weigh_rows

@@ -14,9 +14,8 @@ from sqrtdk.audit.model_run import ModelRun, run_model
 from sqrtdk.audit.own_module import as_inputs, from_module
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, Finding, LawAnswer, ModelInfo, without_call
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.laws import declared_masks, finite
 from sqrtdk.laws.answers import state_of
-from sqrtdk.laws.table import answers_of, are_named, check_seconds, names_of
+from sqrtdk.laws.table import LAWS, answers_of, are_named, check_seconds, names_of
 from sqrtdk.models.limits import check_seed
 from sqrtdk.models.load import resolve_model
 from sqrtdk.models.names import graph_kind
@@ -25,9 +24,6 @@ from sqrtdk.models.records import Inputs
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing import hint_for
-
-# Rules that find, at a site, what breaks a law whose answer has no finding of its own.
-_RULES_OF_LAW = {finite.LAW: ("nonfinite",), declared_masks.LAW: declared_masks.REPEATED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def _with_finding(answer: LawAnswer, run: ModelRun) -> LawAnswer:
     """Return the answer with the finding of the rule that says where and why the law is broken, if there is one."""
     if answer.state != BROKEN or answer.finding is not None:
         return answer
-    found = [one for one in run.findings if one.rule in _RULES_OF_LAW[answer.law]]
+    found = [one for one in run.findings if one.rule in LAWS[answer.law].found_by]
     # An answer that repeats a rule's words names its site. `finite` has none: the rule's first finding is the cause,
     # and what it reaches comes behind.
     if answer.site:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sqrtdk.messages import Message
 
-# Runs of a model that each law takes at most where it is kept: a decoder with a mask, positions and a cache.
-RUNS_OF_LAW = {
-    "finite": 0, "samples": 1, "causal": 1, "padding": 5, "documents": 1, "left_padding": 3, "cache": 11, "shift": 3,
-    "place": 3, "heads": 1, "configured": 0, "parameters": 2, "modes": 1,
-}  # fmt: skip
 _WORTH_TELLING_S = 10.0
 
 
@@ -42,9 +37,9 @@ class Pace:
         yield
         self.run_seconds = time.monotonic() - start
 
-    def left(self, laws: Sequence[str]) -> Message | None:
-        """Return how long these laws still take, in words, or None if that is not worth telling."""
-        seconds = sum(RUNS_OF_LAW.get(law, 1) for law in laws) * self.run_seconds
+    def left(self, runs: int) -> Message | None:
+        """Return how long so many runs still take, in words, or None if that is not worth telling."""
+        seconds = runs * self.run_seconds
         if self.most is not None:
             seconds = min(seconds, self.most - (time.monotonic() - self._began))
         if seconds < _WORTH_TELLING_S:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
@@ -19,6 +20,7 @@ from sqrtdk.laws import (
     cache,
     causal,
     configured,
+    declared_masks,
     documents,
     finite,
     heads,
@@ -42,29 +44,67 @@ from sqrtdk.models.records import LoadedModel
 
 Law = Callable[[Subject], Iterator[LawAnswer]]
 
-LAWS: dict[str, Law] = {
-    "finite": finite.ask,
-    "samples": samples.ask,
-    "causal": causal.ask,
-    "padding": padding.ask,
-    "documents": documents.ask,
-    "left_padding": left_padding.ask,
-    "cache": cache.ask,
-    "shift": shift.ask,
-    "place": place.ask,
-    "heads": heads.ask,
-    "configured": configured.ask,
-    "parameters": parameters.ask,
-    "modes": modes.ask,
-}
-FINDINGS = tuple(f"law_{name}" for name in LAWS)  # names of the rules of their findings
-WITHOUT_VALUES: dict[str, Law] = {"configured": configured.without_values}  # laws that are asked on meta too
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """A law, and all that is known of it before it is asked.
+
+    Attributes:
+        name: its name; its sentences are `laws.NAME...` and `laws.names.NAME`.
+        ask: yields its answers about a subject, or raises `NotAsked`.
+        runs: runs of a model that it takes at most where it is kept: a decoder with a mask, positions and a cache.
+        compares: whether it compares two runs. If not, it is asked once, and of the whole inputs.
+        of_one_run: whether the first run alone answers it: it is asked of random outputs too, and without a copy.
+        of_large_models: whether "all" includes it for a large model: it takes at most one run more than the audit.
+        needs_motion: whether outputs that never move keep it, so that some must move with the content of the inputs.
+        without_values: asks it of a model without values, on the meta device; None if it can't be asked then.
+        on_all_tokens: asks the whole inputs one question where their first tokens keep it; None if these stand for all.
+        found_by: rules that find the same, at a site, for an answer without a finding.
+        own_rule: whether its findings are of the rule `law_NAME`, which has a title and a help text (`help.toml`).
+    """
+
+    name: str
+    ask: Law
+    runs: int = 1
+    compares: bool = True
+    of_one_run: bool = False
+    of_large_models: bool = False
+    needs_motion: bool = False
+    without_values: Law | None = None
+    on_all_tokens: Callable[[Subject], bool] | None = None
+    found_by: tuple[str, ...] = ()
+    own_rule: bool = True
+
+    @property
+    def rule(self) -> str:
+        """The rule of its findings: "law_causal"."""
+        return f"law_{self.name}"
+
+
+_ROWS = (
+    LawRow(
+        finite.LAW, finite.ask, runs=0, compares=False, of_one_run=True, of_large_models=True, found_by=("nonfinite",),
+        own_rule=False,
+    ),
+    LawRow(samples.LAW, samples.ask),
+    LawRow(causal.LAW, causal.ask, of_large_models=True, on_all_tokens=causal.earlier_stay),
+    LawRow(padding.LAW, padding.ask, runs=5),
+    LawRow(documents.LAW, documents.ask),
+    LawRow(left_padding.LAW, left_padding.ask, runs=3, needs_motion=True),
+    LawRow(cache.LAW, cache.ask, runs=11, needs_motion=True, on_all_tokens=cache.steps_stay),
+    LawRow(shift.LAW, shift.ask, runs=3),
+    LawRow(place.LAW, place.ask, runs=3),
+    LawRow(heads.LAW, heads.ask),
+    LawRow(
+        declared_masks.LAW, configured.ask, runs=0, compares=False, without_values=configured.without_values,
+        found_by=declared_masks.REPEATED,
+    ),
+    LawRow(parameters.LAW, parameters.ask, runs=2),
+    LawRow(modes.LAW, modes.ask, needs_motion=True),
+)  # fmt: skip
+LAWS: dict[str, LawRow] = {row.name: row for row in _ROWS}
+FINDINGS = tuple(row.rule for row in _ROWS)  # names of the rules of their findings
 DEFAULT = "all"  # laws that `check` asks
-SEES_OUTPUTS = ("cache", "left_padding", "modes")  # they are kept if no output moves: some must move with the content
-READ_ONLY = ("finite", "configured")  # laws that compare no two runs
-# Asked of the whole inputs once, where their first tokens keep a law.
-ON_ALL_TOKENS: dict[str, Callable[[Subject], bool]] = {"causal": causal.earlier_stay, "cache": cache.steps_stay}
-ASKED_OF_LARGE_MODELS = ("finite", "causal")  # asked of a large model: one forward more than the audit
 
 
 def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
@@ -142,7 +182,7 @@ def answers_of(
             subject.findings, subject.pace = run.findings, Pace(seconds, run.seconds)
             if large:
                 subject.take(run.outputs)
-            compares = not large and any(name not in READ_ONLY for name in names)
+            compares = not large and any(LAWS[name].compares for name in names)
             if compares and loaded.made and _all_read(run):
                 subject.first = first_tokens(subject)
             if subject.first is not None:  # what stays on all tokens is compared with the audit's run
@@ -156,16 +196,16 @@ def answers_of(
         answers: list[LawAnswer] = []
         for number, name in enumerate(names):
             _report(number, names, subject)
-            if large and name not in ASKED_OF_LARGE_MODELS and not named:
+            if large and not LAWS[name].of_large_models and not named:
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
-            elif not random or name == finite.LAW:
+            elif not random or LAWS[name].of_one_run:
                 told = _confirmed(name, subject, large=large)
                 random = random or told is None
                 answers += told or ()
         if random:  # runs that differ by themselves tell nothing, neither of a law that looked broken nor of one kept
             reason = Message("laws.asking.random_outputs")
-            answers = [answer for answer in answers if answer.law == finite.LAW]
-            answers += [law_not_asked(name, "", reason) for name in names if name != finite.LAW]
+            answers = [answer for answer in answers if LAWS[answer.law].of_one_run]
+            answers += [law_not_asked(name, "", reason) for name in names if not LAWS[name].of_one_run]
     return tuple(answers)
 
 
@@ -176,7 +216,7 @@ def _all_read(run: ModelRun) -> bool:
 
 def _report(number: int, names: Sequence[str], subject: Subject) -> None:
     values = {"number": number + 1, "count": len(names)}
-    left = subject.pace.left(names[number:])
+    left = subject.pace.left(sum(LAWS[name].runs for name in names[number:]))
     told = Message("progress.law", law=names[number], **values)
     report_progress(told if left is None else Message("progress.law_left", law=names[number], left=left, **values))
 
@@ -187,33 +227,35 @@ def is_large(module: nn.Module) -> bool:
 
 
 def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
-    if name in WITHOUT_VALUES:
-        return _answers_of_law(name, subject, WITHOUT_VALUES)
+    if (ask := LAWS[name].without_values) is not None:
+        return _answers_of_law(name, ask, subject)
     return [law_not_asked(name, "", Message(NO_VALUES))]
 
 
 def _unless_read(name: str, subject: Subject, reason: str) -> list[LawAnswer]:
-    """Return the law `finite`'s answer, which needs one run and no copy; of any other, that it was not asked."""
-    return _answers_of_law(name, subject) if name == finite.LAW else [law_not_asked(name, "", reason)]
+    """Return the answers of a law that needs one run and no copy; of any other, that it was not asked."""
+    row = LAWS[name]
+    return _answers_of_law(name, row.ask, subject) if row.of_one_run else [law_not_asked(name, "", reason)]
 
 
 def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
     """Return a law's answers, of the first tokens if they stand for all; None if outputs differ from run to run."""
-    if name in READ_ONLY:
-        return _answers_of_law(name, subject)
+    row = LAWS[name]
+    if not row.compares:
+        return _answers_of_law(name, row.ask, subject)
     try:
         if (first := subject.first) is not None:
-            answers = _where_outputs_move(name, _answers_of_law(name, first), first)
+            answers = _where_outputs_move(row, _answers_of_law(name, row.ask, first), first)
             if name == samples.LAW:
                 first.rows_apart = any(answer.state == KEPT and not answer.reason for answer in answers)
-            if stand_for_all(answers) and _stay(name, answers, subject):
+            if stand_for_all(answers) and _stay(row, answers, subject):
                 return answers
             subject.leave_taken()
             if not steady(subject):
                 return None
-        told = confirmed(partial(_answers_of_law, name, subject), subject, large=large)
+        told = confirmed(partial(_answers_of_law, name, row.ask, subject), subject, large=large)
         if told:
-            told = _where_outputs_move(name, told, subject)
+            told = _where_outputs_move(row, told, subject)
     except NotAsked:  # the unchanged inputs ran before
         told = None
     if told is None and subject.pace.is_up:  # a law that looked broken could not be asked again
@@ -221,27 +263,29 @@ def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] |
     return told
 
 
-def _stay(name: str, answers: list[LawAnswer], subject: Subject) -> bool:
+def _stay(row: LawRow, answers: list[LawAnswer], subject: Subject) -> bool:
     """Return whether one question on the whole inputs agrees with what the first tokens keep; if not, these go."""
-    if name in ON_ALL_TOKENS and any(answer.state == KEPT for answer in answers):
+    if row.on_all_tokens is not None and any(answer.state == KEPT for answer in answers):
         with suppress(NotAsked):
-            if ON_ALL_TOKENS[name](subject):
+            if row.on_all_tokens(subject):
                 return True
         subject.first = None
     return subject.first is not None
 
 
-def _where_outputs_move(name: str, answers: list[LawAnswer], subject: Subject) -> list[LawAnswer]:
+def _where_outputs_move(row: LawRow, answers: list[LawAnswer], subject: Subject) -> list[LawAnswer]:
     """Return the answers, without those that are kept because no output moves with the content of the inputs."""
-    if name not in SEES_OUTPUTS or all(one.state != KEPT for one in answers) or outputs_move(subject):
+    if not row.needs_motion or all(one.state != KEPT for one in answers) or outputs_move(subject):
         return answers
     nothing = Message("laws.asking.nothing_moves")
-    return [law_not_asked(name, one.about, nothing, by_length=True) if one.state == KEPT else one for one in answers]
+    return [
+        law_not_asked(row.name, one.about, nothing, by_length=True) if one.state == KEPT else one for one in answers
+    ]
 
 
-def _answers_of_law(name: str, subject: Subject, laws: Mapping[str, Law] = LAWS) -> list[LawAnswer]:
+def _answers_of_law(name: str, ask: Law, subject: Subject) -> list[LawAnswer]:
     try:
-        return list(laws[name](subject))
+        return list(ask(subject))
     except NotAsked as error:
         return [law_refused(name, "", error)]
     except INTERRUPTS:

@@ -15,7 +15,7 @@ from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, Finding, JudgedCall
 from sqrtdk.audit.rules import RULES
 from sqrtdk.compare.fixes import fix_of
-from sqrtdk.compare.outputs import percent_of_size
+from sqrtdk.compare.outside.outputs import percent_of_size
 from sqrtdk.compare.records import Cause, DiffReport, OutputDiff, PairDiff
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, did_you_mean
 from sqrtdk.laws.table import FINDINGS

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from sqrtdk.compare import suspect
 from sqrtdk.compare.fixes import fix_of
+from sqrtdk.compare.inside import suspect
 from sqrtdk.compare.records import Cause
 from sqrtdk.messages import said
 from sqrtdk.report.diff.fold import value_in_words
@@ -31,7 +31,8 @@ def test_the_causes_say_what_was_recorded_and_say_it_in_chinese(monkeypatch: pyt
     def noted(found: suspect.Suspicion) -> list[object]:
         chinese[found.text] = said(found.text, "zh")
         assert not any(ENGLISH.search(value_in_words(side).zh) for side in (found.a, found.b))
-        fix = fix_of(Cause(found.name, found.a, found.b, 1.0, found.text, found.stage))
+        codes = {"codes": found.codes, "lacks": found.lacks}
+        fix = fix_of(Cause(found.name, found.a, found.b, 1.0, found.text, found.stage, **codes))  # type: ignore[arg-type]
         if fix is None or "{" in fix or ENGLISH.search(re.sub(r"1 \+ weight|torch\.\S+", "", said(fix, "zh"))):
             unfixed.append((found.text, fix))
         return as_recorded(found)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.program import Formula, NormStep, Program, RoundingStep, VectorPath
-from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.inside.program import Formula, NormStep, Program, RoundingStep, VectorPath
+from sqrtdk.compare.inside.suspect import Sides
 from tests.compare.formula_cases import BASES, CASES, HEADS, Case, learned, names_found, of_case, tokens, trial, visible
 
 _IDS = [f"{number}-{case.base}-{case.name}" for number, case in enumerate(CASES)]

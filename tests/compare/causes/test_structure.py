@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sqrtdk.compare.diff import diff
 from sqrtdk.compare.fixes import fix_of
-from sqrtdk.compare.program import Formula
+from sqrtdk.compare.inside.program import Formula
 from sqrtdk.messages import said as said_in
 from tests.compare.formula_cases import HEADS, names_found, tokens, trial, visible
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import apply_step, project_input
-from sqrtdk.compare.fit.norm import fit_norm
-from sqrtdk.compare.program import QKV, NormStep, Program
-from sqrtdk.compare.suspect import STAGES, Suspicion, path_of, with_path
+from sqrtdk.compare.infer.fit.norm import fit_norm
+from sqrtdk.compare.inside.compute import apply_step, project_input
+from sqrtdk.compare.inside.program import QKV, NormStep, Program
+from sqrtdk.compare.inside.suspect import STAGES, Suspicion, path_of, with_path
 from sqrtdk.tracing.probe.rotation import fit_rotation
 from tests.compare.causes.vector_plants import Plant, cases, planted, plants, style_of
 from tests.compare.causes.vector_programs import EXACT, STYLES, differ, entering, outputs_differ, program, sides

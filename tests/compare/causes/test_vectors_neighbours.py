@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.compute import follow_path, project_input
-from sqrtdk.compare.program import Affine, Program, Rotation, layout_order
-from sqrtdk.compare.suspect import Sides, Suspicion
+from sqrtdk.compare.inside.compute import follow_path, project_input
+from sqrtdk.compare.inside.program import Affine, Program, Rotation, layout_order
+from sqrtdk.compare.inside.suspect import Sides, Suspicion
 from sqrtdk.positions import rope_tables, yarn_frequencies
 from sqrtdk.tracing.probe.tables import take_apart
 from tests.compare.causes.vector_programs import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import Affine, NormStep, Program, Rotation
+from sqrtdk.compare.inside.program import Affine, NormStep, Program, Rotation
 from tests.compare.causes.vector_programs import (
     BASE,
     BATCH,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import compute_output, follow_path, project_input, repeat_heads
-from sqrtdk.compare.program import Affine, Formula, NormStep, Program, Rotation, VectorPath
-from sqrtdk.compare.suspect import Sides
+from sqrtdk.compare.inside.compute import compute_output, follow_path, project_input, repeat_heads
+from sqrtdk.compare.inside.program import Affine, Formula, NormStep, Program, Rotation, VectorPath
+from sqrtdk.compare.inside.suspect import Sides
 
 BATCH, ROWS, HEADS, GROUPS, CHANNELS, MODEL = 2, 12, 4, 2, 16, 40
 BASE = 10000.0

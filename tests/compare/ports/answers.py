@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import Cause, DiffReport, PairDiff
-from sqrtdk.compare.suspect import STAGES
 from tests.compare.ports.config import Port
 from tests.compare.ports.planting import NOTHING, Planting, Says, Told
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from sqrtdk.compare.align import align
 from sqrtdk.compare.causes import CAUSES
-from sqrtdk.compare.pair import JudgedPair, judge_pair
-from sqrtdk.compare.segments import Segment, run_segment
+from sqrtdk.compare.inside.pair import JudgedPair, judge_pair
+from sqrtdk.compare.inside.segments import Segment, run_segment
 from sqrtdk.compare.sides import ModelSide, load_side, run_side
 from sqrtdk.models.options import LoadOptions
 from tests.compare.real.test_same import DTYPES, OTHERS, SIX, inputs, model, scaled

@@ -1,17 +1,34 @@
-"""Why two sides differ: one row for each way in which a part of A's program may differ from B's.
+"""Why two sides differ: one row for each way in which a part of A may differ from B's, inside and outside attention.
 
-A row names the cause, where it looks and acts, the fields that become B's, the function that compares, and the
-sentence. Rows are tried in order; causes early in an attention come first. A new cause is a row here, a function that
-compares, and its sentences in `sqrtdk/messages/words/causes.toml`.
+A row of `CAUSE_ROWS` names the cause, where in an attention it looks and acts, the fields of A's program that become
+B's, the function that compares, and the sentence (`causes.toml`). Rows are tried in order; causes early in an attention
+come first. A row of `MODULE_CAUSE_ROWS` names the cause, the part of two modules that it compares, the kinds of modules
+that it belongs to, the function that compares, the sentence (`outputs.toml`) and the fix (`fixes.toml`). The first row
+that finds a difference of a part names it. What is found is tried by `sqrtdk.compare.outside.chain`. A new cause is a
+row here, a function that compares, and its sentences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from sqrtdk.compare.causes import angles, bias, formula, masks, norms, projections, rotations
-from sqrtdk.compare.program import QK, QKV
-from sqrtdk.compare.suspect import CauseRow, Sides, Suspicion, formula_pairs, path_pairs, suspicions
+from sqrtdk.compare.causes import (
+    angles,
+    bias,
+    classes,
+    formula,
+    masks,
+    norms,
+    parameters,
+    projections,
+    rotations,
+    settings,
+    sums,
+)
+from sqrtdk.compare.inside.program import QK, QKV
+from sqrtdk.compare.inside.suspect import CauseRow, Sides, Suspicion, formula_pairs, path_pairs, suspicions
+from sqrtdk.compare.outside.parts import ModuleCauseRow, NamedDifference, PartKind
 
 KV = ("key", "value")
 AMPLITUDE = "causes.length_factor.amplitude"
@@ -138,6 +155,143 @@ CAUSE_ROWS = (
     ),
     CauseRow("dropout", formula_pairs, "weights", ("kept", "dropout"), formula.compare_dropout),
 )  # fmt: skip
+
+LOAD = "fixes.weights.load"
+SET = "fixes.setting.set"
+CLASS = "outputs.module.other_type", "fixes.module_class.set"
+ADDED_BIAS = "outputs.module.adds_bias", ("fixes.layer_bias.set", "fixes.layer_bias.drop")
+ALONE = "outputs.module.of_a_alone", "outputs.module.of_b_alone"
+VALUE = "outputs.module.other_value"
+MODULE_CAUSE_ROWS = [
+    # a parameter or buffer: all that differ in a module become B's together
+    # lm_head.weight = embed_tokens.weight, where A has a head of its own
+    ModuleCauseRow(
+        "tied_head", "tensor", ("linear",), parameters.compare_tied_head, "outputs.module.of_another",
+        "fixes.tied_head.set",
+    ),
+    # {"norm1.weight": "ln_2.weight"} in the table of names that a checkpoint is loaded through
+    ModuleCauseRow(
+        "weights_elsewhere", "tensor", (), parameters.compare_place, "outputs.module.of_another",
+        "fixes.weights_elsewhere.set",
+    ),
+    # nn.Linear(D, 4 * D) for nn.Linear(D, 8 * D // 3)
+    ModuleCauseRow("weights_shape", "tensor", (), parameters.compare_shape, VALUE),
+    # w / math.sqrt(D) when loading, for w
+    ModuleCauseRow(
+        "weights_scaled", "tensor", (), parameters.compare_factor, "outputs.module.times", "fixes.weights_scaled.set",
+    ),
+    # w for w + 1, which a norm that multiplies by 1 + weight adds itself
+    ModuleCauseRow(
+        "norm_offset", "tensor", ("norm",), parameters.compare_offset, "outputs.module.plus", "fixes.norm_offset.load",
+    ),
+    # the weight of GPT-2's Conv1D, (in, out), in an nn.Linear, (out, in)
+    ModuleCauseRow(
+        "weights_transposed", "tensor", (), parameters.compare_transposed, "outputs.module.transposed",
+        "fixes.weights_transposed.set",
+    ),
+    # w.bfloat16().float() for w
+    ModuleCauseRow(
+        "weights_rounded", "tensor", (), parameters.compare_rounded, "outputs.module.rounded",
+        "fixes.weights_rounded.exact", of_checkpoint="rounded",
+    ),
+    ModuleCauseRow(
+        "weights_rounded", "tensor", (), parameters.compare_not_rounded, "outputs.module.not_rounded",
+        "fixes.weights_rounded.rounded", of_checkpoint="not rounded",
+    ),
+    ModuleCauseRow("weights", "tensor", (), parameters.compare_few, "outputs.module.numbers", LOAD),
+    # gate_up[:n] for gate_up[n:]
+    ModuleCauseRow(
+        "weights_elsewhere", "tensor", (), parameters.compare_held, "outputs.module.held",
+        "fixes.weights_elsewhere.set",
+    ),
+    # an embedding in which the row of one token was replaced
+    ModuleCauseRow("weights", "tensor", (), parameters.compare_few_rows, "outputs.module.rows", LOAD),
+    ModuleCauseRow(
+        "weights", "tensor", (), parameters.compare_numbers, "outputs.module.other_numbers", LOAD,
+        of_checkpoint="other numbers",
+    ),
+    # nn.Linear(D, D, bias=False) for a checkpoint with down_proj.bias
+    ModuleCauseRow(
+        "layer_bias", "tensor", (), parameters.compare_layer_bias, ALONE,
+        ("fixes.layer_bias.set", "fixes.layer_bias.drop"),
+    ),
+    ModuleCauseRow(
+        "parameter_missing", "tensor", (), parameters.compare_presence, ALONE,
+        ("fixes.parameter_missing.set", "fixes.parameter_missing.drop"),
+    ),
+    # a value that the module or its config holds: each alone and then all, with the tensors
+    # nn.RMSNorm(D, eps=1e-5) for nn.RMSNorm(D, eps=1e-6)
+    ModuleCauseRow("norm_eps", "value", (), settings.compare_norm_eps, VALUE, SET),
+    # nn.GELU() for nn.GELU(approximate="tanh"); hidden_act = "gelu" for "silu"
+    ModuleCauseRow("activation", "value", (), settings.compare_activation_setting, VALUE, SET),
+    # config.final_logit_softcapping = None for 30.0
+    ModuleCauseRow("logit_cap", "value", (), settings.compare_cap, VALUE, SET),
+    # config.residual_multiplier = 1.0 for 0.22
+    ModuleCauseRow("multiplier", "value", (), settings.compare_multiplier, VALUE, SET),
+    ModuleCauseRow("setting", "value", (), settings.compare_setting, VALUE, SET),
+    # the modules: every row is tried alone
+    # x @ self.weight.mT for F.linear(x, self.weight, self.bias)
+    ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("A"), *ADDED_BIAS),
+    ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("B"), *ADDED_BIAS),
+    # x * self.weight for x * (1 + self.weight): Gemma's norms
+    ModuleCauseRow(
+        "norm_offset", "module", ("norm",), classes.compare_norm_offset("A"), "outputs.module.offset",
+        "fixes.norm_offset.set",
+    ),
+    ModuleCauseRow(
+        "norm_offset", "module", ("norm",), classes.compare_norm_offset("B"), "outputs.module.offset",
+        "fixes.norm_offset.drop",
+    ),
+    # nn.ReLU() for nn.GELU()
+    ModuleCauseRow("activation", "module", ("activation",), classes.compare_class, *CLASS),
+    # nn.LayerNorm(D) for nn.RMSNorm(D)
+    ModuleCauseRow("norm_kind", "module", ("norm",), classes.compare_class, *CLASS),
+    # LowRank(nn.Linear(D, D)) for nn.Linear(D, D)
+    ModuleCauseRow("module_class", "module", ("linear", "embedding", "other"), classes.compare_class, *CLASS),
+    # the numbers where the outputs of a module begin to differ: A goes on with B's output
+    ModuleCauseRow("output_shape", "shape", (), sums.compare_output_shape, "outputs.shapes"),
+    # self.o_proj(heads) for self.o_proj(heads * torch.sigmoid(self.g_proj(x)))
+    ModuleCauseRow(
+        "gate_missing", "gate", (), sums.compare_gate_presence, ("outputs.gate.not_run", "outputs.gate.added"),
+        ("fixes.gate_missing.set", "fixes.gate_missing.drop"),
+    ),
+    # silu(self.up(x)) * self.gate(x) for silu(self.gate(x)) * self.up(x)
+    ModuleCauseRow(
+        "gate_place", "gate", (), sums.compare_gate_place, "outputs.gate.moved", "fixes.gate_place.set",
+    ),
+    ModuleCauseRow(
+        "gate_activation", "gate", (), sums.compare_gate_activation, "outputs.gate.activation",
+        "fixes.gate_activation.set",
+    ),
+    # self.embed(ids) for self.embed(ids) * math.sqrt(D)
+    ModuleCauseRow(
+        "output_scale", "numbers", (), sums.compare_output_factor, "outputs.relation.times", "fixes.output_scale.set",
+    ),
+    # self.mlp(self.norm(x)) for x + self.mlp(self.norm(x))
+    ModuleCauseRow(
+        "residual", "numbers", (), sums.compare_residual, "outputs.relation.adds",
+        ("fixes.residual.set", "fixes.residual.drop"),
+    ),
+    # x + y for x + 0.22 * y: the rest of x is what one side adds more of
+    ModuleCauseRow(
+        "residual_scale", "numbers", (), sums.compare_residual_scale, "outputs.relation.adds_more",
+        ("fixes.residual_scale.set", "fixes.residual_scale.drop"),
+    ),
+    # y.transpose(0, 1).reshape_as(y) for y
+    ModuleCauseRow("output_order", "numbers", (), sums.compare_number_order, "outputs.relation.order"),
+]  # fmt: skip
+
+
+def named_differences(kind: PartKind, part: Any, module: str = "") -> Iterator[NamedDifference]:
+    """Yield what rows find in a part, in the order of the rows; of a tensor or a value only the first is a cause.
+
+    `module` is the kind of the modules that hold the part; "" for what is read off the numbers.
+    """
+    for row in MODULE_CAUSE_ROWS:
+        if row.part == kind and (not row.modules or module in row.modules):
+            found = row.compare(part)
+            if found is not None:
+                yield NamedDifference(row, found)
 
 
 def suspect(*rows: CauseRow) -> Callable[[Sides], Iterator[Suspicion]]:

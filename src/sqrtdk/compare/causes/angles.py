@@ -16,8 +16,8 @@ from torch import Tensor
 from sqrtdk.compare.causes.laws import frequency_words, wanted_frequencies
 from sqrtdk.compare.causes.positions import axes_words, places_words, times_words
 from sqrtdk.compare.causes.turns import HALF_PRECISION_RADIANS, nearness, turns_of, with_table_parts
-from sqrtdk.compare.program import Rotation
-from sqrtdk.compare.suspect import OWN_DTYPE, BothParts, DifferenceWords, Edit, PartDifference
+from sqrtdk.compare.inside.program import Rotation
+from sqrtdk.compare.inside.suspect import OWN_DTYPE, BothParts, DifferenceWords, Edit, PartDifference
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, unit_amplitude
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.tolerance import inverse_root
-from sqrtdk.compare.addends import ZERO_WEIGHT_FILL, common_keys, four_axes
+from sqrtdk.compare.inside.addends import ZERO_WEIGHT_FILL, common_keys, four_axes
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.inside.suspect import BothParts, PartDifference
 from sqrtdk.compare.numbers import CONSTANT_TOLERANCE, same, single_number, single_ratio, times, total, unequal_texts
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import BothParts, PartDifference
 from sqrtdk.masks.band import distances
 from sqrtdk.messages import Message
 
@@ -102,7 +102,7 @@ def compare_fill(both: BothParts[Formula]) -> PartDifference | None:
         was, now = unequal_texts(left, right)
         text = Message("causes.mask_magnitude.other", new=now, old=was)
     old, new = ("-inf" if math.isinf(number) else float(f"{number:.6g}") for number in (left, right))
-    return PartDifference(old, new, text=text)
+    return PartDifference(old, new, text=text, code="infinite" if math.isinf(left) else "")
 
 
 def _applied(formula: Formula) -> float:

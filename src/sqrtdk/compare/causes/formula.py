@@ -17,7 +17,9 @@ from torch import Tensor
 
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import inverse_root, is_close
-from sqrtdk.compare.compute import dtype_by_name
+from sqrtdk.compare.inside.compute import dtype_by_name
+from sqrtdk.compare.inside.program import Formula, PathStep, RoundingStep, VectorPath
+from sqrtdk.compare.inside.suspect import NO_VALUE, OWN_DTYPE, BothParts, PartDifference, Sides
 from sqrtdk.compare.numbers import (
     CONSTANT_TOLERANCE,
     Value,
@@ -30,8 +32,6 @@ from sqrtdk.compare.numbers import (
     total,
     unequal_texts,
 )
-from sqrtdk.compare.program import Formula, PathStep, RoundingStep, VectorPath
-from sqrtdk.compare.suspect import NO_VALUE, OWN_DTYPE, BothParts, PartDifference, Sides
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
@@ -273,7 +273,7 @@ def compare_softcap(both: BothParts[Formula]) -> PartDifference | None:
         cap and f"{'z' if formula.softcap_by_logits else f'{cap:g}'} * tanh(z / {cap:g})"
         for formula, cap in ((both.a, a), (both.b, b))
     )
-    return PartDifference(old, new, edit=capped)
+    return PartDifference(old, new, edit=capped, code="" if a is None or b is None else "form")
 
 
 def compare_softcap_order(both: BothParts[Formula]) -> PartDifference | None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes.turns import SAME_FREQUENCY
+from sqrtdk.compare.inside.program import Rotation
+from sqrtdk.compare.inside.suspect import BothParts
 from sqrtdk.compare.numbers import four_digits, unequal_texts
-from sqrtdk.compare.program import Rotation
-from sqrtdk.compare.suspect import BothParts
 from sqrtdk.laws.rotations import ORIGINAL, scaled_frequencies
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.rotation import USUAL_BASES

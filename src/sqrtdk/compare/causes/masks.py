@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.causes.structure import layout_words, single_keys_words, stretches_words
-from sqrtdk.compare.numbers import span
-from sqrtdk.compare.program import Formula
-from sqrtdk.compare.suspect import (
+from sqrtdk.compare.inside.program import Formula
+from sqrtdk.compare.inside.suspect import (
     NO_VALUE,
     BothParts,
     DifferenceWords,
@@ -29,6 +28,7 @@ from sqrtdk.compare.suspect import (
     change_formula,
     formula_pairs,
 )
+from sqrtdk.compare.numbers import span
 from sqrtdk.masks.band import Band
 from sqrtdk.masks.decompose import common_mask_shape, decompose
 from sqrtdk.masks.parts import CLOSED, NOT_APART, OPEN, Parts, recompose, rows_differ, with_padding, with_pattern
@@ -195,7 +195,7 @@ def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
         reach = offset if moved else 0
         edit = _banded(both, lambda parts: Band(_shifted(parts.least, offset), _shifted(parts.greatest, reach)))
     old, new = (Message(NO_VALUE) if least is None else least for least in (a, b))
-    return PartDifference(old, new, edit=edit, text=text)
+    return PartDifference(old, new, edit=edit, text=text, code="causal" if a == 0 else "")
 
 
 def compare_window(both: BothParts[Parts]) -> PartDifference | None:

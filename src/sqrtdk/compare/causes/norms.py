@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from sqrtdk.compare.numbers import few_digits, range_text, same
-from sqrtdk.compare.program import QK, NormStep, Rotation, VectorPath
-from sqrtdk.compare.suspect import (
+from sqrtdk.compare.inside.program import QK, NormStep, Rotation, VectorPath
+from sqrtdk.compare.inside.suspect import (
     NO_VALUE,
     READER_TOLERANCE,
     BothParts,
@@ -24,6 +23,7 @@ from sqrtdk.compare.suspect import (
     path_of,
     rotation_of,
 )
+from sqrtdk.compare.numbers import few_digits, range_text, same
 from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.rotation import halves
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.inside.suspect import QKV_LETTERS, BothParts, DifferenceWords, path_of, rotation_of
 from sqrtdk.compare.numbers import span, unequal_texts
-from sqrtdk.compare.suspect import QKV_LETTERS, BothParts, DifferenceWords, path_of, rotation_of
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.probe.tables import Turn, angle_gap, phase, take_apart, unit_amplitude
 

@@ -15,11 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.compute import MOST_STORED
-from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
-from sqrtdk.compare.precision import COARSER_DTYPES, rounded_to, rounding_unit
-from sqrtdk.compare.program import QK, QKV, Affine, Program, RoundingStep, VectorPath, layout_order
-from sqrtdk.compare.suspect import (
+from sqrtdk.compare.inside.compute import MOST_STORED
+from sqrtdk.compare.inside.program import QK, QKV, Affine, Program, RoundingStep, VectorPath, layout_order
+from sqrtdk.compare.inside.suspect import (
     NO_VALUE,
     QKV_LETTERS,
     BothParts,
@@ -32,10 +30,10 @@ from sqrtdk.compare.suspect import (
     rotation_of,
     with_path,
 )
+from sqrtdk.compare.numbers import four_digits, range_text, same, unequal_texts
+from sqrtdk.compare.rounding.precision import rounded_to, rounding_unit, same_rows
 from sqrtdk.messages import Message, joined
 
-# relative to a row's largest number: two float32 roundings, of a weight that was folded or rescaled
-WEIGHT_TOLERANCE = 2.0**-21
 SKETCH_PRODUCTS = 8  # products for each row
 ROWS_AT_ONCE = 2**10  # rows for which distances are computed at once
 SKETCH_TOLERANCE = 0.05  # relative: sketches of the same rows have equal sums up to rounding
@@ -45,30 +43,6 @@ SOME, OTHER = "causes.projection_bias.some", "causes.projection_bias.another"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
-
-
-def same_rows(a: Tensor, b: Tensor) -> Tensor:
-    """Return which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
-
-    Example:
-        >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
-        >>> same_rows(third, third.bfloat16().double()).item(), same_rows(third, third + 1e-3).item()
-        (True, False)
-    """
-    if torch.equal(a, b):
-        return torch.ones(len(a), dtype=torch.bool, device=a.device)
-    equal = (a - b).abs() <= WEIGHT_TOLERANCE * torch.maximum(
-        a.abs().amax(-1, keepdim=True), b.abs().amax(-1, keepdim=True)
-    )
-    alike = equal.all(-1)
-    # Either side may be the rounded one; only rows that don't match yet are cast.
-    for dtype in COARSER_DTYPES:
-        for one, other in ((a, b), (b, a)):
-            if bool(alike.all()):
-                return alike
-            rounded = one[~alike].to(dtype).double() == other[~alike]
-            alike = alike.masked_scatter(~alike, rounded.all(-1))
-    return alike
 
 
 def _flat(affine: Affine) -> Tensor:
@@ -349,7 +323,17 @@ def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
     if a is None or b is None or a.shape != b.shape or torch.equal(a, b):
         return None
     heads = b
-    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads))
+    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads), code=_repeat(a.tolist()))
+
+
+def _repeat(heads: list[int]) -> str:
+    """Return how key heads are repeated: 0 0 1 1 is "interleaved", 0 1 0 1 "repeated"; "" if they are not, or else."""
+    first = list(dict.fromkeys(heads))
+    if len(first) == len(heads):
+        return ""
+    if heads == sorted(heads, key=first.index):
+        return "interleaved"
+    return "repeated" if heads == first * (len(heads) // len(first)) else ""
 
 
 def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -16,9 +16,9 @@ from sqrtdk.compare.causes.angles import angle_differences
 from sqrtdk.compare.causes.norms import norms_before_rotation
 from sqrtdk.compare.causes.projections import like_amplitude, relabelled
 from sqrtdk.compare.causes.turns import like_widths, nearness, snapped, turns_of
+from sqrtdk.compare.inside.program import QK, NormStep, Rotation, VectorPath
+from sqrtdk.compare.inside.suspect import BothParts, PartDifference, Sides, change_step, norms_of, path_of, rotation_of
 from sqrtdk.compare.numbers import few_digits
-from sqrtdk.compare.program import QK, NormStep, Rotation, VectorPath
-from sqrtdk.compare.suspect import BothParts, PartDifference, Sides, change_step, norms_of, path_of, rotation_of
 from sqrtdk.messages import Message
 from sqrtdk.tracing.probe.tables import Turn, take_apart, unit_amplitude
 

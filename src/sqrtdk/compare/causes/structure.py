@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk.compare.inside.suspect import NO_VALUE, DifferenceWords
 from sqrtdk.compare.numbers import span
-from sqrtdk.compare.suspect import NO_VALUE, DifferenceWords
 from sqrtdk.masks.parts import Parts, pattern_mask, recompose
 from sqrtdk.messages import Message, joined
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.program import QK, Program, Rotation
-from sqrtdk.compare.suspect import BothParts, Sides, change_step, path_of, rotation_of
+from sqrtdk.compare.inside.program import QK, Program, Rotation
+from sqrtdk.compare.inside.suspect import BothParts, Sides, change_step, path_of, rotation_of
 from sqrtdk.tracing.probe.rotation import USUAL_BASES
 from sqrtdk.tracing.probe.tables import Law, Turn, angle_gap, nearly_whole, take_apart, unit_amplitude
 

@@ -20,7 +20,7 @@ _SQUARE_MARKS = {True: "#", False: "."}
 
 
 @dataclass(frozen=True, slots=True)
-class LawRow:
+class ShownLaw:
     """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason."""
 
     laws: tuple[str, ...]
@@ -32,7 +32,7 @@ class LawRow:
         return self.answer.finding.severity if self.answer.finding is not None else None
 
 
-def law_rows(answers: Sequence[LawAnswer]) -> tuple[LawRow, ...]:
+def law_rows(answers: Sequence[LawAnswer]) -> tuple[ShownLaw, ...]:
     """Fold the answers into rows: broken laws first, laws that were not asked last.
 
     A law that answered for several inputs keeps a row for each input.
@@ -51,7 +51,7 @@ def law_rows(answers: Sequence[LawAnswer]) -> tuple[LawRow, ...]:
     rows = []
     for (state, reason, about, _), members in groups.items():
         first = members[0] if state == BROKEN else LawAnswer("", about, state, reason)
-        rows.append(LawRow(tuple(dict.fromkeys(answer.law for answer in members)), first))
+        rows.append(ShownLaw(tuple(dict.fromkeys(answer.law for answer in members)), first))
     order = (BROKEN, KEPT, NOT_ASKED)
     return tuple(sorted(rows, key=lambda row: order.index(row.answer.state)))
 
@@ -87,18 +87,18 @@ def named_law(law: str) -> str:
     return named("laws.names", law)
 
 
-def listed_laws(row: LawRow) -> str:
+def listed_laws(row: ShownLaw) -> str:
     """Return the names of the laws of a row as one sentence, as "causal, padding"."""
     return joined([named_law(law) for law in row.laws], "comma")
 
 
-def answer_in_words(row: LawRow) -> str:
+def answer_in_words(row: ShownLaw) -> str:
     """Return the state of a row's laws in words; for a broken law its severity follows, as "broken: fail"."""
     state = Message(LAW_STATES[row.answer.state])
     return state if row.severity is None else joined([state, Message(f"words.severity.{row.severity}")], "colon")
 
 
-def what_of(row: LawRow, *, message: bool = False) -> str:
+def what_of(row: ShownLaw, *, message: bool = False) -> str:
     """Return the third column of the table of laws.
 
     Args:
@@ -146,7 +146,7 @@ def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
     printer.blank()
 
 
-def caption(row: LawRow, most: int = MOST_SQUARES) -> Message:
+def caption(row: ShownLaw, most: int = MOST_SQUARES) -> Message:
     """Return the caption of the picture of a broken law: which positions moved.
 
     Args:
@@ -173,7 +173,7 @@ def counts(answers: Sequence[LawAnswer]) -> Message:
     return Message("laws.page.counts", kept=tally[KEPT], broken=tally[BROKEN], not_asked=tally[NOT_ASKED])
 
 
-def law_tone(row: LawRow) -> str:
+def law_tone(row: ShownLaw) -> str:
     """Return the CSS class of the badge of a row: "s-" and the severity if broken, "v-exact" if the laws hold."""
     if row.answer.state == BROKEN:
         return f"s-{row.severity or 'critical'}"

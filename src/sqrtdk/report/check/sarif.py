@@ -18,6 +18,7 @@ from urllib.parse import quote
 from sqrtdk._json import json_document
 from sqrtdk._sites import ROOT_NAME, site_name
 from sqrtdk.audit.records import CheckReport, Finding, SourceFile
+from sqrtdk.laws.table import LAWS
 from sqrtdk.messages import Message
 from sqrtdk.report.check.places import Spot, calls_of_finding, spots
 from sqrtdk.report.plain import plain
@@ -30,9 +31,8 @@ NOT_MEASURED_RULE = "not_measured"  # pseudo-rule for sites that no rule could l
 RULES_WITH_HELP = (  # rules with a title and a help text
     "nonfinite", "scale_ledger", "blocks", "declared_vs_actual", "unmeasured", "softmax_axis", "mask_audit",
     "sliding_window", "padding", "unused", "dropout", "max_logit", "range_forecast", "saturation", "entropy", "flat",
-    "responsiveness", "eager_vs_sdpa", "kv_cache", "law_causal", "law_samples", "law_padding", "law_documents",
-    "law_left_padding", "law_cache", "law_shift", "law_place", "law_heads", "law_configured", "law_parameters",
-    "law_modes", NOT_MEASURED_RULE,
+    "responsiveness", "eager_vs_sdpa", "kv_cache", *(row.rule for row in LAWS.values() if row.own_rule),
+    NOT_MEASURED_RULE,
 )  # fmt: skip
 _ROOT, _PACKAGES = "SRCROOT", "PYTHONPATH"  # names of the directories that URIs are relative to
 _MOST_RELATED = 9

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqrtdk._sites import common_label, fold, site_name, site_shape
+from sqrtdk.compare.inside.suspect import NO_VALUE
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, cause_word
-from sqrtdk.compare.suspect import NO_VALUE
 from sqrtdk.compare.words import excess, largest_pair, shown_causes
 from sqrtdk.messages import Message, Text, said, text_of_value
 from sqrtdk.report.figures import format_number

@@ -15,11 +15,10 @@ from markupsafe import Markup, escape
 
 from sqrtdk._language import Choice
 from sqrtdk.compare.fixes import fix_of
-from sqrtdk.compare.records import CANCELS as CANCELLED
+from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, kind_word, stage_word
-from sqrtdk.compare.suspect import STAGES
 from sqrtdk.compare.words import share_text, short, shown_causes, site_text
-from sqrtdk.messages import Message, id_of, said
+from sqrtdk.messages import Message, said
 from sqrtdk.report import notebook, page
 from sqrtdk.report.diff.fold import (
     CANCELS,
@@ -207,9 +206,13 @@ def outcome_means(name: str) -> Message:
     return Message(f"diff.means.{name.replace(' ', '_')}")
 
 
-def stage_reason(stage: StageDiff) -> str | None:
-    """Return the reason for a stage's outcome; for a difference that cancels, the sentence of the legend."""
-    return outcome_means(CANCELS) if id_of(stage.reason) == CANCELLED else stage.reason
+def stage_reason(pair: PairDiff, stage: StageDiff) -> str | None:
+    """Return the reason of a stage; that nothing differs in the end is said in the words of the legend.
+
+    The output of a pair may also tell which rows are left out; it keeps its own words then.
+    """
+    also_rows = stage.stage == "output" and pair.rows_left_out > 0
+    return outcome_means(CANCELS) if stage.cancels and not also_rows else stage.reason
 
 
 def meaning_of(cause: Cause) -> str:

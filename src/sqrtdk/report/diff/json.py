@@ -14,7 +14,7 @@ from sqrtdk.messages import fields
 from sqrtdk.report.json_values import reasoned, record_fields, tool
 
 SCHEMA_VERSION = 1
-_DRAWN = ("scatter", "mends")  # thousands of points, which only the HTML page holds; what `fix` says
+_DRAWN = ("scatter", "mends", "codes", "lacks")  # points, which only the HTML page holds; what `fix` says
 
 
 def to_json(report: DiffReport) -> str:
@@ -26,7 +26,7 @@ def to_json(report: DiffReport) -> str:
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `a`, `b`, `forwards`,
         `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `paragraph_messages`, `fail_on`, `exit_code`,
-        `outputs`, `first_module`, `outputs_from` and `outputs_missing`.
+        `outputs`, `first_module`, `outputs_from`, `outputs_missing` and `module_causes`.
 
     Example:
         >>> import json
@@ -57,6 +57,7 @@ def to_json(report: DiffReport) -> str:
             "first_module": report.first_module,
             "outputs_from": report.outputs_from,
             "outputs_missing": report.outputs_missing,
+            "module_causes": [record_fields(cause) | fields(cause.text) for cause in report.module_causes],
         }
     )
 

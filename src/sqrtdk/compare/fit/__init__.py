@@ -1,7 +1,0 @@
-"""What a step was, from the values before and after it: normalisations, rotations, scale and softcap."""
-
-from sqrtdk.compare.fit.norm import NormFit as NormFit
-from sqrtdk.compare.fit.norm import fit_norm as fit_norm
-from sqrtdk.compare.fit.scale import USUAL_SOFTCAPS as USUAL_SOFTCAPS
-from sqrtdk.compare.fit.scale import fit_scale as fit_scale
-from sqrtdk.tracing.probe.rotation import fit_rotation as fit_rotation

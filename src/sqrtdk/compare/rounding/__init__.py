@@ -1,0 +1,1 @@
+"""How far two correct computations may differ, by the rounding of their dtypes, derived and measured."""
