@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sqrtdk import check, laws
 from tests.monitor import ranks_at_work as work
+from tests.monitor import ranks_models as models
 
 Meet = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -77,7 +78,7 @@ MODELS: dict[str, Callable[[Path], nn.Module]] = {
     "gathered": lambda _: causal(work.of_gathered_keys),
     "alone": lambda _: causal(work.plainly),
     "ddp": parallel,
-    "fsdp": lambda _: work.sharded(causal(work.plainly)),
+    "fsdp": lambda _: models.sharded(causal(work.plainly)),
 }
 SPLIT = ("ring", "ulysses", "gathered")  # whose attention is split over the ranks
 
@@ -87,7 +88,7 @@ def work_of(rank: int, size: int, folder: Path) -> None:
     work.join(rank, size, folder)
     found: dict[str, Any] = {}
     for name, build in MODELS.items():
-        x = work.mine(work.batch(length=8), 1) if name in ("ring", "ulysses", "gathered") else work.batch(length=8)
+        x = work.mine(models.batch(length=8), 1) if name in ("ring", "ulysses", "gathered") else models.batch(length=8)
         model = build(folder).eval()
         report = check(model, (x,), laws="all")
         found[name] = {
