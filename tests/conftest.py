@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # The same examples in every run, so that a red run is of the change; `--hypothesis-profile explore` draws others.
-hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("explore", deadline=None)
+# How long an example takes says how busy the machine is.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeat", derandomize=True, **UNTIMED)
+hypothesis.settings.register_profile("explore", **UNTIMED)
 hypothesis.settings.load_profile("repeat")
 
 if not torch.cuda.is_available() and not torch.xpu.is_available():
@@ -86,7 +88,7 @@ def browser() -> Iterator[Browser]:
 
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        started = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags, timeout=180_000)
         yield started
         started.close()
 
