@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ import torch
 from filelock import FileLock
 
 from tests.support.once import made_once
+
+logging.getLogger().addHandler(logging.NullHandler())  # without any, Python writes warnings to stderr
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -22,8 +22,11 @@ ROUNDED = ("_p05", "_p50", "_p95", "grad_max")
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What every rank gave, by scenario; with the folder that they wrote to."""
-    folder = tmp_path_factory.mktemp("ranks")
-    ranks = work.run(work.work, request.param, folder)
+    if request.param == 2:
+        folder = request.getfixturevalue("two_ranks") / "monitor"
+    else:
+        work.run(work.work, request.param, folder := tmp_path_factory.mktemp("ranks"))
+    ranks = work.written(folder, request.param)
     assert all(ranks), "a rank ended before its scenarios did"
     return [{**rank, "folder": folder} for rank in ranks]
 
