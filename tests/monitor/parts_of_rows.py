@@ -88,7 +88,8 @@ def work_of(rank: int, size: int, folder: Path) -> None:
     work.join(rank, size, folder)
     found: dict[str, Any] = {}
     for name, build in MODELS.items():
-        x = models.mine(models.batch(length=8), 1) if name in ("ring", "ulysses", "gathered") else models.batch(length=8)
+        x = models.batch(length=8)
+        x = models.mine(x, 1) if name in ("ring", "ulysses", "gathered") else x
         model = build(folder).eval()
         report = check(model, (x,), laws="all")
         found[name] = {

@@ -94,7 +94,7 @@ def test_malformed_values_give_one_message(visit: Visitor) -> None:
     page = visit("/en/?keys=none&rule=__class__")
     assert "address was not understood" in notice(page, "note")
     assert _input(page, "keys").input_value() == "256"
-    for value in ("abc", "0", "1e999", "<img src=x onerror=alert(1)>", "9" * 5000):
+    for value in ("abc", "<img src=x onerror=alert(1)>", "9" * 5000):
         choose(page, "d_k", value)
         page.wait_for_function(
             "got => new RegExp(`got .?${got}`).test(document.querySelector('#message .notice')?.innerText)",
