@@ -258,7 +258,7 @@ import os, signal, sys
 from sqrtdk_lab.runner import run
 named = []
 def die(event, arguments):
-    if event == "os.link" and str(arguments[1]).endswith(".json"):
+    if event == "os.rename" and str(arguments[1]).endswith(".json"):
         named.append(arguments[1])
         if len(named) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
