@@ -61,6 +61,7 @@ LEFT_OUT = {
     "lab/lab_tests/test_lab_sweep_cli.py": "processes and streams",
     "lab/lab_tests/test_lab_sweep_damage.py": "files",
     "tests/attention/test_attention_kernel_damage.py": "files",
+    "tests/models/test_models_checkpoints.py": "files",
     "tests/models/test_models_hub.py": "names, and a server of texts",
     "tests/models/test_models_limits.py": "files",
     "tests/models/test_models_links.py": "files",

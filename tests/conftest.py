@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,16 @@ from filelock import FileLock
 
 from tests.support.once import made_once
 
+logging.getLogger().addHandler(logging.NullHandler())  # without any, Python writes warnings to stderr
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # The same examples in every run, so that a red run is of the change; `--hypothesis-profile explore` draws others.
-hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("explore", deadline=None)
+# How long an example takes says how busy the machine is.
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeat", derandomize=True, **UNTIMED)
+hypothesis.settings.register_profile("explore", **UNTIMED)
 hypothesis.settings.load_profile("repeat")
 
 if not torch.cuda.is_available() and not torch.xpu.is_available():
@@ -86,7 +91,7 @@ def browser() -> Iterator[Browser]:
 
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        started = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags, timeout=180_000)
         yield started
         started.close()
 

@@ -25,7 +25,7 @@ HEAVY = ("torch", "numpy", "pyarrow", "transformers", "typer", "rich", "jinja2",
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     wide = os.environ | {"COLUMNS": "160"}
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=120, check=False, env=wide
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False, env=wide
     )
 
 

@@ -127,7 +127,7 @@ def test_a_bar_goes_also_where_the_work_raises(stand_in: Callable[[float], Termi
 
 def _until(true: object) -> None:
     ended = threading.Event()
-    for _ in range(1000):
+    for _ in range(10_000):
         if true():  # type: ignore[operator]
             return
         ended.wait(0.01)

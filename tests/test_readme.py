@@ -76,12 +76,12 @@ def test_every_name_is_there() -> None:
         assert set(arguments or ()) <= set(inspect.signature(thing).parameters if arguments else ()), path
 
 
-@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.full)])
-def test_every_name_is_there_after_a_bare_import(every: int) -> None:
+@pytest.mark.full  # of the names that are listed first, test_house.py asks the same
+def test_every_name_is_there_after_a_bare_import() -> None:
     names = named_in_python()
     done = subprocess.run(
         [sys.executable, "-c", LOOK_UP],
-        input=json.dumps(names[::every]),
+        input=json.dumps(names),
         capture_output=True,
         text=True,
         timeout=300,
@@ -98,7 +98,7 @@ def test_what_is_reachable_is_listed_and_costs_nothing_before(name: str) -> None
     assert name in dir(sqrtdk)
     assert name not in sqrtdk.__all__
     code = f"import sys, sqrtdk; sqrtdk.{name}; print(sorted({{'torch', 'transformers', 'jinja2'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "[]\n"
 
 

@@ -46,8 +46,9 @@ PASSED = re.compile(r"::(test_\w+(?:\[\d+\])?) PASSED|PASSED \S*::(test_\w+(?:\[
 
 def run(folder: Path, *arguments: str) -> tuple[set[str], str]:
     """The tests that passed, and all that pytest said."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.tiers", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=folder, env=with_tests(), capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "xdist", "-p", "tests.tiers", "-p", "no:cacheprovider"]
+    few = with_tests() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the others take a second of each process
+    done = subprocess.run([*command, *arguments], cwd=folder, env=few, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {alone or worker for alone, worker in PASSED.findall(done.stdout)}, done.stdout
 

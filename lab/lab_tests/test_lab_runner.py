@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -254,18 +253,28 @@ def test_a_directory_without_records(tmp_path: Path) -> None:
             records(folder)
 
 
+KILLED = """
+import os, signal, sys
+from sqrtdk_lab.runner import run
+named = []
+def die(event, arguments):
+    if event == "os.rename" and str(arguments[1]).endswith(".json"):
+        named.append(arguments[1])
+        if len(named) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+for _ in run(sys.argv[2:], output=sys.argv[1], engine="local"): pass
+"""
+
+
 @pytest.mark.full
 def test_a_killed_run_leaves_whole_records_that_the_next_one_reuses(tmp_path: Path) -> None:
-    """SIGKILL after the second record; every file is whole, and the rest is made by the next run."""
+    """SIGKILL when the third record is written and has no name yet: two are whole, and the next run makes the rest."""
     ids = ["onehot-64", "softmax-example", "var-linear", "derivative-floor", "v-scaling"]
-    code = f"from sqrtdk_lab.runner import run\nfor _ in run({ids!r}, output={str(tmp_path)!r}, engine='local'): pass"
-    process = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("*.json"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    there = {path.stem for path in tmp_path.glob("*.json")}
-    assert 2 <= len(there) < len(ids)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), *ids], check=False)
+    assert done.returncode == -signal.SIGKILL
+    there = {path.stem for path in tmp_path.glob("[!.]*.json")}
+    assert len(there) == 2
+    assert len(list(tmp_path.glob(".*.tmp"))) == 1
     assert all(read_record(tmp_path / f"{name}.json").id == name for name in there)
     assert _run(tmp_path, ids, quick=False) == {name: name in there for name in ids}

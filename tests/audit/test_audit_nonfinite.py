@@ -1,11 +1,8 @@
 """Models whose numbers stop being finite: where that begins, why, and what it reaches."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sqrtdk import check
 from sqrtdk.audit.records import has_nonfinite
@@ -13,74 +10,15 @@ from sqrtdk.report.check.headline import headline
 from sqrtdk.report.terminal import to_text
 from sqrtdk.tracing.tape.nonfinite import find_origin
 from tests.attentions.each import each
+from tests.audit.nonfinite_models import HEADS, INF, NAN, WIDTH, Reader, inputs, multiplied, of_nonfinite, softened
+from tests.support.sentences import facts
 
-NAN, INF = math.nan, math.inf
-HEADS, WIDTH = 4, 32
-
-
-def softened(q, k, v, hidden):
-    return (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF).softmax(-1) @ v
+OUTPUT_REACHED = {f"rules.nonfinite.reaches.{which}output" for which in ("", "some_and_", "only_and_")}
 
 
-def written_out(q, k, v, hidden):
-    logits = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF)
-    weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    return weights / weights.sum(-1, keepdim=True) @ v
-
-
-def cleaned(q, k, v, hidden):
-    return (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF).softmax(-1).nan_to_num(0.0) @ v
-
-
-def fused(q, k, v, hidden):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden)
-
-
-def multiplied(q, k, v, hidden):
-    """Zero times infinity: every key that is not hidden gets a NaN."""
-    return (q @ k.mT / math.sqrt(WIDTH // HEADS) + hidden.to(q.dtype) * -INF).softmax(-1) @ v
-
-
-class Block(nn.Module):
-    def __init__(self, attend):
-        super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down, self.attend = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), attend
-
-    def forward(self, x, hidden):
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
-        x = x + self.out(self.attend(q, k, v, hidden).transpose(1, 2).flatten(2))
-        return x + self.down(self.up(x).relu())
-
-
-class Reader(nn.Module):
-    """Ids and a padding mask in, a prediction for each token out."""
-
-    def __init__(self, attend=softened, layers=3):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(50, WIDTH)
-        self.blocks = nn.ModuleList(Block(attend) for _ in range(layers))
-        self.register_buffer("gain", torch.ones(WIDTH))
-        self.head = nn.Linear(WIDTH, 50)
-        self.eval()
-
-    def forward(self, ids, attention_mask):
-        hidden = ~attention_mask.bool()[:, None, None, :] | ~torch.ones(ids.shape[1], ids.shape[1]).bool().tril()
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x, hidden)
-        return {"logits": self.head(x * self.gain)}
-
-
-def inputs(padding=0):
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[1, :padding] = 0
-    return {"ids": torch.arange(24).view(2, 12), "attention_mask": mask}
-
-
-def of_nonfinite(report):
-    return [finding for finding in report.findings if finding.rule == "nonfinite"]
+def held(kind, name):
+    """Facts of the sentence on a tensor that is not finite itself."""
+    return "rules.nonfinite.held", {"what": (f"rules.nonfinite.{kind}", {"name": name})}
 
 
 @each(
@@ -100,12 +38,12 @@ def test_a_sick_weight_is_where_it_begins(weight, place, reached, value):
     model.get_parameter(weight).data.view(-1)[place] = value
     report = check(model, inputs())
     first, second = of_nonfinite(report)
-    assert (first.severity, first.site, first.message) == (
-        "critical", weight.rpartition(".")[0], f"parameter {weight} holds NaN or infinity",
+    assert (first.severity, first.site, facts(first.message)) == (
+        "critical", weight.rpartition(".")[0], held("parameter", weight),
     )  # fmt: skip
     assert [has_nonfinite(judged.call) for judged in report.calls] == [i >= 3 - reached for i in range(3)]
     assert second.value == reached
-    assert second.message.endswith("the model's output")
+    assert facts(second.message)[0] in OUTPUT_REACHED
     assert headline(report).en.startswith(f"Not finite from {first.site} on: parameter {weight} holds")
     assert "textbook" not in headline(report).en
     assert report.exit_code == 1
@@ -117,152 +55,12 @@ def test_of_several_sick_weights_the_one_that_runs_first_is_named():
     model.blocks[0].up.weight.data[0, 0] = NAN  # runs before, and stands before in no list but this run's
     model.blocks[0].out.weight.data[0, 0] = NAN
     first, _ = of_nonfinite(check(model, inputs()))
-    assert first.message == "3 parameters hold NaN or infinity, first blocks.0.out.weight"
-
-
-@each("attend", [softened, written_out])
-def test_rows_without_a_key_are_critical_where_they_become_nan(attend):
-    report = check(Reader(attend), inputs(padding=3))
-    first, second = of_nonfinite(report)
-    assert (first.severity, first.site, first.value) == ("critical", "blocks.0", 3 * HEADS)
-    assert first.message == f"{3 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
-    assert second.message == "NaN or infinity reaches 3 of 3 attentions (blocks.0-2) and the model's output"
-    assert "mask_audit" not in {finding.rule for finding in report.findings}
-    assert all(map(has_nonfinite, (judged.call for judged in report.calls)))
-
-
-@each("attend", [cleaned, fused])
-def test_rows_without_a_key_that_give_zero_are_a_note(attend):
-    report = check(Reader(attend), inputs(padding=3))
-    assert {(finding.rule, finding.severity) for finding in report.findings} == {("mask_audit", "note")}
-    assert report.exit_code == 0
-
-
-def put_back(then, soften=torch.softmax, *, in_place=False):
-    """Sets rows without a key to 0 behind the softmax, as the fix says; `then` comes behind."""
-
-    def attend(q, k, v, hidden):
-        logits = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF)
-        weights = soften(logits, -1)
-        blind = hidden.all(-1, keepdim=True)
-        weights = weights.masked_fill_(blind, 0.0) if in_place else torch.where(blind, 0.0, weights)
-        return then(weights @ v)
-
-    return attend
-
-
-def own_softmax(logits, dim):
-    weights = (logits - logits.amax(dim, keepdim=True)).exp()
-    return weights / weights.sum(dim, keepdim=True)
-
-
-@each("in_place", [False, True])
-@each("soften", [torch.softmax, own_softmax])
-def test_rows_without_a_key_that_the_code_sets_to_zero_are_no_cause(soften, in_place):
-    quiet = check(Reader(put_back(lambda y: y, soften, in_place=in_place)), inputs(padding=3))
-    assert of_nonfinite(quiet) == []
-    report = check(Reader(put_back(lambda y: y / (y - y), soften, in_place=in_place)), inputs(padding=3))
-    first, second = of_nonfinite(report)
-    assert first.message == "div of finite numbers gives NaN"
-    assert "0 / 0" in first.fix
-    assert (first.severity, first.site, second.fix[:21]) == ("critical", "blocks.0", "fix the cause named a")
-    assert not any("become NaN" in finding.message for finding in report.findings)
-
-
-class PutBack(nn.Module):
-    """Numbers that are not finite, put back before `attend`, a reader of vectors, and `then` behind it."""
-
-    def __init__(self, first, attend, then):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.block, self.first, self.then = nn.Linear(WIDTH, WIDTH), Block(attend), first, then
-
-    def forward(self, x, hidden):
-        return self.then(self.block(self.first(self, x), hidden))
-
-
-def missing_as_token(model, x):
-    return torch.where(x.isnan().any(-1, keepdim=True), 0.5, model.embed(x))
-
-
-def ratio(model, x):
-    y = (x.abs() * 1000).exp()
-    return (y / y.sum(-1, keepdim=True)).nan_to_num()
-
-
-def kept(y):
-    return y
-
-
-def vectors(*, missing=False, blind=False):
-    x = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(1))
-    x[0, 3] = NAN if missing else x[0, 3]
-    hidden = ~torch.ones(12, 12).bool().tril()
-    hidden[0] |= blind
-    return x, hidden
-
-
-BLIND = f"{2 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
-
-
-@each(
-    "first, missing, attend, then, message",
-    [
-        (missing_as_token, True, softened, kept, BLIND),
-        (missing_as_token, True, cleaned, lambda y: (y - y) / (y - y), "div of finite numbers gives NaN"),
-        (ratio, False, softened, kept, BLIND),
-        (lambda model, x: x, False, cleaned, lambda y: (y.abs() * 1000).exp(), "exp overflows float32"),
-        (lambda model, x: x, False, cleaned, lambda y: y.half() * 3e4 * 3e4, "mul overflows float16"),
-        (lambda model, x: x, False, cleaned, lambda y: (y * 1e30 * 1e30) - INF, "mul overflows float32"),
-    ],
-)
-def test_of_numbers_that_are_put_back_none_is_the_cause(first, missing, attend, then, message):
-    report = check(PutBack(first, attend, then).eval(), vectors(missing=missing, blind=True))
-    found, reached = of_nonfinite(report)
-    assert found.message.startswith(message)
-    assert reached.message.endswith("the model's output")
-
-
-def test_an_input_that_is_put_back_beside_infinities_on_purpose_is_no_finding():
-    model = PutBack(missing_as_token, cleaned, lambda y: y.masked_fill(y > 0, INF))
-    assert of_nonfinite(check(model.eval(), vectors(missing=True, blind=True))) == []
-
-
-def test_an_infinite_weight_is_the_cause_of_the_nan_that_it_leads_to():
-    model = PutBack(lambda model, x: (y := model.embed(x)) - y, softened, kept).eval()
-    model.embed.weight.data[0, 0] = INF
-    assert of_nonfinite(check(model, vectors()))[0].message == "parameter embed.weight holds NaN or infinity"
-
-
-def test_rows_set_to_zero_that_a_norm_divides_are_named_at_the_norm():
-    """The rows without a key are NaN in the end, of a later division: the fix is there."""
-    attend = put_back(lambda y: y / y.norm(dim=-1, keepdim=True))
-    first, _ = of_nonfinite(check(Reader(attend), inputs(padding=3)))
-    assert first.message == "div of finite numbers gives NaN"
-
-
-def test_a_weight_behind_rows_that_are_set_to_zero_is_the_cause():
-    model = Reader(put_back(lambda y: y))
-    model.head.weight.data[7, 0] = NAN
-    first, _ = of_nonfinite(check(model, inputs(padding=3)))
-    assert first.message == "parameter head.weight holds NaN or infinity"
-    assert len(of_nonfinite(check(model, inputs(padding=3)))) == 2
-
-
-def test_rows_without_a_key_are_the_cause_where_only_a_copy_is_set_to_zero():
-    def attend(q, k, v, hidden):
-        logits = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(hidden, -INF)
-        weights = logits.softmax(-1)
-        weights.nan_to_num(0.0).amax()  # for a plot
-        return weights @ v
-
-    first, _ = of_nonfinite(check(Reader(attend), inputs(padding=3)))
-    assert first.message == f"{3 * HEADS} of {2 * 12 * HEADS} rows see no key, and become NaN"
+    assert facts(first.message) == ("rules.nonfinite.parameters", {"number": 3, "name": "blocks.0.out.weight"})
 
 
 def test_another_product_in_a_model_with_rows_without_a_key_is_named_itself():
     first, _ = of_nonfinite(check(Reader(multiplied), inputs(padding=3)))
-    assert first.message == "mul of infinite numbers gives NaN: inf - inf, or 0 * inf"
+    assert facts(first.message) == ("rules.nonfinite.infinite", {"op": "mul"})
 
 
 def test_a_product_that_overflows_float16_is_named_with_its_size():
@@ -282,7 +80,10 @@ def test_a_product_that_overflows_float16_is_named_with_its_size():
     assert size > 65504
     assert (first.site, first.threshold) == ("blocks.1", 65504.0)
     assert first.value == pytest.approx(size, rel=1e-6)
-    assert first.message == f"q . k overflows float16: it reaches {first.value:.4g}, the largest is 65504"
+    assert facts(first.message) == (
+        "rules.nonfinite.overflow",
+        {"op": "q . k", "dtype": "float16", "value": f"{first.value:.4g}", "largest": "65504"},
+    )
     assert "test_audit_nonfinite.py:" in first.at
 
 
@@ -292,20 +93,21 @@ def test_another_step_that_overflows_float16_is_named_where_it_is():
     model.blocks[0].down.weight.data *= 3000
     first, second = of_nonfinite(check(model, inputs()))
     assert first.site == "blocks.0.down"
-    assert first.message.startswith("addmm overflows float16: it reaches ")
-    assert second.message.startswith("NaN or infinity reaches 2 of 3 attentions (blocks.1-2)")
+    id, values = facts(first.message)
+    assert (id, values["op"], values["dtype"]) == ("rules.nonfinite.overflow", "addmm", "float16")
+    assert facts(second.message)[1] == {"number": 2, "total": 3, "sites": "(blocks.1-2)"}
 
 
 def test_a_buffer_an_input_and_arithmetic_on_infinities():
     model = Reader()
     model.gain[2] = NAN
-    assert of_nonfinite(check(model, inputs()))[0].message == "buffer gain holds NaN or infinity"
+    assert facts(of_nonfinite(check(model, inputs()))[0].message) == held("buffer", "gain")
     first, _ = of_nonfinite(check(Reader(multiplied), inputs()))
-    assert first.message == "mul of infinite numbers gives NaN: inf - inf, or 0 * inf"
+    assert facts(first.message) == ("rules.nonfinite.infinite", {"op": "mul"})
     layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
     x = torch.randn(1, 5, 16)
     x[0, 2] = NAN
-    assert of_nonfinite(check(layer, x))[0].message == "input 0 holds NaN or infinity"
+    assert facts(of_nonfinite(check(layer, x))[0].message) == held("input", "0")
 
 
 class Distances(nn.Module):
@@ -386,7 +188,7 @@ def test_a_cache_that_is_returned_is_looked_at(make, sick):
     found = of_nonfinite(check(Cached(make, sick).eval(), torch.randn(1, 5, 16)))
     assert [one.severity for one in found] == ([] if sick is None else ["critical"] * 2)
     if sick is not None:
-        assert found[1].message == "NaN or infinity reaches the model's output"
+        assert facts(found[1].message) == ("rules.nonfinite.reaches.output", {})
 
 
 class Once(nn.Module):
@@ -411,7 +213,7 @@ class Once(nn.Module):
 def test_a_model_whose_second_run_raises_is_reported_without_an_origin(error):
     report = check(Once(error, late=False), inputs())
     (finding,) = of_nonfinite(report)
-    assert (finding.severity, finding.message) == ("critical", "NaN or infinity reaches the model's output")
+    assert (finding.severity, facts(finding.message)) == ("critical", ("rules.nonfinite.reaches.output", {}))
     (missed,) = [one for one in report.not_measured if one.reason.startswith("nonfinite")]
     assert missed.reason.startswith(f"nonfinite: where it begins was not searched: Once raised {type(error).__name__}")
     assert report.exit_code == 1
@@ -419,7 +221,7 @@ def test_a_model_whose_second_run_raises_is_reported_without_an_origin(error):
 
 def test_a_model_that_raises_after_its_first_nan_still_has_an_origin():
     report = check(Once(RuntimeError("only once"), late=True), inputs())
-    assert of_nonfinite(report)[0].message == "buffer attend.gain holds NaN or infinity"
+    assert facts(of_nonfinite(report)[0].message) == held("buffer", "attend.gain")
     assert not [one for one in report.not_measured if one.reason.startswith("nonfinite")]
 
 

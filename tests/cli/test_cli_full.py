@@ -58,7 +58,7 @@ def test_a_full_stdout_is_an_error_to_the_very_end(sqrtdk: Warm, warm: bool) -> 
         command = [sys.executable, "-m", "sqrtdk", "--version"]
         with open(FULL, "w") as full:
             done = subprocess.run(
-                command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=120, check=False
+                command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=300, check=False
             )
     assert done.returncode == 2
     assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == ["Error:", "Hint:"]

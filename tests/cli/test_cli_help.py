@@ -84,7 +84,7 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
         "    told[line] = text.getvalue()\n"
         f"print(json.dumps([[name for name in {HEAVY!r} if name in sys.modules], told]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     heavy, told = json.loads(done.stdout)
     assert heavy == []
     assert [line for line, text in told.items() if "sqrtdk" not in text] == []
@@ -93,7 +93,7 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
 @pytest.mark.parametrize("line", ["--version", "check --seq-len 0"])
 def test_both_entries_are_one_program_and_a_call_in_this_process_is_too(line: str) -> None:
     for program in PROGRAMS:
-        done = subprocess.run([*program, *line.split()], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([*program, *line.split()], capture_output=True, text=True, timeout=300, check=False)
         here = called(*line.split())
         assert (done.returncode, done.stdout, done.stderr) == (here.returncode, here.stdout, here.stderr)
         assert "sqrtdk " in done.stdout + done.stderr
@@ -142,7 +142,7 @@ complete_words sqrtdk watch s
     environment = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     environment["PATH"] = f"{SCRIPT.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=120, check=False, env=environment
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     assert done.stdout.splitlines() == ["--fail-on", "eager sdpa both", "show"], done.stderr
 

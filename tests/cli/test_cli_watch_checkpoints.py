@@ -111,7 +111,7 @@ def test_ctrl_c_keeps_what_ended(tmp_path: Path) -> None:
     with python(*arguments, cwd=tmp_path, **streams) as process:
         until(lambda: list(tmp_path.glob("run/checkpoints/*.json")))
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (130, "")
     assert stderr == "What ended is kept in run; the same command goes on with the rest.\nInterrupted.\n"
     done = json.loads(_checkpoints(tmp_path / "a" / "*", "--output", tmp_path / "run", "--json").stdout)

@@ -194,11 +194,11 @@ def test_pool_no_worker_outlives_its_parent(kill: signal.Signals, tmp_path: Path
             os.killpg(process.pid, kill)  # as a terminal does: every process of the group gets it
         else:
             process.kill()
-        _, said = process.communicate(timeout=60)
-        gone, alive = psutil.wait_procs(workers, timeout=30)
+        _, said = process.communicate(timeout=120)
+        gone, alive = psutil.wait_procs(workers, timeout=60)
         assert alive == []
         assert len(gone) == 2
-        assert time.monotonic() - begin < 30
+        assert time.monotonic() - begin < 100  # their cells take two minutes
         if kill == signal.SIGINT:
             assert said.count("Traceback") == 1, said  # the program's own; the workers say nothing
 
@@ -212,9 +212,9 @@ def test_pool_an_interrupt_while_workers_start_is_their_parents_alone(tmp_path: 
         until(lambda: any("spawn_main" in " ".join(child.cmdline()) for child in parent.children()))
         workers = parent.children()
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
         assert said.count("Traceback") == 1, said
-        assert psutil.wait_procs(workers, timeout=30)[1] == []
+        assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ SCALE = ("test_gpu_tiles.py", "agree and scale")
 MASK = ("test_gpu_tiles.py", "agree and mask")
 FEW = ("test_gpu_tiles.py", "agree and few")
 GRADIENTS = ("test_gpu_torch.py", "each_result_alone")
-FAR = ("test_gpu_torch.py", "32_bits")
+FAR = ("test_gpu_offsets.py", "32_bits")
 Tests = tuple[str, str]
 
 MUTANTS: dict[str, tuple[Planted, Tests]] = {

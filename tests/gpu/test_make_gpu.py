@@ -31,7 +31,7 @@ def test_without_a_gpu_nothing_is_made(tmp_path: Path, named: str | None) -> Non
     if named:
         around["SQRTDK_TORCH"] = named
     command = ["make", "--no-print-directory", "-C", str(ROOT), "gpu", f"PYTHON={sys.executable}", f"OUT={tmp_path}/o"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=around)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=around)
     assert (done.returncode, done.stdout) == (2, "")
     line, makes_own = done.stderr.splitlines()
     assert line.startswith("make gpu needs an NVIDIA GPU and torch 2.11 or newer for CUDA: ")
@@ -85,7 +85,7 @@ def test_the_record_of_the_tests_has_each_of_them(tmp_path: Path) -> None:
     (tmp_path / "test_three.py").write_text(code)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=x.xml", "test_three.py"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=False)
     record = json.loads(json.dumps(GPU["outcomes"](tmp_path / "x.xml")))
     assert record["counts"] == {"passed": 1, "failure": 1, "error": 0, "skipped": 1}
     assert [row["outcome"] for row in record["tests"]] == ["passed", "failure", "skipped"]

@@ -10,6 +10,7 @@ import torch
 from sqrtdk import check
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from tests.laws.caching_models import Behind, Decoder, Returned, Slots, Store, Stored, ids, noise
+from tests.support.sentences import facts, facts_of
 
 
 def answers(model: torch.nn.Module, inputs: Any, law: str = "cache") -> dict[str, LawAnswer]:
@@ -24,31 +25,31 @@ def test_the_right_decoder_decodes_as_it_runs_in_one_pass() -> None:
         "static": NOT_ASKED,
         "left padding": KEPT,
     }
-    assert found["static"].reason == "its cache is none of transformers"
+    assert facts(found["static"].reason) == ("laws.cache.not_of_transformers", {})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "id", "values"),
     [
-        ("corner", "a step of one token behind 9 cached ones gives other outputs than one pass"),
-        ("again", "a step of one token behind 9 cached ones gives other outputs than one pass"),
-        ("order", "a chunk of 2 tokens behind 10 cached ones gives other outputs than one pass"),
+        ("corner", "step_differs", {"first": 9}),
+        ("again", "step_differs", {"first": 9}),
+        ("order", "chunk_differs", {"tokens": 2, "first": 10}),
     ],
 )
-def test_a_cache_that_moves_outputs(wrong: str, words: str) -> None:
+def test_a_cache_that_moves_outputs(wrong: str, id: str, values: dict[str, int]) -> None:
     answer = answers(Decoder(wrong), (ids(),))["dynamic"]
     assert answer.state == BROKEN
     assert answer.finding is not None
     assert (answer.finding.rule, answer.finding.severity) == ("law_cache", "fail")
     assert answer.site == "layers.0"
-    assert answer.reason.startswith(words)
+    assert facts_of(f"laws.cache.{id}", answer.reason) == values
     assert answer.moved[:9] == (False,) * 9
     assert answer.moved[10:] == (True, True)
 
 
 def test_the_corner_of_a_mask_is_named() -> None:
     answer = answers(Returned(corner=True), (noise(2, 16, 32),))["dynamic"]
-    assert answer.reason.endswith("is_causal with 1 row and 14 keys: aligned to the upper left")
+    assert facts_of("laws.cache.is_causal_upper_left", answer.reason) == {"count": 1, "keys": 14}
     assert answers(Returned(), (noise(2, 16, 32),))["dynamic"].state == KEPT
 
 
@@ -61,15 +62,13 @@ def test_a_chunk_alone_can_show_it() -> None:
             return super().forward(x, past_key, past_value)
 
     answer = answers(Switched(), (noise(2, 16, 32),))["dynamic"]
-    assert answer.reason == (
-        "a chunk of 2 tokens behind 14 cached ones gives other outputs than one pass; "
-        "is_causal with 2 rows and 16 keys: aligned to the upper left"
-    )
+    assert facts_of("laws.cache.chunk_differs", answer.reason) == {"tokens": 2, "first": 14}
+    assert facts_of("laws.cache.is_causal_upper_left", answer.reason) == {"count": 2, "keys": 16}
 
 
 def test_steps_that_begin_at_position_0_are_right_where_positions_are_given() -> None:
     answer = answers(Decoder("offset"), (ids(),))["dynamic"]
-    assert (answer.state, answer.reason) == (KEPT, "with position_ids; without them steps begin at position 0")
+    assert (answer.state, facts(answer.reason)) == (KEPT, ("laws.cache.with_position_ids", {}))
 
 
 def test_a_step_that_forgets_the_padding_before_it() -> None:
@@ -77,7 +76,7 @@ def test_a_step_that_forgets_the_padding_before_it() -> None:
     found = answers(Decoder("short mask"), inputs)
     assert found["dynamic"].state == KEPT
     assert found["left padding"].state == BROKEN
-    assert "the batch has left padding" in found["left padding"].reason
+    assert facts_of("laws.cache.of_left_padding", found["left padding"].reason) == {}
     assert found["left padding"].moved == (False,) * 9 + (True,) * 3
 
 
@@ -101,7 +100,7 @@ def test_a_model_that_is_not_causal_is_not_asked() -> None:
 
     answer = answers(Open(), (noise(2, 10, 32),))["dynamic"]
     assert answer.state == NOT_ASKED
-    assert "later tokens move earlier outputs" in answer.reason
+    assert facts_of("laws.cache.later_tokens_move", answer.reason) == {}
 
 
 def test_outputs_that_depend_on_the_number_of_tokens_move_with_no_later_token() -> None:
@@ -112,30 +111,31 @@ def test_outputs_that_depend_on_the_number_of_tokens_move_with_no_later_token() 
 
     assert [a.state for a in check(Counted().eval(), (noise(2, 10, 32),), laws="causal").laws] == [KEPT]
     answer = answers(Counted(), (noise(2, 10, 32),))["dynamic"]
-    told = "the prefill alone gives other outputs: they depend on the number of tokens"
-    assert (answer.state, answer.reason) == (NOT_ASKED, told)
+    assert (answer.state, facts(answer.reason)) == (NOT_ASKED, ("laws.cache.length_moves", {}))
 
 
 @pytest.mark.parametrize(
-    ("model", "severity", "words"),
+    ("model", "severity", "id", "values"),
     [
-        (Behind(), None, ""),
-        (Behind(flat=True), None, ""),
-        (Behind(unturned=True), None, ""),
-        (Behind("corner"), "fail", "is_causal with 4 rows and 12 keys: aligned to the upper left"),
-        (Behind("corner", flat=True), "fail", "is_causal with 4 rows and 12 keys: aligned to the upper left"),
-        (Behind("offset"), "warn", "new rows are turned from position 0 behind 8 cached keys"),
-        (Behind("offset", flat=True), "warn", "new rows are turned from position 0 behind 8 cached keys"),
-        (Behind("again", unturned=True), "warn", "the cached keys meet q otherwise, as ones that are turned again"),
+        (Behind(), None, "", None),
+        (Behind(flat=True), None, "", None),
+        (Behind(unturned=True), None, "", None),
+        (Behind("corner"), "fail", "is_causal_upper_left", {"count": 4, "keys": 12}),
+        (Behind("corner", flat=True), "fail", "is_causal_upper_left", {"count": 4, "keys": 12}),
+        (Behind("offset"), "warn", "turned_from_zero", {"cached": 8}),
+        (Behind("offset", flat=True), "warn", "turned_from_zero", {"cached": 8}),
+        (Behind("again", unturned=True), "warn", "turned_again", {}),
     ],
 )
-def test_keys_that_are_given_and_not_returned(model: Behind, severity: str | None, words: str) -> None:
+def test_keys_that_are_given_and_not_returned(
+    model: Behind, severity: str | None, id: str, values: dict[str, int] | None
+) -> None:
     shape = (2, 8, 2, 16) if model.flat else (2, 2, 8, 16)
     inputs = (noise(2, 4, 32), noise(*shape, seed=3), noise(*shape, seed=4))
     answer = answers(model, inputs)["given keys"]
     assert answer.state == (KEPT if severity is None else BROKEN)
     assert (answer.finding.severity if answer.finding else None) == severity
-    assert words in answer.reason
+    assert facts_of(f"laws.cache.{id}", answer.reason) == values
 
 
 def test_empty_slots_that_rows_see() -> None:
@@ -144,7 +144,7 @@ def test_empty_slots_that_rows_see() -> None:
     answer = answers(Slots(hides=False), inputs)["empty slots"]
     assert answer.finding is not None
     assert answer.finding.severity == "warn"
-    assert answer.reason == "rows see 14 keys that are exactly zero in k and v: empty slots of a cache"
+    assert facts(answer.reason) == ("laws.cache.empty_slots_seen", {"count": 14})
 
 
 def test_empty_slots_are_said_of_a_model_that_is_not_asked_the_rest() -> None:
@@ -160,7 +160,7 @@ def test_keys_that_are_given_and_returned() -> None:
     """A cache that the inputs begin with stays before the tokens."""
     past = noise(2, 2, 5, 16, seed=3), noise(2, 2, 5, 16, seed=4)
     found = answers(Returned(), (noise(2, 10, 32), *past))
-    assert (found["dynamic"].state, found["static"].reason) == (KEPT, "the inputs have a cache of their own")
+    assert (found["dynamic"].state, facts(found["static"].reason)) == (KEPT, ("laws.cache.own_cache", {}))
 
 
 def test_reasons_not_to_ask() -> None:
@@ -169,11 +169,11 @@ def test_reasons_not_to_ask() -> None:
             return super().forward(input_ids, past_key_values=past, use_cache=True)
 
     found = answers(Lengths(), {"input_ids": ids(), "lengths": torch.tensor([12, 12])})
-    assert found[""].reason == "it takes lengths of the samples, which may count cached tokens or not"
+    assert facts(found[""].reason) == ("laws.cache.lengths", {})
     found = answers(Decoder(), (ids(2, 5),))
-    assert found[""].reason == "5 tokens are too few for a prefill and two steps: 6 are needed"
+    assert facts(found[""].reason) == ("laws.cache.few_tokens", {"count": 5, "least": 6})
     plain = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1)
-    assert answers(plain, (noise(2, 8, 32),))[""].reason == "forward takes no cache"
+    assert facts(answers(plain, (noise(2, 8, 32),))[""].reason) == ("laws.cache.no_argument", {})
 
 
 def test_asking_leaves_caches_hooks_and_generators_as_they_were() -> None:

@@ -11,6 +11,7 @@ import torch
 from tests.monitor.saved_runs import STEPS, measure, save
 from tests.monitor.watched_models import global_hooks
 from tests.support.once import made_once
+from tests.support.two_ranks import two_ranks as two_ranks
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sqrtdk import check, laws
 from tests.monitor import ranks_at_work as work
+from tests.monitor import ranks_models as models
 
 Meet = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -60,24 +61,24 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return gathered(out, 1).chunk(size, 2)[rank]
 
 
-def causal(meet: Meet) -> work.Decoder:
-    model = work.meeting(meet)
+def causal(meet: Meet) -> models.Decoder:
+    model = models.meeting(meet)
     for layer in model.layers:
         layer.is_causal = True
     return model
 
 
 def parallel(folder: Path) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(causal(work.plainly))
+    return nn.parallel.DistributedDataParallel(causal(models.plainly))
 
 
 MODELS: dict[str, Callable[[Path], nn.Module]] = {
     "ring": lambda _: causal(ring),
     "ulysses": lambda _: causal(ulysses),
-    "gathered": lambda _: causal(work.of_gathered_keys),
-    "alone": lambda _: causal(work.plainly),
+    "gathered": lambda _: causal(models.of_gathered_keys),
+    "alone": lambda _: causal(models.plainly),
     "ddp": parallel,
-    "fsdp": lambda _: work.sharded(causal(work.plainly)),
+    "fsdp": lambda _: models.sharded(causal(models.plainly)),
 }
 SPLIT = ("ring", "ulysses", "gathered")  # whose attention is split over the ranks
 
@@ -87,7 +88,8 @@ def work_of(rank: int, size: int, folder: Path) -> None:
     work.join(rank, size, folder)
     found: dict[str, Any] = {}
     for name, build in MODELS.items():
-        x = work.mine(work.batch(length=8), 1) if name in ("ring", "ulysses", "gathered") else work.batch(length=8)
+        x = models.batch(length=8)
+        x = models.mine(x, 1) if name in ("ring", "ulysses", "gathered") else x
         model = build(folder).eval()
         report = check(model, (x,), laws="all")
         found[name] = {
@@ -97,7 +99,7 @@ def work_of(rank: int, size: int, folder: Path) -> None:
             "laws": {answer.law: answer.state for answer in report.laws},
             "why": sorted({str(answer.reason) for answer in report.laws if answer.state == "not asked"}),
             "asked": [answer.state for answer in laws.ask(model, (x,), "causal").answers],
-            "watched": work.look(build(folder), [x]),
+            "watched": models.look(build(folder), [x]),
         }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()

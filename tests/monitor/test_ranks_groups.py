@@ -25,7 +25,7 @@ from sqrtdk.monitor.watch import watch
 from sqrtdk.stats import row_stats
 from sqrtdk.tracing.tensors import CallRows
 from sqrtdk.tracing.trace import Trace
-from tests.monitor import ranks_at_work as work
+from tests.monitor import ranks_models as models
 
 
 @pytest.fixture
@@ -175,15 +175,17 @@ def test_what_a_rank_missed_is_told_with_its_number() -> None:
 
 def test_weights_of_tensor_parallel_layers_have_their_names(group: None) -> None:
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "tp"))
-    parallel = [work.by_heads(work.decoder(), mesh["tp"]) for _ in range(2)]
-    for model in (parallel[0], work.sharded(parallel[1], mesh["dp_shard"])):
+    parallel = [models.by_heads(models.decoder(), mesh["tp"]) for _ in range(2)]
+    for model in (parallel[0], models.sharded(parallel[1], mesh["dp_shard"])):
         with Trace(model, stats=False, keep=True) as trace, torch.no_grad():
-            model(work.batch())
+            model(models.batch())
         for at, kept in enumerate(trace.tensors):
             for name, one in (("q_proj", kept.query), ("k_proj", kept.key), ("v_proj", kept.value)):
                 assert one.projection is not None
                 assert one.projection.name == f"layers.{at}.{name}.weight"
-                assert torch.equal(one.projection.weight.flatten(0, 1), getattr(work.decoder().layers[at], name).weight)
+                assert torch.equal(
+                    one.projection.weight.flatten(0, 1), getattr(models.decoder().layers[at], name).weight
+                )
         assert trace.unread == frozenset()
         assert trace.not_measured == ()
 
@@ -200,11 +202,11 @@ def test_a_ring_of_sequences_is_told_as_what_it_is(group: None) -> None:
 
 def test_calls_of_one_sharded_weight_have_no_gradients_which_is_told(group: None) -> None:
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    model = work.by_heads(work.decoder(), mesh)
+    model = models.by_heads(models.decoder(), mesh)
     model.layers[1] = model.layers[0]
     with watch(model, every=1, group=mesh) as health:
         for _ in range(2):
-            model(work.batch()).sum().backward()
+            model(models.batch()).sum().backward()
             health.step()
     first, second = health.samples
     assert [call.columns.get("query_grad_max") for call in first.calls] == [None, None]
@@ -214,19 +216,19 @@ def test_calls_of_one_sharded_weight_have_no_gradients_which_is_told(group: None
 
 def test_a_copied_model_has_the_names_of_the_model_itself(group: None, tmp_path: Path) -> None:
     """So its records go on where another number of processes ended."""
-    model = work.decoder()
+    model = models.decoder()
     for one in (nn.parallel.DistributedDataParallel(model), model, torch.compile(model, backend="eager")):
         with torch.no_grad(), watch(one, every=1, to=tmp_path / "run") as health:
-            one(work.batch())
+            one(models.batch())
             health.step()
         assert [call.site for call in health.samples[0].calls] == ["layers.0", "layers.1"]
     assert read_run(tmp_path / "run").last_step == 3
 
 
 def test_parameters_keep_their_names_where_fsdp_puts_them_together(group: None) -> None:
-    model = work.sharded(work.decoder())
+    model = models.sharded(models.decoder())
     with Trace(model, stats=False, projections=True) as trace, torch.no_grad():
-        model(work.batch())
+        model(models.batch())
     names = [[one.name for one in pair if one is not None] for pair in trace.projections]
     assert names == [[f"layers.{at}.{name}.weight" for name in ("q_proj", "k_proj")] for at in (0, 1)]
     assert trace.unread == frozenset()

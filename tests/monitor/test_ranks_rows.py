@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ PART = "it is part of a row of several ranks"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(two_ranks: Path) -> Found:
     """What each of two ranks was told of each model."""
-    ranks = work.run(parts_of_rows.work_of, 2, tmp_path_factory.mktemp("rows"))
+    ranks = work.written(two_ranks / "rows", 2)
     assert all(ranks), "a rank did not end"
     return ranks
 

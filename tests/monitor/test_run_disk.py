@@ -103,7 +103,7 @@ def _mounted(folder: Path, code: str, size: str = "128k") -> subprocess.Complete
     script = f'mount -t tmpfs -o size={size} tmpfs "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     arguments = [str(folder), sys.executable, code]
-    options: Any = {"capture_output": True, "text": True, "timeout": 120, "env": with_tests()}
+    options: Any = {"capture_output": True, "text": True, "timeout": 300, "env": with_tests()}
     return subprocess.run([*command, *arguments], check=False, **options)
 
 

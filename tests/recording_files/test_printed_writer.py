@@ -26,7 +26,7 @@ def run(folder: Path, code: str) -> None:
     """Run the writer and more in a process that has numpy and safetensors alone."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_TORCH + WRITER + code],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -30,7 +30,7 @@ VALUES = torch.zeros(1, 1, 4, 4)
 def in_a_process(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     begin = "import os, signal, resource\nfrom sqrtdk._files import write_parts\n"
     return subprocess.run(
-        [sys.executable, "-c", begin + code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", begin + code], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,9 +57,9 @@ def clip(name: str, model: nn.Module, batch: tuple[Any, ...], **options: Any) ->
     return qk_clip_(model, run, THRESHOLD.get(name, 20.0), 0.3, **options), weights(model)
 
 
-def rank_main(rank: int, folder: str) -> None:
+def work_of(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     results: dict[str, Any] = {}
     try:
         for name, way in (*CASES, ("separate", "masters")):
@@ -75,7 +75,7 @@ def rank_main(rank: int, folder: str) -> None:
         results["parts"] = _parts()
         results["late"] = _late(rank)
         results["watch"] = watch_ranks.of_this_rank()
-        torch.save(results, os.path.join(folder, f"rank{rank}.pt"))
+        torch.save(results, folder / f"rank{rank}.pt")
     finally:
         dist.destroy_process_group()
 

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from sqrtdk.tracing.tape.stance import fast_path_off
 from tests.repair import watch_ranks
-from tests.repair.ranks import CASES, RANKS, build, clip, inputs, rank_main
+from tests.repair.ranks import CASES, RANKS, build, clip, inputs
+from tests.support.two_ranks import two_ranks as two_ranks
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.spawn(rank_main, args=(str(folder),), nprocs=RANKS)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+def ranks(two_ranks: Path) -> list[dict[Any, Any]]:
+    return [torch.load(two_ranks / "repair" / f"rank{rank}.pt") for rank in range(RANKS)]
 
 
 @pytest.mark.full

@@ -166,7 +166,7 @@ def test_a_notebook_shows_them() -> None:
     pytest.importorskip("ipykernel")
     cells = [nbformat.v4.new_code_cell(source.strip()) for source in NOTEBOOK.split("---")]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     for cell, start in zip(notebook.cells[1:], SHOWN, strict=False):
         (output,) = cell.outputs
         assert output["data"]["text/plain"].startswith(start)

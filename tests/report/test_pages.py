@@ -48,22 +48,25 @@ def comparison(runs: Runs) -> str:
     return watch_html.to_html(told, compare_runs(*told))
 
 
-def lab_pages() -> dict[str, Callable[[Runs], str]]:
-    """Pages of claims, where the lab is installed."""
-    if not LAB:
-        return {}
+def lab(_: Runs) -> str:
     from lab_tests.report import sample_lab
     from sqrtdk_lab.report.page import to_html
 
     one, other, *_more = sample_lab.records()
-    every = [*sample_lab.records(), sample_lab.unsound(one), sample_lab.undecided(other)]
-    return {"lab": lambda _: to_html(every), "lab hostile": lambda _: to_html([one, sample_lab.hostile()])}
+    return to_html([*sample_lab.records(), sample_lab.unsound(one), sample_lab.undecided(other)])
+
+
+def hostile_lab(_: Runs) -> str:
+    from lab_tests.report import sample_lab
+    from sqrtdk_lab.report.page import to_html
+
+    return to_html([sample_lab.records()[0], sample_lab.hostile()])
 
 
 PAGES = {
     **{f"check {name}": check_page(name) for name in CHECKS},
     **{f"diff {name}": diff_page(name) for name in sample_diff.REPORTS},
-    **lab_pages(),
+    **({"lab": lab, "lab hostile": hostile_lab} if LAB else {}),
     "watch": watch,
     "watch sick": sick_watch,
     "comparison": comparison,

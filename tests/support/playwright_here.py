@@ -10,3 +10,5 @@ from playwright.sync_api import Browser as Browser
 from playwright.sync_api import Locator as Locator
 from playwright.sync_api import Page as Page
 from playwright.sync_api import expect as expect
+
+expect.set_options(timeout=180_000)  # milliseconds: a machine that is busy with other tests draws slowly

@@ -32,7 +32,7 @@ from sqrtdk.cli.errors import PlainMessages
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
 DROPPED = ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "SQRTDK_TRACEBACK", "PYTHONUNBUFFERED")
-SECONDS = 120
+SECONDS = 300
 
 AUDIT = "sqrtdk, sqrtdk.report.html, sqrtdk.report.json, sqrtdk.report.terminal"
 FIRST = "sqrtdk.check('demo', seq_len=8)"  # imports in a second what each fork would import again

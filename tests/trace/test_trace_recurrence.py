@@ -79,11 +79,11 @@ def test_formulas_have_one_size_for_any_number_of_steps(kind: type[nn.Module]) -
 def test_a_report_has_one_size_for_any_number_of_steps() -> None:
     torch.manual_seed(0)
     model, sizes = Hybrid(), []
-    for length in (12, 48, 96):
+    for length in (12, 48):
         report = sqrtdk.check(model, inputs=(torch.randn(2, length, 16),), laws="none")
         lost = [finding.message for finding in report.findings if finding.rule == "unmeasured"]
         sizes.append((len(report.not_measured), [len(text) for text in lost], len(to_json(report))))
-    assert sizes[0][:2] == sizes[1][:2] == sizes[2][:2]
+    assert sizes[0][:2] == sizes[1][:2]
     assert max(size for *_, size in sizes) < 1.02 * min(size for *_, size in sizes)  # numbers have a few more digits
 
 

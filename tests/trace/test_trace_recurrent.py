@@ -87,8 +87,9 @@ def test_what_a_cell_gave_enters_the_product(name: str, on: str) -> None:
     assert told == [name.split()[0] if name != "written" else "add"] * len(on)
 
 
-@pytest.mark.parametrize("length", [20, 400])
-def test_a_way_of_any_length_is_followed(length: int) -> None:
+def test_a_way_of_any_length_is_followed() -> None:
+    """1200 operations: more than Python calls go into one another."""
+
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -96,7 +97,7 @@ def test_a_way_of_any_length_is_followed(length: int) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             q = self.q(x)
-            for _ in range(length):
+            for _ in range(400):
                 q = (q * 2.0).flip(-1) * 0.5
             return attend(q, self.k(x), self.v(x))
 

@@ -332,7 +332,7 @@ def test_the_notebook_runs_and_gives_what_it_shows(language: str) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     shown = nbformat.read(ROOT / "examples" / "lesson" / f"why-sqrt-dk.{language}.ipynb", as_version=4)
     run = nbformat.from_dict(shown)
-    nbclient.NotebookClient(run, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(run, timeout=600, kernel_name="python3").execute()
     for before, after in zip(shown.cells, run.cells, strict=True):
         if before.cell_type == "code":
             assert said(after) == said(before), before.source

@@ -12,7 +12,7 @@ from sqrtdk.report.plain import plain
 from sqrtdk_lab.record import Record
 from sqrtdk_lab.report.page import to_html
 from tests.report.sample_report import EVIL
-from tests.support.playwright_here import Browser, Page
+from tests.support.playwright_here import Browser, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
@@ -176,7 +176,7 @@ def test_the_keyboard_reaches_all(show: Opener) -> None:
     assert page.evaluate("document.documentElement.lang") == "zh-CN"
     page.locator("article#var-linear details summary").first.focus()
     page.keyboard.press("Enter")
-    assert page.locator("article#var-linear details[open]").count() == 1
+    expect(page.locator("article#var-linear details[open]")).to_have_count(1)
 
 
 def test_plots_have_names(show: Opener) -> None:
