@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk import check
+from sqrtdk.audit.first_tokens import LENGTHS
 from sqrtdk.laws import ask, table
-from sqrtdk.laws.first_tokens import LENGTHS
 from sqrtdk.laws.rows import runs_of
 from sqrtdk.laws.subject import Subject
 from tests.hf.small import build, needs, small_config

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.configs import field
+from sqrtdk.audit.first_tokens import in_a_band
 from sqrtdk.audit.records import BROKEN, KEPT, LawAnswer
 from sqrtdk.laws.answers import law_broken, law_holds, law_refused
 from sqrtdk.laws.causal import tokens_of_decoder
@@ -44,7 +45,7 @@ from sqrtdk.laws.first_place import Protected, first_unlike
 from sqrtdk.laws.given_keys import empty_slots, given_keys
 from sqrtdk.laws.inputs import Content, lengths, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
-from sqrtdk.laws.padded import in_a_band, mask_name, pad_both_sides, self_attentions, with_positions
+from sqrtdk.laws.padded import mask_name, pad_both_sides, self_attentions, with_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.modules import forward_arguments
