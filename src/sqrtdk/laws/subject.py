@@ -48,6 +48,10 @@ class NotAsked(Exception):
         self.by_length = by_length
 
 
+class RunEnded(BaseException):
+    """Ends a run from within, once all that is asked of it is there. No `except Exception` of a model stops it."""
+
+
 @dataclass(slots=True)
 class Subject:
     """The model that laws are asked of.
@@ -143,6 +147,8 @@ class Subject:
     def run(self, changes: Mapping[str, Any], *, seed: int | None = None) -> Outputs:
         """Return every floating-point tensor of the model's output, by name, with some inputs changed.
 
+        There are none if a hook ends the run by `RunEnded`.
+
         Raises:
             NotAsked: The model raises on these inputs.
         """
@@ -177,6 +183,8 @@ class Subject:
             with self.pace.run(), contextlib.nullcontext() if self.itself is None else _HalfAsFloat32():
                 return call(self.module, inputs, own_inputs=True)
         except ModelError as error:
+            if isinstance(error.__cause__, RunEnded):
+                return None
             raise NotAsked(self._raised(error.__cause__ or error), by_length=True) from error
 
     def _raised(self, error: BaseException) -> Message:

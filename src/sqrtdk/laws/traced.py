@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
-from sqrtdk.laws.subject import Outputs, Subject
+from sqrtdk.laws.subject import Outputs, RunEnded, Subject
 from sqrtdk.modules.calls import CallPlace, hooked
 from sqrtdk.modules.structures import copy_structure, floating
 from sqrtdk.tracing import Trace
@@ -117,6 +117,35 @@ def _beside(module: nn.Module, site: str) -> list[str]:
         children = () if around is None else around.named_children()
         inner += [f"{path}.{name}" if path else name for name, child in children if not is_container(child)]
     return inner
+
+
+def may_end_early(module: nn.Module) -> bool:
+    """Return whether a run may end before its last module: no hook has to put weights back behind the modules around.
+
+    FSDP frees gathered weights there, and accelerate those that it has loaded.
+    """
+    parts = list(module.modules())
+    kinds = {cls.__module__ for part in parts for cls in type(part).__mro__}
+    moved = any(hasattr(part, "_hf_hook") for part in parts)
+    return not moved and not any(kind.startswith("torch.distributed") for kind in kinds)
+
+
+@contextmanager
+def ended_after(module: nn.Module, paths: Collection[str]) -> Iterator[None]:
+    """End the run within the block once each of these modules has ended its first call. Enter it behind other hooks."""
+    left = set(paths)
+    parts = {path: part for path in left if path and (part := module_at(module, path)) is not None}
+
+    def ends(place: CallPlace, args: Any, kwargs: Any, output: Any) -> None:
+        left.discard(place[0])
+        if not left:
+            raise RunEnded
+
+    if len(parts) == len(left) and parts and may_end_early(module):
+        with hooked(parts, None, ends):
+            yield
+    else:
+        yield
 
 
 def is_container(module: nn.Module | None) -> bool:
