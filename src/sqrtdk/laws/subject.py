@@ -75,6 +75,7 @@ class Subject:
         rows_apart: Whether changes of the inputs may be rows of one run: its samples do not see one another.
         steady: Whether two runs of the unchanged inputs agree; None if that was not looked at.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
+        rows: Inputs that ran as rows of one run, and their outputs, for this subject and those made of it.
     """
 
     module: nn.Module
@@ -95,6 +96,7 @@ class Subject:
     rows_apart: bool = False
     steady: bool | None = None
     moves: bool | None = None
+    rows: list[tuple[dict[str, Any], Outputs]] = field(default_factory=list, repr=False)
     _base: Outputs | None = field(default=None, repr=False)
     _base_returned: Any = field(default=None, repr=False)
 
@@ -102,13 +104,15 @@ class Subject:
     def base(self) -> Outputs:
         """The outputs for the unchanged inputs."""
         if self._base is None:
+            self._base = next((y for inputs, y in self.rows if _are_equal(inputs, self.inputs)), None)
+        if self._base is None:
             self._base_returned = self.returned({})
             self._base = tensors_of(self._base_returned)
         return self._base
 
     @property
     def base_returned(self) -> Any:
-        """What forward returned for the unchanged inputs; None if the outputs are those of an earlier run."""
+        """What forward returned for the unchanged inputs; None if the outputs are those of another run."""
         return self._base_returned if self.base else None
 
     def take(self, outputs: Outputs) -> None:
@@ -197,7 +201,7 @@ class Subject:
         """Return the same model with other inputs."""
         return Subject(
             self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed,
-            pace=self.pace, itself=self.itself,
+            pace=self.pace, itself=self.itself, rows=self.rows,
         )  # fmt: skip
 
     def by_name(self) -> Subject:
@@ -216,6 +220,17 @@ class Subject:
         named.rows_apart = self.rows_apart
         named.positional, named._base, named._base_returned = (), self._base, self._base_returned
         return named
+
+
+def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two sets of inputs have the same names and values."""
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        return type(a) is type(b) and a is b
+
+    return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
 
 
 def subject_of(

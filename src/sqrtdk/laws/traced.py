@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,16 +50,18 @@ class Traced:
         passages: First calls of the modules of attentions and of those around them, by path. Where the config declares
             a factor on v or a gate, those of the modules beside the attention as well, and of the children of the two
             modules around it. In the order in which they end.
+        seed: The seed of the run.
     """
 
     calls: Mapping[tuple[str, int], CallTensors]
     unread: frozenset[str] = frozenset()
     outputs: Outputs = field(default_factory=dict)
     passages: dict[str, Passage] = field(default_factory=dict)
+    seed: int = 0
 
 
-def traced(subject: Subject) -> Traced:
-    """Return the traced run for the unchanged inputs; it is run once and kept."""
+def traced(subject: Subject, *, seed: int | None = None) -> Traced:
+    """Return the traced run for the unchanged inputs; it is run once, with this seed or the subject's own, and kept."""
     if subject.traced is None:
         passages: dict[str, Passage] = {}
         paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
@@ -67,8 +69,8 @@ def traced(subject: Subject) -> Traced:
         with ExitStack() as stack:
             for path in sorted(paths):
                 stack.enter_context(_noted(subject.module, path, passages))
-            run = run_traced(subject)
-        subject.traced = Traced(run.calls, run.unread, run.outputs, passages)
+            run = run_traced(subject, seed=seed)
+        subject.traced = replace(run, passages=passages)
     assert isinstance(subject.traced, Traced)
     return subject.traced
 
@@ -81,7 +83,8 @@ def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None, *, se
     """
     with fast_path_off(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
         outputs = subject.run(changes or {}, seed=seed)
-    return Traced({(call.site, call.index): call for call in run.tensors}, run.unread, outputs)
+    calls = {(call.site, call.index): call for call in run.tensors}
+    return Traced(calls, run.unread, outputs, seed=subject.seed if seed is None else seed)
 
 
 def upwards(site: str) -> list[str]:
