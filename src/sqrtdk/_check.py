@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from sqrtdk._progress import progress_shown, report_progress
-from sqrtdk.audit.graphs import audit_graph
 from sqrtdk.audit.model_run import ModelRun, run_model, with_laws
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
@@ -163,6 +162,8 @@ def _checked(
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
             raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
+        from sqrtdk.audit.graphs import audit_graph  # readers of formats that most runs do not need
+
         run, lost, told = audit_graph(model, options)
         run = dataclasses.replace(
             run, laws=tuple(law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)

@@ -73,6 +73,7 @@ class ModelRun:
     laws: tuple[LawAnswer, ...] = ()
     # Floating-point tensors that the run returned, by name, if they were asked for.
     outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    returned: Any = dataclasses.field(default=None, repr=False, compare=False)  # what holds them
     seconds: float = dataclasses.field(default=0.0, repr=False, compare=False)  # of its forward, under the trace
     ranks: int = 1  # ranks that run the model together: its forward has collectives
 
@@ -121,7 +122,7 @@ def run_model(
             calls=judged,
             mode="static" if static else "dynamic",
             rerun=rerun if alone and not static else None,
-            rerun_first=_first_reruns(loaded, judged, seed) if alone and not static else None,
+            rerun_first=_first_reruns(loaded, judged, seed) if alone and not static and not traced.not_measured else None,
             ran=frozenset(ran),
             compare=compare,
             dtype=str(environment["dtype"]),
@@ -161,6 +162,7 @@ def run_model(
         findings=findings,
         sources=source_files(loaded, judged_calls, findings, (*traced.not_attention, *missed)),
         outputs=outputs,
+        returned=output if outputs else None,
         seconds=seconds,
         ranks=traced.ranks,
     )
@@ -191,7 +193,7 @@ def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
     """Return the run with the laws' answers; a broken law is a finding, and counts for the health of its calls."""
     findings = (*run.findings, *(answer.finding for answer in answers if answer.finding is not None))
     calls = with_health(run.calls, findings)
-    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={})
+    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={}, returned=None)
 
 
 def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: TokenMasks) -> tuple[Trace, Any]:

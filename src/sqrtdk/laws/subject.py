@@ -71,10 +71,12 @@ class Subject:
         batches: The runs of one sample alone and in a batch, for the laws that share them.
         pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
+        returned_before: What forward returned in the run that the outputs were taken from, or None.
         itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
         rows_apart: Whether changes of the inputs may be rows of one run: its samples do not see one another.
         steady: Whether two runs of the unchanged inputs agree; None if that was not looked at.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
+        earlier_stay: Whether later tokens of these very inputs were seen to move no earlier output.
         rows: Inputs that ran as rows of one run, and their outputs, for this subject and those made of it.
     """
 
@@ -92,10 +94,12 @@ class Subject:
     batches: Any = field(default=None, repr=False)
     pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False
+    returned_before: Any = field(default=None, repr=False)
     itself: Subject | None = field(default=None, repr=False)
     rows_apart: bool = False
     steady: bool | None = None
     moves: bool | None = None
+    earlier_stay: bool = False
     rows: list[tuple[dict[str, Any], Outputs]] = field(default_factory=list, repr=False)
     _base: Outputs | None = field(default=None, repr=False)
     _base_returned: Any = field(default=None, repr=False)
@@ -115,9 +119,10 @@ class Subject:
         """What forward returned for the unchanged inputs; None if the outputs are those of another run."""
         return self._base_returned if self.base else None
 
-    def take(self, outputs: Outputs) -> None:
+    def take(self, outputs: Outputs, returned: Any = None) -> None:
         """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
         self._base, self._base_returned, self.taken = outputs or None, None, bool(outputs)
+        self.returned_before = returned
 
     def take_plain(self, outputs: Outputs) -> None:
         """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
