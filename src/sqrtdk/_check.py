@@ -57,7 +57,8 @@ def check(
     """Audit the attention of a model.
 
     The model runs in evaluation mode, usually up to four times: judged, with a larger scale attribute, and once each
-    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take 8 to 30 runs, most of them
+    for eager and sdpa; with attn="both" up to six times. All but the first take the first tokens of made inputs, and
+    the whole inputs again if these do not agree. The laws (`sqrtdk.laws`) take 8 to 30 runs, most of them
     without a trace and, of made inputs, with their first tokens; or one run if the model has over 2e9 parameters. With
     `static` a copy on the meta device runs once.
 

@@ -78,7 +78,7 @@ def test_the_report_is_that_of_the_whole_inputs(wrong, monkeypatch):
 
 @each(
     "fields, options",
-    [({"sliding_window": 64}, {}), ({}, {"attn": "both"}), ({}, {"seq_len": WHOLE}), ({"attention_chunk_size": 64}, {})],
+    [({"sliding_window": 64}, {}), ({"chunk_size": 64}, {}), ({}, {"attn": "both"}), ({}, {"seq_len": WHOLE})],
 )
 def test_where_all_tokens_are_taken(fields, options):
     """A number of tokens in the config, both implementations by name, and a length of the user's own."""

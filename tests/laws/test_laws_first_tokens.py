@@ -19,7 +19,7 @@ from tests.hf.small import build, needs, small_config
 from tests.laws.planted_hf import plant
 
 WHOLE = 128  # tokens of made inputs
-MOST_FORWARDS = 6.5  # tokens that the laws run, in units of the whole inputs
+MOST_FORWARDS = 5  # tokens that the laws run, in units of the whole inputs
 
 
 def made(name: str = "llama", **fields: Any) -> Any:

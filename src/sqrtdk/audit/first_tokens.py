@@ -66,7 +66,7 @@ def fewer_tokens(calls: Sequence[AttentionCall], config: Any, length: int) -> in
     return fewer
 
 
-def cut(inputs: Mapping[str, Any], fewer: int) -> dict[str, Any]:
+def with_first_tokens(inputs: Mapping[str, Any], fewer: int) -> dict[str, Any]:
     """Return the inputs with their first tokens alone."""
     return {name: value[:, :fewer] if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
@@ -79,7 +79,7 @@ def first_inputs(loaded: LoadedModel, calls: Sequence[AttentionCall]) -> tuple[I
     ids = next((x for name, x in inputs.items() if _IDS.search(name) and isinstance(x, Tensor) and x.dim() == 2), None)
     length = None if ids is None else tokens_of_each(inputs, ids.shape)
     fewer = None if length is None else fewer_tokens(calls, loaded.config, length)
-    return None if length is None or fewer is None else (cut(inputs, fewer), fewer, length)
+    return None if length is None or fewer is None else (with_first_tokens(inputs, fewer), fewer, length)
 
 
 def same_keys(one: AttentionCall, other: AttentionCall, length: int, fewer: int) -> bool:

@@ -113,6 +113,7 @@ def run_model(
         rerun = _reruns(loaded, loaded.inputs, seed)
         # What one rank finds would decide how often it runs, and the others would wait in a collective.
         alone = traced.ranks == 1
+        again = alone and not static
         if not alone:
             environment["notes"].append(Message("premises.ranks.once", count=traced.ranks))
         report_progress(Message("progress.judging"))
@@ -121,8 +122,8 @@ def run_model(
             model=module,
             calls=judged,
             mode="static" if static else "dynamic",
-            rerun=rerun if alone and not static else None,
-            rerun_first=_first_reruns(loaded, judged, seed) if alone and not static and not traced.not_measured else None,
+            rerun=rerun if again else None,
+            rerun_first=_first_reruns(loaded, judged, seed) if again and not traced.not_measured else None,
             ran=frozenset(ran),
             compare=compare,
             dtype=str(environment["dtype"]),
@@ -132,7 +133,7 @@ def run_model(
             tokens=tokens,
             spoiled=spoiled,
             infinite=infinite,
-            origin=(lambda: _origin(loaded, seed)) if alone and not static else None,
+            origin=(lambda: _origin(loaded, seed)) if again else None,
         )
         entries: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):

@@ -1,8 +1,8 @@
 """Inputs cut to their first tokens, of which laws are asked at a fraction of the cost.
 
 No law is broken by the first tokens: one that looks broken, or that can't be asked for a reason that may lie in their
-number, is asked of the whole inputs. `sqrtdk.audit.first_tokens` says when inputs are cut; here the attentions also have
-to run in the same steps.
+number, is asked of the whole inputs. `sqrtdk.audit.first_tokens` says when inputs are cut; here the attentions also
+have to run in the same steps.
 
 The traced run that shows this is the one that other laws share. If `causal` is kept by the first tokens, one cut of
 the whole inputs, with another seed, has to move no earlier position as well; if `cache` is, steps behind a cache of all
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sqrtdk.audit.first_tokens import cut, fewer_tokens, same_keys, tokens_of_each
+from sqrtdk.audit.first_tokens import fewer_tokens, same_keys, tokens_of_each, with_first_tokens
 from sqrtdk.audit.records import KEPT, NOT_ASKED, JudgedCall, LawAnswer
 from sqrtdk.laws.inputs import contents
 from sqrtdk.laws.subject import NotAsked, Subject
@@ -29,7 +29,7 @@ def first_tokens(subject: Subject) -> Subject | None:
     fewer = None if length is None else fewer_tokens(calls, subject.config, length)
     if length is None or fewer is None:
         return None
-    short = subject.over(cut(subject.inputs, fewer))
+    short = subject.over(with_first_tokens(subject.inputs, fewer))
     short.calls = subject.calls
     try:
         run = traced(short, seed=short.seed + 1)  # beside the plain run, it shows whether two runs agree

@@ -92,7 +92,7 @@ class _Beside:
     """The size of the largest number beside each number of a table of R rows and C channels.
 
     Attributes:
-        values: In the shape of the numbers: the smaller of `row` and `channel` where the channel varies, else `channel`.
+        values: In the shape of the numbers: the smaller of `row` and `channel`; `channel` where that does not vary.
         varies: (C,), which channels vary.
         row: (R, 1), the largest size of the varying channels, or infinity if there is one channel.
         channel: (C,), or infinity if there is one row.

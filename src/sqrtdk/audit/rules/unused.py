@@ -195,7 +195,7 @@ def _follow_in_first_tokens(
 ) -> dict[Key, bool] | None:
     """Return that every scale follows its attribute, as the first tokens show it; None if they do not show it.
 
-    The scale may also follow the number of tokens, so it has to be that of the whole inputs times a power of the factor.
+    The scale may also follow the number of tokens, so it has to be that of all tokens times a power of the factor.
     """
     if context.rerun_first is None:
         return None
