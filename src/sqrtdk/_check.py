@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from sqrtdk._progress import progress_shown, report_progress
-from sqrtdk.audit.graphs import audit_graph
 from sqrtdk.audit.model_run import ModelRun, run_model, with_laws
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
@@ -60,7 +59,8 @@ def check(
     """Audit the attention of a model.
 
     The model runs in evaluation mode, usually up to four times: judged, with a larger scale attribute, and once each
-    for eager and sdpa; with attn="both" up to six times. The laws (`sqrtdk.laws`) take 8 to 30 runs, most of them
+    for eager and sdpa; with attn="both" up to six times. All but the first take the first tokens of made inputs, and
+    the whole inputs again if these do not agree. The laws (`sqrtdk.laws`) take 8 to 30 runs, most of them
     without a trace and, of made inputs, with their first tokens; or one run if the model has over 2e9 parameters. With
     `static` a copy on the meta device runs once.
 
@@ -175,6 +175,8 @@ def _checked(
     if isinstance(model, str) and graph_kind(model) is not None:
         if inputs is not None:
             raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
+        from sqrtdk.audit.graphs import audit_graph  # readers of formats that most runs do not need
+
         run, lost, findings = audit_graph(model, options)
         run = dataclasses.replace(
             run, laws=tuple(law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)

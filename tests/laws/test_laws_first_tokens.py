@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from sqrtdk import check
+from sqrtdk.audit.first_tokens import LENGTHS
 from sqrtdk.laws import ask, table
-from sqrtdk.laws.first_tokens import LENGTHS
+from sqrtdk.laws.decoding import cut_short
 from sqrtdk.laws.rows import runs_of
 from sqrtdk.laws.subject import Subject
 from tests.hf.small import build, needs, small_config
 from tests.laws.planted_hf import plant
 
 WHOLE = 128  # tokens of made inputs
-MOST_FORWARDS = 6.5  # tokens that the laws run, in units of the whole inputs
+MOST_FORWARDS = 5  # tokens that the laws run, in units of the whole inputs
 
 
 def made(name: str = "llama", **fields: Any) -> Any:
@@ -170,6 +172,49 @@ def test_the_answers_are_those_of_the_whole_inputs(wrong: str, monkeypatch: pyte
     assert bool(reports[0].broken) == (wrong not in ("nothing", "counting", "late dropout"))
 
 
+def test_steps_run_behind_the_cache_of_the_audit() -> None:
+    """The cache of all tokens is cut where no later token moves an earlier output; otherwise a prefill makes one."""
+    prefill = WHOLE - 3
+    assert prefill not in {tokens for _, tokens in runs(made(), "causal,cache")}
+    assert prefill in {tokens for _, tokens in runs(made(), "cache")}
+
+
+def test_a_cache_is_cut_in_a_copy() -> None:
+    cache = DynamicCache()
+    keys = torch.randn(1, 2, 8, 4)
+    for layer in range(2):
+        cache.update(keys, keys + 1, layer)
+    cut = cut_short(cache, 8, 5)
+    assert [torch.equal(layer.keys, keys[:, :, :5]) for layer in cut.layers] == [True, True]
+    assert torch.equal(cut.layers[1].values, keys[:, :, :5] + 1)
+    assert (cut.get_seq_length(), cache.get_seq_length()) == (5, 8)
+    assert cut_short(cache, 9, 5) is None  # it does not hold the tokens
+    assert cut_short((keys, keys), 8, 5) is None
+    config = small_config("mistral")
+    config.sliding_window = 4
+    windowed = DynamicCache(config=config)
+    windowed.update(keys, keys, 0)
+    assert type(windowed.layers[0]) is DynamicSlidingWindowLayer
+    assert cut_short(windowed, 8, 5) is None
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_run_ends_behind_the_attentions_that_a_law_asks(gathered: bool) -> None:
+    """Not where a hook puts weights back behind the modules around them, as accelerate's and FSDP's do."""
+    model, counts = made(), {"begun": 0, "ended": 0}
+    if gathered:
+        model.model._hf_hook = object()
+
+    def count(name: str) -> Any:
+        return lambda *_: counts.update({name: counts[name] + 1})
+
+    model.register_forward_pre_hook(count("begun"))
+    model.lm_head.register_forward_hook(count("ended"))
+    report = ask(model, laws="place,heads")
+    assert {answer.state for answer in report.answers} == {"kept"}
+    assert counts["begun"] - counts["ended"] == (0 if gathered else 3)  # split, merge, heads
+
+
 class Tokens(nn.Module):
     """Embeds ids; `beside` adds an output without a row for each sample, of one row or of none."""
 
@@ -198,5 +243,7 @@ def test_rows_of_one_run_give_what_separate_runs_give(beside: str, apart: bool, 
     assert subject.base
     model.seen.clear()
     found = runs_of(subject, changes)
+    assert model.seen == seen
+    assert apart is False or beside or subject.over(subject.inputs | changes[1]).base is found[1]  # it is not run again
     assert model.seen == seen
     assert all(torch.equal(one[name], other[name]) for one, other in zip(wanted, found, strict=True) for name in one)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from sqrtdk import check
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
+from sqrtdk.laws import modes
 from sqrtdk.messages import said
 from tests.hf.small import build, inputs_of, needs, small_config
 from tests.laws.models_of_modes import (
@@ -139,6 +140,16 @@ def test_statistics_of_the_batch_are_left_alone(how: str) -> None:
     assert answer.reason == "in train mode it updates extra.mean, and its outputs follow"
     assert asked(Model("scale", extra=own)).site == "second"
     assert not own.mean.any()
+
+
+def test_what_is_too_large_to_be_put_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs behind a buffer that stays changed tell nothing."""
+    monkeypatch.setattr(modes, "MOST_COPIED_BYTES", 64)
+    for wrong in (None, "scale"):
+        answer = asked(Model(wrong, extra=Statistics("in place")))
+        assert answer.state == NOT_ASKED
+        assert answer.reason == "in train mode it updates extra.mean, and its outputs follow"
+    assert asked(Model("scale")).state == BROKEN
 
 
 def test_a_spectral_norm_is_left_alone() -> None:

@@ -110,6 +110,9 @@ class Context:
     mode: str  # "static" or "dynamic"
     # Runs the model again under a trace, with the q of these calls enlarged; None in static mode.
     rerun: Callable[[Mapping[tuple[str, int], float] | None], Rerun] | None = None
+    # The same with the first tokens of the inputs alone, which raises if it did not do the same; None if they may not
+    # stand for all of them. What it shows is only believed if it is nothing to report.
+    rerun_first: Callable[[Mapping[tuple[str, int], float] | None], Rerun] | None = None
     ran: frozenset[str] | None = None  # paths of modules whose forward ran; None if nobody watched
     compare: str = "auto"  # when to run eager against sdpa: "auto" unless it is costly, "always", or "never"
     dtype: str = ""

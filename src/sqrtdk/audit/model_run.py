@@ -12,7 +12,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from sqrtdk._progress import report_progress
 from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
+from sqrtdk.audit.first_tokens import first_inputs, same_keys
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import refuse_empty
 from sqrtdk.audit.proportional import watch_base_lengths
@@ -48,7 +49,7 @@ from sqrtdk.models.copies import copied
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import frozen_hint
 from sqrtdk.models.options import ATTN
-from sqrtdk.models.records import LoadedModel
+from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing import Trace
@@ -72,6 +73,7 @@ class ModelRun:
     laws: tuple[LawAnswer, ...] = ()
     # Floating-point tensors that the run returned, by name, if they were asked for.
     outputs: dict[str, Tensor] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    returned: Any = dataclasses.field(default=None, repr=False, compare=False)  # what holds them
     seconds: float = dataclasses.field(default=0.0, repr=False, compare=False)  # of its forward, under the trace
     ranks: int = 1  # ranks that run the model together: its forward has collectives
 
@@ -108,9 +110,10 @@ def run_model(
         spoiled, infinite = _spoiled(output)
         outputs = tensors_of(output) if keep and not static else {}
         lost, idle_or_doubtful = silences(module, called, traced)
-        rerun = _reruns(loaded, seed)
+        rerun = _reruns(loaded, loaded.inputs, seed)
         # What one rank finds would decide how often it runs, and the others would wait in a collective.
         alone = traced.ranks == 1
+        again = alone and not static
         if not alone:
             environment["notes"].append(Message("premises.ranks.once", count=traced.ranks))
         report_progress(Message("progress.judging"))
@@ -119,7 +122,8 @@ def run_model(
             model=module,
             calls=judged,
             mode="static" if static else "dynamic",
-            rerun=rerun if alone and not static else None,
+            rerun=rerun if again else None,
+            rerun_first=_first_reruns(loaded, judged, seed) if again and not traced.not_measured else None,
             ran=frozenset(ran),
             compare=compare,
             dtype=str(environment["dtype"]),
@@ -129,7 +133,7 @@ def run_model(
             tokens=tokens,
             spoiled=spoiled,
             infinite=infinite,
-            origin=(lambda: _origin(loaded, seed)) if alone and not static else None,
+            origin=(lambda: _origin(loaded, seed)) if again else None,
         )
         entries: list[Finding | NotMeasured] = []
         for done, rule in enumerate(RULES.values()):
@@ -159,6 +163,7 @@ def run_model(
         findings=findings,
         sources=source_files(loaded, judged_calls, findings, (*traced.not_attention, *missed)),
         outputs=outputs,
+        returned=output if outputs else None,
         seconds=seconds,
         ranks=traced.ranks,
     )
@@ -189,7 +194,7 @@ def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
     """Return the run with the laws' answers; a broken law is a finding, and counts for the health of its calls."""
     findings = (*run.findings, *(answer.finding for answer in answers if answer.finding is not None))
     calls = with_health(run.calls, findings)
-    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={})
+    return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={}, returned=None)
 
 
 def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: TokenMasks) -> tuple[Trace, Any]:
@@ -248,18 +253,43 @@ def _with_place(entry: NotMeasured | NotAttention) -> str:
     return ", ".join((entry.reason, *seen))
 
 
-def _reruns(loaded: LoadedModel, seed: int) -> Callable[[Mapping[Key, float] | None], Rerun]:
+def _reruns(loaded: LoadedModel, inputs: Inputs, seed: int) -> Callable[[Mapping[Key, float] | None], Rerun]:
     """Return the function that runs the module once more, for `Context`."""
 
     def rerun(enlarge: Mapping[Key, float] | None) -> Rerun:
         torch.manual_seed(seed)
         with Trace(loaded.module, stats=False, enlarge=enlarge, formulas=False) as again:
-            output = forward(loaded.module, loaded.inputs)
+            output = forward(loaded.module, inputs)
         # Caches are not walked: the model's answer is compared.
         tensors = tuple(tensor.detach() for _, tensor in walk(output, objects=False) if _has_numbers(tensor))
         return Rerun(again.calls, tensors, len(again.not_measured))
 
     return rerun
+
+
+def _first_reruns(
+    loaded: LoadedModel, judged: Sequence[JudgedCall], seed: int
+) -> Callable[[Mapping[Key, float] | None], Rerun] | None:
+    """Return the function that runs the module once more with the first tokens of its inputs, for `Context`, or None.
+
+    It raises a `ModelError` if the attentions are others, or a row does not see what it sees in the whole inputs.
+    """
+    first = first_inputs(loaded, [one.call for one in judged])
+    if first is None:
+        return None
+    inputs, fewer, length = first
+    rerun = _reruns(loaded, inputs, seed)
+
+    def rerun_first(enlarge: Mapping[Key, float] | None) -> Rerun:
+        again = rerun(enlarge)
+        calls = {(call.site, call.index): call for call in again.calls}
+        if len(calls) != len(judged) or again.missed:
+            raise ModelError("the first tokens run through other attentions")
+        if not all(one.key in calls and same_keys(one.call, calls[one.key], length, fewer) for one in judged):
+            raise ModelError("the first tokens do not see what all of them see")
+        return again
+
+    return rerun_first
 
 
 def _spoiled(output: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

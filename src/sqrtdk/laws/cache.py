@@ -28,12 +28,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.configs import field
+from sqrtdk.audit.first_tokens import in_a_band
 from sqrtdk.audit.records import BROKEN, KEPT, LawAnswer
 from sqrtdk.laws.answers import law_broken, law_holds, law_refused
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.decoding import (
     DecodingStep,
     cache_arguments,
+    cut_short,
     decoded,
     filled_caches,
     misaligned,
@@ -44,7 +46,7 @@ from sqrtdk.laws.first_place import Protected, first_unlike
 from sqrtdk.laws.given_keys import empty_slots, given_keys
 from sqrtdk.laws.inputs import Content, lengths, other_content
 from sqrtdk.laws.moved import moved_positions, position_axes, position_axis
-from sqrtdk.laws.padded import in_a_band, mask_name, pad_both_sides, self_attentions, with_positions
+from sqrtdk.laws.padded import mask_name, pad_both_sides, self_attentions, with_positions
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.modules import forward_arguments
@@ -102,9 +104,31 @@ def steps_stay(subject: Subject) -> bool:
     """
     named = subject.by_name()
     content = tokens_of_decoder(named)
-    if content.name.startswith("decoder"):
+    # If no later token moves an earlier output, the cache of the audit's run begins with that of a shorter one.
+    if content.name.startswith("decoder") or (
+        subject.earlier_stay and _steps_stay_behind(named, content, subject.returned_before)
+    ):
         return True
     return _compared(named, content, _given_caches(named), _DYNAMIC).state == KEPT
+
+
+def _steps_stay_behind(subject: Subject, content: Content, returned: Any) -> bool:
+    """Return whether steps give what one pass gives, behind the cache of that pass with its first tokens alone.
+
+    False if they do not, or if the pass returned no cache that can be cut.
+    """
+    batch, length = content.tensor.shape[:2]
+    first = length - sum(_STEP_TOKENS)
+    found = filled_caches(cache_arguments(subject), returned)
+    caches = {name: cut_short(cache, length, first) for name, cache in found.items()}
+    if not caches or any(cache is None for cache in caches.values()) or _given_caches(subject):
+        return False
+    try:
+        steps = list(decoded(subject, content, (first + 1, length), caches, first=first))
+    except NotAsked:
+        return False
+    rows = [_unlike(subject.base, step, batch, length) for step in steps]
+    return all(row is not None and not bool(row.any()) for row in rows)
 
 
 def _about(kind: str) -> Message:

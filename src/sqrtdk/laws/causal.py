@@ -129,7 +129,9 @@ def earlier_stay(subject: Subject) -> bool:
         for name, axis in position_axes(before, batch, length).items()
     )
     hidden = _padding(subject, content)[:, :first]
-    return not any(bool((moved_positions(one, other, axis).cpu() & ~hidden).any()) for one, other, axis in pairs)
+    moved = any(bool((moved_positions(one, other, axis).cpu() & ~hidden).any()) for one, other, axis in pairs)
+    subject.earlier_stay = not moved
+    return subject.earlier_stay
 
 
 def _of_cut(subject: Subject, content: Content, cut: Tensor, after: Outputs | None = None) -> _CutRun:

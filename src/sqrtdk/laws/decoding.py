@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ def switches(subject: Subject) -> dict[str, bool]:
 
 def decoded(
     subject: Subject, content: Content, ends: tuple[int, ...], caches: Mapping[str, Any], *, whole: bool = False,
-    offset: str | None = None,
+    offset: str | None = None, first: int = 0,
 ) -> Iterator[DecodingStep]:  # fmt: skip
     """Run the tokens in chunks, each with a cache of the tokens before it.
 
@@ -79,15 +80,16 @@ def decoded(
         subject: The model with the inputs of one pass, all by name.
         content: The tokens.
         ends: The end of each chunk, exclusive.
-        caches: The caches for the first chunk, by argument.
+        caches: The caches for the first chunk, by argument; they hold the tokens before `first`.
         whole: Also give each chunk the tokens before it, for a forward that cuts them off: `x = x[:, -1:]`.
         offset: The argument that gets the number of the first token of a chunk.
+        first: The first token of the first chunk.
 
     Raises:
         NotAsked: The model raises on a chunk, or returns no cache.
     """
     arguments = cache_arguments(subject)
-    first, held = 0, dict(caches)
+    held = dict(caches)
     for last in ends:
         inputs = {**switches(subject), **_inputs(subject, content, 0 if whole else first, last), **held}
         step = subject.over(inputs if offset is None else {**inputs, offset: first})
@@ -100,6 +102,28 @@ def decoded(
         if not filled and not objects and last != ends[-1]:
             raise NotAsked(Message("laws.cache.returns_none"))
         first, held = last, filled or objects
+
+
+def cut_short(cache: Any, length: int, tokens: int) -> Any:
+    """Return a copy of a `DynamicCache` of transformers with its first tokens alone, or None for any other cache.
+
+    Args:
+        cache: The cache.
+        length: The number of tokens that it has to hold.
+        tokens: The number of tokens to keep.
+    """
+    library = sys.modules.get("transformers.cache_utils")
+    whole, plain = getattr(library, "DynamicCache", None), getattr(library, "DynamicLayer", None)
+    if whole is None or plain is None or type(cache) is not whole:
+        return None
+    copied = _copy(cache)
+    for layer in copied.layers:
+        # A layer of another class may keep a window, a state, or an index of its keys.
+        both = [layer.keys, layer.values] if type(layer) is plain else []
+        if not both or any(not isinstance(x, Tensor) or x.dim() != 4 or x.shape[2] != length for x in both):
+            return None
+        layer.keys, layer.values = (x[:, :, :tokens] for x in both)
+    return copied if copied.layers else None
 
 
 def filled_caches(arguments: list[str], returned: Any) -> dict[str, Any]:

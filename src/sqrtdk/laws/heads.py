@@ -31,7 +31,7 @@ from sqrtdk.laws.inputs import mask_inputs
 from sqrtdk.laws.moved import moved_entries
 from sqrtdk.laws.samples import MOST_SAMPLES, batches
 from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.laws.traced import Leaving, exchanged, run_traced, traced, upwards
+from sqrtdk.laws.traced import Leaving, ended_after, exchanged, run_traced, traced, upwards
 from sqrtdk.messages import Message, joined
 from sqrtdk.modules.structures import restored
 from sqrtdk.tracing.tensors import CallTensors
@@ -128,6 +128,8 @@ def _answers(subject: Subject, moves: list[HeadMove]) -> Iterator[tuple[HeadMove
             module = module_at(subject.module, move.path)
             if move.path and module is not None and move.path in passages:
                 stack.enter_context(exchanged(module, None, _putting_back(passages[move.path].gives)))
+        if not any(move.call.index for move in moves):  # a later call of a module may be another call of it
+            stack.enter_context(ended_after(subject.module, {move.path for move in moves}))
         again = run_traced(subject, _masks_moved(subject, moves)).calls
     for move in moves:
         after = again.get((move.call.site, move.call.index))

@@ -41,6 +41,8 @@ from sqrtdk.tracing.trace import trace
 LAW = "modes"
 ONE, TRAIN = "laws.modes.about.batch_of_one", "laws.modes.about.train_mode"
 MOST_SEEDS = 6  # a branch taken at random half the time escapes with probability 2^-5
+# Bytes of tensors that are copied before a run: buffers, not weights. A copy of all weights costs more than the run.
+MOST_COPIED_BYTES = 2**25
 _LOSS = re.compile(r"loss|(^|_)aux")
 
 
@@ -73,27 +75,30 @@ def _of_one(subject: Subject) -> LawAnswer:
 
 @dataclass(slots=True, eq=False)
 class _Runs:
-    """Runs in both modes with dropout off; whatever such a run changes is put back.
+    """Runs in both modes with dropout off; whatever such a run changes is put back, large tensors excepted.
 
     Attributes:
         subject: The model.
         resting: Modules that stay in eval mode.
         drew: Whether the last run drew random numbers.
         updated: Paths of the buffers and parameters that the last run changed.
+        lost: Those of them that were too large to be put back.
     """
 
     subject: Subject
     resting: set[nn.Module]
     drew: bool = False
     updated: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         module = self.subject.module
         trains = lambda part: training and part not in self.resting  # noqa: E731
-        with unchanged(module) as before, without_dropout(module, trains):
+        with unchanged(module, most_copied=MOST_COPIED_BYTES) as before, without_dropout(module, trains):
             yield
             self.updated = before.moved()
+        self.lost += before.moved() if self.updated else []
 
     def run(self, training: bool, seed: int | None = None) -> Outputs:
         seed = self.subject.seed if seed is None else seed
@@ -118,6 +123,8 @@ def _of_train(subject: Subject) -> LawAnswer:
     trained = _trained(runs)
     if not _differ(subject.base, trained):
         return law_holds(LAW, Message(TRAIN))
+    if runs.lost:  # what runs from here on follows it as well
+        raise NotAsked(Message("laws.modes.updates_buffer", buffer=runs.lost[0]))
     drew, updated = runs.drew, runs.updated
     plain = runs.run(False)
     if not _differ(plain, trained):

@@ -20,6 +20,7 @@ Kernels then compute each row in the same order whatever other rows hold, so the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,14 +49,17 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
     if before.dtype in HALF_DTYPES:
         bar = IN_HALF * torch.finfo(before.dtype).eps
     one, other = (x if x.dtype is torch.float64 else x.float() for x in (before, after))
-    # Equal infinities differ by NaN, so they are compared by themselves.
-    same = (one == other) | (one.isnan() & other.isnan())
-    gap = (one - other).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    beside, varies = _largest_beside(one, bar, same)
-    moved = ~same & (gap > bar * LARGEST * beside)
-    if not bool(moved.any()) or one.dim() < 2:
-        return moved
-    return moved & (gap > bar * LARGEST * _median(beside, varies))
+    gap = (one - other).abs_()
+    same = gap == 0
+    if gap.numel() and not bool(gap.amax().isfinite()):
+        # Equal infinities differ by NaN, so they are compared by themselves.
+        same = (one == other) | (one.isnan() & other.isnan())
+        gap = gap.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    if one.dim() < 2 or not one.numel():
+        return ~same & (gap > bar * LARGEST * _largest(one))
+    beside = _largest_beside(one, bar, same)
+    moved = (gap > beside.values * (bar * LARGEST)).logical_and_(same.logical_not_())
+    return moved & (gap > bar * LARGEST * beside.median()) if bool(moved.any()) else moved
 
 
 def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
@@ -71,33 +75,74 @@ def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
         >>> sizes_beside(values, 1e-4, values < -1).tolist()
         [[1.0, 10000.0], [3.0, 10000.0], [1.0, 10000.0]]
     """
-    beside, varies = _largest_beside(values, bar, still)
-    return beside if values.dim() < 2 or not values.numel() else beside.clamp_min(_median(beside, varies))
-
-
-def _largest_beside(values: Tensor, bar: float, still: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the size of the largest number beside each, and which channels vary (C,)."""
-    finite = values.isfinite()
-    size = torch.where(finite, values, 0.0).abs_()
     if values.dim() < 2 or not values.numel():
-        return size.max() if values.numel() else size, finite
-    table, known, plain = size.flatten(0, -2), finite.flatten(0, -2), values.flatten(0, -2)
-    channel = table.amax(0)
-    spread = torch.where(known, plain, -torch.inf).amax(0) - torch.where(known, plain, torch.inf).amin(0)
-    varies = spread > bar * channel if len(table) > 1 else ~still.flatten()
+        return _largest(values)
+    beside = _largest_beside(values, bar, still)
+    return beside.values.clamp_min(beside.median())
+
+
+def _largest(values: Tensor) -> Tensor:
+    """Return the size of the largest finite number of a vector, or the sizes of no numbers."""
+    size = torch.where(values.isfinite(), values, 0.0).abs_()
+    return size.max() if values.numel() else size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Beside:
+    """The size of the largest number beside each number of a table of R rows and C channels.
+
+    Attributes:
+        values: In the shape of the numbers: the smaller of `row` and `channel`; `channel` where that does not vary.
+        varies: (C,), which channels vary.
+        row: (R, 1), the largest size of the varying channels, or infinity if there is one channel.
+        channel: (C,), or infinity if there is one row.
+    """
+
+    values: Tensor
+    varies: Tensor
+    row: Tensor
+    channel: Tensor
+
+    def median(self) -> Tensor:
+        """Return the median of the sizes of varying channels."""
+        channel, least = self.channel[self.varies], self.row.amin()
+        count = len(self.row) * len(channel)
+        # Each size of a channel stands in R rows. Below the least row, the sizes of channels are those beside, so this
+        # is the median of all of them, found among C numbers.
+        middle = channel.kthvalue(-(-(count // 2 + 1) // len(self.row))).values
+        if bool(middle <= least):
+            return middle
+        among = torch.minimum(self.row, channel)
+        return among.flatten().kthvalue(count // 2 + 1).values
+
+
+def _largest_beside(values: Tensor, bar: float, still: Tensor) -> _Beside:
+    """Return the size of the largest number beside each; `values` has two axes or more, and numbers."""
+    table = values.flatten(0, -2)
+    least, greatest = table.aminmax(dim=0)
+    if not bool((least.isfinite() & greatest.isfinite()).all()):
+        finite = table.isfinite()
+        least, greatest = (
+            torch.where(finite, table, far).aminmax(dim=0)[end] for end, far in enumerate((torch.inf, -torch.inf))
+        )
+        table = torch.where(finite, table, 0.0)
+    channel = table.abs().amax(0)
+    varies = greatest - least > bar * channel if len(table) > 1 else ~still.flatten()
     if not varies.any():
         varies = torch.ones_like(varies)
-    row = torch.where(varies, table, 0.0).amax(1, keepdim=True)
+    every = bool(varies.all())
+    row = (table if every else torch.where(varies, table, 0.0)).abs().amax(1, keepdim=True)
     # One channel has no others beside it, and one row has no other rows.
-    beside = row.expand_as(table) if len(table) == 1 else channel.expand_as(table)
-    if len(table) > 1 and table.shape[1] > 1:
-        beside = torch.minimum(row, channel)
-    return torch.where(varies, beside, channel).reshape(values.shape), varies
-
-
-def _median(beside: Tensor, varies: Tensor) -> Tensor:
-    among = beside.flatten(0, -2)[:, varies].flatten()
-    return among.kthvalue(among.numel() // 2 + 1).values
+    far = torch.full((), torch.inf, dtype=row.dtype, device=row.device)
+    if len(table) == 1:
+        beside = row.expand_as(table)
+        beside = beside if every else torch.where(varies, beside, channel)
+        return _Beside(beside.reshape(values.shape), varies, row, far.expand_as(channel))
+    if table.shape[1] == 1:
+        return _Beside(channel.expand_as(table).reshape(values.shape), varies, far.expand_as(row), channel)
+    beside = torch.minimum(row, channel)
+    beside = beside if every else torch.where(varies, beside, channel)
+    return _Beside(beside.reshape(values.shape), varies, row, channel)
 
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

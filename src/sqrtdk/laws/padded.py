@@ -151,8 +151,3 @@ def self_attentions(subject: Subject, content: Content) -> list[AttentionCall]:
     length, decoder = content.tensor.shape[1], content.name.startswith("decoder")
     calls = [call for call in calls if call.query_len == length and call.self_attention is not False]
     return [call for call in calls if not (decoder and in_encoder(call.site))]
-
-
-def in_a_band(call: AttentionCall) -> bool:
-    """Return whether each row sees all keys, or all between two distances: no blocks, no keys picked by the data."""
-    return call.axis == "positions" and (call.mask is None or call.mask.band is True)

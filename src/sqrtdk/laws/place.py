@@ -27,8 +27,8 @@ from sqrtdk.audit.records import KEPT, LawAnswer
 from sqrtdk.laws.answers import law_broken, law_holds, law_not_asked
 from sqrtdk.laws.inputs import contents, other_content
 from sqrtdk.laws.moved import moved_entries
-from sqrtdk.laws.subject import NotAsked, Subject
-from sqrtdk.laws.traced import exchanged, run_traced, traced, upwards
+from sqrtdk.laws.subject import NotAsked, RunEnded, Subject
+from sqrtdk.laws.traced import ended_after, exchanged, may_end_early, run_traced, traced, upwards
 from sqrtdk.laws.views import merged_by_view, merged_right, split_by_view
 from sqrtdk.messages import Message
 from sqrtdk.modules.structures import first_tensor, restored
@@ -103,6 +103,8 @@ def _split(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
             stack.enter_context(_entering(subject, entrance))
             if entrance.path == "":
                 changes |= _content_changed(subject, entrance)
+        # Behind the modules that were changed nothing is judged.
+        stack.enter_context(ended_after(subject.module, {entrance.path for entrance in entrances.values()}))
         again = run_traced(subject, changes).calls if entrances else {}
     for call in calls:
         after = again.get((call.site, call.index))
@@ -245,11 +247,12 @@ class _Merging:
 
 def _merged(subject: Subject, calls: list[CallTensors]) -> Iterator[LawAnswer]:
     merging = [_merging(call, subject.seed) for call in calls]
+    early = may_end_early(subject.module)
     with ExitStack() as stack:
         stack.enter_context(fast_path_off())
         for one in merging:
             for path in upwards(one.call.site):
-                stack.enter_context(_leaving(subject, one, path))
+                stack.enter_context(_leaving(subject, merging, one, path, early))
             stack.enter_context(one.disturbed)
         subject.run({})
     for one in merging:
@@ -274,7 +277,7 @@ def _merging(call: CallTensors, seed: int) -> _Merging:
     return _Merging(call, cells, Disturbed(output, addend))
 
 
-def _leaving(subject: Subject, one: _Merging, path: str) -> Any:
+def _leaving(subject: Subject, merging: Sequence[_Merging], one: _Merging, path: str, early: bool) -> Any:
     module, run = module_at(subject.module, path), traced(subject)
     if module is None or path not in run.passages:
         return ExitStack()
@@ -283,6 +286,8 @@ def _leaving(subject: Subject, one: _Merging, path: str) -> Any:
     def leaving(output: Any) -> Any:
         if one.disturbed.done and one.answer is None:
             one.answer = _judged_merge(one, first_tensor(before), first_tensor(output))
+            if early and all(other.answer is not None for other in merging):
+                raise RunEnded
             return None if one.answer is None else restored(output, before)
         return None
 

@@ -21,10 +21,12 @@ def runs_of(subject: Subject, changes: Sequence[Mapping[str, Any]]) -> list[Outp
     Raises:
         NotAsked: The model raises on these inputs.
     """
-    together = _stacked([{**subject.inputs, **one} for one in changes]) if subject.rows_apart else None
+    inputs = [{**subject.inputs, **one} for one in changes]
+    together = _stacked(inputs) if subject.rows_apart else None
     if together is not None:
         parts = _parted(subject.over(together).base, len(changes), subject.base)
         if parts is not None:
+            subject.rows += zip(inputs, parts, strict=True)
             return parts
     return [subject.run(one) for one in changes]
 

@@ -18,13 +18,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from sqrtdk.audit.first_tokens import in_a_band
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.causal import tokens_of_decoder
 from sqrtdk.laws.first_place import Protected, first_unlike, taken_by
 from sqrtdk.laws.inputs import restarts
 from sqrtdk.laws.moved import MOVED_ROUNDINGS, moved_entries
-from sqrtdk.laws.padded import in_a_band, self_attentions
+from sqrtdk.laws.padded import self_attentions
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.messages import Message
 from sqrtdk.models.modules import forward_arguments

@@ -48,6 +48,10 @@ class NotAsked(Exception):
         self.by_length = by_length
 
 
+class RunEnded(BaseException):
+    """Ends a run from within, once all that is asked of it is there. No `except Exception` of a model stops it."""
+
+
 @dataclass(slots=True)
 class Subject:
     """The model that laws are asked of.
@@ -67,10 +71,13 @@ class Subject:
         batches: The runs of one sample alone and in a batch, for the laws that share them.
         pace: The time that runs take, for this subject and those made of it.
         taken: Whether the outputs are those of the audit, which ran under a trace.
+        returned_before: What forward returned in the run that the outputs were taken from, or None.
         itself: The model in its own half precision, if a float32 copy is asked; for what depends on the dtype.
         rows_apart: Whether changes of the inputs may be rows of one run: its samples do not see one another.
         steady: Whether two runs of the unchanged inputs agree; None if that was not looked at.
         moves: Whether some output was seen to move with the content of the inputs; None if no law has looked.
+        earlier_stay: Whether later tokens of these very inputs were seen to move no earlier output.
+        rows: Inputs that ran as rows of one run, and their outputs, for this subject and those made of it.
     """
 
     module: nn.Module
@@ -87,10 +94,13 @@ class Subject:
     batches: Any = field(default=None, repr=False)
     pace: Pace = field(default_factory=Pace, repr=False)
     taken: bool = False
+    returned_before: Any = field(default=None, repr=False)
     itself: Subject | None = field(default=None, repr=False)
     rows_apart: bool = False
     steady: bool | None = None
     moves: bool | None = None
+    earlier_stay: bool = False
+    rows: list[tuple[dict[str, Any], Outputs]] = field(default_factory=list, repr=False)
     _base: Outputs | None = field(default=None, repr=False)
     _base_returned: Any = field(default=None, repr=False)
 
@@ -98,18 +108,21 @@ class Subject:
     def base(self) -> Outputs:
         """The outputs for the unchanged inputs."""
         if self._base is None:
+            self._base = next((y for inputs, y in self.rows if _are_equal(inputs, self.inputs)), None)
+        if self._base is None:
             self._base_returned = self.returned({})
             self._base = tensors_of(self._base_returned)
         return self._base
 
     @property
     def base_returned(self) -> Any:
-        """What forward returned for the unchanged inputs; None if the outputs are those of an earlier run."""
+        """What forward returned for the unchanged inputs; None if the outputs are those of another run."""
         return self._base_returned if self.base else None
 
-    def take(self, outputs: Outputs) -> None:
+    def take(self, outputs: Outputs, returned: Any = None) -> None:
         """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
         self._base, self._base_returned, self.taken = outputs or None, None, bool(outputs)
+        self.returned_before = returned
 
     def take_plain(self, outputs: Outputs) -> None:
         """Use the outputs of a plain run of the unchanged inputs, in place of the audit's."""
@@ -142,6 +155,8 @@ class Subject:
 
     def run(self, changes: Mapping[str, Any], *, seed: int | None = None) -> Outputs:
         """Return every floating-point tensor of the model's output, by name, with some inputs changed.
+
+        There are none if a hook ends the run by `RunEnded`.
 
         Raises:
             NotAsked: The model raises on these inputs.
@@ -177,6 +192,8 @@ class Subject:
             with self.pace.run(), contextlib.nullcontext() if self.itself is None else _HalfAsFloat32():
                 return call(self.module, inputs, own_inputs=True)
         except ModelError as error:
+            if isinstance(error.__cause__, RunEnded):
+                return None
             raise NotAsked(self._raised(error.__cause__ or error), by_length=True) from error
 
     def _raised(self, error: BaseException) -> Message:
@@ -189,7 +206,7 @@ class Subject:
         """Return the same model with other inputs."""
         return Subject(
             self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed,
-            pace=self.pace, itself=self.itself,
+            pace=self.pace, itself=self.itself, rows=self.rows,
         )  # fmt: skip
 
     def by_name(self) -> Subject:
@@ -208,6 +225,17 @@ class Subject:
         named.rows_apart = self.rows_apart
         named.positional, named._base, named._base_returned = (), self._base, self._base_returned
         return named
+
+
+def _are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two sets of inputs have the same names and values."""
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        return type(a) is type(b) and a is b
+
+    return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
 
 
 def subject_of(

@@ -186,7 +186,7 @@ def answers_of(
             if compares and loaded.made and _all_read(run):
                 subject.first = first_tokens(subject)
             if subject.first is not None:  # what stays on all tokens is compared with the audit's run
-                (subject.itself or subject).take(run.outputs)
+                (subject.itself or subject).take(run.outputs, run.returned)
             if not (subject.first or subject).base:
                 raise NotAsked(Message("laws.asking.no_floating_output"))
             random = not large and not steady(subject.first or subject)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
-from sqrtdk.laws.subject import Outputs, Subject
+from sqrtdk.laws.subject import Outputs, RunEnded, Subject
 from sqrtdk.modules.calls import CallPlace, hooked
 from sqrtdk.modules.structures import copy_structure, floating
 from sqrtdk.tracing import Trace
@@ -50,16 +50,18 @@ class Traced:
         passages: First calls of the modules of attentions and of those around them, by path. Where the config declares
             a factor on v or a gate, those of the modules beside the attention as well, and of the children of the two
             modules around it. In the order in which they end.
+        seed: The seed of the run.
     """
 
     calls: Mapping[tuple[str, int], CallTensors]
     unread: frozenset[str] = frozenset()
     outputs: Outputs = field(default_factory=dict)
     passages: dict[str, Passage] = field(default_factory=dict)
+    seed: int = 0
 
 
-def traced(subject: Subject) -> Traced:
-    """Return the traced run for the unchanged inputs; it is run once and kept."""
+def traced(subject: Subject, *, seed: int | None = None) -> Traced:
+    """Return the traced run for the unchanged inputs; it is run once, with this seed or the subject's own, and kept."""
     if subject.traced is None:
         passages: dict[str, Passage] = {}
         paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
@@ -67,8 +69,8 @@ def traced(subject: Subject) -> Traced:
         with ExitStack() as stack:
             for path in sorted(paths):
                 stack.enter_context(_noted(subject.module, path, passages))
-            run = run_traced(subject)
-        subject.traced = Traced(run.calls, run.unread, run.outputs, passages)
+            run = run_traced(subject, seed=seed)
+        subject.traced = replace(run, passages=passages)
     assert isinstance(subject.traced, Traced)
     return subject.traced
 
@@ -81,7 +83,8 @@ def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None, *, se
     """
     with fast_path_off(), Trace(subject.module, stats=False, numeric=False, keep=True) as run:
         outputs = subject.run(changes or {}, seed=seed)
-    return Traced({(call.site, call.index): call for call in run.tensors}, run.unread, outputs)
+    calls = {(call.site, call.index): call for call in run.tensors}
+    return Traced(calls, run.unread, outputs, seed=subject.seed if seed is None else seed)
 
 
 def upwards(site: str) -> list[str]:
@@ -117,6 +120,35 @@ def _beside(module: nn.Module, site: str) -> list[str]:
         children = () if around is None else around.named_children()
         inner += [f"{path}.{name}" if path else name for name, child in children if not is_container(child)]
     return inner
+
+
+def may_end_early(module: nn.Module) -> bool:
+    """Return whether a run may end before its last module: no hook has to put weights back behind the modules around.
+
+    FSDP frees gathered weights there, and accelerate those that it has loaded.
+    """
+    parts = list(module.modules())
+    kinds = {cls.__module__ for part in parts for cls in type(part).__mro__}
+    moved = any(hasattr(part, "_hf_hook") for part in parts)
+    return not moved and not any(kind.startswith("torch.distributed") for kind in kinds)
+
+
+@contextmanager
+def ended_after(module: nn.Module, paths: Collection[str]) -> Iterator[None]:
+    """End the run within the block once each of these modules has ended its first call. Enter it behind other hooks."""
+    left = set(paths)
+    parts = {path: part for path in left if path and (part := module_at(module, path)) is not None}
+
+    def ends(place: CallPlace, args: Any, kwargs: Any, output: Any) -> None:
+        left.discard(place[0])
+        if not left:
+            raise RunEnded
+
+    if len(parts) == len(left) and parts and may_end_early(module):
+        with hooked(parts, None, ends):
+            yield
+    else:
+        yield
 
 
 def is_container(module: nn.Module | None) -> bool:

@@ -42,7 +42,7 @@ class Snapshot:
         stayed: Sentences on what could not be put back, after `restore`.
     """
 
-    def __init__(self, module: nn.Module | None, inputs: Any = None) -> None:
+    def __init__(self, module: nn.Module | None, inputs: Any = None, *, most_copied: int | None = None) -> None:
         self.stayed: tuple[str, ...] = ()
         self._module = module
         self._notes: list[str] = []
@@ -51,7 +51,7 @@ class Snapshot:
         with _quietly():
             found = find_held({} if module is None else {"": module, "inputs": inputs})
             self._held = found.held
-            copies = MemoryCopies()
+            copies = MemoryCopies() if most_copied is None else MemoryCopies(most_copied)
             # Small tensors first, because the memory for copies is limited: a counter gets a copy to restore from, and
             # a large weight only a checksum.
             for path, tensor in sorted(found.tensors, key=lambda entry: stored_bytes(entry[1])):
@@ -156,15 +156,21 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(model: Any, inputs: Any = None) -> Iterator[Snapshot]:
+def unchanged(model: Any, inputs: Any = None, *, most_copied: int | None = None) -> Iterator[Snapshot]:
     """Return a context after which a user's module and its inputs are as they were before.
 
     A model that sqrtdk built from a name needs no such care: it is dropped afterwards.
 
+    Args:
+        model: A module, or a name.
+        inputs: Its inputs.
+        most_copied: Bytes of tensors that are copied, small ones first; a tensor beyond them stays changed. None takes
+            2 GiB.
+
     Yields:
         The state before the block; its `stayed` says after the block what could not be restored.
     """
-    before = Snapshot(model if isinstance(model, nn.Module) else None, inputs)
+    before = Snapshot(model if isinstance(model, nn.Module) else None, inputs, most_copied=most_copied)
     try:
         yield before
     finally:

@@ -6,7 +6,8 @@ Small logits hide a lost softcap or scale, so q is enlarged at each product unti
 about 4 (between 3 and 5). Compared for every call: effective scale (1%), softcap (1%), kind of mask, root mean square
 of the output (relative difference up to sqrt(eps) of the dtype: half of its digits, since logits of this size turn one
 rounding into several). Compared for the model: its outputs (relative to their root mean square, up to 4 sqrt(eps)).
-The first site that differs is reported. A row that sees no key gives 0 in one implementation and an average in the
+The first site that differs is reported. Inputs that were made for the model are cut to their first tokens; unless all
+agrees there, the whole inputs are compared. A row that sees no key gives 0 in one implementation and an average in the
 other, and both are right; if there are such rows (left padding), outputs are not compared. If the two forward passes
 are too costly to run unasked (offloaded weights, more than 2e9 parameters), they are left out. Both cases are reported.
 """
@@ -14,7 +15,7 @@ are too costly to run unasked (offloaded weights, more than 2e9 parameters), the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -33,6 +34,8 @@ TARGET_STD = 4.0
 LEAST_STD = 3.0
 OUTPUT_FACTOR = 4.0
 LARGE_MODEL = 2_000_000_000  # parameters
+
+_Rerun = Callable[[Mapping[tuple[str, int], float] | None], Rerun]
 
 
 def enlargement(context: Context) -> dict[tuple[str, int], float]:
@@ -137,12 +140,20 @@ def _compared(context: Context, other: str) -> Iterator[Finding | str]:
     if context.compare != "always" and (reason := _costly(model)):
         yield Message("rules.eager_vs_sdpa.left_out", reason=reason)
         return
-    assert context.rerun is not None
+    # The first tokens only tell that there is nothing to report. Who asks for both implementations gets all tokens.
+    first = context.rerun_first if context.compare == "auto" else None
+    if first is None or any(True for _ in _told(context, first, other)):
+        assert context.rerun is not None
+        yield from _told(context, context.rerun, other)
+
+
+def _told(context: Context, rerun: _Rerun, other: str) -> Iterator[Finding | str]:
+    """Yield the finding, or why something was not compared, of two runs."""
     runs, factors = [], enlargement(context)
     for name in ("eager", other):
         try:
-            with implementation(model, name):
-                runs.append(context.rerun(factors))
+            with implementation(context.model, name):
+                runs.append(rerun(factors))
         except Exception as error:  # a user's implementation may raise anything
             yield Message("rules.eager_vs_sdpa.raised", name=name, error=kind_and_text(error))
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -38,6 +38,8 @@ GAIN_NAMES = (
 _UNUSED_SOURCE = "sources.threshold.unused"
 _DROPOUT_SOURCE = "sources.threshold.dropout"
 _ATTRIBUTE_SOURCE = "sources.threshold.attribute"
+# A scale follows its attribute as it is, over it, by its root, or by its square if q and k are both multiplied.
+_POWERS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
 
 
 @contextmanager
@@ -166,8 +168,10 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
     if context.rerun is None or not holding:
         return
     try:
-        with enlarged(changed):
-            moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
+        moved = _follow_in_first_tokens(context, holding, changed)
+        if moved is None:
+            with enlarged(changed):
+                moved = moves((judged.call for judged in context.calls), context.rerun(None).calls)
     except Exception as error:  # the attribute has another use too: a size, for instance
         reason = Message("rules.responsiveness.raised", factor=PROBE_FACTOR, error=kind_and_text(error))
         yield NotMeasured("", reason, code="other_run")
@@ -184,6 +188,28 @@ def responsiveness(context: Context) -> Iterable[Finding | NotMeasured]:
                 severity, fix = "fail", Message("rules.responsiveness.fix", attribute=path)
             source = Message(_ATTRIBUTE_SOURCE)
             yield Finding("responsiveness", severity, site, 1.0, PROBE_FACTOR, message, fix, source, call=key[1])
+
+
+def _follow_in_first_tokens(
+    context: Context, holding: Collection[Key], changed: list[ScaleAttribute]
+) -> dict[Key, bool] | None:
+    """Return that every scale follows its attribute, as the first tokens show it; None if they do not show it.
+
+    The scale may also follow the number of tokens, so it has to be that of all tokens times a power of the factor.
+    """
+    if context.rerun_first is None:
+        return None
+    try:
+        with enlarged(changed):
+            again = context.rerun_first(None).calls
+    except Exception:  # asked of the whole inputs
+        return None
+    scales = {(call.site, call.index): call.scale.effective for call in again}
+    for judged in context.calls:
+        new, old = scales.get(judged.key), judged.call.scale.effective
+        if judged.key in holding and not (new and old and any(is_close(new, old * PROBE_FACTOR**p) for p in _POWERS)):
+            return None
+    return dict.fromkeys(holding, True)
 
 
 def _tried(context: Context) -> tuple[dict[Key, tuple[JudgedCall, ScaleAttribute]], list[ScaleAttribute]]:
