@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules import module as torch_module
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
 from sqrtdk.testing import assert_attention, assert_same_attention
+from sqrtdk.testing.laws import CalledModels
 from tests.attentions.planted import PLANTED, WIDTH, planted
 
 SITES = "layers.0-2 (3 sites)"
@@ -186,3 +188,12 @@ def test_an_output_whose_way_is_not_known_is_not_forgiven() -> None:
     x = torch.randn(2, 5, 16)
     assert "1 output of 1 not the same" in difference(a, b, x, allow="scale")
     assert_same_attention(a, b, x, allow="scale", attention_only=True)
+
+
+def test_no_global_hook_is_left_where_models_were_collected() -> None:
+    tables = {name: value for name, value in vars(torch_module).items() if name.startswith("_global_")}
+    before = {name: len(value) for name, value in tables.items() if hasattr(value, "__len__")}
+    with CalledModels() as called:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert len(called.calls) == 1
+    assert {name: len(value) for name, value in tables.items() if hasattr(value, "__len__")} == before

@@ -134,6 +134,8 @@ class CalledModels:
     def __exit__(self, *exc: object) -> None:
         for handle in self._handles:
             handle.remove()
+            # torch's handle leaves its id in this table, and torch.compile takes that for a global hook and warns
+            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() == self._thread:  # calls of other threads would mix up the depth
