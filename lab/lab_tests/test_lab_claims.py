@@ -226,6 +226,7 @@ def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) ->
     _check_words(record)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", SMALLER)
 def test_a_costly_claim_has_its_figures_and_words_at_smaller_sizes(name: str) -> None:
     """So few samples may leave it open, and say nothing else; learners that have not learned are not judged."""

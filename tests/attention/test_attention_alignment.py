@@ -161,7 +161,7 @@ def test_a_query_without_an_order_of_its_own_copies_nothing(options: dict[str, A
 
 
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_while_compiling_too(dynamic: bool) -> None:
     query = torch.randn(2, 8, 4, 16).transpose(1, 2)
     key = torch.randn(2, 4, 24, 16)

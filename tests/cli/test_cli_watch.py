@@ -176,6 +176,7 @@ def _live(folder: Path, *options: str, **streams: Any) -> AbstractContextManager
     return _running(command, stderr=subprocess.PIPE, **streams)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_follow_draws_until_the_writer_is_gone_and_says_how(end: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -90,6 +90,7 @@ def modelling(model_type: str) -> Any:
     return sys.modules[f"transformers.models.{model_type}.modeling_{model_type}"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi"])
 def test_masks_that_are_never_made(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask transformers cuts the keys of a chunk down to its rows, and a step of one row sees every slot."""

@@ -47,6 +47,7 @@ def asked(model: nn.Module, given: Any = None, about: str = "train mode") -> Law
     return answer
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("written_out", [False, True], ids=["sdpa", "written out"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_one_mode_does_otherwise_is_found(wrong: str, written_out: bool) -> None:
@@ -86,6 +87,7 @@ def test_a_dropout_by_hand_is_switched_off_by_its_rate(where: str) -> None:
     assert 0.4 in held[where].values()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "module",
     [

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.monitor.watch import watch
 from sqrtdk.repair import qk_clip_
-from tests.monitor.ranks_at_work import STEPS, batch, decoder, mine, sharded
+from tests.monitor.ranks_models import STEPS, batch, decoder, mine, sharded
 
 THRESHOLD = 2.0
 
