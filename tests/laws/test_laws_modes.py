@@ -146,7 +146,7 @@ def test_statistics_of_the_batch_are_left_alone(how: str) -> None:
 
 def test_what_is_too_large_to_be_put_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs behind a buffer that stays changed tell nothing."""
-    monkeypatch.setattr(modes, "MOST_COPIED_BYTES", 64)
+    monkeypatch.setattr(modes, "MOST_RESTORED_BYTES", 64)
     for wrong in (None, "scale"):
         answer = asked(Model(wrong, extra=Statistics("in place")))
         assert answer.state == NOT_ASKED

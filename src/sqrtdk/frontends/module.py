@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sqrtdk.frontends.program import FlatProgram, Region, RunDtypes, held_tensor, plan, run_regions
 from sqrtdk.frontends.regions import class_of, place_modules, place_tensor, written_in
 
-_LOOKUPS = ("gather", "Gather", "embedding")  # operations that pick rows of a table
+_TABLE_LOOKUPS = ("gather", "Gather", "embedding")  # operations that pick rows of a table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +163,7 @@ def foreign_module(source: Source, bound: Bound, kind_name: str) -> tuple[Foreig
 
 
 def _vocabularies(program: FlatProgram, modules: Mapping[str, nn.Module]) -> frozenset[int]:
-    firsts = (step.reads[0] for step in program.steps if step.name in _LOOKUPS)
+    firsts = (step.reads[0] for step in program.steps if step.name in _TABLE_LOOKUPS)
     names = (program.parameters[ref] for ref in firsts if isinstance(ref, int) and ref in program.parameters)
     tables = (held_tensor(modules, name) for name in names)
     return frozenset(table.shape[0] for table in tables if table.dim() == 2)

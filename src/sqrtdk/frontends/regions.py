@@ -17,7 +17,7 @@ from torch import Tensor, nn
 MAX_PATH_NAMES = 32  # names in a module path
 MAX_MODULE_NAME = 200  # characters of one name
 _MOST_LINES = 2**16  # lines that a region's code may span
-_CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
+_CLASS_NAME = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
 class NamedModule(nn.Module):
@@ -31,7 +31,7 @@ class NamedModule(nn.Module):
 def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
     """Return an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
     last = name.rpartition(".")[2]
-    return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
+    return type(last, (base,), {}) if _CLASS_NAME.fullmatch(last) else base
 
 
 def is_module_path(path: str) -> bool:

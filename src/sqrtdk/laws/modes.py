@@ -42,7 +42,7 @@ LAW = "modes"
 ONE, TRAIN = "laws.modes.about.batch_of_one", "laws.modes.about.train_mode"
 MOST_SEEDS = 6  # a branch taken at random half the time escapes with probability 2^-5
 # Bytes of tensors that are copied before a run: buffers, not weights. A copy of all weights costs more than the run.
-MOST_COPIED_BYTES = 2**25
+MOST_RESTORED_BYTES = 2**25
 _LOSS = re.compile(r"loss|(^|_)aux")
 
 
@@ -95,7 +95,7 @@ class _Runs:
     def mode(self, training: bool) -> Iterator[None]:
         module = self.subject.module
         trains = lambda part: training and part not in self.resting  # noqa: E731
-        with unchanged(module, most_copied=MOST_COPIED_BYTES) as before, without_dropout(module, trains):
+        with unchanged(module, most_copied=MOST_RESTORED_BYTES) as before, without_dropout(module, trains):
             yield
             self.updated = before.moved()
         self.lost += before.moved() if self.updated else []

@@ -81,7 +81,7 @@ class LawRow:
         return f"law_{self.name}"
 
 
-_ROWS = (
+_LAW_ROWS = (
     LawRow(
         finite.LAW, finite.ask, runs=0, compares=False, of_one_run=True, of_large_models=True, found_by=("nonfinite",),
         own_rule=False,
@@ -102,8 +102,8 @@ _ROWS = (
     LawRow(parameters.LAW, parameters.ask, runs=2),
     LawRow(modes.LAW, modes.ask, needs_motion=True),
 )  # fmt: skip
-LAWS: dict[str, LawRow] = {row.name: row for row in _ROWS}
-FINDINGS = tuple(row.rule for row in _ROWS)  # names of the rules of their findings
+LAWS: dict[str, LawRow] = {row.name: row for row in _LAW_ROWS}
+FINDINGS = tuple(row.rule for row in _LAW_ROWS)  # names of the rules of their findings
 DEFAULT = "all"  # laws that `check` asks
 
 

@@ -19,7 +19,7 @@ from sqrtdk.compare.outside.parts import (
 )
 
 OTHER_FUNCTION, OTHER_NAME = "outputs.module.other_function", "outputs.module.other_value_of"
-_MOST_TEXT_CHARACTERS = 60  # characters of a text that are shown
+_MOST_SHOWN_CHARACTERS = 60  # characters of a text that are shown
 _CAP = re.compile(r"cap(ping)?$")  # config.final_logit_softcapping
 _MULTIPLIER = re.compile(r"multiplier|scal(e|ing)|factor|alpha")  # config.logits_scaling, self.residual_multiplier
 
@@ -102,9 +102,9 @@ def _shown(a: HeldValue, b: HeldValue) -> tuple[str, str]:
         return unequal_texts(float(a), float(b))  # type: ignore[arg-type]
     texts = [_text(value) for value in (a, b)]
     apart = next((i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), 0)
-    start = max(0, apart - _MOST_TEXT_CHARACTERS // 2)
-    cut = [f"{'...' if start else ''}{text[start:][:_MOST_TEXT_CHARACTERS]}..." for text in texts]
-    one, other = (text if len(text) <= _MOST_TEXT_CHARACTERS else part for text, part in zip(texts, cut, strict=True))
+    start = max(0, apart - _MOST_SHOWN_CHARACTERS // 2)
+    cut = [f"{'...' if start else ''}{text[start:][:_MOST_SHOWN_CHARACTERS]}..." for text in texts]
+    one, other = (text if len(text) <= _MOST_SHOWN_CHARACTERS else part for text, part in zip(texts, cut, strict=True))
     return one, other
 
 

@@ -27,7 +27,7 @@ from sqrtdk.modules.calls import CallPlace
 from sqrtdk.tracing.tape.stance import Disturbed
 from sqrtdk.tracing.tensors import CallTensors
 
-_HIDDEN_BELOW = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
+_LOWEST_TERM = -1e4  # a float mask adds this or less to hide a key; -1e4 and finfo.min have the same effect
 _ENTRY_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of the difference at the end
 
 
@@ -65,7 +65,7 @@ def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
     rows = seeing_entries(x.shape, blind)
     counted = None if rows is None else rows.reshape(-1)[::stride]
     # -1e4 in one float mask and finfo.min in the other hide the same keys
-    one, other = (values.double().clamp_min(_HIDDEN_BELOW) for values in (one, other))
+    one, other = (values.double().clamp_min(_LOWEST_TERM) for values in (one, other))
     both = TensorOfBoth("", "", one, other, counted, (0.0, 0.0))
     gap, size = both.gap[0], both.size(one)[0]
     return gap / size if size else gap and math.inf

@@ -62,7 +62,7 @@ def _dot_general(
     return made if wanted is None else made.to(wanted)
 
 
-_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+_CONVOLUTION_BY_RANK = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def _convolution(
@@ -82,7 +82,7 @@ def _convolution(
             x = spread
     if any(n for pair in padding for n in pair):
         x = F.pad(x, [int(n) for pair in reversed(padding) for n in pair])
-    run: Callable[..., Tensor] = _CONVOLVE[len(window_strides) - 1]
+    run: Callable[..., Tensor] = _CONVOLUTION_BY_RANK[len(window_strides) - 1]
     made = run(x, w, stride=tuple(window_strides), dilation=tuple(rhs_dilation), groups=feature_group_count)
     made = _ordered(made, [d.out_spec.index(at) for at in range(made.dim())])
     return made if wanted is None else made.to(wanted)
