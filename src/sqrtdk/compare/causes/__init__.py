@@ -156,12 +156,12 @@ CAUSE_ROWS = (
     CauseRow("dropout", formula_pairs, "weights", ("kept", "dropout"), formula.compare_dropout),
 )  # fmt: skip
 
-LOAD = "fixes.weights.load"
-SET = "fixes.setting.set"
-CLASS = "outputs.module.other_type", "fixes.module_class.set"
-ADDED_BIAS = "outputs.module.adds_bias", ("fixes.layer_bias.set", "fixes.layer_bias.drop")
-ALONE = "outputs.module.of_a_alone", "outputs.module.of_b_alone"
-VALUE = "outputs.module.other_value"
+_LOAD_WEIGHT = "fixes.weights.load"
+_SET_VALUE = "fixes.setting.set"
+_OTHER_CLASS = "outputs.module.other_type", "fixes.module_class.set"
+_BIAS_ADDED = "outputs.module.adds_bias", ("fixes.layer_bias.set", "fixes.layer_bias.drop")
+_ONE_SIDE_ALONE = "outputs.module.of_a_alone", "outputs.module.of_b_alone"
+_OTHER_VALUE = "outputs.module.other_value"
 MODULE_CAUSE_ROWS = [
     # a parameter or buffer: all that differ in a module become B's together
     # lm_head.weight = embed_tokens.weight, where A has a head of its own
@@ -175,7 +175,7 @@ MODULE_CAUSE_ROWS = [
         "fixes.weights_elsewhere.set",
     ),
     # nn.Linear(D, 4 * D) for nn.Linear(D, 8 * D // 3)
-    ModuleCauseRow("weights_shape", "tensor", (), parameters.compare_shape, VALUE),
+    ModuleCauseRow("weights_shape", "tensor", (), parameters.compare_shape, _OTHER_VALUE),
     # w / math.sqrt(D) when loading, for w
     ModuleCauseRow(
         "weights_scaled", "tensor", (), parameters.compare_factor, "outputs.module.times", "fixes.weights_scaled.set",
@@ -198,41 +198,41 @@ MODULE_CAUSE_ROWS = [
         "weights_rounded", "tensor", (), parameters.compare_not_rounded, "outputs.module.not_rounded",
         "fixes.weights_rounded.rounded", of_checkpoint="not rounded",
     ),
-    ModuleCauseRow("weights", "tensor", (), parameters.compare_few, "outputs.module.numbers", LOAD),
+    ModuleCauseRow("weights", "tensor", (), parameters.compare_few, "outputs.module.numbers", _LOAD_WEIGHT),
     # gate_up[:n] for gate_up[n:]
     ModuleCauseRow(
         "weights_elsewhere", "tensor", (), parameters.compare_held, "outputs.module.held",
         "fixes.weights_elsewhere.set",
     ),
     # an embedding in which the row of one token was replaced
-    ModuleCauseRow("weights", "tensor", (), parameters.compare_few_rows, "outputs.module.rows", LOAD),
+    ModuleCauseRow("weights", "tensor", (), parameters.compare_few_rows, "outputs.module.rows", _LOAD_WEIGHT),
     ModuleCauseRow(
-        "weights", "tensor", (), parameters.compare_numbers, "outputs.module.other_numbers", LOAD,
+        "weights", "tensor", (), parameters.compare_numbers, "outputs.module.other_numbers", _LOAD_WEIGHT,
         of_checkpoint="other numbers",
     ),
     # nn.Linear(D, D, bias=False) for a checkpoint with down_proj.bias
     ModuleCauseRow(
-        "layer_bias", "tensor", (), parameters.compare_layer_bias, ALONE,
+        "layer_bias", "tensor", (), parameters.compare_layer_bias, _ONE_SIDE_ALONE,
         ("fixes.layer_bias.set", "fixes.layer_bias.drop"),
     ),
     ModuleCauseRow(
-        "parameter_missing", "tensor", (), parameters.compare_presence, ALONE,
+        "parameter_missing", "tensor", (), parameters.compare_presence, _ONE_SIDE_ALONE,
         ("fixes.parameter_missing.set", "fixes.parameter_missing.drop"),
     ),
     # a value that the module or its config holds: each alone and then all, with the tensors
     # nn.RMSNorm(D, eps=1e-5) for nn.RMSNorm(D, eps=1e-6)
-    ModuleCauseRow("norm_eps", "value", (), settings.compare_norm_eps, VALUE, SET),
+    ModuleCauseRow("norm_eps", "value", (), settings.compare_norm_eps, _OTHER_VALUE, _SET_VALUE),
     # nn.GELU() for nn.GELU(approximate="tanh"); hidden_act = "gelu" for "silu"
-    ModuleCauseRow("activation", "value", (), settings.compare_activation_setting, VALUE, SET),
+    ModuleCauseRow("activation", "value", (), settings.compare_activation_setting, _OTHER_VALUE, _SET_VALUE),
     # config.final_logit_softcapping = None for 30.0
-    ModuleCauseRow("logit_cap", "value", (), settings.compare_cap, VALUE, SET),
+    ModuleCauseRow("logit_cap", "value", (), settings.compare_cap, _OTHER_VALUE, _SET_VALUE),
     # config.residual_multiplier = 1.0 for 0.22
-    ModuleCauseRow("multiplier", "value", (), settings.compare_multiplier, VALUE, SET),
-    ModuleCauseRow("setting", "value", (), settings.compare_setting, VALUE, SET),
+    ModuleCauseRow("multiplier", "value", (), settings.compare_multiplier, _OTHER_VALUE, _SET_VALUE),
+    ModuleCauseRow("setting", "value", (), settings.compare_setting, _OTHER_VALUE, _SET_VALUE),
     # the modules: every row is tried alone
     # x @ self.weight.mT for F.linear(x, self.weight, self.bias)
-    ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("A"), *ADDED_BIAS),
-    ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("B"), *ADDED_BIAS),
+    ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("A"), *_BIAS_ADDED),
+    ModuleCauseRow("layer_bias", "module", ("linear",), classes.compare_added_bias("B"), *_BIAS_ADDED),
     # x * self.weight for x * (1 + self.weight): Gemma's norms
     ModuleCauseRow(
         "norm_offset", "module", ("norm",), classes.compare_norm_offset("A"), "outputs.module.offset",
@@ -243,11 +243,11 @@ MODULE_CAUSE_ROWS = [
         "fixes.norm_offset.drop",
     ),
     # nn.ReLU() for nn.GELU()
-    ModuleCauseRow("activation", "module", ("activation",), classes.compare_class, *CLASS),
+    ModuleCauseRow("activation", "module", ("activation",), classes.compare_class, *_OTHER_CLASS),
     # nn.LayerNorm(D) for nn.RMSNorm(D)
-    ModuleCauseRow("norm_kind", "module", ("norm",), classes.compare_class, *CLASS),
+    ModuleCauseRow("norm_kind", "module", ("norm",), classes.compare_class, *_OTHER_CLASS),
     # LowRank(nn.Linear(D, D)) for nn.Linear(D, D)
-    ModuleCauseRow("module_class", "module", ("linear", "embedding", "other"), classes.compare_class, *CLASS),
+    ModuleCauseRow("module_class", "module", ("linear", "embedding", "other"), classes.compare_class, *_OTHER_CLASS),
     # the numbers where the outputs of a module begin to differ: A goes on with B's output
     ModuleCauseRow("output_shape", "shape", (), sums.compare_output_shape, "outputs.shapes"),
     # self.o_proj(heads) for self.o_proj(heads * torch.sigmoid(self.g_proj(x)))
