@@ -1,8 +1,9 @@
-"""Functions of one pair as what kernels run over a whole call: a bias, a softcap, a table of distances, a band.
+"""Functions of one pair as what kernels run over a whole call: bias, scale, softcap, a table of distances, a band.
 
-A `score_mod` that adds bias[h, q_idx, kv_idx] is that bias; one that adds a function of the distance i - j (ALiBi, a
-relative bias) becomes a table of L + S - 1 numbers a head; 30 tanh(score / 30) is a softcap before either. A `mask_mod`
-of the distance (causal, a window) becomes the bounds of a band. `dependence.py` proves that they are.
+A `score_mod` that multiplies the score by a number of the head and row is part of the scale; one that adds
+bias[h, q_idx, kv_idx] is that bias; one that adds a function of the distance i - j (ALiBi, a relative bias) becomes a
+table of L + S - 1 numbers a head; 30 tanh(score / 30) is a softcap before either. A `mask_mod` of the distance (causal,
+a window) becomes the bounds of a band. `dependence.py` proves that they are.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk.impl.call import Call, has_values
-from sqrtdk.impl.dependence import BATCH, DISTANCE, HEAD, KEY, ROW, Added, added_by, shown_by
+from sqrtdk.impl.dependence import BATCH, DISTANCE, HEAD, KEY, ROW, Added, read_mask, read_score
 from sqrtdk.impl.extremes import holds_nonfinite
-from sqrtdk.impl.mods import map_added, map_pairs
+from sqrtdk.impl.mods import map_one, map_pairs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-    from sqrtdk._shapes import Bias
+    from sqrtdk._shapes import Bias, Factor
+    from sqrtdk.impl.mods import ScoreMod
 
 SMALLEST_READ = 2**17  # pairs of a call below which reading its functions, 0.2 ms each, gains nothing
 
@@ -64,7 +66,8 @@ def simplified(call: Call) -> Call:
 
 
 def _masks_read(call: Call) -> Call:
-    masks = tuple(mod for mod in call.mask_mods if _of_distance(call, shown_by(mod)))
+    call = replace(call, mask_mods=tuple(read_mask(mod) for mod in call.mask_mods))
+    masks = tuple(mod for mod in call.mask_mods if _of_distance(call, read_mask(mod).places))
     if not masks:
         return call
     rows, columns = _first_pairs(call)
@@ -78,7 +81,12 @@ def _masks_read(call: Call) -> Call:
 def _score_read(call: Call) -> Call:
     if call.score_mod is None or call.term is not None:
         return call
-    added = added_by(call.score_mod, call.dtype)
+    score = read_score(call.score_mod, call.dtype)
+    call, added = replace(call, score_mod=score), score.added
+    if score.factor is not None and call.softcap is None:
+        factor = _rows_factor(call, score)
+        finite = has_values(factor) and not holds_nonfinite(factor)
+        return replace(call, score_mod=None, scale=call.scale * factor) if finite else call
     if added is None or (added.cap is not None and call.softcap is not None):
         return call
     read = replace(call, score_mod=None, softcap=call.softcap or added.cap)
@@ -88,7 +96,7 @@ def _score_read(call: Call) -> Call:
     if not _of_distance(call, added.places, HEAD):
         return call
     rows, columns = _first_pairs(call)
-    values = map_added(call.score_mod, call.dtype, 1, call.heads, rows, columns, together=True)[0]
+    values = map_one(score, 0.0, call.dtype, 1, call.heads, rows, columns, together=True)[0]
     values = values.expand(-1, len(rows))
     hidden = values.detach() == -math.inf
     values = values.masked_fill(hidden, 0.0)
@@ -97,6 +105,13 @@ def _score_read(call: Call) -> Call:
     if values.requires_grad or values.any():
         read = replace(read, term=_Table(values, 1 - call.keys + call.shift))
     return _banded(read, ~hidden[0]) or call
+
+
+def _rows_factor(call: Call, score: ScoreMod) -> Factor:
+    """Return what a score_mod multiplies the scores by, broadcastable to (..., Hq, L, 1)."""
+    rows, key = call.positions(0, call.length), torch.zeros(1, dtype=torch.int64)
+    batch = math.prod(call.lead[:-1])
+    return call.in_lead(map_one(score, 1.0, call.dtype, batch, call.heads, rows, key))
 
 
 def _first_pairs(call: Call) -> tuple[Int[Tensor, " distances"], Int[Tensor, " distances"]]:
