@@ -20,7 +20,7 @@ from sqrtdk.impl.block_mask import BlockMask, block_mask
 from sqrtdk.impl.call import UNBOUNDED, Call, cut_rows, repeat_heads
 from sqrtdk.impl.dependence import ANYTHING, BATCH, HEAD, ReadScore, read_mask, read_score
 from sqrtdk.impl.mods import map_one
-from sqrtdk.impl.program import Program
+from sqrtdk.impl.program import PairProgram
 from sqrtdk.impl.rows import row_logits
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _with_logits(call: Call, seen: Visible | None) -> Call:
     return _with_mask(replace(call, query=query, key=key, scale=1.0, bias=z, **nothing), seen)
 
 
-def _logits_by_parts(call: Call, program: Program, seen: Mask) -> tuple[Logits, Mask]:
+def _logits_by_parts(call: Call, program: PairProgram, seen: Mask) -> tuple[Logits, Mask]:
     """Return what `row_logits` does, computed part by part, each of some rows of a head."""
     dtype, sizes = call.dtype, (*call.lead, call.length, call.keys)
     query = call.query.to(dtype) * call.scale

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sqrtdk.impl.program import Program, Slot, Step
+from sqrtdk.impl.program import PairProgram, PairStep, Slot
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -51,7 +51,7 @@ class BlockMask:
         all: blocks whose pairs are all seen.
     """
 
-    programs: tuple[Program, ...]
+    programs: tuple[PairProgram, ...]
     length: int
     keys: int
     some: Bool[Tensor, "M N"]
@@ -94,7 +94,7 @@ class BlockMask:
         return shown
 
 
-def block_mask(programs: Sequence[Program], length: int, keys: int) -> BlockMask:
+def block_mask(programs: Sequence[PairProgram], length: int, keys: int) -> BlockMask:
     """Return the blocks of masks that depend on row and key alone, and not on sample and head."""
     found = [_last_bounds(program, length, keys) for program in programs]
     some, whole = found[0].high, found[0].low
@@ -104,7 +104,7 @@ def block_mask(programs: Sequence[Program], length: int, keys: int) -> BlockMask
     return BlockMask(tuple(programs), length, keys, some.expand(shape), whole.expand(shape))
 
 
-def _last_bounds(program: Program, length: int, keys: int) -> Bounds:
+def _last_bounds(program: PairProgram, length: int, keys: int) -> Bounds:
     """Return the bounds of the program's result, a bool."""
     zero = torch.zeros(1, 1, dtype=torch.int64)
     # rows down, keys across; a last block that is not full repeats the last
@@ -142,7 +142,7 @@ def _bounds_of_one_side(values: Tensor) -> Bounds | None:
     return Bounds(blocks.amin(dim), blocks.amax(dim))
 
 
-def _bounds_of_step(step: Step, bounds: Sequence[Bounds | None]) -> Bounds | None:
+def _bounds_of_step(step: PairStep, bounds: Sequence[Bounds | None]) -> Bounds | None:
     rule = _RULES.get(step.function)
     given = [] if rule is None or step.kwargs else [_bounds_of(value, bounds) for value in step.args]
     found = rule(*given) if rule is not None and given and step.dtype in (torch.bool, torch.int64) else None

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk._modes import EagerMode
 from sqrtdk.impl.mods import IndexByTensors, MaskMod, ReadMod, ScoreMod
-from sqrtdk.impl.program import Program, Recording, operands_of
+from sqrtdk.impl.program import PairProgram, PairRecording, operands_of
 
 aten = torch.ops.aten
 SCORE, BATCH, HEAD, ROW, KEY, DISTANCE = "score", "b", "h", "i", "j", "i - j"
@@ -125,7 +125,7 @@ class _Follow(EagerMode):
         # By storage, which a view shares, and which is not used again while its tensor is held.
         self.forms: dict[int, tuple[Tensor, _Form]] = {}
         self.indices: dict[int, str] = {}
-        self.recording = Recording()
+        self.recording = PairRecording()
 
     def keep(self, tensor: Tensor, form: _Form) -> Tensor:
         place = _place(tensor)
@@ -294,7 +294,7 @@ def shown_by(function: MaskMod) -> frozenset[str] | None:
     return read_mask(function).places
 
 
-def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | None, _Form, Program | None]:
+def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | None, _Form, PairProgram | None]:
     """Return the function's result for one pair, what it depends on, and its operations."""
     mode = _Follow()
     for tensor in score:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from sqrtdk.impl.program import Program
+from sqrtdk.impl.program import PairProgram
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -43,7 +43,7 @@ class ReadMod:
 
     function: Callable[..., Tensor]
     places: frozenset[str] | None
-    program: Program | None
+    program: PairProgram | None
 
     def __call__(self, *pair: Tensor) -> Tensor:
         """Call the function."""
@@ -188,7 +188,7 @@ def _mapped(
 
 
 def _broadcast(
-    program: Program,
+    program: PairProgram,
     scores: tuple[Float[Tensor, "..."], ...],
     batch: int,
     heads: int,

@@ -39,7 +39,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class PairStep:
     """One operation.
 
     Attributes:
@@ -63,11 +63,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class PairProgram:
     """The steps of a function of `inputs` arguments. The last step gives its result."""
 
     inputs: int
-    steps: tuple[Step, ...]
+    steps: tuple[PairStep, ...]
 
     def __call__(self, *pair: Shaped[Tensor, "..."], out: Tensor | None = None) -> Shaped[Tensor, "..."]:
         """Return the function's results for pairs, whose arguments broadcast; the shape may lack dimensions on which
@@ -98,7 +98,7 @@ class Program:
         )
 
 
-class Recording:
+class PairRecording:
     """The operations of a run of the function on tensors without dimensions."""
 
     def __init__(self) -> None:
@@ -109,16 +109,16 @@ class Recording:
         """Add an operation with its result. What it holds keeps the identity of every tensor."""
         self.ran.append((function, args, kwargs, found))
 
-    def program(self, pair: Sequence[Tensor], result: Tensor) -> Program | None:
+    def program(self, pair: Sequence[Tensor], result: Tensor) -> PairProgram | None:
         """Return the program of the function that made the result of the pair, or None."""
         with torch.no_grad(), _disable_current_modes():
             return self._program(pair, result)
 
-    def _program(self, pair: Sequence[Tensor], result: Tensor) -> Program | None:
+    def _program(self, pair: Sequence[Tensor], result: Tensor) -> PairProgram | None:
         places = {id(tensor): place for place, tensor in enumerate(pair)}
         storages = {_storage(tensor) for tensor in pair}
         values = [tensor.detach().reshape(1, 1, 1, 1) for tensor in pair]
-        steps: list[Step] = []
+        steps: list[PairStep] = []
         for function, args, kwargs, found in self.ran:
             operands = list(operands_of((args, kwargs)))
             # x.data is another tensor over the numbers of x, made without an operation
@@ -139,7 +139,7 @@ class Recording:
             steps.append(step)
         if places.get(id(result)) != len(values) - 1 or not steps:
             return None
-        return Program(len(pair), _with_last_reads(steps, len(pair)))
+        return PairProgram(len(pair), _with_last_reads(steps, len(pair)))
 
 
 def _storage(tensor: Tensor) -> int:
@@ -176,7 +176,7 @@ def _has_own_gradient(function: Any, operands: Sequence[Tensor], found: Tensor) 
 
 def _step(
     function: Any, args: Any, kwargs: Any, places: dict[int, int], values: Sequence[Tensor], dtype: torch.dtype
-) -> Step | None:
+) -> PairStep | None:
     """Return the operation as a step whose result has the dtype, or None."""
     read = frozenset(places[id(tensor)] for tensor in operands_of((args, kwargs)) if id(tensor) in places)
     # A captured number without dimensions is of less weight in the promotion of dtypes than a tensor with some, as all
@@ -188,7 +188,7 @@ def _step(
                 return Slot(places[id(tensor)])
             return _widened(tensor) if widened and not tensor.ndim else tensor
 
-        step = Step(function, _mapped(args, placed), _mapped(kwargs, placed), dtype, read)
+        step = PairStep(function, _mapped(args, placed), _mapped(kwargs, placed), dtype, read)
         try:
             found = step.run(values)
         except Exception:  # an operation that takes no dimensions: masked_fill with a value of the pair, for one
@@ -223,7 +223,7 @@ def _filled(values: Any, given: Sequence[Any]) -> Any:
     return values
 
 
-def _with_last_reads(steps: Sequence[Step], inputs: int) -> tuple[Step, ...]:
+def _with_last_reads(steps: Sequence[PairStep], inputs: int) -> tuple[PairStep, ...]:
     """Return the steps, each with the places that no later one reads."""
     later: set[int] = set()
     done = []
