@@ -1,6 +1,7 @@
 """What `sqrtdk.attention` costs next to torch's own operations, to Keras, and to the same figures by dense torch code.
 
 Each group runs its sides in turn, round after round, and prints times and ratios as median [10th .. 90th percentile].
+With one thread the times are CPU times, which other work on the machine moves less.
 Beside the statistics stands the machine's own limit: the two matrix products alone, in the compiled kernel's tiles.
 Memory is measured in processes of their own: what the call adds to the peak of one that has loaded its libraries.
 `cliffs.py` has every kind of call at every length; it takes an hour and runs where it is asked for by name.
@@ -187,6 +188,9 @@ def flex_mods() -> Group:
     def gain(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score * slopes[h]
 
+    def gate(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score * torch.sigmoid(score)
+
     mods: dict[str, tuple[Any, Any]] = {
         "causal": (None, causal),
         "alibi, causal": (alibi, causal),
@@ -195,6 +199,7 @@ def flex_mods() -> Group:
         "bias": (bias, None),
         "documents": (None, documents),
         "gain": (gain, None),
+        "gate": (gate, None),
     }
     ways: dict[str, Callable[[], object]] = {}
     pairs = []
@@ -358,7 +363,8 @@ def main() -> None:
             continue
         ways, pairs, calls = make()
         with torch.no_grad():
-            times = rounds(ways, options.repeats, calls)
+            clock = time.process_time if options.threads == 1 else time.perf_counter
+            times = rounds(ways, options.repeats, calls, clock)
         ms = {way: Spread.of([1e3 * t for t in values]) for way, values in times.items()}
         ratios = {f"{a} / {b}": ratio(times[a], times[b]) for a, b in pairs}
         groups = {"ms": ms, "ratio": ratios}

@@ -14,6 +14,7 @@ import torch
 from tests.attention.cases import CASES, LONG_CASES, Case
 from tests.attention.hidden_rows import fixed_rows, wrong
 from tests.attention.judging import expect, judge
+from tests.attention.test_attention_kernel_skips import MASKS, judge_mask
 from tests.attention.training import BIASES, LAID, SHAPES, judge_bias, judge_dropout
 
 SOON = 80  # small cases, in which most errors are found, before the long ones
@@ -32,6 +33,7 @@ def main() -> int:
     training = [(f"dropout, {name}", partial(judge_dropout, name, torch.float32)) for name in SHAPES]
     training += [(f"a bias of {sizes}", partial(judge_bias, sizes)) for sizes in BIASES]
     training += [(f"a bias, {laid}", partial(judge_bias, (2, 1, 150, 601), laid)) for laid in LAID]
+    training += [(f"a mask, {name}", partial(judge_mask, name, "", torch.float32)) for name in MASKS]
     training += [("rows hidden whole", partial(wrong, fixed_rows(), "cpu", torch.float32))]
     long = [(case.id, partial(judged, case)) for case in LONG_CASES]
     for name, judging in [*small[:SOON], *training, *long, *small[SOON:]]:

@@ -39,6 +39,16 @@ MUTANTS: dict[str, Planted] = {
     # blocks and tiles
     "first block of the band left out": plant(RUN, Change("/ A * A,", "/ A * A + A,")),
     "last block of the first row": plant(RUN, Change("(A + B - 1);", "(A);")),
+    "keys of a block from its first on": plant(RUN, Change(", A + B * C + D * E<T>,", ", A + B * C,")),
+    "last run of keys that a mask shows": plant(
+        f"{OPERANDS}:shown", Change("for (int64_t A = (B - 1) / C * C;", "for (int64_t A = (B - 1) / C * C - C;")
+    ),
+    "first keys of a row that a mask shows": plant(
+        PREPARE, Change("= A; B += C, D = A + E;", "= A + E; B += C, D = A + E;")
+    ),
+    "gradient of the first keys of a block": plant(
+        f"{BACKWARD}:backward", Change(", A.F() + B * C);", ", A.F());", at=1)
+    ),
     "bias of the first block": plant(BIAS_ROW, Change("return A->F(B, C, D) + E;", "return A->F(B, C, D);")),
     "a bias that is widened: the first of sixteen rows": plant(BIAS_ROW, Change("return A + B % C * D;", "return A;")),
     "a bias that is widened: some rows of a band": plant(BIAS_ROW, Change("(A + B - 1);", "(A);")),

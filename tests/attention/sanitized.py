@@ -12,6 +12,7 @@ import torch
 import sqrtdk
 from sqrtdk.impl.kernel import build, libraries, load
 from tests.attention.cases import CASES, LONG_CASES, as_leaves
+from tests.attention.test_attention_kernel_skips import MASKS, judge_mask
 from tests.attention.training import BIASES, LAID, SHAPES, judge_bias, judge_dropout
 
 FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -36,6 +37,8 @@ def main() -> None:
         judge_dropout(name, dtype)
     for sizes in BIASES:
         judge_bias(sizes)
+    for name, dtype in product(MASKS, (torch.float32, torch.bfloat16)):
+        judge_mask(name, "bias", dtype)
     for laid, rows in product(LAID, (150, 3)):
         judge_bias((2, 1, rows, 601), laid, rows)
     print(ran, load.kernel_state().path)

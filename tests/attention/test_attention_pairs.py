@@ -70,12 +70,19 @@ READ: dict[str, tuple[Functions, dict[str, Any]]] = {
         {"softcap": 2.0, "score_mod": None},
     ),
 }
+READ |= {
+    "gain": (lambda t: {"score_mod": lambda s, b, h, i, j: s * t["slopes"][h], **CAUSAL}, {"score_mod": None}),
+    "gain of the sample": (lambda t: {"score_mod": lambda s, b, h, i, j: t["sample"][b, h] * s}, {"score_mod": None}),
+    "over a length": (lambda t: {"score_mod": lambda s, b, h, i, j: s / (1.0 + i).sqrt()}, {"score_mod": None}),
+    "half": (lambda t: {"score_mod": lambda s, b, h, i, j: s / 2}, {"score_mod": None}),
+}
 BY_BLOCKS: dict[str, Functions] = {
     "of the sample": lambda t: {"score_mod": lambda s, b, h, i, j: s + t["sample"][b, h] * (i - j) / 9},
     "bias, some hidden": lambda t: {
         "score_mod": lambda s, b, h, i, j: torch.where((i + j) % 5 > 0, s + t["bias"][h, i, j], -math.inf)
     },
-    "gain": lambda t: {"score_mod": lambda s, b, h, i, j: s * t["slopes"][h]},
+    "gain of a key": lambda t: {"score_mod": lambda s, b, h, i, j: s * t["bias"][h, 0, j]},
+    "gain after a sum": lambda t: {"score_mod": lambda s, b, h, i, j: (s + 1.0) * t["slopes"][h]},
     "square": lambda t: {"score_mod": lambda s, b, h, i, j: s * s - 1.0, **CAUSAL},
     "documents": documents,
     "documents, a sum": lambda t: {"score_mod": lambda s, b, h, i, j: s + 2.0 * t["bias"][h, i, j], **documents(t)},
@@ -151,7 +158,7 @@ def test_kernels_run_what_is_read(name: str) -> None:
     assert {field: getattr(call, field) for field in fields} == fields
     chosen = sqrtdk.explain(*qkv, **make(leaves), enable_gqa=True, return_aux=True)
     assert (chosen.impl, "blocks of rows" in chosen.reason) == ("cpu", False)
-    assert chosen.reason.endswith("read as bias, softcap or band")
+    assert chosen.reason.endswith("read as bias, scale, softcap or band")
 
 
 @pytest.mark.parametrize("name", BY_BLOCKS)
@@ -225,7 +232,7 @@ def test_gradients_can_be_differentiated_again(name: str) -> None:
 def test_a_table_that_is_written_before_the_backward_pass_is_an_error() -> None:
     leaves = learned(inputs(), torch.float32)
     gain = torch.ones(L)
-    output, _ = attend(lambda t: {"score_mod": lambda s, b, h, i, j: s * gain[i]}, leaves)
+    output, _ = attend(lambda t: {"score_mod": lambda s, b, h, i, j: (s + 1.0) * gain[i]}, leaves)
     gain[2] = 2.0
     with pytest.raises(SqrtdkError, match="changed in place between forward and backward"):
         output.sum().backward()

@@ -195,6 +195,7 @@ def _mods_in_kernels() -> None:
         {"score_mod": lambda s, b, h, i, j: s + relative[h, i - j + 6], "mask_mod": lambda b, h, i, j: i >= j},
         {"score_mod": lambda s, b, h, i, j: s + table[h, i, j]},
         {"score_mod": lambda s, b, h, i, j: s + 2.0 * table[h, i, j]},
+        {"score_mod": lambda s, b, h, i, j: s * relative[h, i + b]},
         {"score_mod": lambda s, b, h, i, j: torch.where(document[i] == document[j], s * s, -math.inf)},
         {"mask_mod": lambda b, h, i, j: document[i] == document[j]},
     )

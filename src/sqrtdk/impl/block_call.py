@@ -2,7 +2,7 @@
 
 Where a `score_mod` only adds to the score, what it adds is the bias. Any other logits are computed in plain torch and
 become the bias themselves, beside products of zeros: the kernel then does the softmax, the sum and the statistics,
-which take most of the time. Keys that no row of the block sees are left out before.
+which take most of the time. Keys that no row of the block sees are left out before; a band stays with the kernel.
 """
 
 from __future__ import annotations
@@ -16,61 +16,58 @@ import torch
 from torch import Tensor
 
 from sqrtdk.impl import rows
-from sqrtdk.impl.call import UNBOUNDED, Call, cut_rows
-from sqrtdk.impl.dependence import ANYTHING, BATCH, HEAD, added_by, shown_by
-from sqrtdk.impl.mods import map_added
+from sqrtdk.impl.block_mask import BlockMask, block_mask
+from sqrtdk.impl.call import UNBOUNDED, Call, cut_rows, repeat_key_heads
+from sqrtdk.impl.dependence import ANYTHING, BATCH, HEAD, ReadScore, read_mask, read_score
+from sqrtdk.impl.mods import map_one
+from sqrtdk.impl.program import PairProgram
 from sqrtdk.impl.rows import row_logits
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
 
-    from sqrtdk._shapes import Bias, Visible
+    from sqrtdk._shapes import Bias, Logits, Visible
 
     Mask = Bool[Tensor, "..."] | None
 
 MOST_AT_ONCE = 2**22  # bytes of a mask, as many as a block of float32 logits has
-MOST_ROWS = 128  # the keys that one of them sees are computed for all, so that more would hide more in vain
+MOST_ROWS = 128  # rows of a block of one head's bias, as many as a tile of the kernel has
+PART_PAIRS = 2**17  # pairs whose logits are computed at once: 512 KiB of float32, so that they stay in the L2 cache
 Brought = Callable[[Call, int, int], Call]
 
 
 def block_calls(call: Call) -> tuple[Brought, int]:
-    """Return how to run a call in blocks of rows that kernels can compute.
+    """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias, and how
+    many rows it is given at once."""
+    mods = tuple(read_mask(mod) for mod in call.mask_mods)
+    places = frozenset().union(*(ANYTHING if mod.places is None else mod.places for mod in mods))
+    score = None if call.score_mod is None else read_score(call.score_mod, call.dtype)
+    blocks = None
+    if mods and not places & {BATCH, HEAD}:
+        programs = [mod.program for mod in mods if mod.program is not None]
+        blocks = block_mask(programs, call.length, call.keys) if len(programs) == len(mods) else None
 
-    Returns:
-        A function of (call, start, stop) that returns rows start..stop as a call of dot products plus a bias; and the
-        number of rows of a block.
-    """
-    places = _places_of_masks(call)
+    def block(call: Call, start: int, stop: int) -> tuple[Call, Mask]:
+        return _block(replace(call, mask_mods=mods, score_mod=score), blocks, start, stop)
+
     if call.score is None and call.term is None:
-        if call.score_mod is None:
-            return lambda call, start, stop: _with_mask(*_block(call, start, stop)), _height(call, places)
-        added = added_by(call.score_mod, call.dtype)
+        if score is None:
+            return lambda *at: _with_mask(*block(*at)), _height(call, places, MOST_AT_ONCE)
+        added = score.added
         if added is not None and (added.cap is None or call.softcap is None):
-            cap, height = call.softcap or added.cap, _height(call, places | added.places)
-            return lambda call, start, stop: _with_what_is_added(*_block(call, start, stop), cap), height
-    return lambda call, start, stop: _with_logits(*_block(call, start, stop)), rows.block_rows(call)
+            cap, height = call.softcap or added.cap, _height(call, places | added.places, rows.BLOCK_PAIRS)
+            return lambda *at: _with_what_is_added(*block(*at), cap), height
+    return lambda *at: _with_logits(*block(*at)), rows.block_rows(call)
 
 
-def masked_at_once(call: Call) -> Call:
-    """Return the call with a mask in place of its `mask_mods` if it is small, as running them takes 0.4 ms a block."""
-    small = call.length * call.keys <= MOST_AT_ONCE and call.visible is None
-    if not small or not call.mask_mods or _places_of_masks(call) & {BATCH, HEAD}:
-        return call
-    visible = replace(call, diagonal=None, window=UNBOUNDED).visible_mask(0, call.length)
-    return replace(call, visible=visible, mask_mods=())
-
-
-def _places_of_masks(call: Call) -> frozenset[str]:
-    masks = [shown_by(mod) for mod in call.mask_mods]
-    return frozenset().union(*(ANYTHING if mask is None else mask for mask in masks))
-
-
-def _height(call: Call, places: frozenset[str]) -> int:
+def _height(call: Call, places: frozenset[str], most: int) -> int:
     """Return the rows of a block whose mask and bias depend on these places: of one head, they serve all heads."""
     height = rows.block_rows(call)
     if call.bias is not None or places & {BATCH, HEAD}:
         return height
-    return max(height, min(MOST_ROWS, rows.BLOCK_PAIRS // call.keys))
+    if most == MOST_AT_ONCE:  # the kernel skips what a mask hides
+        return max(height, most // call.keys // MOST_ROWS * MOST_ROWS)
+    return max(height, min(MOST_ROWS, most // call.keys))
 
 
 def _with_mask(call: Call, visible: Visible | None) -> Call:
@@ -79,14 +76,12 @@ def _with_mask(call: Call, visible: Visible | None) -> Call:
 
 def _with_what_is_added(call: Call, visible: Visible | None, cap: float | None) -> Call:
     added = _added(call)
-    bare = bool(added.detach().amin() > -math.inf)  # not if there is NaN either
-    if not bare:
+    if not bool(added.detach().amin() > -math.inf):  # not if there is NaN either
         hidden = added == -math.inf
         visible = ~hidden if visible is None else visible & ~hidden
         added = added.masked_fill(hidden, 0.0)
     bias = added if call.bias is None else call.bias + added
-    call = replace(call, score_mod=None, softcap=cap, bias=bias)
-    return _with_mask(*((call, visible) if bare else _near_keys(call, visible)))
+    return _with_mask(replace(call, score_mod=None, softcap=cap, bias=bias), visible)
 
 
 def _added(call: Call) -> Bias:
@@ -94,24 +89,59 @@ def _added(call: Call) -> Bias:
     lead = call.lead
     batch, heads = math.prod(lead[:-1]), lead[-1] if lead else 1
     columns = torch.arange(call.first, call.first + call.keys, device=call.query.device)
-    added = map_added(call.score_mod, call.dtype, batch, heads, call.positions(0, call.length), columns)
-    if len(lead) > 2 and added.shape[0] != 1:
-        return added.reshape(*lead[:-1], *added.shape[1:])
-    return added[(0,) * max(0, 2 - len(lead))]
+    return call.in_lead(map_one(call.score_mod, 0.0, call.dtype, batch, heads, call.positions(0, call.length), columns))
 
 
 def _with_logits(call: Call, visible: Visible | None) -> Call:
     if call.score is None and call.term is None and not isinstance(call.scale, Tensor):
         call = replace(call, query=call.query * call.scale, scale=1.0)  # there are fewer of them than of the products
-    z, visible = row_logits(call, 0, call.length, visible)
+    free = replace(call, diagonal=None, window=UNBOUNDED)
+    program = call.score_mod.program if isinstance(call.score_mod, ReadScore) else None
+    if program is None or torch.is_grad_enabled() or call.score is not None or call.term is not None:
+        z, visible = row_logits(free, 0, call.length, visible)
+    else:
+        z, visible = _logits_by_parts(free, program, visible)
     nothing: dict[str, Any] = dict.fromkeys(("score", "term", "softcap", "score_mod"))
     query, key = z.new_zeros(1).expand(*call.lead, call.length, 1), z.new_zeros(1).expand(*call.value.shape[:-1], 1)
     return _with_mask(replace(call, query=query, key=key, scale=1.0, bias=z, **nothing), visible)
 
 
-def _block(call: Call, start: int, stop: int) -> tuple[Call, Mask]:
-    """Return the rows start..stop as a call without masks and without keys that none of them sees, and which of its
-    keys they see."""
+def _logits_by_parts(call: Call, program: PairProgram, visible: Mask) -> tuple[Logits, Mask]:
+    """Return what `row_logits` does, computed part by part, each of some rows of a head."""
+    dtype, sizes = call.dtype, (*call.lead, call.length, call.keys)
+    query = call.query.to(dtype) * call.scale
+    query = query.expand(*call.lead, *query.shape[-2:]).reshape(-1, *query.shape[-2:])
+    key = repeat_key_heads(call.key.to(dtype), call.heads)
+    key = key.expand(*call.lead, *key.shape[-2:]).reshape(-1, *key.shape[-2:])
+    positions = call.positions(0, call.length).unsqueeze(-1)
+    columns = torch.arange(call.first, call.first + call.keys)
+    z = query.new_empty(len(query), call.length, call.keys)
+    hidden: Tensor | None = None
+    height, fits = max(1, PART_PAIRS // call.keys), False
+    for of in range(len(query)):
+        sample, head = (torch.full((1, 1), place) for place in divmod(of, call.heads))
+        for start in range(0, call.length, height):
+            rows = slice(start, start + height)
+            scores = query[of, rows] @ key[of].mT
+            if call.softcap is not None:
+                scores = call.softcap * torch.tanh(scores / call.softcap)
+            pair, into = (scores, sample, head, positions[rows], columns), z[of, rows]
+            made = program(*pair, out=into if fits else None)
+            if made is not into:
+                fits = made.shape == into.shape and made.dtype == into.dtype
+                into.copy_(made)
+            if not bool(made.amin() > -math.inf):
+                hidden = torch.zeros_like(z, dtype=torch.bool) if hidden is None else hidden
+                hidden[of, rows] = (made == -math.inf) & (scores != -math.inf)
+    z = z.view(sizes)
+    if hidden is not None:
+        visible = ~hidden.view(sizes) if visible is None else visible & ~hidden.view(sizes)
+    return z if call.bias is None else z + call.bias.to(dtype), visible
+
+
+def _block(call: Call, blocks: BlockMask | None, start: int, stop: int) -> tuple[Call, Mask]:
+    """Return the rows start..stop as a call without mask_mods and without keys that none of them sees, and which of its
+    keys its masks show."""
     block = replace(
         call,
         query=call.query[..., start:stop, :],
@@ -120,25 +150,47 @@ def _block(call: Call, start: int, stop: int) -> tuple[Call, Mask]:
         places=call.positions(start, stop),
         visible=None,
         mask_mods=(),
-        diagonal=None,
-        window=UNBOUNDED,
     )
-    return _near_keys(block, call.visible_mask(start, stop))
-
-
-def _near_keys(call: Call, visible: Visible | None) -> tuple[Call, Mask]:
-    """Return the call without the keys before the first and after the last that a row sees, and which it sees of the
-    others."""
-    if visible is None or visible.shape[-1] != call.keys or call.score is not None:  # a score may look at all its keys
-        return call, visible
-    columns = visible.reshape(-1, call.keys).any(0).nonzero()
-    first, last = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, call.keys)
-
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[..., first:last] if tensor.ndim and tensor.shape[-1] == call.keys else tensor
-
-    if last - first < call.keys:
+    visible = _masks(call, blocks, start, stop)
+    first, last = _reach(call, blocks, visible, start, stop)
+    if (first, last) != (0, call.keys):
         key, value = call.key[..., first:last, :], call.value[..., first:last, :]
-        bias = None if call.bias is None else cut(call.bias)
-        call, visible = replace(call, key=key, value=value, bias=bias, first=call.first + first), cut(visible)
-    return call, None if visible.all() else visible
+        bias = None if block.bias is None else _cut_keys(block.bias, call.keys, first, last)
+        visible = None if visible is None else _cut_keys(visible, call.keys, first, last)
+        block = replace(block, key=key, value=value, bias=bias, first=call.first + first)
+    shown = None if blocks is None else blocks.of(start, stop, first, last)
+    if shown is not None:
+        visible = shown if visible is None else visible & shown
+    band = call.band
+    return replace(
+        block,
+        diagonal=None if band.least is None else start - first - band.least,
+        window=(None if band.greatest is None else band.greatest - (start - first), None),
+    ), visible
+
+
+def _masks(call: Call, blocks: BlockMask | None, start: int, stop: int) -> Mask:
+    """Return which keys the rows see but for the band and, if there are `blocks`, for mask_mods."""
+    mods = call.mask_mods if blocks is None else ()
+    return replace(call, mask_mods=mods, diagonal=None, window=UNBOUNDED).visible_mask(start, stop)
+
+
+def _reach(call: Call, blocks: BlockMask | None, visible: Mask, start: int, stop: int) -> tuple[int, int]:
+    """Return the first key that a row sees, and the one after the last."""
+    if call.score is not None:  # a score may look at all its keys
+        return 0, call.keys
+    first, last = (0, call.keys) if blocks is None else blocks.reach(start, stop)
+    band = call.band
+    if band.least is not None:
+        last = min(last, stop - band.least)
+    if band.greatest is not None:
+        first = max(first, start - band.greatest)
+    if visible is not None and visible.shape[-1] == call.keys:
+        columns = visible.reshape(-1, call.keys).any(0).nonzero()
+        near = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 0)
+        first, last = max(first, near[0]), min(last, near[1])
+    return (first, last) if first < last else (0, 1)  # one key that no row sees
+
+
+def _cut_keys(tensor: Tensor, keys: int, first: int, last: int) -> Tensor:
+    return tensor[..., first:last] if tensor.ndim and tensor.shape[-1] == keys else tensor

@@ -54,6 +54,9 @@ def by_blocks(call: Call, attend: Block, height: int | None = None) -> tuple[Out
 
 def _by_blocks(call: Call, attend: Block, height: int | None) -> tuple[Output, AuxOutput]:
     dtype, places = call.value.dtype, row_spans(call, height)
+    if len(places) == 1:
+        output, statistics = attend(call, *places[0])
+        return output.to(dtype), statistics
     call = widened_call(call)
     if not torch.is_grad_enabled() and has_values(call.query):
         return _written(call, places, dtype, attend)
@@ -65,8 +68,8 @@ def _by_blocks(call: Call, attend: Block, height: int | None) -> tuple[Output, A
         rest = [checkpoint(block, call, start, stop, use_reentrant=False) for start, stop in places[1:]]
     else:
         rest = [attend(call, start, stop) for start, stop in places[1:]]
-    outputs, statistics = zip(first, *rest, strict=True)
-    return torch.cat(outputs, -2).to(dtype), join_statistics(statistics)
+    outputs, aux = zip(first, *rest, strict=True)
+    return torch.cat(outputs, -2).to(dtype), join_statistics(aux)
 
 
 def _unless_changed(call: Call, attend: Block) -> Block:

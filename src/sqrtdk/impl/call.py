@@ -172,10 +172,14 @@ class Call:
     def _shown(self, mod: MaskMod, start: int, stop: int) -> Visible:
         lead = self.lead
         heads = lead[-1] if lead else 1
-        shown = map_mask(mod, math.prod(lead[:-1]), heads, self.positions(start, stop), self.keys)
-        if len(lead) > 2 and shown.shape[0] != 1:
-            return shown.reshape(*lead[:-1], *shown.shape[1:])
-        return shown[(0,) * max(0, 2 - len(lead))]
+        return self.in_lead(map_mask(mod, math.prod(lead[:-1]), heads, self.positions(start, stop), self.keys))
+
+    def in_lead(self, of_pairs: Shaped[Tensor, "#B #Hq R S"]) -> Shaped[Tensor, "*#BHq R S"]:
+        """Return the results of a function of one pair with the leading dimensions of this call."""
+        lead = self.lead
+        if len(lead) > 2 and of_pairs.shape[0] != 1:
+            return of_pairs.reshape(*lead[:-1], *of_pairs.shape[1:])
+        return of_pairs[(0,) * max(0, 2 - len(lead))]
 
     def modified(self, scores: Logits, start: int, stop: int) -> Logits:
         """Return the scores of rows start..stop after `score_mod`, (..., Hq, stop - start, S)."""

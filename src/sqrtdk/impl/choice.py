@@ -118,9 +118,14 @@ def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Ca
         choice = _with_second_derivatives(product, choice)
     if read is call:
         return call, product, choice
-    names = {"score_mod": read.score_mod is not call.score_mod, "mask_mod": len(read.mask_mods) < len(call.mask_mods)}
+    names = {
+        "score_mod": call.score_mod is not None and read.score_mod is None,
+        "mask_mod": len(read.mask_mods) < len(call.mask_mods),
+    }
     changed = " and ".join(name for name, replaced in names.items() if replaced)
-    return read, product, Choice(choice.impl, f"{choice.reason}; {changed} read as bias, softcap or band")
+    if not changed:
+        return read, product, choice
+    return read, product, Choice(choice.impl, f"{choice.reason}; {changed} read as bias, scale, softcap or band")
 
 
 def _with_second_derivatives(call: Call, choice: Choice) -> Choice:

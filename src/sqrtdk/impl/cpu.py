@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sqrtdk.errors import UnsupportedError
-from sqrtdk.impl.block_call import block_calls, masked_at_once
+from sqrtdk.impl.block_call import block_calls
 from sqrtdk.impl.blocks import by_blocks, row_spans, widened_call
 from sqrtdk.impl.call import Call, has_values, transformed
 from sqrtdk.impl.kernel.build import ready
@@ -83,7 +83,6 @@ def cpu(call: Call) -> tuple[Output, AuxOutput]:
         ready()
     if only_by_blocks(call) is None:
         return _attended(call)
-    call = masked_at_once(call)
     bring, height = block_calls(call)
     return by_blocks(call, lambda call, start, stop: _attended(bring(call, start, stop)), height)
 
@@ -113,7 +112,7 @@ def row_statistics(call: Call) -> RowStats:
     """
     if only_by_blocks(call) is None:
         return _rows(_run(call, statistics=True)[3], (*call.lead, call.length))
-    call = masked_at_once(widened_call(call))
+    call = widened_call(call)
     bring, height = block_calls(call)
     parts = [row_statistics(bring(call, start, stop)) for start, stop in row_spans(call, height)]
     return RowStats(*(torch.cat([getattr(part, name) for part in parts], -1) for name in ROW_STATS_FIELDS))

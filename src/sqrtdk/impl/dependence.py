@@ -3,15 +3,15 @@
 A `score_mod` that only adds to the score, score + f(b, h, i, j), is a bias; f of the distance i - j alone is a table of
 L + S - 1 numbers per head; a `mask_mod` of the distance alone is a band. Kernels run all three, and a softcap before.
 
-The function runs once on tensors without dimensions, and each operation passes on what its operands depend on. This is
-a proof and not a trial of some values: a function that decides by a value in Python is given up at that operation, so
-the operations are the same for every pair. An operation that is not known depends on all that its operands depend on.
+The function runs once on tensors without dimensions, and each operation hands on what its operands depend on. This is a
+proof and not a trial of some values: a function that decides by a value in Python is given up at that operation, so the
+operations are the same for every pair. An operation that is not known depends on all that its operands depend on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sqrtdk._modes import EagerMode
-from sqrtdk.impl.mods import IndexByTensors, MaskMod, ScoreMod
+from sqrtdk.impl.mods import IndexByTensors, MaskMod, ReadMod, ScoreMod
+from sqrtdk.impl.program import PairProgram, PairRecording, operands_of
 
 aten = torch.ops.aten
 SCORE, BATCH, HEAD, ROW, KEY, DISTANCE = "score", "b", "h", "i", "j", "i - j"
@@ -36,13 +37,10 @@ _FOLLOWED = {"Add", "Sub", "Where", "MaskedFill", "Div", "Tanh", "Mul"}
 
 @dataclass(frozen=True)
 class Added:
-    """What a `score_mod` adds to the score: it is score + f, or cap tanh(score / cap) + f.
+    """A score_mod is score + f, or cap tanh(score / cap) + f with a `cap`; f depends on `places` and may be -inf.
 
-    Attributes:
-        places: what f depends on: "b", "h", "i", "j", "i - j". f may be -inf, which hides the key.
-        cap: of the tanh; None without one.
-        table: the tensor, if f is bias[h, q_idx, kv_idx] or the like, with its dimensions in this order; else None.
-        axes: the dimensions of the table.
+    If f is bias[h, q_idx, kv_idx], or another tensor with its dimensions in this order, that is the `table`, and the
+    dimensions are `axes`.
     """
 
     places: frozenset[str]
@@ -51,12 +49,26 @@ class Added:
     axes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class ReadScore(ReadMod):
+    """A score_mod that was read.
+
+    Attributes:
+        added: what it adds to the score, if it only adds.
+        factor: what f depends on, if it is score * f(b, h, i) or score / f(b, h, i).
+    """
+
+    added: Added | None
+    factor: frozenset[str] | None
+
+
 @dataclass(frozen=True)
 class _Form:
     """A value is `row` i + `column` j + something that depends on `rest`, plus the score if it `adds`.
 
     It is `pure` if it is the score, or the capped score, and nothing else, not even a constant beside it.
     The score may be capped: `stage` is ("over", c) for score / c, ("tanh", c) for its tanh; that times c has the `cap`.
+    It is the score times a `factor` that depends on these places, if that is not None.
     """
 
     row: int = 0
@@ -68,6 +80,7 @@ class _Form:
     stage: tuple[str, float] | None = None
     table: Tensor | None = field(default=None, compare=False)
     axes: tuple[str, ...] = ()
+    factor: frozenset[str] | None = None
 
     @property
     def places(self) -> frozenset[str]:
@@ -112,6 +125,7 @@ class _Follow(EagerMode):
         # By storage, which a view shares, and which is not used again while its tensor is held.
         self.forms: dict[int, tuple[Tensor, _Form]] = {}
         self.indices: dict[int, str] = {}
+        self.recording = PairRecording()
 
     def keep(self, tensor: Tensor, form: _Form) -> Tensor:
         place = _place(tensor)
@@ -135,23 +149,23 @@ class _Follow(EagerMode):
         if random or func._schema.is_mutable or func is aten._local_scalar_dense.default:
             raise _Unknown
         found = func(*args, **kwargs)
+        self.recording.add(func, args, kwargs, found)
         form = self._after(func, args, kwargs)
-        for tensor in _tensors(found):
+        for tensor in operands_of(found):
             # large integers are rounded in floats, so that i - j of floats need not be exact
             floats = replace(form, row=0, column=0, rest=form.places)
             self.keep(tensor, floats if tensor.dtype.is_floating_point else form)
         return found
 
     def _after(self, func: Any, args: Any, kwargs: Any) -> _Form:
-        """Return on what the result of an operation depends, from what its operands depend on."""
-        operands = list(_tensors((args, kwargs)))
+        operands = operands_of((args, kwargs))
         anything = _Form(rest=frozenset().union(*(self.form(operand).everything for operand in operands)))
         if func.overloadpacket in _WITHOUT_A_VALUE:
             return _Form(rest=ANYTHING)
-        if kwargs:  # a + alpha b, for example
+        if kwargs:  # a + alpha b, for one
             return anything
         if len(args) < 2:
-            return self._capped(func, args) or anything
+            return self._capped(func, args, None) or anything
         integers = all(not t.dtype.is_floating_point and t.dtype != torch.bool for t in operands)
         first, second = (self.form(value) for value in args[:2])
         if func in _COMPARING and integers:  # i >= j is i - j >= 0
@@ -168,7 +182,9 @@ class _Follow(EagerMode):
             return self._selected(*args) or anything
         if func in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
             return self._selected(args[1], args[0], args[2]) or anything
-        return self._capped(func, args) or anything
+        factor = self._factor(func, first, second)
+        found = self._capped(func, args, factor)
+        return found or (anything if factor is None else replace(anything, factor=factor))
 
     def _selected(self, condition: Any, one: Any, other: Any) -> _Form | None:
         """Return the form of one value or another, if each is the score plus something, or -inf for every pair."""
@@ -182,12 +198,19 @@ class _Follow(EagerMode):
                 return None
         return _Form(rest=places, adds=True, cap=scores[0].cap)
 
-    def _capped(self, func: Any, args: Any) -> _Form | None:
+    def _factor(self, func: Any, first: _Form, second: _Form) -> frozenset[str] | None:
+        """Return what f depends on, if the operation makes score * f(b, h, i) or score / f(b, h, i)."""
+        if func is aten.mul.Tensor and second.pure:
+            first, second = second, first
+        multiplies = func in (aten.mul.Tensor, aten.div.Tensor) and first.pure and first.cap is None
+        return second.places if multiplies and second.everything <= {BATCH, HEAD, ROW} else None
+
+    def _capped(self, func: Any, args: Any, factor: frozenset[str] | None) -> _Form | None:
         """Return the form of a step of c * tanh(score / c)."""
         forms = [self.form(value) for value in args]
         numbers = [float(value) for value in args if isinstance(value, int | float) and 0 < value < math.inf]
         if func is aten.div.Tensor and forms[0].pure and forms[0].cap is None and len(numbers) == 1:
-            return _Form(rest=frozenset((SCORE,)), stage=("over", numbers[0]))
+            return _Form(rest=frozenset((SCORE,)), stage=("over", numbers[0]), factor=factor)
         stages = [form.stage for form in forms if form.stage is not None]
         if func is aten.tanh.default and stages and stages[0][0] == "over":
             return _Form(rest=frozenset((SCORE,)), stage=("tanh", stages[0][1]))
@@ -210,14 +233,20 @@ def _place(tensor: Tensor) -> int:
     return place
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors(value)
+def read_score(function: ScoreMod, dtype: torch.dtype) -> ReadScore:
+    """Return the function with what is read of it; one that was read stays as it is."""
+    if isinstance(function, ReadScore):
+        return function
+    learns = torch.is_grad_enabled()
+    score = torch.zeros((), dtype=dtype, device="cpu", requires_grad=learns)
+    since = torch._C._autograd._get_sequence_nr()
+    found, form, program = _followed(function, score)
+    places = None if found is None else form.everything
+    program = None if found is None or found.dtype == torch.bool else program
+    known = found is not None and (found is score or not learns)
+    known = known or (found is not None and found.requires_grad and _known_path(found.grad_fn, score, since))
+    factor = form.factor if found is not None and known and found.dtype == dtype else None
+    return ReadScore(function, places, program, _added(found, form, score, known), factor)
 
 
 def added_by(function: ScoreMod, dtype: torch.dtype) -> Added | None:
@@ -230,18 +259,29 @@ def added_by(function: ScoreMod, dtype: torch.dtype) -> Added | None:
         30.0
         >>> added_by(lambda score, b, h, q_idx, kv_idx: score * score, torch.float32)
     """
-    learns = torch.is_grad_enabled()
-    score = torch.zeros((), dtype=dtype, device="cpu", requires_grad=learns)
-    since = torch._C._autograd._get_sequence_nr()
-    found, form = _followed(function, score)
-    if found is None or not form.adds or SCORE in form.places or found.dtype != dtype:
+    return read_score(function, dtype).added
+
+
+def _added(found: Tensor | None, form: _Form, score: Tensor, known: bool) -> Added | None:
+    if found is None or not form.adds or SCORE in form.places or found.dtype != score.dtype:
         return None
+    learns = score.requires_grad
     # the gradient of a function of its own, as autograd.Function is, need not be that of its operations
-    if learns and found is not score and not (found.requires_grad and _known_path(found.grad_fn, score, since)):
+    if not known:
         return None
     if form.table is not None and learns and form.table.requires_grad and not _straight_to(form.table, found.grad_fn):
         return Added(form.places, form.cap)  # detached, or with a gradient of its own
     return Added(form.places, form.cap, form.table, form.axes)
+
+
+def read_mask(function: MaskMod) -> ReadMod:
+    """Return the function with what is read of it; one that was read stays as it is."""
+    if isinstance(function, ReadMod):
+        return function
+    found, form, program = _followed(function)
+    if found is None or found.dtype != torch.bool:
+        return ReadMod(function, None, None)
+    return ReadMod(function, form.places, program)
 
 
 def shown_by(function: MaskMod) -> frozenset[str] | None:
@@ -251,11 +291,11 @@ def shown_by(function: MaskMod) -> frozenset[str] | None:
         >>> shown_by(lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < 128))
         frozenset({'i - j'})
     """
-    found, form = _followed(function)
-    return None if found is None or found.dtype != torch.bool else form.places
+    return read_mask(function).places
 
 
-def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | None, _Form]:
+def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | None, _Form, PairProgram | None]:
+    """Return the function's result for one pair, what it depends on, and its operations."""
     mode = _Follow()
     for tensor in score:
         mode.keep(tensor, _Form(adds=True, pure=True))
@@ -265,10 +305,10 @@ def _followed(function: Callable[..., Any], *score: Tensor) -> tuple[Tensor | No
         with _disable_current_modes(), IndexByTensors(), _InSight(), mode:
             found = function(*score, *pair)
     except Exception:  # whatever it is: the run over all pairs raises it in the user's sight, or does not meet it
-        return None, _Form()
+        return None, _Form(), None
     if not isinstance(found, Tensor) or found.ndim:
-        return None, _Form()
-    return found, mode.form(found)
+        return None, _Form(), None
+    return found, mode.form(found), mode.recording.program((*score, *pair), found)
 
 
 def _known_path(root: Any, leaf: Tensor, since: int) -> bool:

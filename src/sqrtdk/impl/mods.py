@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from sqrtdk.impl.program import PairProgram
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -29,11 +31,27 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _OUTPUTS = {"score_mod": "one floating logit", "mask_mod": "one bool"}
 
 
-class IndexByTensors(TorchFunctionMode):
-    """A mode in which `table[h, q_idx]` stays an operation on tensors.
+@dataclass(frozen=True, eq=False)
+class ReadMod:
+    """A function of one pair that was read; see `dependence.py`.
 
-    torch itself turns an index without dimensions into a Python number, which vmap can't do.
+    Attributes:
+        function: the function.
+        places: what its result depends on; None if it can't be followed.
+        program: its operations, if they run over many pairs at once; otherwise it is mapped.
     """
+
+    function: Callable[..., Tensor]
+    places: frozenset[str] | None
+    program: PairProgram | None
+
+    def __call__(self, *pair: Tensor) -> Tensor:
+        """Call the function."""
+        return self.function(*pair)
+
+
+class IndexByTensors(TorchFunctionMode):
+    """Keeps `table[h, q_idx]` an operation: of an index without dimensions torch makes a Python number otherwise."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -53,6 +71,8 @@ def captured_tensors(function: Callable[..., Any]) -> list[Tensor]:
         >>> [tensor is bias for tensor in captured_tensors(lambda score, b, h, q_idx, kv_idx: score + bias[h])]
         [True]
     """
+    if isinstance(function, ReadMod):
+        return captured_tensors(function.function)
     if isinstance(function, functools.partial):
         own = [*function.args, *function.keywords.values()]
         return [value for value in own if isinstance(value, Tensor)] + captured_tensors(function.func)
@@ -78,11 +98,13 @@ def map_scores(
         return scores
     batch, heads, _, keys = scores.shape
     columns = torch.arange(first, first + keys, device=rows.device)
-    return _mapped("score_mod", function, (scores,), batch, heads, rows, columns).to(scores.dtype)
+    found = _mapped("score_mod", function, (scores,), batch, heads, rows, columns)
+    return found.to(scores.dtype).expand(scores.shape)
 
 
-def map_added(
+def map_one(
     function: ScoreMod,
+    score: float,
     dtype: torch.dtype,
     batch: int,
     heads: int,
@@ -91,22 +113,12 @@ def map_added(
     *,
     together: bool = False,
 ) -> Float[Tensor, "..."]:
-    """Return what a `score_mod` makes of scores of 0: what it adds to any score, if it only adds.
+    """Return what a `score_mod` makes of one score, (#B, #Hq, #R, #S): of 0 what it adds to any, if it only adds.
 
-    Args:
-        function: The `score_mod`.
-        dtype: dtype of the scores.
-        batch: Batch size, B.
-        heads: Number of query heads, Hq.
-        rows: (R,) int64 positions of the rows.
-        columns: (S,) int64 positions of the keys.
-        together: Whether rows and columns are the two places of N pairs, (N,).
-
-    Returns:
-        (B or 1, Hq or 1, R or 1, S or 1); with `together`, (B or 1, Hq or 1, N).
+    `together`: rows and columns are (N,), the places of N pairs, and the result is (#B, #Hq, #N).
     """
-    zero = torch.zeros((), dtype=dtype, device=rows.device)
-    found = _mapped("score_mod", function, (zero,), batch, heads, rows, columns, together=together)
+    one = torch.full((), score, dtype=dtype, device=rows.device)
+    found = _mapped("score_mod", function, (one,), batch, heads, rows, columns, together=together)
     return _without_copies(found.to(dtype))
 
 
@@ -159,12 +171,8 @@ def _mapped(
     *,
     together: bool = False,
 ) -> Shaped[Tensor, "..."]:
-    """Return the results of a `score_mod` or a `mask_mod` for all pairs, by vmap.
-
-    Raises:
-        InvalidTypeError: It returns no tensor, or one of another dtype.
-        InvalidValueError: It returns more than one number for a pair.
-    """
+    if isinstance(function, ReadMod) and function.program is not None:
+        return _broadcast(function.program, scores, batch, heads, rows, columns, together=together)
 
     def checked(*pair: Tensor) -> Tensor:
         found = function(*pair)
@@ -200,3 +208,21 @@ def _mapped(
             f"{name} decides by the value of a tensor, as in `if q_idx >= kv_idx`",
             hint="Use torch.where(q_idx >= kv_idx, a, b) in place of an if.",
         ) from error
+
+
+def _broadcast(
+    program: PairProgram,
+    scores: tuple[Float[Tensor, "..."], ...],
+    batch: int,
+    heads: int,
+    rows: Int[Tensor, " R"],
+    columns: Int[Tensor, " S"],
+    *,
+    together: bool,
+) -> Shaped[Tensor, "..."]:
+    last = 1 if together else 2
+    b = torch.arange(batch, device=rows.device).reshape(-1, *(1,) * (last + 1))
+    h = torch.arange(heads, device=rows.device).reshape(-1, *(1,) * last)
+    score = tuple(score if score.ndim else score.reshape((1,) * (last + 2)) for score in scores)
+    found = program(*score, b, h, rows if together else rows.unsqueeze(-1), columns)
+    return found.reshape((1,) * (last + 2 - found.ndim) + tuple(found.shape))

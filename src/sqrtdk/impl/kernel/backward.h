@@ -97,24 +97,27 @@ void backward(const Call& call, const RowTerms& terms, const Units& units, const
       for (int64_t member = first; member < units.members; member += units.groups) {
         const int64_t shared = column * units.column_step + member * units.member_step, b = shared / kh;
         for (int64_t block = part; block < blocks; block += parts) {
-          const int64_t j = block * BLOCK, count = std::min(BLOCK, keys - j), n = up(count, 2),
-                        at_keys = shared * blocks + block;
+          const int64_t j = block * BLOCK, count = std::min(BLOCK, keys - j),
+                        at_keys = (shared * blocks + block) * BLOCK;
           std::fill(dk_sum.begin(), dk_sum.end(), 0.0f);
           std::fill(dv_sum.begin(), dv_sum.end(), 0.0f);
           for (int64_t h = shared % kh * group; h < (shared % kh + 1) * group; ++h) {
             for (int64_t i = 0; i < tiles; ++i) {
               const int64_t start = i * ROWS, end = std::min(start + ROWS, length);
               if (call.first(start) >= j + count || call.last(end - 1) <= j) continue;
-              const int64_t at_rows = (b * heads + h) * tiles + i, m = up(end - start, LANES);
-              multiply(n, m, we, we, ROWS, ROWS, false, k_left.get() + at_keys * we * BLOCK,
+              const auto [from, to] = call.shown(b, h, start, end - start, j, count);
+              if (from == to) continue;
+              const int64_t at_rows = (b * heads + h) * tiles + i, m = up(end - start, LANES), n = up(to - from, 2);
+              multiply(n, m, we, we, ROWS, ROWS, false, k_left.get() + (at_keys + from) * we,
                        q_turned.get() + at_rows * we * ROWS, tile.logits());
-              multiply(n, m, wv, wv, ROWS, ROWS, false, v_left.get() + at_keys * wv * BLOCK,
+              multiply(n, m, wv, wv, ROWS, ROWS, false, v_left.get() + (at_keys + from) * wv,
                        g_turned.get() + at_rows * wv * ROWS, tile.gradients());
-              tile.differentiate(b, h, i, tiles, m, j, n);
+              tile.differentiate(b, h, i, tiles, m, j + from, n);
               multiply(n, ev, m, ROWS, ev, ev, true, tile.weights(), g_right.get() + at_rows * wv * ROWS,
-                       dv_sum.data());
-              multiply(n, e, m, ROWS, e, e, true, tile.left(), q_right.get() + at_rows * we * ROWS, dk_sum.data());
-              multiply(e, m, n, BLOCK, ROWS, ROWS, true, k_turned.get() + at_keys * we * BLOCK, tile.right(),
+                       dv_sum.data() + from * ev);
+              multiply(n, e, m, ROWS, e, e, true, tile.left(), q_right.get() + at_rows * we * ROWS,
+                       dk_sum.data() + from * e);
+              multiply(e, m, n, BLOCK, ROWS, ROWS, true, k_turned.get() + at_keys * we + from, tile.right(),
                        dq_turned.data() + part * plane + at_rows * e * ROWS);
             }
           }

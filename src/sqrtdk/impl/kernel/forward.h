@@ -4,8 +4,7 @@
 
 namespace sqrtdk {
 
-constexpr int64_t RAGGED = 64;  // a product is compiled for each number of keys: keys beyond a multiple are added alone
-constexpr int64_t ALONE = 4;    // rows up to which dot products beat a matrix product of sixteen columns
+constexpr int64_t ALONE = 4;  // rows up to which dot products beat a matrix product of sixteen columns
 
 template <typename T>
 class Tile {
@@ -32,11 +31,14 @@ class Tile {
     std::fill(rows_, rows_ + rows, Row());
     const int64_t begin = call_.first(start) / BLOCK * BLOCK, end = call_.last(start + rows - 1);
     for (int64_t j = begin; j < end; j += BLOCK) {
-      const int64_t n = up(std::min(BLOCK, end - j), LANES);
-      multiply(rows, n, width, width, BLOCK, BLOCK, false, query_.data(), keys + j * width, logits_.data());
-      for (int64_t i = 0; i < rows; ++i) block_row(b, h, start + i, i, j, n, n);
-      const int64_t there = PAIR<T> == 1 ? std::min(n, call_.keys - j) : n;  // values that are not packed end here
-      multiply(rows, call_.value_width, there, BLOCK, stride, call_.value_width, true, weights(), values + j * stride,
+      const auto [from, to] = call_.shown(b, h, start, rows, j, std::min(BLOCK, end - j));
+      if (from == to) continue;
+      const int64_t at = j + from, n = up(to - from, LANES);
+      multiply(rows, n, width, width, BLOCK, BLOCK, false, query_.data(), keys + j * width + from * PAIR<T>,
+               logits_.data());
+      for (int64_t i = 0; i < rows; ++i) block_row(b, h, start + i, i, at, n, n);
+      const int64_t there = PAIR<T> == 1 ? std::min(n, call_.keys - at) : n;  // values that are not packed end here
+      multiply(rows, call_.value_width, there, BLOCK, stride, call_.value_width, true, weights(), values + at * stride,
                output_.data());
     }
   }
@@ -95,10 +97,10 @@ class Tile {
     const int64_t end = std::clamp<int64_t>(call_.last(position) - j, begin, std::max(begin, std::min(n, limit)));
     const float factor = call_.factor_of(b, h, position);
     const bool plain = call_.plain(), wanted = wanted_;
-    const int64_t count = plain ? end - begin : prepare(b, h, position, z, j, begin, end, factor);
+    int64_t from = begin / LANES * LANES, to = up(end, LANES);
+    const int64_t count = plain ? end - begin : prepare(b, h, position, z, j, begin, end, factor, from, to);
     Row& row = rows_[i];
     if (count == 0) return clear(p, 0, n);
-    const int64_t from = begin / LANES * LANES, to = up(end, LANES);
     const auto by_sixteen = [&](const auto& body) INLINE {
       int64_t c = from;
       if (!plain) {
@@ -190,19 +192,23 @@ class Tile {
 
   static void clear(T* p, int64_t from, int64_t to) { std::fill(p + from, p + to, T(0.0f)); }
 
-  // Scale, softcap, bias and mask; which keys are seen goes to `lanes_`, their number is returned.
-  int64_t prepare(int64_t b, int64_t h, int64_t position, float* z, int64_t j, int64_t begin, int64_t end,
-                  float factor) {
+  // Scale, softcap, bias and mask; which keys are seen goes to `lanes_`, their number is returned, and `from` and `to`
+  // move to the first and last sixteen that hold one.
+  int64_t prepare(int64_t b, int64_t h, int64_t position, float* z, int64_t j, int64_t begin, int64_t end, float factor,
+                  int64_t& from, int64_t& to) {
     const int64_t biases = static_cast<int64_t>(call_.biases.size());
     const float* of_row[BIASES];
     for (int64_t k = 0; k < biases; ++k) of_row[k] = bias_row(k, b, h, position, j);
     const bool* visible = call_.visible ? call_.visible->at(b, h, position) : nullptr;
     int64_t count = 0;
-    for (int64_t c = begin / LANES * LANES; c < end; c += LANES) {
+    for (int64_t c = from, stop = std::exchange(to, from); c < stop; c += LANES) {
       Mask seen = between(c, begin, end);
       if (visible) seen = shown(visible + (j + c) * call_.visible->column, call_.visible->column, seen);
       lanes_[c / LANES] = seen;
-      count += sqrtdk::count(seen);
+      const int64_t more = sqrtdk::count(seen);
+      if (more == 0) continue;
+      if (count == 0) from = c;
+      count += more, to = c + LANES;
       Lanes x = load(z + c) * every(factor);
       if (call_.softcap != 0.0f) x = every(call_.softcap) * tanh(x / every(call_.softcap));
       for (int64_t k = 0; k < biases; ++k) x = x + load(of_row[k] + c, seen);

@@ -23,6 +23,7 @@ using at::Half;
 
 constexpr int64_t ROWS = 128;   // query rows of a tile
 constexpr int64_t BLOCK = 512;  // keys of a block
+constexpr int64_t RAGGED = 64;  // a product is compiled for each number of keys, so that these are multiples of this
 constexpr int64_t BIASES = 2;   // one over all pairs, one of distances
 constexpr float INF = std::numeric_limits<float>::infinity();
 // What a product of bfloat16 is computed in: pairs of them, where the CPU multiplies those.
@@ -96,6 +97,28 @@ struct Call {
   bool plain() const { return softcap == 0.0f && biases.empty() && !visible; }
   int64_t first(int64_t row) const { return below == INT64_MAX ? 0 : std::clamp<int64_t>(row - below, 0, keys); }
   int64_t last(int64_t row) const { return above == INT64_MAX ? keys : std::clamp<int64_t>(row + above + 1, 0, keys); }
+  // Of `n` keys from `j` on, the first and the one after the last that the mask shows to some of the rows, in whole
+  // runs of RAGGED; twice the same where it shows none.
+  std::pair<int64_t, int64_t> shown(int64_t b, int64_t h, int64_t row, int64_t rows, int64_t j, int64_t n) const {
+    int64_t from = 0, to = n;
+    if (!visible) return {from, to};
+    const auto hidden = [&](int64_t key, int64_t keys) {
+      const int64_t down = visible->row, along = visible->column;
+      const bool* at = visible->at(b, h, row) + (j + key) * along;
+      for (int64_t i = 0; i < (down == 0 ? 1 : rows); ++i, at += down) {
+        bool any = false;
+        if (along == 1)
+          for (int64_t k = 0; k < keys; ++k) any |= at[k];
+        else
+          for (int64_t k = 0; k < keys; ++k) any |= at[k * along];
+        if (any) return false;
+      }
+      return true;
+    };
+    while (from < to && hidden(from, std::min(RAGGED, to - from))) from = std::min(from + RAGGED, to);
+    for (int64_t last = (to - 1) / RAGGED * RAGGED; from < last && hidden(last, to - last); last -= RAGGED) to = last;
+    return {from, to};
+  }
   // Of a bias (#B, #H, #L, #S), or of a table of distances (#B, #H, 1, L + S - 1).
   template <typename T>
   View<T> bias_view(const at::Tensor& bias, bool distances) const {
