@@ -63,7 +63,7 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "extending", "integrations", "kv", "laws", "monitor", "nn", "positions", "recording", "repair", "report",
+    "errors", "extending", "frontends", "integrations", "kv", "laws", "monitor", "nn", "positions", "recording", "repair", "report",
     "scales", "scores", "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 

@@ -13,9 +13,9 @@ import torch
 
 from sqrtdk import _extras
 from sqrtdk.errors import MissingExtraError, ModelError
+from sqrtdk.frontends.judge import beyond_rounding
 from sqrtdk.graphs import onnx_ops, read_onnx
 from sqrtdk.graphs.model_file import load_file
-from sqrtdk.graphs.onnx import _beyond_rounding
 from tests.graphs.exports import allowed, recomputed
 from tests.graphs.files import B, D, L, attention_model, beside, onnx, weight_bytes, write
 
@@ -219,13 +219,13 @@ def test_functions_are_written_out(tmp_path: Path) -> None:
 def test_rounding_goes_by_what_the_walk_itself_rounds() -> None:
     exact = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ours = exact.float()
-    assert _beyond_rounding(ours.nextafter(torch.tensor(9.0)), ours, exact) is None
+    assert beyond_rounding(ours.nextafter(torch.tensor(9.0)), ours, exact) is None
     wrong = ours.clone()
     wrong[3, 2] += 1e-4
-    assert _beyond_rounding(wrong, ours, exact) == pytest.approx(1e-4, rel=1e-2)
+    assert beyond_rounding(wrong, ours, exact) == pytest.approx(1e-4, rel=1e-2)
     wrong[3, 2] = torch.nan
-    assert str(_beyond_rounding(wrong, ours, exact)) == "nan"
-    assert _beyond_rounding(ours[1:], ours, exact) == float("inf")
+    assert str(beyond_rounding(wrong, ours, exact)) == "nan"
+    assert beyond_rounding(ours[1:], ours, exact) == float("inf")
 
 
 def test_an_attention_after_a_resize_that_torch_has_not(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.frontends.judge import beyond_rounding
 from sqrtdk.graphs.graph import Graph, UnreadAttention, load_graph, to_tensor
 from sqrtdk.graphs.inputs import feeds
 from sqrtdk.graphs.model_file import ONNX_EXTRA
@@ -30,8 +31,6 @@ from sqrtdk.tracing.trace import Trace
 
 _ONNX_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 _MOST_LINKS = 48  # tensors between a softmax and the product with values
-_OTHER_ORDER = 16.0  # factor by which rounding may grow when the same sums are taken in another order
-_LAST_DIGITS = 8.0  # units of eps times the largest element: needed where our own rounding is small by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,30 +149,7 @@ def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
     both = {name: ran[name] for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)}
     rights = {name: right for name, array in both.items() if (right := to_tensor(array)).is_floating_point()}
     for name, right in rights.items():
-        off = _beyond_rounding(right, walk.made[name], walk.exact[name])
+        off = beyond_rounding(right, walk.made[name], walk.exact[name])
         if off is not None:
             return Message("graphs.other_outputs", gap=f"{off:.3g}", name=name[:60])
     return None if rights else Message("graphs.no_output")
-
-
-def _beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:
-    """Return the largest difference of two results, or None if every row differs by rounding only.
-
-    A row that sees no key is NaN or infinite. Both results must have such elements at the same places.
-    """
-    if theirs.shape != ours.shape:
-        return float("inf")
-    if not theirs.numel():
-        return None
-    shape = (-1, theirs.shape[-1]) if theirs.dim() else (1, 1)
-    right, made, wide = (tensor.reshape(shape).double() for tensor in (theirs, ours, exact))
-    seen = made.isfinite()
-    if not torch.equal(seen, right.isfinite()):
-        return float("nan")
-    size = wide.abs().nan_to_num(0.0, 0.0).max()
-    rounded = (made - wide).abs().nan_to_num(0.0, 0.0).amax(-1, keepdim=True)
-    # A row whose rounding is small by chance gets the tolerance of the median row.
-    allowed = _OTHER_ORDER * rounded.clamp(min=float(rounded.median()))
-    allowed = allowed + _LAST_DIGITS * torch.finfo(theirs.dtype).eps * size
-    off = (right - made).abs().where(seen, 0.0)
-    return float(off.max()) if bool((off > allowed).any()) else None

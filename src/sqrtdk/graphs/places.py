@@ -9,23 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from types import FunctionType
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from sqrtdk.frontends.regions import NamedModule as NamedModule
+from sqrtdk.frontends.regions import at_line
+from sqrtdk.frontends.regions import class_of as class_of
+from sqrtdk.frontends.regions import is_module_path as is_module_path
+from sqrtdk.frontends.regions import place_modules as place_modules
+from sqrtdk.frontends.regions import place_tensor as place_tensor
 from sqrtdk.graphs.graph import UnreadAttention
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.tape.graph import MOST_CONSTANT_ELEMENTS
 
 MOST_LEARNED = 2**12  # largest weight whose values are read, in elements: gains, temperatures
-MAX_PATH_NAMES = 32  # names in a module path
-MAX_MODULE_NAME = 200  # characters of one name
 _MOST_STACK = 2**14  # characters of a traceback that are searched
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,6}), in')
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages", "/torch/")
-_CLASS = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,6 @@ class GraphModel:
     sick: tuple[str, ...] = ()  # names of weights that hold NaN or infinity
 
 
-class NamedModule(nn.Module):
-    """A module of the graph's model."""
-
-    def forward(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Calls `run` inside this module, so that a trace names the module as its site."""
-        return run(*args)
-
-
 class GraphRoot(nn.Module):
     """The root module of a graph, whose forward walks the graph."""
 
@@ -65,70 +59,9 @@ class GraphRoot(nn.Module):
         return self._walk[0](*inputs)
 
 
-def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
-    """Return an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
-    last = name.rpartition(".")[2]
-    return type(last, (base,), {}) if _CLASS.fullmatch(last) else base
-
-
-def is_module_path(path: str) -> bool:
-    """Return whether a path is a valid module path.
-
-    Example:
-        >>> is_module_path("model.layers.0.attn"), is_module_path(""), is_module_path("a..b"), is_module_path("x" * 300)
-        (True, True, False, False)
-    """
-    parts = path.split(".") if path else []
-    return len(parts) <= MAX_PATH_NAMES and all(part and len(part) <= MAX_MODULE_NAME for part in parts)
-
-
-def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Return the modules by path after adding one at each path of `classes` and at all of its parents.
-
-    `classes` maps paths to class names, with "" for an unknown one. The root's path is "". Paths that
-    `is_module_path` refuses are left out.
-    """
-    made: dict[str, nn.Module] = {"": root}
-    for path in sorted(filter(is_module_path, classes), key=lambda path: path.count(".")):
-        parts = path.split(".") if path else []
-        for depth in range(1, len(parts) + 1):
-            here = ".".join(parts[:depth])
-            if here not in made:
-                kind = class_of(classes.get(here, ""))
-                above = made[".".join(parts[: depth - 1])]
-                above._modules[parts[depth - 1]] = made[here] = kind()
-    return made
-
-
-def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
-    """Adds a tensor to the module named in front of its last dot, or to the root under a new name.
-
-    Returns the tensor's name in the model.
-    """
-    path, _, last = name.rpartition(".")
-    if path not in modules or not last or hasattr(modules[path], last) or not is_module_path(name):
-        number = len(modules[""]._buffers) + len(modules[""]._parameters)
-        path, last = "", f"{name.replace('.', '_')[:MAX_MODULE_NAME]}#{number}"
-    held: Any = modules[path]._parameters if isinstance(tensor, nn.Parameter) else modules[path]._buffers
-    held[last] = tensor
-    return f"{path}.{last}" if path else last
-
-
 def is_looked_at(tensor: Tensor) -> bool:
     """Return whether the values of a constant are read: gains, temperatures, and constants that a trace may use."""
     return tensor.numel() <= (MOST_LEARNED if isinstance(tensor, nn.Parameter) else MOST_CONSTANT_ELEMENTS)
-
-
-def _here(run: Callable[..., Any], *args: Any) -> Any:
-    return run(*args)
-
-
-@lru_cache(2**12)
-def _written_at(file: str, line: int) -> FunctionType:
-    """Return a function that calls its argument and whose stack frame shows the given file and line."""
-    # The call `run(*args)` is on the second line of `_here`, so the function begins one line earlier.
-    code = _here.__code__.replace(co_filename=file, co_firstlineno=max(line - 1, 0))
-    return FunctionType(code, {})
 
 
 def run_inside(
@@ -150,6 +83,6 @@ def run_inside(
     frames = _FRAME.findall(stack[-_MOST_STACK:])
     own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARY_FOLDERS)]
     file, line = (own or frames or [("<node>", number)])[-1]
-    call = partial(_written_at(file, int(line)), run, *args)
+    call = partial(at_line(file, int(line)), run, *args)
     place = modules.get(path, modules[""])
     return call() if place is modules[""] else place(call)

@@ -1,4 +1,8 @@
-"""Builds a model from the user's own code: `package.module:factory`."""
+"""Builds a model from the user's own code: `package.module:factory`.
+
+A factory returns a torch module, with or without inputs; or `(function, parameters, inputs)` with a JAX function, or a
+module of a library of JAX, in its place.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
 from sqrtdk.models.names import file_as_module
@@ -22,13 +26,16 @@ from sqrtdk.models.records import Inputs
 def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn.Module, Inputs | None]:
     """Import `package.module`, call `factory()`, and return the module, and the inputs if it gives any.
 
+    A JAX function with its parameters and inputs becomes a module by `sqrtdk.frontends.from_jax`.
+
     The current directory is importable, as with `python -m`. With `static` the factory runs under
     `torch.device("meta")`. The random state is seeded before the call and restored afterwards. If the code forks, the
     child process ends when it returns here.
 
     Raises:
         ModelError: There is no such module or name (the text may name a file instead), the factory raises, or it
-            returns neither a module nor (module, inputs).
+            returns neither a module nor (module, inputs) nor (function, parameters, inputs); or see `from_jax`.
+        MissingExtraError: It returns a JAX function, and JAX is missing.
     """
     module_name, _, attribute = model.partition(":")
     here = os.getcwd()
@@ -64,7 +71,7 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
                 torch.manual_seed(seed)
                 result = target()
         return _unpack(model, result)
-    except (*INTERRUPTS, ModelError):
+    except (*INTERRUPTS, SqrtdkError):
         raise
     except BaseException as error:  # a user's factory may raise anything
         raise _broken("errors.model.calling_raised", model, error) from error
@@ -73,6 +80,8 @@ def call_factory(model: str, *, static: bool = False, seed: int = 0) -> tuple[nn
 def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
     if isinstance(result, nn.Module):
         return result, None
+    if isinstance(result, (tuple, list)) and len(result) == 3 and callable(result[0]) and not _is_torch(result[0]):
+        return _from_jax(model, *result)
     if isinstance(result, (tuple, list)) and len(result) == 2 and isinstance(result[0], nn.Module):
         module, inputs = result
         if isinstance(inputs, torch.Tensor):
@@ -89,6 +98,26 @@ def _unpack(model: str, result: Any) -> tuple[nn.Module, Inputs | None]:
         Message("errors.model.gave", model=repr(model), returned=returned),
         hint=Message("errors.hint.return_module_not_none" if is_none else "errors.hint.return_module"),
     )
+
+
+def _is_torch(value: Any) -> bool:
+    return isinstance(value, nn.Module)
+
+
+def _from_jax(model: str, function: Any, parameters: Any, inputs: Any) -> tuple[nn.Module, Inputs]:
+    """Return a JAX function as a module, and its inputs as tensors."""
+    from sqrtdk.frontends.jax.front import from_jax, tensors_of_inputs
+
+    if hasattr(inputs, "shape"):
+        inputs = (inputs,)
+    if not isinstance(inputs, tuple | list | dict) or (isinstance(inputs, dict) and not all(isinstance(k, str) for k in inputs)):
+        raise ModelError(
+            Message("frontends.no_trio", model=repr(model), kind=type(inputs).__name__),
+            hint=Message("frontends.hint.trio"),
+        )
+    if isinstance(inputs, dict):
+        return from_jax(function, parameters, **inputs), dict(tensors_of_inputs(inputs))
+    return from_jax(function, parameters, *inputs), tuple(tensors_of_inputs(list(inputs)))
 
 
 def _broken(id: str, model: str, error: BaseException) -> ModelError:

@@ -1,0 +1,1 @@
+"""JAX as a front end."""

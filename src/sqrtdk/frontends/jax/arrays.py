@@ -1,0 +1,88 @@
+"""Numbers of JAX as tensors and back. JAX is imported here alone, and only when it is needed.
+
+Unsigned integers of 16 and 32 bits are held in the next wider signed dtype, as torch has few operations on them. A
+random key is held as its data: unsigned integers with one more axis.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sqrtdk import _extras
+from sqrtdk.errors import MissingExtraError
+from sqrtdk.messages import Message
+
+OLDEST_JAX = (0, 8)
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2, "int64": torch.int64,
+    "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+    "complex64": torch.complex64, "complex128": torch.complex128, "uint16": torch.int32, "uint32": torch.int64,
+    "uint64": torch.int64, "float0": torch.bool,
+}  # fmt: skip
+_UNSIGNED = {"uint16": 2**16 - 1, "uint32": 2**32 - 1}  # largest number of dtypes that are held in wider ones
+_HELD_AS = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+_BITS = {"bfloat16": (np.int16, torch.bfloat16), "float8_e4m3fn": (np.int8, torch.float8_e4m3fn),
+         "float8_e5m2": (np.int8, torch.float8_e5m2)}  # fmt: skip
+
+
+@lru_cache(1)
+def jax() -> Any:
+    """Return JAX.
+
+    Raises:
+        MissingExtraError: It is not installed, or older than `OLDEST_JAX`.
+    """
+    module = _extras.load_extra("jax", "jax")
+    version = str(module.__version__)
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_JAX:
+        oldest = ".".join(map(str, OLDEST_JAX))
+        raise MissingExtraError(
+            Message("frontends.old_jax", version=version, oldest=oldest), hint=Message("errors.hint.install", extra="jax")
+        )
+    return module
+
+
+def is_key(dtype: Any) -> bool:
+    """Return whether a dtype of JAX is that of random keys, `jax.random.key(0)`."""
+    return bool(jax().dtypes.issubdtype(dtype, jax().dtypes.prng_key))
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Return the dtype in which numbers of a dtype of JAX are held here."""
+    return torch.int64 if is_key(dtype) else DTYPES[np.dtype(dtype).name]
+
+
+def mask_of(dtype: Any) -> int | None:
+    """Return the largest number of an unsigned dtype that is held in a wider one; None for any other."""
+    return None if is_key(dtype) else _UNSIGNED.get(np.dtype(dtype).name)
+
+
+def to_torch(value: Any) -> Tensor:
+    """Return an array of JAX or numpy, or a number, as a tensor of its own memory."""
+    if isinstance(value, jax().Array) and is_key(value.dtype):
+        value = jax().random.key_data(value)
+    array = np.asarray(value)
+    if (bits := _BITS.get(array.dtype.name)) is not None:
+        return torch.from_numpy(np.array(array.view(bits[0]))).view(bits[1])
+    return torch.from_numpy(np.array(array, dtype=_HELD_AS.get(array.dtype.name, array.dtype)))
+
+
+def to_jax(tensor: Any, aval: Any) -> Any:
+    """Return a tensor as an array of the type that JAX has for it."""
+    if is_key(aval.dtype):
+        data = jax().numpy.asarray(tensor.numpy().astype(np.uint32))
+        return jax().random.wrap_key_data(data, impl=aval.dtype._impl.name)
+    array = tensor.detach().cpu() if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
+    array = array.float() if array.dtype is torch.bfloat16 else array
+    return jax().numpy.asarray(array.numpy().astype(np.dtype(aval.dtype)))
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a leaf of parameters or inputs is an array, and no setting."""
+    return isinstance(value, jax().Array | np.ndarray | np.generic | Tensor)

@@ -1,0 +1,187 @@
+"""Where an equation of a jaxpr came from: the module path that it belongs to, and file and line of the user's code.
+
+JAX notes at each equation a traceback, and a stack of scopes that flax pushes: `Net/layers_0/attn`. Without scopes, the
+Python functions that ran are the modules: the call `attention(x, p)` in `layer` is the region "attention" of it. A
+second call of that function from another line is the region "attention_".
+
+Inside a function that JAX traces by itself (`jit`, `scan`, `checkpoint`), tracebacks begin at that function, or have
+those of the function's first caller where the trace came from a cache. They are put behind the traceback of the call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqrtdk.frontends.jax.arrays import jax
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# A scope that names no module: "btd,dhe->bthe" of einsum, "jax.nn.silu", classes of equinox
+_NO_MODULE = re.compile(r"->|[,() ]|^(?:eqx|jax|jnp)\.|^dot_product_attention$")
+_WRAPPED = re.compile(r"^(?:jit|jvp|vmap|transpose|checkpoint|rematted_computation|remat|closed_call)\((.*)\)$")
+_UNNAMED = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<module>")
+MARK = "@"  # before the path of a module in a scope that we push ourselves
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A function of the user's code that was running, with the line that it had reached."""
+
+    file: str
+    function: str  # qualified name
+    line: int
+
+    @property
+    def name(self) -> str:
+        """Name of the region that a call of it is; "" for a lambda or a comprehension.
+
+        Example:
+            >>> Frame("net.py", "make.<locals>.block", 3).name, Frame("net.py", "Attention.__call__", 9).name
+            ('block', 'Attention')
+            >>> Frame("net.py", "make.<locals>.<lambda>", 3).name
+            ''
+        """
+        parts = self.function.split(".")
+        if parts[-1] in _UNNAMED:
+            return ""
+        return parts[-2] if parts[-1] in ("__call__", "forward") and len(parts) > 1 else parts[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place of an equation.
+
+    Attributes:
+        prefix: path that the scan around it has given: "layers.3"; "" outside of scans.
+        layers: the numbers of the scans around it, each with the path of its layers.
+        scopes: scopes that name modules, without those of the prefix.
+        frames: functions that were running, outermost first.
+        depth: number of frames that the prefix stands for.
+    """
+
+    prefix: str = ""
+    layers: tuple[tuple[str, int], ...] = ()
+    scopes: tuple[str, ...] = ()
+    frames: tuple[Frame, ...] = ()
+    depth: int = 1
+
+
+@dataclass(slots=True)
+class Places:
+    """Finds the places of the equations of one program.
+
+    Attributes:
+        root: first scope of every equation, if it names the whole model.
+        scoped: whether scopes name modules; functions are regions otherwise.
+    """
+
+    root: str = ""
+    scoped: bool = False
+    _lines: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+
+    def learn(self, jaxpr: Any, homes: frozenset[str]) -> None:
+        """Look for scopes in a jaxpr. `homes` are the first names of the parameters' paths."""
+        stacks = [scopes for eqn in equations(jaxpr) if (scopes := scopes_of(eqn))]
+        self.scoped = any(scopes != (self.root,) for scopes in stacks)
+        firsts = {scopes[0] for scopes in stacks if not scopes[0].startswith(MARK)}
+        if not self.root and len(firsts) == 1 and not firsts <= homes and homes:
+            self.root = firsts.pop()
+
+    def of(self, eqn: Any, call: Where, name: str = "") -> Where:
+        """Return the place of an equation inside a call. `name` is that of the function that the call runs."""
+        scopes = call.scopes + tuple(s for s in scopes_of(eqn) if not (s == self.root and not call.scopes))
+        return replace(call, scopes=scopes, frames=_behind(call.frames, frames_of(eqn), name))
+
+    def path(self, where: Where) -> str:
+        """Return the path of the module that an equation belongs to."""
+        if not self.scoped:
+            return ".".join(filter(None, [where.prefix, *self._functions(where.frames, where.depth)]))
+        scopes = where.scopes
+        for at, scope in enumerate(scopes):
+            if scope.startswith(MARK):
+                scopes = (scope.removeprefix(MARK),)
+                later = next((s for s in reversed(where.scopes[at:]) if s.startswith(MARK)), scope)
+                scopes = tuple(filter(None, (later.removeprefix(MARK),)))
+                break
+        inner = ".".join(scopes)
+        for home, number in where.layers:  # the scope of a scan's body has the name of the layers without a number
+            if inner == home or inner.startswith(f"{home}."):
+                inner = f"{home}.{number}{inner.removeprefix(home)}"
+            elif not home or not inner.startswith(f"{home}.{number}"):
+                inner = ".".join(filter(None, [home, str(number), inner]))
+        return inner
+
+    def _functions(self, frames: tuple[Frame, ...], depth: int) -> list[str]:
+        made = []
+        for outer, inner in zip(frames[depth - 1 :], frames[depth:], strict=False):
+            if not inner.name:
+                continue
+            lines = self._lines.setdefault((outer.file, outer.function, inner.name), [])
+            if outer.line not in lines:
+                lines.append(outer.line)
+            # no number: modules of two models are paired by the numbers in their paths
+            made.append(inner.name + "_" * lines.index(outer.line))
+        return made
+
+
+def equations(jaxpr: Any) -> list[Any]:
+    """Return the equations of a jaxpr and of those inside it."""
+    every = list(jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    every += equations(inner)
+    return every
+
+
+def scopes_of(eqn: Any) -> tuple[str, ...]:
+    """Return the scopes of an equation that name modules, outermost first."""
+    scopes = []
+    for part in str(eqn.source_info.name_stack).split("/"):
+        while (inner := _WRAPPED.match(part)) is not None:
+            part = inner.group(1)
+        if part and not _NO_MODULE.search(part):
+            scopes.append(part)
+    return tuple(scopes)
+
+
+def frames_of(eqn: Any) -> tuple[Frame, ...]:
+    """Return the functions of the user's code that wrote an equation, outermost first."""
+    traceback = eqn.source_info.traceback
+    frames: list[Frame] = []
+    for frame in () if traceback is None else traceback.frames:
+        file = frame.file_name
+        if file.startswith(_OURS):  # what called the front end wrote nothing
+            break
+        if not file.startswith(_folder()) and not file.startswith("<frozen"):
+            frames.append(Frame(file, frame.function_name, frame.line_num))
+    return tuple(reversed(frames))
+
+
+def _folder() -> str:
+    return os.path.dirname(os.path.abspath(jax().__file__)) + os.sep
+
+
+def _behind(call: tuple[Frame, ...], own: tuple[Frame, ...], name: str) -> tuple[Frame, ...]:
+    """Return the frames of an equation inside a call.
+
+    Example:
+        >>> fn, g, attention = Frame("a.py", "fn", 3), Frame("a.py", "g", 9), Frame("a.py", "attention", 5)
+        >>> _behind((fn,), (attention,), "attention") == (fn, attention)  # they begin at the function
+        True
+        >>> _behind((fn,), (Frame("a.py", "fn", 2), attention), "") == (fn, attention)  # those of its first caller
+        True
+        >>> _behind((fn,), (g, attention), "attention") == (fn, attention)
+        True
+    """
+    if not own or not call:
+        return own or call
+    same = [(frame.file, frame.function) for frame in call]
+    if [(frame.file, frame.function) for frame in own[: len(call)]] == same:
+        return call + own[len(call) :]
+    begins = next((at for at, frame in enumerate(own) if name and frame.name == name), 0)
+    return call if own[0] == call[0] and not begins else call + own[begins:]

@@ -1,0 +1,195 @@
+"""A foreign program as a torch module: parameters by their names, regions as modules, a program for each shape."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sqrtdk.frontends.program import Block, Numbers, Program, plan, run
+from sqrtdk.frontends.regions import class_of, place_modules, place_tensor, written_in
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """The inputs of one call.
+
+    Attributes:
+        tensors: those that are tensors, in order.
+        dtypes: dtypes that the program has for them.
+        key: what a program is traced for: shapes, dtypes, and the inputs that are no tensors.
+        spec: the front end's own note on how they nest.
+    """
+
+    tensors: tuple[Tensor, ...]
+    dtypes: tuple[torch.dtype, ...]
+    key: Hashable
+    spec: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """A program for inputs of certain shapes.
+
+    Attributes:
+        program: the program.
+        outputs: nests its outputs as the framework does.
+        origins: of each of its parameters, the source's tensor and the indices of the layer in it.
+    """
+
+    program: Program
+    outputs: Callable[[Sequence[Any]], Any]
+    origins: Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+class Source(Protocol):
+    """A program of another framework that can be traced for any shapes."""
+
+    signature: inspect.Signature
+    tensors: Mapping[str, Tensor]  # parameters and buffers by name
+
+    def bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Bound:
+        """Return the inputs of a call."""
+
+    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> Traced:
+        """Return the program for inputs, with parameters of other dtypes than its own if `dtypes` says so."""
+
+
+@dataclass(slots=True, eq=False)
+class _Programs:
+    """The programs of a module, which its copies share: tracing takes long, and a program holds no parameters."""
+
+    source: Source
+    traced: dict[Hashable, tuple[Traced, Block]] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: Any) -> _Programs:
+        return self
+
+
+class ForeignModule(nn.Module):
+    """The root module of a foreign program. Its forward takes the program's inputs, as tensors or arrays."""
+
+    _programs: tuple[_Programs]
+    _names: Mapping[str, str]  # where the module holds the program's parameters
+    _dtypes: Mapping[str, tuple[torch.dtype, str]]  # of the parameters in the program, with the source's tensor
+
+    def run(self, *args: Any, **named: Any) -> Any:
+        """Run the program for these inputs, traced anew if they have other shapes than before."""
+        programs = self._programs[0]
+        bound = programs.source.bind(args, named)
+        wide, narrow, device = self._kept(bound)
+        key = bound.key, tuple(narrow.items())
+        modules = dict(self.named_modules(remove_duplicate=False))
+        if key not in programs.traced:
+            # tracing computes with the framework's own numbers, which no mode of torch should see
+            with _disable_current_modes(), torch.no_grad():
+                traced = programs.source.trace(bound, narrow)
+                program = _renamed(traced.program, self._names)
+                programs.traced[key] = Traced(program, traced.outputs, {}), plan(program, modules.keys())
+        traced, block = programs.traced[key]
+        numbers = Numbers(wide, device)
+        inputs = [numbers.cast(x, dtype) for x, dtype in zip(bound.tensors, bound.dtypes, strict=True)]
+        return traced.outputs(run(traced.program, block, modules, inputs, numbers))
+
+    def _kept(self, bound: Bound) -> tuple[torch.dtype | None, dict[str, torch.dtype], torch.device]:
+        """Return the wider dtype of a run, narrower dtypes of parameters, and the device.
+
+        `module.to(torch.float64)` asks for the program without its rounding, `module.to(torch.bfloat16)` for the
+        program of parameters in bfloat16.
+        """
+        wide: torch.dtype | None = None
+        narrow: dict[str, torch.dtype] = {}
+        device = torch.device("cpu")
+        for name, (own, leaf) in self._dtypes.items():
+            held = self.get_parameter(name)
+            device = held.device
+            if held.dtype is own:
+                continue
+            if held.dtype.itemsize > own.itemsize:
+                wide = held.dtype
+            else:
+                narrow[leaf] = held.dtype
+        if not self._dtypes:
+            finer = [x.dtype for x, dtype in zip(bound.tensors, bound.dtypes, strict=True) if x.is_floating_point()
+                     and x.dtype.itemsize > dtype.itemsize]  # fmt: skip
+            wide = finer[0] if finer else None
+            device = next((x.device for x in bound.tensors), device)
+        return wide, narrow, device
+
+
+def module_of(source: Source, bound: Bound, kind_name: str) -> tuple[ForeignModule, Traced]:
+    """Return a source as a module of a class of that name, and its program for the given inputs."""
+    with _disable_current_modes(), torch.no_grad():
+        traced = source.trace(bound, {})
+    program = traced.program
+
+    def forward(self: ForeignModule, *args: Any, **named: Any) -> Any:
+        return self.run(*args, **named)
+
+    # its arguments are the program's: laws and inputs go by their names
+    forward.__signature__ = source.signature.replace(  # type: ignore[attr-defined]
+        parameters=[inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *source.signature.parameters.values()]
+    )
+    kind = class_of(kind_name, ForeignModule)
+    root: Any = type(kind.__name__, (kind,), {"forward": forward})()
+    homes = {name.rpartition(".")[0]: "" for name in traced.origins if "." in name}
+    regions = {step.path: step.path.rpartition(".")[2] for step in program.steps if step.path}
+    modules = place_modules(root, homes | regions)
+    names: dict[str, str] = {}
+    dtypes: dict[str, tuple[torch.dtype, str]] = {}
+    with torch.no_grad():
+        for name, (leaf, indices) in traced.origins.items():
+            tensor = source.tensors[leaf][indices].clone()
+            held = nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
+            names[name] = place_tensor(modules, name, held)
+            if tensor.is_floating_point():
+                dtypes[names[name]] = tensor.dtype, leaf
+    program = _renamed(program, names)
+    traced = Traced(program, traced.outputs, traced.origins)
+    root._names, root._dtypes = names, dtypes
+    root._programs = (_Programs(source, {(bound.key, ()): (traced, plan(program, modules.keys()))}),)
+    _share(program, modules)
+    _write_lines(program, modules)
+    root.eval()
+    return root, traced
+
+
+def _renamed(program: Program, names: Mapping[str, str]) -> Program:
+    parameters = {ref: names[name] for ref, name in program.parameters.items()}
+    return Program(program.inputs, parameters, program.constants, program.steps, program.outputs)
+
+
+def _share(program: Program, modules: Mapping[str, nn.Module]) -> None:
+    """Registers in each region the parameters that it reads.
+
+    A function that is a region holds no parameters of its own, and a comparison pairs modules by the number of theirs.
+    """
+    for step in program.steps:
+        for ref in step.reads:
+            name = program.parameters.get(ref) if type(ref) is int else None
+            if name is None or step.path not in modules or not step.path:
+                continue
+            home, _, last = name.rpartition(".")
+            region, held = modules[step.path], getattr(modules[home], last)
+            inside = home == step.path or home.startswith(f"{step.path}.")
+            if isinstance(held, nn.Parameter) and not inside and not hasattr(region, last):
+                region.register_parameter(last, held)
+
+
+def _write_lines(program: Program, modules: Mapping[str, nn.Module]) -> None:
+    """Gives each region's forward the lines of its steps."""
+    lines: dict[str, list[tuple[str, int]]] = {}
+    for step in program.steps:
+        if step.path in modules and step.path:
+            lines.setdefault(step.path, []).append((step.file, step.line))
+    for path, places in lines.items():
+        file = places[0][0]
+        here = [line for other, line in places if other == file]
+        written_in(modules[path], file, min(here), max(here))
