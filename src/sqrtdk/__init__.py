@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqrtdk import errors as errors
     from sqrtdk import extending as extending
+    from sqrtdk import frontends as frontends
     from sqrtdk import laws as laws
     from sqrtdk import monitor as monitor
     from sqrtdk import nn as nn
@@ -63,8 +64,8 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "extending", "frontends", "integrations", "kv", "laws", "monitor", "nn", "positions", "recording", "repair", "report",
-    "scales", "scores", "stats", "testing", "theory", "tracing",
+    "errors", "extending", "frontends", "integrations", "kv", "laws", "monitor", "nn", "positions", "recording",
+    "repair", "report", "scales", "scores", "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ def beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None
 
     Example:
         >>> exact = torch.linspace(0, 1, 8, dtype=torch.float64)
-        >>> beyond_rounding(exact.float(), exact.float(), exact), beyond_rounding(exact.float() + 0.5, exact.float(), exact)
+        >>> ours = exact.float()
+        >>> beyond_rounding(ours, ours, exact), beyond_rounding(ours + 0.5, ours, exact)
         (None, 0.5)
     """
     if theirs.shape != ours.shape:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from sqrtdk.frontends.program import Step
+from sqrtdk.frontends.program import FlatStep
 
 Key = tuple[Any, ...]  # functions and lines of a step, from the outermost to the loop's
 
 
-def number_layers(steps: Sequence[Step], parameters: Mapping[int, str]) -> tuple[Step, ...]:
-    """Return the steps with the paths of their layers, where parameters lie in numbered lists.
+def number_layers(steps: Sequence[FlatStep], parameters: Mapping[int, str]) -> tuple[FlatStep, ...]:
+    """Return the steps with the paths of their layers, where parameters lie in with_layer_numbers lists.
 
     Args:
         steps: of a program whose modules are functions.
@@ -32,7 +33,7 @@ def number_layers(steps: Sequence[Step], parameters: Mapping[int, str]) -> tuple
     if not marks:
         return tuple(steps)
     of_step: list[str] = [""] * len(steps)
-    cuts = [(a, b, *_boundary(steps, a, b)) for (a, one), (b, other) in zip(marks, marks[1:], strict=False)
+    cuts = [(a, b, *_boundary(steps, a, b)) for (a, one), (b, other) in pairwise(marks)
             if one != other]  # fmt: skip
     depth = min((depth for *_, depth in cuts if depth is not None), default=0)
     begins = {b: cut for _, b, cut, _ in cuts}
@@ -53,7 +54,7 @@ def number_layers(steps: Sequence[Step], parameters: Mapping[int, str]) -> tuple
     return _placed(steps, of_step)
 
 
-def _anchors(steps: Sequence[Step], parameters: Mapping[int, str]) -> list[tuple[int, str]]:
+def _anchors(steps: Sequence[FlatStep], parameters: Mapping[int, str]) -> list[tuple[int, str]]:
     """Return the steps that read parameters, with the path of the layer: "layers.3", or "" for none."""
     found = []
     for at, step in enumerate(steps):
@@ -69,8 +70,8 @@ def _layer(name: str) -> str:
     return "" if at is None else ".".join(parts[: at + 1])
 
 
-def _boundary(steps: Sequence[Step], a: int, b: int) -> tuple[int, int | None]:
-    """Return where the next layer begins between two steps of different layers, and the depth of the loop's function."""
+def _boundary(steps: Sequence[FlatStep], a: int, b: int) -> tuple[int, int | None]:
+    """Return where the next layer begins between two steps of different layers, and the depth of the loop."""
     best: tuple[int, int, int] | None = None
     for at in range(a + 1, b + 1):
         for depth, (old, new) in enumerate(zip(steps[at - 1].frames, steps[at].frames, strict=False)):
@@ -84,11 +85,11 @@ def _boundary(steps: Sequence[Step], a: int, b: int) -> tuple[int, int | None]:
     return (b, None) if best is None else (best[2], best[0])
 
 
-def _key(step: Step, depth: int) -> Key:
+def _key(step: FlatStep, depth: int) -> Key:
     return tuple((frame.file, frame.function, frame.line) for frame in step.frames[: depth + 1])
 
 
-def _shared_lines(steps: Sequence[Step], cuts: Sequence[tuple[int, int, int, int | None]], depth: int) -> set[Key]:
+def _shared_lines(steps: Sequence[FlatStep], cuts: Sequence[tuple[int, int, int, int | None]], depth: int) -> set[Key]:
     """Return the lines that steps of layers are on, from what lies between two layers and within one of them."""
     found: set[Key] = set()
     for a, b, cut, at in cuts:
@@ -102,7 +103,7 @@ def _outside(at: int, anchors: Sequence[tuple[int, str]]) -> bool:
     return any(here == at and not layer for here, layer in anchors)
 
 
-def _placed(steps: Sequence[Step], layers: Sequence[str]) -> tuple[Step, ...]:
+def _placed(steps: Sequence[FlatStep], layers: Sequence[str]) -> tuple[FlatStep, ...]:
     paths: dict[str, list[list[str]]] = {}
     for step, layer in zip(steps, layers, strict=True):
         if layer:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sqrtdk.frontends.program import Block, Numbers, Program, plan, run
+from sqrtdk.frontends.program import FlatProgram, Region, RunDtypes, plan, run_regions
 from sqrtdk.frontends.regions import class_of, place_modules, place_tensor, written_in
 
 HALF = (torch.float16, torch.bfloat16)
@@ -35,7 +35,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Traced:
+class TracedProgram:
     """A program for inputs of certain shapes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Traced:
         origins: of each of its parameters, the source's tensor and the indices of the layer in it.
     """
 
-    program: Program
+    program: FlatProgram
     outputs: Callable[[Sequence[Any]], Any]
     origins: Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -58,7 +58,7 @@ class Source(Protocol):
     def bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Bound:
         """Return the inputs of a call."""
 
-    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> Traced:
+    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> TracedProgram:
         """Return the program for inputs, with parameters of other dtypes than its own if `dtypes` says so."""
 
 
@@ -67,7 +67,7 @@ class _Programs:
     """The programs of a module, which its copies share: tracing takes long, and a program holds no parameters."""
 
     source: Source
-    traced: dict[Hashable, tuple[Traced, Block]] = field(default_factory=dict)
+    traced: dict[Hashable, tuple[TracedProgram, Region]] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: Any) -> _Programs:
         return self
@@ -92,11 +92,11 @@ class ForeignModule(nn.Module):
             with _disable_current_modes(), torch.no_grad():
                 traced = programs.source.trace(bound, narrow)
                 program = _renamed(traced.program, self._names)
-                programs.traced[key] = Traced(program, traced.outputs, {}), plan(program, modules.keys())
+                programs.traced[key] = TracedProgram(program, traced.outputs, {}), plan(program, modules.keys())
         traced, block = programs.traced[key]
-        numbers = Numbers(wide, device)
+        numbers = RunDtypes(wide, device)
         inputs = [numbers.cast(x, dtype) for x, dtype in zip(bound.tensors, bound.dtypes, strict=True)]
-        return traced.outputs(run(traced.program, block, modules, inputs, numbers))
+        return traced.outputs(run_regions(traced.program, block, modules, inputs, numbers))
 
     def _kept(self, bound: Bound) -> tuple[torch.dtype | None, dict[str, torch.dtype], torch.device]:
         """Return the wider dtype of a run, narrower dtypes of parameters, and the device.
@@ -124,7 +124,7 @@ class ForeignModule(nn.Module):
         return wide, narrow, device
 
 
-def module_of(source: Source, bound: Bound, kind_name: str) -> tuple[ForeignModule, Traced]:
+def foreign_module(source: Source, bound: Bound, kind_name: str) -> tuple[ForeignModule, TracedProgram]:
     """Return a source as a module of a class of that name, and its program for the given inputs."""
     with _disable_current_modes(), torch.no_grad():
         traced = source.trace(bound, {})
@@ -152,7 +152,7 @@ def module_of(source: Source, bound: Bound, kind_name: str) -> tuple[ForeignModu
             if tensor.is_floating_point():
                 dtypes[names[name]] = tensor.dtype, leaf
     program = _renamed(program, names)
-    traced = Traced(program, traced.outputs, traced.origins)
+    traced = TracedProgram(program, traced.outputs, traced.origins)
     root._names, root._dtypes = names, dtypes
     root._programs = (_Programs(source, {(bound.key, ()): (traced, plan(program, modules.keys()))}),)
     _share(program, modules)
@@ -161,12 +161,12 @@ def module_of(source: Source, bound: Bound, kind_name: str) -> tuple[ForeignModu
     return root, traced
 
 
-def _renamed(program: Program, names: Mapping[str, str]) -> Program:
+def _renamed(program: FlatProgram, names: Mapping[str, str]) -> FlatProgram:
     parameters = {ref: names[name] for ref, name in program.parameters.items()}
-    return Program(program.inputs, parameters, program.constants, program.steps, program.outputs)
+    return FlatProgram(program.inputs, parameters, program.constants, program.steps, program.outputs)
 
 
-def _share(program: Program, modules: Mapping[str, nn.Module]) -> None:
+def _share(program: FlatProgram, modules: Mapping[str, nn.Module]) -> None:
     """Registers in each region the parameters that it reads.
 
     A function that is a region holds no parameters of its own, and a comparison pairs modules by the number of theirs.
@@ -183,7 +183,7 @@ def _share(program: Program, modules: Mapping[str, nn.Module]) -> None:
                 region.register_parameter(last, held)
 
 
-def _write_lines(program: Program, modules: Mapping[str, nn.Module]) -> None:
+def _write_lines(program: FlatProgram, modules: Mapping[str, nn.Module]) -> None:
     """Gives each region's forward the lines of its steps."""
     lines: dict[str, list[tuple[str, int]]] = {}
     for step in program.steps:

@@ -1,10 +1,10 @@
 """A foreign program as a flat list of torch operations, run as nested calls of modules.
 
-A front end writes each operation of its framework as a `Step`: what it reads and gives, the module path and the line
-that it came from. `plan` groups neighbouring steps by module, so that a run calls the modules as a torch forward would:
+A front end writes each operation of its framework as a `FlatStep`: what it reads and gives, the module path and the
+line that it came from. `plan` groups neighbouring steps by module, and a run calls the modules as a torch forward does:
 
     steps    embed | layers.0: norm | layers.0.attn: q, k, softmax, out | layers.0: add | layers.1: ...
-    blocks   embed, layers.0(norm, attn(q, k, softmax, out), add), layers.1(...)
+    regions  embed, layers.0(norm, attn(q, k, softmax, out), add), layers.1(...)
 
 A trace, a comparison and the laws then see a torch module. A run in a wider dtype than the program's own widens every
 dtype that the program names, conversions included: it is the program without the rounding of its dtypes.
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from sqrtdk.frontends.regions import at_line
 
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class RunDtypes:
     """The dtypes and the device of a run.
 
     Attributes:
@@ -42,14 +42,14 @@ class Numbers:
         """Return the dtype of a run in which the program names `own`.
 
         Example:
-            >>> wide = Numbers(torch.float64)
+            >>> wide = RunDtypes(torch.float64)
             >>> wide.dtype(torch.bfloat16), wide.dtype(torch.complex64), wide.dtype(torch.int32)
             (torch.float64, torch.complex128, torch.int32)
         """
         if self.wide is None:
             return own
         if own.is_complex:
-            return max(own, _COMPLEX.get(self.wide, own), key=lambda dtype: dtype.itemsize)
+            return max(own, _COMPLEX_OF.get(self.wide, own), key=lambda dtype: dtype.itemsize)
         return self.wide if own.is_floating_point and own.itemsize < self.wide.itemsize else own
 
     def cast(self, tensor: Tensor, own: torch.dtype) -> Tensor:
@@ -69,7 +69,7 @@ Read = int | Literal  # a reference to a tensor, or a number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class FlatStep:
     """One operation.
 
     Attributes:
@@ -96,7 +96,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class FlatProgram:
     """Steps in an order in which they can run.
 
     Attributes:
@@ -110,10 +110,10 @@ class Program:
     inputs: tuple[int, ...]
     parameters: Mapping[int, str]
     constants: Mapping[int, Tensor]
-    steps: tuple[Step, ...]
+    steps: tuple[FlatStep, ...]
     outputs: tuple[Read, ...]
 
-    def inline(self, numbers: Numbers, *inputs: Tensor) -> list[Any]:
+    def inline(self, numbers: RunDtypes, *inputs: Tensor) -> list[Any]:
         """Run the steps without modules: the body of a loop, a branch."""
         known = dict(zip(self.inputs, inputs, strict=True)) | fixed_tensors(self.constants, numbers)
         _run_items(self.steps, known, {}, numbers, {})
@@ -121,7 +121,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class Region:
     """Neighbouring steps of one module, and of modules inside it.
 
     Attributes:
@@ -135,7 +135,7 @@ class Block:
     """
 
     path: str
-    items: tuple[Step | Block, ...]
+    items: tuple[FlatStep | Region, ...]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     frees: tuple[tuple[int, ...], ...]
@@ -143,7 +143,7 @@ class Block:
     line: int = 0
 
 
-def plan(program: Program, modules: AbstractSet[str]) -> Block:
+def plan(program: FlatProgram, modules: AbstractSet[str]) -> Region:
     """Return the steps of a program grouped by the modules that exist; others fall to the nearest module above."""
     steps, fixed = program.steps, program.parameters.keys() | program.constants.keys()
     made_at = dict.fromkeys(program.inputs, -1)
@@ -153,8 +153,8 @@ def plan(program: Program, modules: AbstractSet[str]) -> Block:
         last_read |= dict.fromkeys(_references(step.reads), at)
     last_read |= dict.fromkeys(_references(program.outputs), len(steps))
 
-    def block(path: str, first: int, end: int) -> Block:
-        items: list[Step | Block] = []
+    def block(path: str, first: int, end: int) -> Region:
+        items: list[FlatStep | Region] = []
         frees: list[tuple[int, ...]] = []
         at = first
         while at < end:
@@ -170,16 +170,16 @@ def plan(program: Program, modules: AbstractSet[str]) -> Block:
             given = {r for step in steps[begin:at] for r in step.gives}
             over = {r for r in read | given if last_read.get(r, -1) < at and r not in fixed}
             frees.append(tuple(r for r in over if inner is None or r not in given))
-        read = dict.fromkeys(r for step in steps[first:end] for r in _references(step.reads))
-        takes = tuple(r for r in read if r not in fixed and made_at[r] < first)
+        reads = dict.fromkeys(r for step in steps[first:end] for r in _references(step.reads))
+        takes = tuple(r for r in reads if r not in fixed and made_at[r] < first)
         gives = tuple(r for step in steps[first:end] for r in step.gives if last_read.get(r, -1) >= end)
         file, line = _call_line(path, steps[first]) if path else ("", 0)
-        return Block(path, tuple(items), takes, gives, tuple(frees), file, line)
+        return Region(path, tuple(items), takes, gives, tuple(frees), file, line)
 
     return block("", 0, len(steps))
 
 
-def _call_line(path: str, step: Step) -> tuple[str, int]:
+def _call_line(path: str, step: FlatStep) -> tuple[str, int]:
     """Return the line that calls a block: of the frame outside its first step, if that is known."""
     frame = step.frames[-2] if len(step.frames) > 1 and step.path == path else None
     return (step.file, step.line) if frame is None else (frame.file, frame.line)
@@ -204,10 +204,10 @@ def _references(reads: Iterable[Read]) -> list[int]:
     return [read for read in reads if type(read) is int]
 
 
-def run(
-    program: Program, block: Block, modules: Mapping[str, nn.Module], inputs: Sequence[Tensor], numbers: Numbers
+def run_regions(
+    program: FlatProgram, block: Region, modules: Mapping[str, nn.Module], inputs: Sequence[Tensor], numbers: RunDtypes
 ) -> list[Any]:
-    """Run a planned program inside the modules of a root, whose parameters and buffers it reads, and return its outputs."""
+    """Run a planned program inside the modules of a root, whose parameters it reads, and return its outputs."""
     held = {ref: _held(modules, name) for ref, name in program.parameters.items()}
     fixed = held | fixed_tensors(program.constants, numbers)
     known = dict(zip(program.inputs, inputs, strict=True))
@@ -215,7 +215,7 @@ def run(
     return [_read(known, fixed, read) for read in program.outputs]
 
 
-def fixed_tensors(constants: Mapping[int, Tensor], numbers: Numbers) -> dict[int, Tensor]:
+def fixed_tensors(constants: Mapping[int, Tensor], numbers: RunDtypes) -> dict[int, Tensor]:
     """Return constants in the dtypes and on the device of a run."""
     return {ref: numbers.cast(value, value.dtype).to(numbers.device) for ref, value in constants.items()}
 
@@ -232,15 +232,15 @@ def _read(known: Mapping[int, Tensor], fixed: Mapping[int, Tensor], read: Read) 
 
 
 def _run_items(
-    items: Sequence[Step | Block],
+    items: Sequence[FlatStep | Region],
     known: dict[int, Tensor],
     fixed: Mapping[int, Tensor],
-    numbers: Numbers,
+    numbers: RunDtypes,
     modules: Mapping[str, nn.Module],
     frees: Sequence[tuple[int, ...]] = (),
 ) -> None:
     for at, item in enumerate(items):
-        if type(item) is Block:
+        if type(item) is Region:
             inside = partial(_inside, item, fixed, numbers, modules)
             call: Any = at_line(item.file, item.line)
             made = call(modules[item.path], inside, *(_read(known, fixed, ref) for ref in item.takes))
@@ -250,7 +250,7 @@ def _run_items(
             step: Any = item
             call = at_line(step.file, step.line)
             made = call(step.run, numbers, *(_read(known, fixed, read) for read in step.reads))
-            results = made if isinstance(made, tuple | list) else (made,)
+            results = tuple(made) if isinstance(made, tuple | list) else (made,)
             for ref, dtype, result in zip(step.gives, step.dtypes, results, strict=True):
                 known[ref] = result if dtype is None else numbers.cast(result, dtype)
         for ref in frees[at] if frees else ():
@@ -258,7 +258,7 @@ def _run_items(
 
 
 def _inside(
-    block: Block, fixed: Mapping[int, Tensor], numbers: Numbers, modules: Mapping[str, nn.Module], *takes: Tensor
+    block: Region, fixed: Mapping[int, Tensor], numbers: RunDtypes, modules: Mapping[str, nn.Module], *takes: Tensor
 ) -> Any:
     known = dict(zip(block.takes, takes, strict=True))
     _run_items(block.items, known, fixed, numbers, modules, block.frees)

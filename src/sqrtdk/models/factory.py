@@ -110,7 +110,9 @@ def _from_jax(model: str, function: Any, parameters: Any, inputs: Any) -> tuple[
 
     if hasattr(inputs, "shape"):
         inputs = (inputs,)
-    if not isinstance(inputs, tuple | list | dict) or (isinstance(inputs, dict) and not all(isinstance(k, str) for k in inputs)):
+    if not isinstance(inputs, tuple | list | dict) or (
+        isinstance(inputs, dict) and not all(isinstance(k, str) for k in inputs)
+    ):
         raise ModelError(
             Message("frontends.no_trio", model=repr(model), kind=type(inputs).__name__),
             hint=Message("frontends.hint.trio"),

@@ -1,4 +1,4 @@
-"""Numbers of JAX as tensors and back. JAX is imported here alone, and only when it is needed.
+"""RunDtypes of JAX as tensors and back. JAX is imported here alone, and only when it is needed.
 
 Unsigned integers of 16 and 32 bits are held in the next wider signed dtype, as torch has few operations on them. A
 random key is held as its data: unsigned integers with one more axis.
@@ -27,7 +27,7 @@ DTYPES = {
 }  # fmt: skip
 _UNSIGNED = {"uint16": 2**16 - 1, "uint32": 2**32 - 1}  # largest number of dtypes that are held in wider ones
 _HELD_AS = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
-_BITS = {"bfloat16": (np.int16, torch.bfloat16), "float8_e4m3fn": (np.int8, torch.float8_e4m3fn),
+_BIT_VIEWS = {"bfloat16": (np.int16, torch.bfloat16), "float8_e4m3fn": (np.int8, torch.float8_e4m3fn),
          "float8_e5m2": (np.int8, torch.float8_e5m2)}  # fmt: skip
 
 
@@ -43,7 +43,8 @@ def jax() -> Any:
     if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_JAX:
         oldest = ".".join(map(str, OLDEST_JAX))
         raise MissingExtraError(
-            Message("frontends.old_jax", version=version, oldest=oldest), hint=Message("errors.hint.install", extra="jax")
+            Message("frontends.old_jax", version=version, oldest=oldest),
+            hint=Message("errors.hint.install", extra="jax"),
         )
     return module
 
@@ -53,7 +54,7 @@ def is_key(dtype: Any) -> bool:
     return bool(jax().dtypes.issubdtype(dtype, jax().dtypes.prng_key))
 
 
-def torch_dtype(dtype: Any) -> torch.dtype:
+def held_dtype(dtype: Any) -> torch.dtype:
     """Return the dtype in which numbers of a dtype of JAX are held here."""
     return torch.int64 if is_key(dtype) else DTYPES[np.dtype(dtype).name]
 
@@ -68,7 +69,7 @@ def to_torch(value: Any) -> Tensor:
     if isinstance(value, jax().Array) and is_key(value.dtype):
         value = jax().random.key_data(value)
     array = np.asarray(value)
-    if (bits := _BITS.get(array.dtype.name)) is not None:
+    if (bits := _BIT_VIEWS.get(array.dtype.name)) is not None:
         return torch.from_numpy(np.array(array.view(bits[0]))).view(bits[1])
     return torch.from_numpy(np.array(array, dtype=_HELD_AS.get(array.dtype.name, array.dtype)))
 

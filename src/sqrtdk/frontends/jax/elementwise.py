@@ -1,8 +1,8 @@
 """JAX's operations on single numbers and along axes, as torch operations.
 
-Every operation is a function of the numbers of the run, the values, and the primitive's parameters. A value is a tensor,
-or a Python number if the program has a literal there. At least one value is a tensor. Parameters that decide rounding
-or placement alone (`accuracy`, `sharding`) are ignored.
+Every operation is a function of the dtypes of the run, the values, and the primitive's parameters. A value is a tensor,
+or a Python number where the program has a literal; at least one is a tensor. Parameters that decide rounding or
+placement alone (`accuracy`, `sharding`) are ignored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sqrtdk.frontends.jax.arrays import DTYPES, torch_dtype
-from sqrtdk.frontends.program import Numbers
+from sqrtdk.frontends.jax.arrays import DTYPES, held_dtype
+from sqrtdk.frontends.program import RunDtypes
 
 Operation = Callable[..., Any]
 
@@ -37,14 +37,14 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return tensor(a, b), tensor(b, a)
 
 
-def _div(numbers: Numbers, a: Any, b: Any, **_: Any) -> Tensor:
+def _div(numbers: RunDtypes, a: Any, b: Any, **_: Any) -> Tensor:
     exact = any(isinstance(x, float | complex) or (isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()))
                 for x in (a, b))  # fmt: skip
     quotient: Tensor = a / b if exact else torch.div(*_pair(a, b), rounding_mode="trunc")
     return quotient
 
 
-def _maximum(numbers: Numbers, a: Any, b: Any, **_: Any) -> Tensor:
+def _maximum(numbers: RunDtypes, a: Any, b: Any, **_: Any) -> Tensor:
     for bound, x in ((a, b), (b, a)):
         if isinstance(x, Tensor) and not isinstance(bound, Tensor):
             # max(-inf, max(x)): jax.nn.softmax writes it for an axis without elements
@@ -52,44 +52,42 @@ def _maximum(numbers: Numbers, a: Any, b: Any, **_: Any) -> Tensor:
     return torch.maximum(a, b) if a.dtype is not torch.bool else a | b
 
 
-def _minimum(numbers: Numbers, a: Any, b: Any, **_: Any) -> Tensor:
+def _minimum(numbers: RunDtypes, a: Any, b: Any, **_: Any) -> Tensor:
     for bound, x in ((a, b), (b, a)):
         if isinstance(x, Tensor) and not isinstance(bound, Tensor):
             return x if bound == math.inf else x.clamp(max=bound)
     return torch.minimum(a, b) if a.dtype is not torch.bool else a & b
 
 
-def _clamp(numbers: Numbers, low: Any, x: Any, high: Any, **_: Any) -> Tensor:
+def _clamp(numbers: RunDtypes, low: Any, x: Any, high: Any, **_: Any) -> Tensor:
     like = next(value for value in (x, low, high) if isinstance(value, Tensor))
     x = tensor(x, like)
+    clamped: Tensor
     if not isinstance(low, Tensor) and not isinstance(high, Tensor):
-        return x.clamp(low, high)
+        clamped = x.clamp(low, high)
+        return clamped
     return torch.minimum(torch.maximum(x, tensor(low, x)), tensor(high, x))
 
 
-def _power(numbers: Numbers, x: Any, exponent: Any = None, y: int | None = None, **_: Any) -> Any:
+def _power(numbers: RunDtypes, x: Any, exponent: Any = None, y: int | None = None, **_: Any) -> Any:
     return x ** (exponent if y is None else y)
 
 
-def _round(numbers: Numbers, x: Tensor, rounding_method: Any, **_: Any) -> Tensor:
+def _round(numbers: RunDtypes, x: Tensor, rounding_method: Any, **_: Any) -> Tensor:
     # away from zero, or to the nearest even number
     return torch.trunc(x + x.sign() / 2) if int(rounding_method) == 0 else torch.round(x)
 
 
-def _select(numbers: Numbers, which: Tensor, *cases: Any, **_: Any) -> Tensor:
-    like = next((case for case in cases if isinstance(case, Tensor)), None)
-    chosen: Tensor
+def _select(numbers: RunDtypes, which: Tensor, *cases: Any, **_: Any) -> Tensor:
     if len(cases) > 2:
-        chosen = torch.stack([tensor(case, which) for case in cases])
-        at = which.long().expand(chosen.shape[1:])
-        return chosen.gather(0, at[None])[0]
-    if like is None:
-        return torch.where(which.bool(), torch.tensor(cases[1]), torch.tensor(cases[0]))
+        like = next((case for case in cases if isinstance(case, Tensor)), which)
+        chosen = torch.stack([tensor(case, like).expand(which.shape) for case in cases])
+        return chosen.gather(0, which.long().expand(chosen.shape[1:])[None])[0]
     return torch.where(which.bool(), cases[1], cases[0])
 
 
 def _reduced(function: Callable[..., Tensor]) -> Operation:
-    def reduce(numbers: Numbers, x: Tensor, axes: Any, **_: Any) -> Tensor:
+    def reduce(numbers: RunDtypes, x: Tensor, axes: Any, **_: Any) -> Tensor:
         return function(x, tuple(map(int, axes))) if axes else x
 
     return reduce
@@ -110,39 +108,39 @@ def _parity(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _extreme(function: Callable[[Tensor, int], Tensor]) -> Operation:
-    def find(numbers: Numbers, x: Tensor, axes: Any, **_: Any) -> Tensor:
+    def find(numbers: RunDtypes, x: Tensor, axes: Any, **_: Any) -> Tensor:
         return function(x.to(torch.uint8) if x.dtype is torch.bool else x, int(axes[0]))
 
     return find
 
 
 def _cumulative(function: Callable[[Tensor, int], Tensor]) -> Operation:
-    def run(numbers: Numbers, x: Tensor, axis: int, reverse: bool, **_: Any) -> Tensor:
+    def run(numbers: RunDtypes, x: Tensor, axis: int, reverse: bool, **_: Any) -> Tensor:
         return function(x.flip(axis), axis).flip(axis) if reverse else function(x, axis)
 
     return run
 
 
-def _convert(numbers: Numbers, x: Tensor, new_dtype: Any, **_: Any) -> Tensor:
-    dtype = numbers.dtype(torch_dtype(new_dtype))
+def _convert(numbers: RunDtypes, x: Tensor, new_dtype: Any, **_: Any) -> Tensor:
+    dtype = numbers.dtype(held_dtype(new_dtype))
     if not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool and x.is_floating_point():
         return x.trunc().to(dtype)
     return x if x.dtype is dtype else (x.real if x.is_complex() and not dtype.is_complex else x).to(dtype)
 
 
-def _reduce_precision(numbers: Numbers, x: Tensor, exponent_bits: int, mantissa_bits: int, **_: Any) -> Tensor:
+def _reduce_precision(numbers: RunDtypes, x: Tensor, exponent_bits: int, mantissa_bits: int, **_: Any) -> Tensor:
     if numbers.wide is not None:
         return x
     dtype = {(5, 10): torch.float16, (8, 7): torch.bfloat16, (8, 23): torch.float32}[exponent_bits, mantissa_bits]
     return x.to(dtype).to(x.dtype)
 
 
-def _bitcast(numbers: Numbers, x: Tensor, new_dtype: Any, source: Any, **_: Any) -> Tensor:
+def _bitcast(numbers: RunDtypes, x: Tensor, new_dtype: Any, source: Any, **_: Any) -> Tensor:
     """Return the bits of numbers as another dtype; `source` is the dtype that JAX has for them."""
     x = _own_bits(x, source)
     bits = {"uint32": torch.int32, "uint16": torch.int16}.get(str(new_dtype))
     made = x.view(bits or DTYPES[str(new_dtype)])
-    return made if bits is None else made.to(torch_dtype(new_dtype))  # an unsigned result is masked afterwards
+    return made if bits is None else made.to(held_dtype(new_dtype))  # the bits above an unsigned one's are cut later
 
 
 def _own_bits(x: Tensor, source: Any) -> Tensor:
@@ -153,19 +151,19 @@ def _own_bits(x: Tensor, source: Any) -> Tensor:
     return x.to(DTYPES[str(source)])  # a wider run has wider bits
 
 
-def _shift_right_logical(numbers: Numbers, x: Any, by: Any, source: Any, **_: Any) -> Tensor:
+def _shift_right_logical(numbers: RunDtypes, x: Any, by: Any, source: Any, **_: Any) -> Tensor:
     bits = {"uint32": 32, "int32": 32, "uint16": 16, "int16": 16, "uint8": 8, "int8": 8}[str(source)]
     x, by = _pair(x, by)
     moved = (x.long() & (2**bits - 1)) >> by.long().clamp(0, bits)
     return torch.where(moved >= 2 ** (bits - 1), moved - 2**bits, moved).to(x.dtype) if str(source)[0] == "i" else moved
 
 
-def _not(numbers: Numbers, x: Tensor, **_: Any) -> Tensor:
+def _not(numbers: RunDtypes, x: Tensor, **_: Any) -> Tensor:
     return ~x
 
 
 # By the names of JAX's primitives; `add_any`, `le_to` and others are what they are to a run of numbers.
-ELEMENTWISE: dict[str, Operation] = {
+ELEMENT_OPERATIONS: dict[str, Operation] = {
     "add": _of(lambda a, b: a + b), "add_any": _of(lambda a, b: a + b), "sub": _of(lambda a, b: a - b),
     "mul": _of(lambda a, b: a * b), "div": _div, "neg": _of(lambda a: -a), "max": _maximum, "min": _minimum,
     "rem": _of(lambda a, b: torch.fmod(*_pair(a, b))), "pow": _power, "integer_pow": _power,
@@ -194,6 +192,7 @@ ELEMENTWISE: dict[str, Operation] = {
     "reduce_sum": _reduced(_sum), "reduce_max": _reduced(torch.amax), "reduce_min": _reduced(torch.amin),
     "reduce_prod": _reduced(_product), "reduce_and": _reduced(torch.all), "reduce_or": _reduced(torch.any),
     "reduce_xor": _reduced(_parity), "argmax": _extreme(torch.argmax), "argmin": _extreme(torch.argmin),
+    "psum": _reduced(_sum), "pmax": _reduced(torch.amax), "pmin": _reduced(torch.amin),
     "cumsum": _cumulative(lambda x, axis: x.cumsum(axis, dtype=x.dtype)),
     "cumprod": _cumulative(lambda x, axis: x.cumprod(axis, dtype=x.dtype)),
     "cummax": _cumulative(lambda x, axis: x.cummax(axis).values),

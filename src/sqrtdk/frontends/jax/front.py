@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, SqrtdkError, kind_and_text
-from sqrtdk.frontends.judge import beyond_rounding
-from sqrtdk.frontends.jax.arrays import is_array, is_key, jax, to_jax, to_torch, torch_dtype
+from sqrtdk.frontends.jax.arrays import held_dtype, is_array, is_key, jax, to_jax, to_torch
 from sqrtdk.frontends.jax.models import JaxModel, jax_model
 from sqrtdk.frontends.jax.places import Places
-from sqrtdk.frontends.jax.walk import walk
+from sqrtdk.frontends.jax.walk import walk_jaxpr
+from sqrtdk.frontends.judge import beyond_rounding
 from sqrtdk.frontends.layers import number_layers
-from sqrtdk.frontends.module import Bound, ForeignModule, Traced, module_of
+from sqrtdk.frontends.module import Bound, ForeignModule, TracedProgram, foreign_module
 from sqrtdk.messages import Message
 
 # JAX runs as the program is written: no optimisation keeps digits that a conversion drops.
@@ -27,15 +28,15 @@ _AS_WRITTEN = {"xla_allow_excess_precision": False, "xla_backend_optimization_le
 def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.Module:
     """Return a JAX function as a torch module.
 
-    The module computes `function(parameters, *inputs)` with torch's operations, at the lines of the JAX code. The leaves
-    of `parameters` are its parameters, by their paths. Its forward takes the inputs as tensors or arrays; for inputs of
-    other shapes the function is traced anew. The outputs on these inputs are compared with JAX's own.
+    The module computes `function(parameters, *inputs)` with torch's operations, at the lines of the JAX code. The
+    leaves of `parameters` are its parameters, by their paths. Its forward takes the inputs as tensors or arrays; for
+    inputs of other shapes the function is traced anew. The outputs on these inputs are compared with JAX's own.
 
     Args:
         function: A JAX function that is called as `function(parameters, *inputs)`; or a module of flax linen, whose
             variables are `parameters`; or a module of flax nnx or of equinox, with `parameters` None.
         parameters: A tree of arrays: dicts, lists, states of flax, dataclasses.
-        inputs: Arrays or trees of them. Numbers, strings and None are settings that the function is traced with.
+        inputs: Arrays or trees of them. RunDtypes, strings and None are settings that the function is traced with.
         named: Inputs by name.
 
     Returns:
@@ -57,7 +58,7 @@ def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.M
     model = jax_model(function, parameters)
     source = JaxSource(model, len(inputs), tuple(named))
     bound = source.bind(inputs, named)
-    module, _ = module_of(source, bound, model.name)
+    module, _ = foreign_module(source, bound, model.name)
     _judge(module, source, bound)
     return module
 
@@ -85,9 +86,7 @@ class JaxSource:
         names = [*model.inputs[:count], *(f"input_{at}" for at in range(len(model.inputs[:count]), count))]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         if twice := set(names) & set(named):
-            raise InvalidValueError(
-                Message("frontends.twice", name=min(twice)), hint=Message("frontends.hint.twice")
-            )
+            raise InvalidValueError(Message("frontends.twice", name=min(twice)), hint=Message("frontends.hint.twice"))
         self.signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*names, *named)])
         self.by_name = frozenset(named)
         leaves, self.tree = jax().tree.flatten(model.parameters)
@@ -95,14 +94,17 @@ class JaxSource:
         self.leaves = leaves
         self.arrays = [at for at, leaf in enumerate(leaves) if is_array(leaf)]
         self.names = _unique([_name(paths[at], model.dropped) for at in self.arrays])
-        self.tensors = {name: to_torch(leaves[at]) for name, at in zip(self.names, self.arrays, strict=True)}
+        self.tensors: Mapping[str, Tensor] = {
+            name: to_torch(leaves[at]) for name, at in zip(self.names, self.arrays, strict=True)
+        }
         self._examples: tuple[Any, ...] = ()
 
     def bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Bound:
         """Return the inputs of a call, as tensors."""
         bound = self.signature.bind(*args, **named)
         leaves, tree = jax().tree.flatten(dict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor))
-        tensors, kinds, dtypes = [], [], []
+        tensors, dtypes = [], []
+        kinds: list[Any] = []
         for at, leaf in enumerate(leaves):
             if not is_array(leaf):
                 kinds.append(_Setting(leaf))
@@ -111,12 +113,12 @@ class JaxSource:
             kind, tensor = _kind_of(leaf, example)
             kinds.append(kind)
             tensors.append(tensor)
-            dtypes.append(torch_dtype(kind.dtype))
+            dtypes.append(held_dtype(kind.dtype))
         self._examples = self._examples or tuple(kinds)
         key = (tree, *((k.shape, str(k.dtype)) if hasattr(k, "shape") else _hashed(k.value) for k in kinds))
         return Bound(tuple(tensors), tuple(dtypes), key, _Spec(tree, tuple(kinds)))
 
-    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> Traced:
+    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> TracedProgram:
         """Return the program for inputs of these shapes."""
         held = [_struct(self.leaves[at], dtypes.get(name)) for name, at in zip(self.names, self.arrays, strict=True)]
         inputs = [leaf for leaf in bound.spec.leaves if not isinstance(leaf, _Setting)]
@@ -130,10 +132,10 @@ class JaxSource:
                 hint=Message("frontends.hint.traceable"),
             ) from error
         places = Places(self.model.root)
-        program, origins = walk(closed, [*self.names, *(None for _ in inputs)], places)
+        program, origins = walk_jaxpr(closed, [*self.names, *(None for _ in inputs)], places)
         if not places.scoped:
             program = replace(program, steps=number_layers(program.steps, program.parameters))
-        kinds = [torch_dtype(shape.dtype) for shape in jax().tree.leaves(shapes)]
+        kinds = [held_dtype(shape.dtype) for shape in jax().tree.leaves(shapes)]
         structure = jax().tree.structure(shapes)
 
         def outputs(results: Sequence[Any]) -> Any:
@@ -141,7 +143,7 @@ class JaxSource:
                     for value, kind in zip(results, kinds, strict=True)]  # fmt: skip
             return jax().tree.unflatten(structure, made)
 
-        return Traced(program, outputs, origins)
+        return TracedProgram(program, outputs, origins)
 
     def flat(self, spec: _Spec) -> Any:
         """Return the model as a function of the arrays alone: of its parameters, and of its inputs."""
@@ -158,14 +160,17 @@ class JaxSource:
 
         return flat
 
-    def own_outputs(self, bound: Bound) -> list[Tensor]:
-        """Return the outputs of JAX itself, in order."""
-        kinds = [leaf for leaf in bound.spec.leaves if not isinstance(leaf, _Setting)]
-        inputs = [to_jax(tensor, kind) for tensor, kind in zip(bound.tensors, kinds, strict=True)]
-        held = [self.leaves[at] if not isinstance(self.leaves[at], Tensor) else
-                jax().numpy.asarray(to_jax(self.leaves[at], _struct(self.leaves[at], None))) for at in self.arrays]  # fmt: skip
-        compiled = jax().jit(self.flat(bound.spec)).lower(held, inputs).compile(compiler_options=_AS_WRITTEN)
-        return [to_torch(leaf) for leaf in jax().tree.leaves(compiled(held, inputs))]
+    def compiled(self, bound: Bound) -> Callable[[Bound], list[Tensor]]:
+        """Return what runs JAX itself on inputs of these shapes, and gives its outputs in order."""
+        leaves = [self.leaves[at] for at in self.arrays]
+        held = [to_jax(leaf, _struct(leaf, None)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+        def arrays(inputs: Bound) -> list[Any]:
+            kinds = [leaf for leaf in inputs.spec.leaves if not isinstance(leaf, _Setting)]
+            return [to_jax(tensor, kind) for tensor, kind in zip(inputs.tensors, kinds, strict=True)]
+
+        program = jax().jit(self.flat(bound.spec)).lower(held, arrays(bound)).compile(compiler_options=_AS_WRITTEN)
+        return lambda inputs: [to_torch(leaf) for leaf in jax().tree.leaves(program(held, arrays(inputs)))]
 
 
 def tensors_of_inputs(inputs: Any) -> Any:
@@ -177,7 +182,7 @@ def tensors_of_inputs(inputs: Any) -> Any:
 def _judge(module: ForeignModule, source: JaxSource, bound: Bound) -> None:
     """Raises a `ModelError` unless the module's outputs are JAX's up to rounding."""
     try:
-        theirs = source.own_outputs(bound)
+        theirs = source.compiled(bound)(bound)
     except INTERRUPTS:
         raise
     except Exception as error:  # the device may lack what the function needs
@@ -186,8 +191,8 @@ def _judge(module: ForeignModule, source: JaxSource, bound: Bound) -> None:
             hint=Message("frontends.hint.runs"),
         ) from error
     with torch.no_grad():
-        ours = jax().tree.leaves(_called(module, bound), is_leaf=lambda x: isinstance(x, Tensor))
-        exact = jax().tree.leaves(_called(_in_float64(module), bound, wide=True), is_leaf=lambda x: isinstance(x, Tensor))
+        ours = _outputs(module, bound)
+        exact = _outputs(copy.deepcopy(module).double(), bound, wide=True)
     for at, (right, made, wide) in enumerate(zip(theirs, ours, exact, strict=True)):
         if right.is_floating_point() or right.is_complex():
             off = beyond_rounding(right, made, wide)
@@ -195,7 +200,7 @@ def _judge(module: ForeignModule, source: JaxSource, bound: Bound) -> None:
             off = None if len(theirs) > 1 or torch.equal(right.long(), made.long()) else float("nan")
         if off is None:
             continue
-        again = source.own_outputs(bound)[at]
+        again = source.compiled(bound)(bound)[at]
         if not torch.equal(again.nan_to_num() if again.is_floating_point() else again,
                            right.nan_to_num() if right.is_floating_point() else right):  # fmt: skip
             raise ModelError(Message("frontends.random", name=source.model.name), hint=Message("frontends.hint.random"))
@@ -205,7 +210,7 @@ def _judge(module: ForeignModule, source: JaxSource, bound: Bound) -> None:
         )
 
 
-def _called(module: nn.Module, bound: Bound, *, wide: bool = False) -> Any:
+def _outputs(module: nn.Module, bound: Bound, *, wide: bool = False) -> list[Tensor]:
     tensors = iter(bound.tensors)
     leaves = []
     for leaf in bound.spec.leaves:
@@ -214,13 +219,8 @@ def _called(module: nn.Module, bound: Bound, *, wide: bool = False) -> Any:
         else:
             tensor = next(tensors)
             leaves.append(tensor.double() if wide and tensor.is_floating_point() else tensor)
-    return module(**jax().tree.unflatten(bound.spec.tree, leaves))
-
-
-def _in_float64(module: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(module).double()
+    made: list[Tensor] = jax().tree.leaves(module(**jax().tree.unflatten(bound.spec.tree, leaves)))
+    return made
 
 
 def _kind_of(leaf: Any, example: Any) -> tuple[Any, Tensor]:
@@ -237,10 +237,10 @@ def _kind_of(leaf: Any, example: Any) -> tuple[Any, Tensor]:
     if dtype is not None and is_key(dtype):
         return struct(shape[: len(shape) - 1], dtype), leaf
     name = str(leaf.dtype).removeprefix("torch.")
-    if dtype is not None and torch_dtype(dtype) is leaf.dtype:
+    if dtype is not None and held_dtype(dtype) is leaf.dtype:
         return struct(shape, dtype), leaf
-    if dtype is not None and leaf.is_floating_point() and torch_dtype(dtype).is_floating_point and (
-            torch_dtype(dtype).itemsize < leaf.dtype.itemsize):  # fmt: skip
+    if dtype is not None and leaf.is_floating_point() and held_dtype(dtype).is_floating_point and (
+            held_dtype(dtype).itemsize < leaf.dtype.itemsize):  # fmt: skip
         return struct(shape, dtype), leaf
     own = jax().numpy.dtype("bfloat16" if name == "bfloat16" else name)
     return struct(shape, jax().dtypes.canonicalize_dtype(own)), leaf
@@ -282,4 +282,3 @@ def _unique(names: Sequence[str]) -> list[str]:
     for name in names:
         made.append(name if name not in made else f"{name}_{len(made)}")
     return made
-

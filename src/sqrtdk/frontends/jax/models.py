@@ -84,7 +84,9 @@ def _linen(module: Any, variables: Any) -> JaxModel:
     name = type(module).__name__
     if not hasattr(variables, "keys"):
         raise ModelError(Message("frontends.no_variables", kind=name), hint=Message("frontends.hint.variables"))
-    return JaxModel(module.apply, variables, name, _arguments(type(module).__call__, 1), module.name or name, ("params",))
+    return JaxModel(
+        module.apply, variables, name, _arguments(type(module).__call__, 1), module.name or name, ("params",)
+    )
 
 
 def _nnx(nnx: Any, module: Any) -> JaxModel:

@@ -59,6 +59,7 @@ class Where:
         scopes: scopes that name modules, without those of the prefix.
         frames: functions that were running, outermost first.
         depth: number of frames that the prefix stands for.
+        calls: the equations around it that hold it.
     """
 
     prefix: str = ""
@@ -66,6 +67,12 @@ class Where:
     scopes: tuple[str, ...] = ()
     frames: tuple[Frame, ...] = ()
     depth: int = 1
+    calls: tuple[int, ...] = ()
+
+    @property
+    def line(self) -> tuple[str, int] | None:
+        """File and line; None if no code of the user was running."""
+        return (self.frames[-1].file, self.frames[-1].line) if self.frames else None
 
 
 @dataclass(slots=True)
@@ -163,7 +170,7 @@ def frames_of(eqn: Any) -> tuple[Frame, ...]:
 
 
 def _folder() -> str:
-    return os.path.dirname(os.path.abspath(jax().__file__)) + os.sep
+    return os.path.dirname(os.path.abspath(str(jax().__file__))) + os.sep
 
 
 def _behind(call: tuple[Frame, ...], own: tuple[Frame, ...], name: str) -> tuple[Frame, ...]:

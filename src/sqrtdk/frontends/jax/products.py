@@ -3,8 +3,8 @@
     dot_general    a (B, I, K), b (B, K, J) -> (B, I, J), axes in any order: one matmul
     conv           x (N, C, ...) * w (O, C, ...), in any layout
 
-`jnp.einsum` may write weights . v as v . weights, whose result it transposes. A trace reads the first form, so a product
-whose right side is contracted along its last axis and its left side is not is computed with the sides exchanged.
+`jnp.einsum` may write weights . v as v . weights, whose result it transposes. A trace reads the first form, so the
+sides of a product are exchanged if the right one is contracted along its last axis and the left one is not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sqrtdk.frontends.jax.arrays import torch_dtype
+from sqrtdk.frontends.jax.arrays import held_dtype
 from sqrtdk.frontends.jax.elementwise import Operation
-from sqrtdk.frontends.program import Numbers
+from sqrtdk.frontends.program import RunDtypes
 
 
 def _ordered(x: Tensor, axes: Sequence[int]) -> Tensor:
@@ -31,9 +31,9 @@ def _shaped(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x if list(x.shape) == list(shape) else x.reshape(tuple(shape))
 
 
-def _common(numbers: Numbers, a: Tensor, b: Tensor, preferred: Any) -> tuple[Tensor, Tensor, torch.dtype | None]:
+def _common(numbers: RunDtypes, a: Tensor, b: Tensor, preferred: Any) -> tuple[Tensor, Tensor, torch.dtype | None]:
     """Return both sides in the dtype in which their product is summed, and the dtype of the result, if it is named."""
-    wanted = None if preferred is None else numbers.dtype(torch_dtype(preferred))
+    wanted = None if preferred is None else numbers.dtype(held_dtype(preferred))
     dtype = torch.promote_types(a.dtype, b.dtype)
     if wanted is not None and wanted.itemsize > dtype.itemsize:
         dtype = wanted  # bfloat16 times bfloat16, summed in float32: the products are exact there
@@ -43,7 +43,7 @@ def _common(numbers: Numbers, a: Tensor, b: Tensor, preferred: Any) -> tuple[Ten
 
 
 def _dot_general(
-    numbers: Numbers, a: Tensor, b: Tensor, *, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any
+    numbers: RunDtypes, a: Tensor, b: Tensor, *, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any
 ) -> Tensor:
     (ca, cb), (ba, bb) = dimension_numbers
     a, b, wanted = _common(numbers, a, b, preferred_element_type)
@@ -62,12 +62,12 @@ def _dot_general(
     return made if wanted is None else made.to(wanted)
 
 
-_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def _convolution(
-    numbers: Numbers, x: Tensor, w: Tensor, *, window_strides: Sequence[int], padding: Any, lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int], dimension_numbers: Any, feature_group_count: int,
+    numbers: RunDtypes, x: Tensor, w: Tensor, *, window_strides: Sequence[int], padding: Any,
+    lhs_dilation: Sequence[int], rhs_dilation: Sequence[int], dimension_numbers: Any, feature_group_count: int,
     preferred_element_type: Any = None, **_: Any,
 ) -> Tensor:  # fmt: skip
     d = dimension_numbers
@@ -82,7 +82,7 @@ def _convolution(
             x = spread
     if any(n for pair in padding for n in pair):
         x = F.pad(x, [int(n) for pair in reversed(padding) for n in pair])
-    run: Callable[..., Tensor] = _CONVOLUTIONS[len(window_strides) - 1]
+    run: Callable[..., Tensor] = _CONVOLVE[len(window_strides) - 1]
     made = run(x, w, stride=tuple(window_strides), dilation=tuple(rhs_dilation), groups=feature_group_count)
     made = _ordered(made, [d.out_spec.index(at) for at in range(made.dim())])
     return made if wanted is None else made.to(wanted)
@@ -90,7 +90,7 @@ def _convolution(
 
 def _window(function: Callable[[Tensor, tuple[int, ...]], Tensor], fill: float) -> Operation:
     def run(
-        numbers: Numbers, x: Tensor, *, window_dimensions: Sequence[int], window_strides: Sequence[int], padding: Any,
+        numbers: RunDtypes, x: Tensor, *, window_dimensions: Sequence[int], window_strides: Sequence[int], padding: Any,
         window_dilation: Sequence[int], **_: Any,
     ) -> Tensor:  # fmt: skip
         if any(n for pair in padding for n in pair):
@@ -98,7 +98,9 @@ def _window(function: Callable[[Tensor, tuple[int, ...]], Tensor], fill: float) 
                 torch.iinfo(x.dtype).min if fill < 0 else torch.iinfo(x.dtype).max)  # fmt: skip
             x = F.pad(x, [int(n) for pair in reversed(padding) for n in pair], value=value)
         rank = x.dim()
-        for at, (size, stride, apart) in enumerate(zip(window_dimensions, window_strides, window_dilation, strict=True)):
+        for at, (size, stride, apart) in enumerate(
+            zip(window_dimensions, window_strides, window_dilation, strict=True)
+        ):
             x = x.unfold(at, (size - 1) * apart + 1, stride)
             x = x if apart == 1 else x[..., ::apart]
         return function(x, tuple(range(rank, x.dim())))
@@ -111,19 +113,19 @@ _TRANSFORMS: dict[int, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def _fft(numbers: Numbers, x: Tensor, fft_type: Any, fft_lengths: Sequence[int], **_: Any) -> Tensor:
+def _fft(numbers: RunDtypes, x: Tensor, fft_type: Any, fft_lengths: Sequence[int], **_: Any) -> Tensor:
     kind = int(fft_type) if not hasattr(fft_type, "value") else int(fft_type.value)
     return _TRANSFORMS[kind](x, s=tuple(fft_lengths), dim=tuple(range(-len(fft_lengths), 0)))
 
 
 def _ragged_dot(
-    numbers: Numbers, a: Tensor, b: Tensor, groups: Tensor, *, ragged_dot_dimension_numbers: Any,
+    numbers: RunDtypes, a: Tensor, b: Tensor, groups: Tensor, *, ragged_dot_dimension_numbers: Any,
     preferred_element_type: Any = None, **_: Any,
 ) -> Tensor:  # fmt: skip
     """Rows (M, K) in groups, each with a matrix of its own (G, K, N): the experts of a mixture. Returns (M, N)."""
     a, b, wanted = _common(numbers, a, b, preferred_element_type)
     lengths = [int(n) for n in groups]
-    parts = [rows @ matrix for rows, matrix in zip(a[: sum(lengths)].split(lengths), b, strict=True)]
+    parts = [rows @ matrix for rows, matrix in zip(torch.split(a[: sum(lengths)], lengths), b, strict=True)]
     left = a.shape[0] - sum(lengths)
     made = torch.cat([*parts, a.new_zeros(left, b.shape[-1])] if left else parts)
     return made if wanted is None else made.to(wanted)
@@ -141,7 +143,7 @@ def plain_windows(params: Any) -> bool:
     return bool(np.all(np.asarray(params.get("base_dilation", 1)) == 1))
 
 
-PRODUCTS: dict[str, Operation] = {
+PRODUCT_OPERATIONS: dict[str, Operation] = {
     "dot_general": _dot_general, "conv_general_dilated": _convolution, "fft": _fft, "ragged_dot_general": _ragged_dot,
     "reduce_window_sum": _window(torch.sum, 0.0), "reduce_window_max": _window(torch.amax, -math.inf),
     "reduce_window_min": _window(torch.amin, math.inf),

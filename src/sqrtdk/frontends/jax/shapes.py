@@ -10,71 +10,74 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sqrtdk.frontends.jax.arrays import torch_dtype
+from sqrtdk.frontends.jax.arrays import held_dtype
 from sqrtdk.frontends.jax.elementwise import Operation, tensor
-from sqrtdk.frontends.program import Numbers
+from sqrtdk.frontends.program import RunDtypes
 
 
-def _iota(numbers: Numbers, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Tensor:
-    line = torch.arange(shape[dimension], dtype=numbers.dtype(torch_dtype(dtype)), device=numbers.device)
+def _iota(numbers: RunDtypes, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Tensor:
+    line = torch.arange(shape[dimension], dtype=numbers.dtype(held_dtype(dtype)), device=numbers.device)
     return line.reshape([-1 if at == dimension else 1 for at in range(len(shape))]).expand(shape)
 
 
-def _broadcast(numbers: Numbers, x: Any, *, shape: Sequence[int], broadcast_dimensions: Any, **_: Any) -> Tensor:
+def _broadcast(numbers: RunDtypes, x: Any, *, shape: Sequence[int], broadcast_dimensions: Any, **_: Any) -> Tensor:
     sizes = [1] * len(shape)
     for at, size in zip(broadcast_dimensions, x.shape, strict=True):
         sizes[at] = size
     x = x if list(x.shape) == sizes else x.reshape(sizes)
-    return x if list(x.shape) == list(shape) else x.expand(tuple(shape))
+    made: Tensor = x if list(x.shape) == list(shape) else x.expand(tuple(shape))
+    return made
 
 
-def _reshape(numbers: Numbers, x: Tensor, *, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> Tensor:
+def _reshape(numbers: RunDtypes, x: Tensor, *, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> Tensor:
     return (x if dimensions is None else x.permute(tuple(dimensions))).reshape(tuple(new_sizes))
 
 
-def _squeeze(numbers: Numbers, x: Tensor, dimensions: Any, **_: Any) -> Tensor:
+def _squeeze(numbers: RunDtypes, x: Tensor, dimensions: Any, **_: Any) -> Tensor:
     return x.squeeze(tuple(map(int, dimensions)))
 
 
-def _expand_dims(numbers: Numbers, x: Tensor, dimensions: Any, **_: Any) -> Tensor:
+def _expand_dims(numbers: RunDtypes, x: Tensor, dimensions: Any, **_: Any) -> Tensor:
     for at in sorted(dimensions):
         x = x.unsqueeze(at)
     return x
 
 
-def _transpose(numbers: Numbers, x: Tensor, permutation: Any, **_: Any) -> Tensor:
+def _transpose(numbers: RunDtypes, x: Tensor, permutation: Any, **_: Any) -> Tensor:
     return x.permute(tuple(map(int, permutation)))
 
 
-def _concatenate(numbers: Numbers, *xs: Tensor, dimension: int, **_: Any) -> Tensor:
+def _concatenate(numbers: RunDtypes, *xs: Tensor, dimension: int, **_: Any) -> Tensor:
     return torch.cat(xs, dimension)
 
 
-def _stack(numbers: Numbers, *xs: Any, axis: int = 0, **_: Any) -> Tensor:
+def _stack(numbers: RunDtypes, *xs: Any, axis: int = 0, **_: Any) -> Tensor:
     like = next(x for x in xs if isinstance(x, Tensor))
     return torch.stack([tensor(x, like) for x in xs], axis)
 
 
-def _tile(numbers: Numbers, x: Tensor, reps: Any, **_: Any) -> Tensor:
+def _tile(numbers: RunDtypes, x: Tensor, reps: Any, **_: Any) -> Tensor:
     return x.repeat(*map(int, reps))
 
 
-def _split(numbers: Numbers, x: Tensor, sizes: Any, axis: int, **_: Any) -> tuple[Tensor, ...]:
-    return x.split(tuple(map(int, sizes)), axis)
+def _split(numbers: RunDtypes, x: Tensor, sizes: Any, axis: int, **_: Any) -> tuple[Tensor, ...]:
+    return torch.split(x, list(map(int, sizes)), axis)
 
 
-def _reverse(numbers: Numbers, x: Tensor, dimensions: Any, **_: Any) -> Tensor:
+def _reverse(numbers: RunDtypes, x: Tensor, dimensions: Any, **_: Any) -> Tensor:
     return x.flip(tuple(map(int, dimensions)))
 
 
-def _slice(numbers: Numbers, x: Tensor, start_indices: Any, limit_indices: Any, strides: Any = None, **_: Any) -> Tensor:
+def _slice(
+    numbers: RunDtypes, x: Tensor, start_indices: Any, limit_indices: Any, strides: Any = None, **_: Any
+) -> Tensor:
     bounds = zip(start_indices, limit_indices, strides or [1] * x.dim(), x.shape, strict=True)
     # a cut that keeps a whole axis is no cut
     cuts = [slice(None) if (a, b, s) == (0, n, 1) else slice(int(a), int(b), int(s)) for a, b, s, n in bounds]
     return x[tuple(cuts)]
 
 
-def _pad(numbers: Numbers, x: Tensor, value: Any, padding_config: Any, **_: Any) -> Tensor:
+def _pad(numbers: RunDtypes, x: Tensor, value: Any, padding_config: Any, **_: Any) -> Tensor:
     fill = value.to(x.dtype) if isinstance(value, Tensor) else value
     for at, (low, high, inner) in enumerate(padding_config):
         if inner and x.shape[at] > 1:
@@ -94,13 +97,13 @@ def _starts(x: Tensor, starts: Sequence[Any], sizes: Sequence[int]) -> list[int]
     return [min(max(int(start), 0), whole - size) for start, size, whole in zip(starts, sizes, x.shape, strict=True)]
 
 
-def _dynamic_slice(numbers: Numbers, x: Tensor, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Tensor:
+def _dynamic_slice(numbers: RunDtypes, x: Tensor, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Tensor:
     for at, (start, size) in enumerate(zip(_starts(x, starts, slice_sizes), slice_sizes, strict=True)):
         x = x if size == x.shape[at] else x.narrow(at, start, int(size))
     return x
 
 
-def _dynamic_update_slice(numbers: Numbers, x: Tensor, update: Tensor, *starts: Any, **_: Any) -> Tensor:
+def _dynamic_update_slice(numbers: RunDtypes, x: Tensor, update: Tensor, *starts: Any, **_: Any) -> Tensor:
     first = _starts(x, starts, update.shape)
     made = x.clone()
     made[tuple(slice(start, start + size) for start, size in zip(first, update.shape, strict=True))] = update
@@ -159,7 +162,7 @@ def _all(condition: Tensor) -> bool:
 
 
 def _gather(
-    numbers: Numbers, x: Tensor, indices: Tensor, *, dimension_numbers: Any, slice_sizes: Sequence[int],
+    numbers: RunDtypes, x: Tensor, indices: Tensor, *, dimension_numbers: Any, slice_sizes: Sequence[int],
     mode: Any = None, fill_value: Any = None, **_: Any,
 ) -> Tensor:  # fmt: skip
     d, drops = dimension_numbers, "FILL" in str(mode)
@@ -175,7 +178,7 @@ def _gather(
         x.shape, indices, d.offset_dims, d.start_index_map, d.collapsed_slice_dims, d.operand_batching_dims,
         d.start_indices_batching_dims, slice_sizes,
     )  # fmt: skip
-    made = x[tuple(torch.broadcast_tensors(*at))] if at else x
+    made = x[tuple(at)] if at else x
     if not drops or _all(inside):
         return made
     if fill_value is None:
@@ -194,7 +197,14 @@ _REDUCES = {"scatter-mul": "prod", "scatter-min": "amin", "scatter-max": "amax"}
 
 def _scatter(kind: str) -> Operation:
     def run(
-        numbers: Numbers, x: Tensor, indices: Tensor, updates: Tensor, *, dimension_numbers: Any, mode: Any = None, **_: Any
+        numbers: RunDtypes,
+        x: Tensor,
+        indices: Tensor,
+        updates: Tensor,
+        *,
+        dimension_numbers: Any,
+        mode: Any = None,
+        **_: Any,
     ) -> Tensor:
         d = dimension_numbers
         kept = [at for at in range(x.dim()) if at not in d.inserted_window_dims and at not in d.operand_batching_dims]
@@ -223,39 +233,41 @@ def _scatter(kind: str) -> Operation:
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-def _sort(numbers: Numbers, *xs: Tensor, dimension: int, num_keys: int = 1, **_: Any) -> tuple[Tensor, ...]:
+def _sort(numbers: RunDtypes, *xs: Tensor, dimension: int, num_keys: int = 1, **_: Any) -> tuple[Tensor, ...]:
     order = None
     for key in reversed(xs[:num_keys]):  # the last key first: each sort keeps the order of equal ones
         values = key if order is None else key.gather(dimension, order)
-        by = values.sort(dimension, stable=True).indices
+        by = torch.sort(values, dim=dimension, stable=True).indices
         order = by if order is None else order.gather(dimension, by)
     assert order is not None
     return tuple(x.gather(dimension, order) for x in xs)
 
 
-def _top_k(numbers: Numbers, x: Tensor, k: int, axis: int | None = None, **_: Any) -> tuple[Tensor, Tensor]:
+def _top_k(numbers: RunDtypes, x: Tensor, k: int, axis: int | None = None, **_: Any) -> tuple[Tensor, Tensor]:
     at = x.dim() - 1 if axis is None else axis
-    values, order = x.sort(at, descending=True, stable=True)  # of equal ones the first, which torch.topk does not say
+    values, order = torch.sort(
+        x, dim=at, descending=True, stable=True
+    )  # of equal ones the first, which torch.topk does not say
     return values.narrow(at, 0, k), order.narrow(at, 0, k)
 
 
 def _approx_top_k(
-    numbers: Numbers, x: Tensor, k: int, reduction_dimension: int, is_max_k: bool, **_: Any
+    numbers: RunDtypes, x: Tensor, k: int, reduction_dimension: int, is_max_k: bool, **_: Any
 ) -> tuple[Tensor, Tensor]:
     at = reduction_dimension % x.dim()
-    values, order = x.sort(at, descending=is_max_k, stable=True)
+    values, order = torch.sort(x, dim=at, descending=is_max_k, stable=True)
     return values.narrow(at, 0, k), order.narrow(at, 0, k)
 
 
-def _gathered(numbers: Numbers, x: Tensor, all_gather_dimension: int = 0, tiled: bool = False, **_: Any) -> Tensor:
+def _gathered(numbers: RunDtypes, x: Tensor, all_gather_dimension: int = 0, tiled: bool = False, **_: Any) -> Tensor:
     return x if tiled else x.unsqueeze(all_gather_dimension)  # from the one device that there is
 
 
-def _axis_index(numbers: Numbers, **_: Any) -> Tensor:
+def _axis_index(numbers: RunDtypes, **_: Any) -> Tensor:
     return torch.zeros((), dtype=torch.int32, device=numbers.device)
 
 
-SHAPES: dict[str, Operation] = {
+SHAPE_OPERATIONS: dict[str, Operation] = {
     "iota": _iota, "broadcast_in_dim": _broadcast, "reshape": _reshape, "squeeze": _squeeze,
     "expand_dims": _expand_dims, "transpose": _transpose, "concatenate": _concatenate, "stack": _stack, "tile": _tile,
     "split": _split, "rev": _reverse, "slice": _slice, "pad": _pad, "dynamic_slice": _dynamic_slice,

@@ -5,7 +5,7 @@
     any other scan                 unrolled, or run turn by turn if it has very many steps
     cond, while                    one step, which runs the branch or the body operation by operation
 
-A primitive that nobody reads is noted with its line; `walk` raises one error that names them all.
+A primitive that nobody reads is noted with its line; `walk_jaxpr` raises one error that names them all.
 """
 
 from __future__ import annotations
@@ -20,15 +20,25 @@ import torch
 from torch import Tensor
 
 from sqrtdk.errors import ModelError
-from sqrtdk.frontends.jax.arrays import is_key, jax, mask_of, to_jax, to_torch, torch_dtype
-from sqrtdk.frontends.jax.elementwise import ELEMENTWISE, SAME
+from sqrtdk.frontends.jax.arrays import held_dtype, is_key, jax, mask_of, to_torch
+from sqrtdk.frontends.jax.elementwise import ELEMENT_OPERATIONS, SAME
+from sqrtdk.frontends.jax.holding import (
+    BranchOperation,
+    JaxOperation,
+    ScanOperation,
+    ShapedOperation,
+    UnsignedOperation,
+    WhileOperation,
+    stack_rows,
+    take_row,
+)
 from sqrtdk.frontends.jax.places import Places, Where, equations
-from sqrtdk.frontends.jax.products import PRODUCTS, plain_windows, reads_ragged
-from sqrtdk.frontends.jax.shapes import SHAPES
-from sqrtdk.frontends.program import Literal, Numbers, Program, Step
+from sqrtdk.frontends.jax.products import PRODUCT_OPERATIONS, plain_windows, reads_ragged
+from sqrtdk.frontends.jax.shapes import SHAPE_OPERATIONS
+from sqrtdk.frontends.program import FlatProgram, FlatStep, Literal
 from sqrtdk.messages import Message
 
-OPERATIONS = ELEMENTWISE | SHAPES | PRODUCTS
+JAX_OPERATIONS = ELEMENT_OPERATIONS | SHAPE_OPERATIONS | PRODUCT_OPERATIONS
 # Calls, with the parameter that holds their jaxpr.
 CALLS = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
@@ -43,29 +53,29 @@ BY_JAX = frozenset({
 })  # fmt: skip
 _WITHOUT_RESULT = ("debug_callback", "debug_print", "after_all", "create_token")
 # Operations that take Python numbers beside a tensor, as a trace reads them: 0.25 * x.
-_TAKES_NUMBERS = frozenset(ELEMENTWISE) | {"pad", "dynamic_slice", "dynamic_update_slice", "cond", "while"}
+_TAKES_NUMBERS = frozenset(ELEMENT_OPERATIONS) | {"pad", "dynamic_slice", "dynamic_update_slice"}
 _FIRST_IS_TENSOR = ("select_n", "pad", "dynamic_slice")
-_MOST_STEPS = 2**15  # of a program whose loops are unrolled
+_MOST_UNROLLED = 2**15  # of a program whose loops are unrolled
 _MOST_NAMED = 5  # primitives that an error names
 Ref = Any  # a reference, a literal, or a list of references: a stacked parameter, one for each layer
 
 
 @dataclass(slots=True)
-class Walk:
+class JaxprWalk:
     """The steps of one jaxpr, as they are written.
 
     Attributes:
         places: finds where equations came from.
         names: name of the parameter of each invar of the jaxpr; None for an input.
         split: by invar, the layers that a stacked parameter is split into: number and path, outermost scan first.
-        homes: by scan, the path of its layers; "" for a scan over no parameters.
+        homes: by scan and the calls around it, the path of its layers; None for a scan over no parameters.
     """
 
     places: Places
     names: Sequence[str | None]
     split: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
-    homes: dict[int, str | None] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    homes: dict[tuple[int, ...], str | None] = field(default_factory=dict)
+    steps: list[FlatStep] = field(default_factory=list)
     constants: dict[int, Tensor] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     origins: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -74,8 +84,14 @@ class Walk:
 
     # -- parameters that scans split into layers -----------------------------------------------------------------------
 
-    def find_layers(self, jaxpr: Any, known: Mapping[Any, tuple[int, int]]) -> None:
-        """Find the scans over parameters. `known` has the invar of each variable, and how often it was split."""
+    def find_layers(self, jaxpr: Any, known: Mapping[Any, tuple[int, int]], calls: tuple[int, ...] = ()) -> None:
+        """Find the scans over parameters.
+
+        Args:
+            jaxpr: where to look.
+            known: the invar of each variable, and how often it was split.
+            calls: the calls around the jaxpr, which may share it with others.
+        """
         for eqn in jaxpr.eqns:
             name, params = eqn.primitive.name, eqn.params
             if name == "scan":
@@ -85,17 +101,18 @@ class Walk:
                       zip(eqn.invars[skip:], inner.invars[skip:], strict=True)]  # fmt: skip
                 mine = [(v, place) for v, place in xs if place is not None and self.names[place[0]] is not None]
                 home = _common([str(self.names[at]) for _, (at, _) in mine]) if mine else None
-                self.homes[id(eqn)] = home
+                self.homes[*calls, id(eqn)] = home
                 deeper = dict(self._known_in(inner.invars[:skip], eqn.invars[:skip], known))
                 for v, (at, depth) in mine:
                     layers = self.split.setdefault(at, [])
                     if len(layers) == depth:
                         layers.append((params["length"], home or ""))
                     deeper[v] = at, depth + 1
-                self.find_layers(inner, deeper)
+                self.find_layers(inner, deeper, (*calls, id(eqn)))
             elif name in CALLS:
                 inner = getattr(params[CALLS[name]], "jaxpr", params[CALLS[name]])
-                self.find_layers(inner, dict(self._known_in(inner.invars, eqn.invars, known)))
+                deeper = dict(self._known_in(inner.invars, eqn.invars, known))
+                self.find_layers(inner, deeper, (*calls, id(eqn)))
 
     def _known_in(self, inner: Any, outer: Any, known: Mapping[Any, tuple[int, int]]) -> Any:
         return ((v, known[u]) for v, u in zip(inner, outer, strict=True) if _hashable(u) and u in known)
@@ -106,7 +123,7 @@ class Walk:
         def refs(layers: Sequence[tuple[int, str]], numbers: tuple[tuple[str, int], ...]) -> Ref:
             if not layers:
                 made = self.new()
-                name = numbered(str(self.names[at]), numbers)
+                name = with_layer_numbers(str(self.names[at]), numbers)
                 self.parameters[made] = name
                 self.origins[name] = str(self.names[at]), tuple(n for _, n in numbers)
                 return made
@@ -152,12 +169,12 @@ class Walk:
             self._unread(f"shard_map over {params['mesh'].size} devices", where)
         if name in CALLS:
             inner = params[CALLS[name]]
-            consts = getattr(inner, "consts", ())
-            return self.jaxpr(getattr(inner, "jaxpr", inner), consts, refs, where, str(params.get("name", "")))
-        if name == "scan" and params["length"] * len(equations(params["jaxpr"].jaxpr)) <= _MOST_STEPS - len(self.steps):
+            consts, here = getattr(inner, "consts", ()), replace(where, calls=(*where.calls, id(eqn)))
+            return self.jaxpr(getattr(inner, "jaxpr", inner), consts, refs, here, str(params.get("name", "")))
+        if name == "scan" and _unrolled_steps(params) <= _MOST_UNROLLED - len(self.steps):
             return self._unrolled(eqn, refs, where)
         refs = [self._whole(ref, where) for ref in refs]
-        if name in SAME:
+        if name in SAME and not _positional(params):
             return refs
         if name in _WITHOUT_RESULT:
             return [self.constant(torch.zeros(())) for _ in eqn.outvars]
@@ -165,42 +182,48 @@ class Walk:
 
     def _written(self, eqn: Any, refs: list[Ref], where: Where) -> list[Ref]:
         name = eqn.primitive.name
-        made = [self.new() for _ in eqn.outvars]
-        dtypes = tuple(torch_dtype(variable.aval.dtype) for variable in eqn.outvars)
+        dtypes = tuple(held_dtype(variable.aval.dtype) for variable in eqn.outvars)
         alone = all(isinstance(ref, Literal) for ref in refs)
         kept = () if alone or name not in _TAKES_NUMBERS else range(name in _FIRST_IS_TENSOR, len(refs))
         refs = [ref if at in kept else self._as_constant(ref, variable)
                 for at, (ref, variable) in enumerate(zip(refs, eqn.invars, strict=True))]  # fmt: skip
         run = self._operation(eqn, where)
-        if run is not None:
-            frame = where.frames[-1] if where.frames else None
-            file, line = ("<jax>", len(self.steps) + 1) if frame is None else (frame.file, frame.line)
-            path = self.places.path(where)
-            self.steps.append(Step(name, run, tuple(refs), tuple(made), dtypes, path, file, line, where.frames))
+        if run is None:
+            return [self.new() for _ in eqn.outvars]
+        return self._step(name, run, refs, dtypes, where)
+
+    def _step(
+        self, name: str, run: Callable[..., Any], reads: Sequence[Ref], dtypes: tuple[torch.dtype | None, ...],
+        where: Where,
+    ) -> list[Ref]:  # fmt: skip
+        made = [self.new() for _ in dtypes]
+        file, line = where.line or ("<jax>", len(self.steps) + 1)
+        path = self.places.path(where)
+        self.steps.append(FlatStep(name, run, tuple(reads), tuple(made), dtypes, path, file, line, where.frames))
         return list(made)
 
     def _as_constant(self, ref: Ref, variable: Any) -> Ref:
         if not isinstance(ref, Literal):
             return ref
-        return self.constant(torch.tensor(ref.value, dtype=torch_dtype(variable.aval.dtype)))
+        return self.constant(torch.tensor(ref.value, dtype=held_dtype(variable.aval.dtype)))
 
     def _operation(self, eqn: Any, where: Where) -> Callable[..., Any] | None:
         """Return what computes an equation, or None, and note it, if nobody reads it."""
         name, params = eqn.primitive.name, dict(eqn.params)
         avals = [variable.aval for variable in eqn.outvars]
         if name == "cond":
-            return _Cond([self._body(branch, where) for branch in params["branches"]])
+            return BranchOperation([self._body(branch, where) for branch in params["branches"]])
         if name == "while":
-            counts = params["cond_nconsts"], params["body_nconsts"]
-            return _While(self._body(params["cond_jaxpr"], where), self._body(params["body_jaxpr"], where), *counts)
+            test, body = (self._body(params[key], where) for key in ("cond_jaxpr", "body_jaxpr"))
+            return WhileOperation(test, body, params["cond_nconsts"], params["body_nconsts"])
         if name == "scan":
-            counts = params["num_consts"], params["num_carry"], params["length"]
-            return _Scan(self._body(params["jaxpr"], where), *counts, params["reverse"], avals)
+            body, fixed, carried = self._body(params["jaxpr"], where), params["num_consts"], params["num_carry"]
+            return ScanOperation(body, fixed, carried, params["length"], params["reverse"], avals)
         keys = any(map(_is_key_variable, (*eqn.invars, *eqn.outvars)))
-        if name in BY_JAX or (keys and name in OPERATIONS):
-            return _ByJax(eqn.primitive, params, [variable.aval for variable in eqn.invars], avals)
+        if name in BY_JAX or (keys and name in JAX_OPERATIONS):
+            return JaxOperation(eqn.primitive, params, [variable.aval for variable in eqn.invars], avals)
         unread = (
-            name not in OPERATIONS
+            name not in JAX_OPERATIONS
             or (name == "conv_general_dilated" and params["batch_group_count"] != 1)
             or (name == "ragged_dot_general" and not reads_ragged(params["ragged_dot_dimension_numbers"]))
             or (name.startswith("reduce_window") and not plain_windows(params))
@@ -212,77 +235,67 @@ class Walk:
             return None
         if name in ("bitcast_convert_type", "shift_right_logical"):
             params["source"] = np.dtype(eqn.invars[0].aval.dtype).name
-        operation = partial(OPERATIONS[name], **params)
+        operation = partial(JAX_OPERATIONS[name], **params)
         masks = [mask_of(aval.dtype) for aval in avals]
-        if any(masks) and name not in ("bitcast_convert_type",):
-            return _Masked(operation, masks[0] or 0, tuple(avals[0].shape))
-        if any(masks):
-            return _Masked(operation, masks[0] or 0, None)
-        return _Shaped(operation, tuple(avals[0].shape)) if len(avals) == 1 else operation
+        if len(masks) == 1 and masks[0] is not None:
+            return UnsignedOperation(operation, masks[0], tuple(avals[0].shape))
+        return ShapedOperation(operation, tuple(avals[0].shape)) if len(avals) == 1 else operation
 
     def _unread(self, name: str, where: Where) -> None:
-        frame = where.frames[-1] if where.frames else None
-        self.unread.setdefault(name, "" if frame is None else f"{frame.file}:{frame.line}")
+        file, line = where.line or ("", 0)
+        self.unread.setdefault(name, f"{file}:{line}" if file else "")
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 
-    def _body(self, closed: Any, where: Where) -> Program:
+    def _body(self, closed: Any, where: Where) -> FlatProgram:
         """Return the body of a loop or branch as a program of its own, whose constants lie in it."""
-        inner = Walk(self.places, [None] * len(closed.jaxpr.invars), count=self.count)
+        inner = JaxprWalk(self.places, [None] * len(closed.jaxpr.invars), count=self.count)
         refs = [inner.new() for _ in closed.jaxpr.invars]
         outputs = inner.jaxpr(closed.jaxpr, closed.consts, refs, where)
-        outputs = [inner._whole(ref, where) for ref in outputs]
+        pairs = zip(outputs, closed.jaxpr.outvars, strict=True)
+        outputs = [inner._as_constant(inner._whole(ref, where), variable) for ref, variable in pairs]
         self.unread |= inner.unread
-        return Program(tuple(refs), {}, inner.constants, tuple(inner.steps), tuple(outputs))
+        return FlatProgram(tuple(refs), {}, inner.constants, tuple(inner.steps), tuple(outputs))
 
     def _whole(self, ref: Ref, where: Where) -> Ref:
         """Return a reference; rows of a scan, or the layers of a parameter, are stacked."""
         if not isinstance(ref, list):
             return ref
         rows = [self._whole(row, where) for row in ref]
-        made = self.new()
-        frame = where.frames[-1] if where.frames else None
-        file, line = ("<jax>", len(self.steps) + 1) if frame is None else (frame.file, frame.line)
-        reads = tuple(rows)
-        self.steps.append(Step("stack", _stacked, reads, (made,), (None,), self.places.path(where), file, line, where.frames))
-        return made
+        return self._step("stack", stack_rows, rows, (None,), where)[0]
 
     def _unrolled(self, eqn: Any, refs: list[Ref], where: Where) -> list[Ref]:
-        params, home = eqn.params, self.homes.get(id(eqn))
+        params, home = eqn.params, self.homes.get((*where.calls, id(eqn)))
         fixed, carried = params["num_consts"], params["num_carry"]
         body, length = params["jaxpr"], params["length"]
         state, xs = refs[fixed : fixed + carried], refs[fixed + carried :]
         rows: list[list[Ref]] = [[]] * length
         for n in reversed(range(length)) if params["reverse"] else range(length):
-            here = where
+            here = replace(where, calls=(*where.calls, id(eqn)))
             if home is not None:
                 layers = (*where.layers, (home, n))
-                here = replace(where, prefix=numbered_path(home, layers), layers=layers, depth=len(where.frames) + 1)
+                here = replace(here, prefix=layer_path(home, layers), layers=layers, depth=len(where.frames) + 1)
             inner = [x[n] if isinstance(x, list) else self._row(x, n, aval, here) for x, aval in
                      zip(xs, [v.aval for v in eqn.invars[fixed + carried :]], strict=True)]  # fmt: skip
             made = self.jaxpr(body.jaxpr, body.consts, [*refs[:fixed], *state, *inner], here)
             state, rows[n] = made[:carried], made[carried:]
         if not length:
             shapes = [v.aval for v in eqn.outvars[carried:]]
-            return [*state, *(self.constant(torch.zeros(a.shape, dtype=torch_dtype(a.dtype))) for a in shapes)]
+            return [*state, *(self.constant(torch.zeros(a.shape, dtype=held_dtype(a.dtype))) for a in shapes)]
         return [*state, *([row[at] for row in rows] for at in range(len(rows[0])))]
 
     def _row(self, ref: Ref, n: int, aval: Any, where: Where) -> Ref:
-        made = self.new()
-        frame = where.frames[-1] if where.frames else None
-        file, line = ("<jax>", len(self.steps) + 1) if frame is None else (frame.file, frame.line)
-        take = partial(_taken, n)
-        dtype = torch_dtype(aval.dtype)
-        self.steps.append(Step("row", take, (ref,), (made,), (dtype,), self.places.path(where), file, line, where.frames))
-        return made
+        return self._step("row", partial(take_row, n), [ref], (held_dtype(aval.dtype),), where)[0]
 
 
-def _stacked(numbers: Numbers, *rows: Any) -> Tensor:
-    return torch.stack([row if isinstance(row, Tensor) else torch.tensor(row) for row in rows])
+def _positional(params: Mapping[str, Any]) -> bool:
+    """Return whether a collective is one over axes of the array: of a mapped axis, `vmap(..., axis_name="i")`."""
+    axes = params.get("axes", ())
+    return isinstance(axes, tuple) and any(isinstance(axis, int) for axis in axes)
 
 
-def _taken(n: int, numbers: Numbers, x: Tensor) -> Tensor:
-    return x[n]
+def _unrolled_steps(params: Mapping[str, Any]) -> int:
+    return int(params["length"]) * len(equations(params["jaxpr"].jaxpr))
 
 
 def _hashable(variable: Any) -> bool:
@@ -305,13 +318,13 @@ def _common(names: Sequence[str]) -> str:
     return ".".join(same)
 
 
-def numbered(name: str, numbers: Sequence[tuple[str, int]]) -> str:
+def with_layer_numbers(name: str, numbers: Sequence[tuple[str, int]]) -> str:
     """Return the name of a parameter of one layer.
 
     Example:
-        >>> numbered("layers.attn.wq", [("layers", 3)]), numbered("wq", [("", 3)])
+        >>> with_layer_numbers("layers.attn.wq", [("layers", 3)]), with_layer_numbers("wq", [("", 3)])
         ('layers.3.attn.wq', '3.wq')
-        >>> numbered("groups.layers.w", [("groups", 1), ("groups.layers", 2)])
+        >>> with_layer_numbers("groups.layers.w", [("groups", 1), ("groups.layers", 2)])
         'groups.1.layers.2.w'
     """
     parts = name.split(".")
@@ -320,115 +333,19 @@ def numbered(name: str, numbers: Sequence[tuple[str, int]]) -> str:
     return ".".join(parts)
 
 
-def numbered_path(home: str, numbers: Sequence[tuple[str, int]]) -> str:
+def layer_path(home: str, numbers: Sequence[tuple[str, int]]) -> str:
     """Return the path of one layer of a scan inside others.
 
     Example:
-        >>> numbered_path("groups.layers", [("groups", 1), ("groups.layers", 2)]), numbered_path("", [("", 2)])
+        >>> layer_path("groups.layers", [("groups", 1), ("groups.layers", 2)]), layer_path("", [("", 2)])
         ('groups.1.layers.2', '2')
     """
-    return numbered(f"{home}.", numbers).strip(".") if home else ".".join(str(n) for _, n in numbers)
+    return with_layer_numbers(f"{home}.", numbers).strip(".") if home else ".".join(str(n) for _, n in numbers)
 
 
-# -- operations that hold other programs, or JAX's own -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shaped:
-    """An operation whose result has a shape that torch's may broadcast to: a number, where JAX has an array of one."""
-
-    operation: Callable[..., Any]
-    shape: tuple[int, ...]
-
-    def __call__(self, numbers: Numbers, *values: Any) -> Tensor:
-        made: Tensor = self.operation(numbers, *values)
-        return made if made.shape == self.shape else made.expand(self.shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Masked:
-    """An operation on unsigned integers, whose result is cut to their bits."""
-
-    operation: Callable[..., Any]
-    most: int
-    shape: tuple[int, ...] | None
-
-    def __call__(self, numbers: Numbers, *values: Any) -> Tensor:
-        made = self.operation(numbers, *values)
-        made = made.to(torch.int64 if self.most > 2**16 else torch.int32) & self.most
-        return made if self.shape is None or made.shape == self.shape else made.expand(self.shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ByJax:
-    """An operation on whole numbers or keys that JAX computes."""
-
-    primitive: Any
-    params: Mapping[str, Any]
-    takes: Sequence[Any]
-    gives: Sequence[Any]
-
-    def __call__(self, numbers: Numbers, *values: Any) -> Any:
-        if any(isinstance(value, Tensor) and value.is_meta for value in values):
-            made = [torch.empty(aval.shape, dtype=torch_dtype(aval.dtype), device="meta") for aval in self.gives]
-        else:
-            arrays = [to_jax(value, aval) for value, aval in zip(values, self.takes, strict=True)]
-            results = self.primitive.bind(*arrays, **self.params)
-            made = list(map(to_torch, results if self.primitive.multiple_results else [results]))
-        return made if len(made) > 1 else made[0]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cond:
-    branches: Sequence[Program]
-
-    def __call__(self, numbers: Numbers, which: Any, *values: Any) -> list[Any]:
-        at = min(max(int(which), 0), len(self.branches) - 1)
-        return _tensors(self.branches[at].inline(numbers, *values))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _While:
-    test: Program
-    body: Program
-    test_fixed: int
-    body_fixed: int
-
-    def __call__(self, numbers: Numbers, *values: Any) -> list[Any]:
-        first, second = self.test_fixed, self.test_fixed + self.body_fixed
-        state = list(values[second:])
-        while bool(self.test.inline(numbers, *values[:first], *state)[0]):
-            state = self.body.inline(numbers, *values[first:second], *state)
-        return _tensors(state)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scan:
-    """A scan of very many steps, run turn by turn."""
-
-    body: Program
-    fixed: int
-    carried: int
-    length: int
-    reverse: bool
-    gives: Sequence[Any]
-
-    def __call__(self, numbers: Numbers, *values: Any) -> list[Any]:
-        state, xs = list(values[self.fixed : self.fixed + self.carried]), values[self.fixed + self.carried :]
-        rows: list[list[Any]] = [[]] * self.length
-        for n in reversed(range(self.length)) if self.reverse else range(self.length):
-            made = self.body.inline(numbers, *values[: self.fixed], *state, *(x[n] for x in xs))
-            state, rows[n] = made[: self.carried], made[self.carried :]
-        return _tensors([*state, *(_stacked(numbers, *column) for column in zip(*rows, strict=True))])
-
-
-def _tensors(values: Sequence[Any]) -> list[Any]:
-    return [value if isinstance(value, Tensor) else torch.tensor(value) for value in values]
-
-
-def walk(
+def walk_jaxpr(
     closed: Any, names: Sequence[str | None], places: Places
-) -> tuple[Program, dict[str, tuple[str, tuple[int, ...]]]]:
+) -> tuple[FlatProgram, dict[str, tuple[str, tuple[int, ...]]]]:
     """Return a closed jaxpr as a program, and the parameter and the indices in it of each of the program's parameters.
 
     Args:
@@ -440,7 +357,7 @@ def walk(
         ModelError: It has primitives that nobody reads.
     """
     jaxpr = closed.jaxpr
-    made = Walk(places, names)
+    made = JaxprWalk(places, names)
     homes = frozenset(name.partition(".")[0] for name in names if name is not None)
     places.learn(jaxpr, homes)
     made.find_layers(jaxpr, {variable: (at, 0) for at, variable in enumerate(jaxpr.invars)})
@@ -452,8 +369,10 @@ def walk(
         named = [f"{name} ({line})" if line else name for name, line in [*made.unread.items()][:_MOST_NAMED]]
         more = len(made.unread) - len(named)
         raise ModelError(
-            Message("frontends.unread", names=", ".join(named) + (f" (+{more})" if more else ""), version=jax().__version__),
+            Message(
+                "frontends.unread", names=", ".join(named) + (f" (+{more})" if more else ""), version=jax().__version__
+            ),
             hint=Message("frontends.hint.unread"),
         )
-    program = Program(inputs, made.parameters, made.constants, tuple(made.steps), tuple(outputs))
+    program = FlatProgram(inputs, made.parameters, made.constants, tuple(made.steps), tuple(outputs))
     return program, made.origins
