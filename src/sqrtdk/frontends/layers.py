@@ -31,7 +31,7 @@ def number_layers(steps: Sequence[FlatStep], parameters: Mapping[int, str]) -> t
     anchors = _anchors(steps, parameters)
     marks = [(at, layer) for at, layer in anchors if layer]
     if not marks:
-        return tuple(steps)
+        return _placed(steps, [_numbered_part(step.path) for step in steps])
     of_step: list[str] = [""] * len(steps)
     cuts = [(a, b, *_boundary(steps, a, b)) for (a, one), (b, other) in pairwise(marks)
             if one != other]  # fmt: skip
@@ -62,6 +62,13 @@ def _anchors(steps: Sequence[FlatStep], parameters: Mapping[int, str]) -> list[t
         if names and not any(part.isdigit() for part in step.path.split(".")):
             found.append((at, _layer(names[0])))
     return found
+
+
+def _numbered_part(path: str) -> str:
+    """Return a path up to its last number: the layer of a scan."""
+    parts = path.split(".")
+    numbers = [at for at, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1]) if numbers else ""
 
 
 def _layer(name: str) -> str:
@@ -104,19 +111,25 @@ def _outside(at: int, anchors: Sequence[tuple[int, str]]) -> bool:
 
 
 def _placed(steps: Sequence[FlatStep], layers: Sequence[str]) -> tuple[FlatStep, ...]:
+    inner = [_inside(step.path, layer) for step, layer in zip(steps, layers, strict=True)]
     paths: dict[str, list[list[str]]] = {}
-    for step, layer in zip(steps, layers, strict=True):
-        if layer:
-            paths.setdefault(layer, []).append(step.path.split(".") if step.path else [])
+    for step, layer, path in zip(steps, layers, inner, strict=True):
+        if layer and step.name != "row":
+            paths.setdefault(layer, []).append(path)
     # what all steps of a layer are in is the function of the layer itself: `block`
     common = {layer: _common_length(every) for layer, every in paths.items()}
     made = []
-    for step, layer in zip(steps, layers, strict=True):
+    for step, layer, path in zip(steps, layers, inner, strict=True):
         if layer:
-            inner = step.path.split(".")[common[layer] :] if step.path else []
-            step = replace(step, path=".".join([layer, *inner]))
+            step = replace(step, path=".".join([layer, *path[common.get(layer, 0) :]]))
         made.append(step)
     return tuple(made)
+
+
+def _inside(path: str, layer: str) -> list[str]:
+    """Return the names of a path below its layer."""
+    below = path.removeprefix(layer).lstrip(".") if path == layer or path.startswith(f"{layer}.") else path
+    return below.split(".") if below else []
 
 
 def _common_length(paths: Sequence[Sequence[str]]) -> int:
