@@ -32,6 +32,8 @@ BROWSER ?= auto
 CHROMIUM := /usr/bin/chromium
 # Its metadata asks for torchvision, which no constraint here can hold to a CPU build: installed without dependencies.
 VIT_PYTORCH := vit-pytorch==1.26.11
+# Its metadata asks for what writes checkpoints, a hundred megabytes that no test needs: installed without dependencies.
+FLAX := flax==0.12.8 optax==0.2.8 treescope==0.1.10
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -159,5 +161,5 @@ kernel: .venv/.base
 .venv/.dev: .venv/.base
 	@echo 'Installing what the tests and linters need ...'
 	@$(INSTALL) --editable '.[dev]' --editable './lab[ray,app]'
-	@$(INSTALL) --no-deps $(VIT_PYTORCH)
+	@$(INSTALL) --no-deps $(VIT_PYTORCH) $(FLAX)
 	@touch $@

@@ -9,7 +9,8 @@ import torch
 
 import sqrtdk
 from sqrtdk.frontends import from_jax
-from tests.frontends.programs import PROGRAMS, T, jax
+from tests.frontends.programs import T, jax
+from tests.frontends.table import PROGRAMS
 from tests.support.optional import optional
 from tests.support.paths import ROOT
 
@@ -49,7 +50,7 @@ def test_parameters_have_the_paths_of_the_leaves() -> None:
     module, _ = _module("scan")
     names = dict(module.named_parameters())
     assert {f"layers.{n}.attn.wq" for n in range(3)} | {"embed", "norm"} <= names.keys()
-    function, parameters, _ = PROGRAMS["scan"][0]()
+    _, parameters, _ = PROGRAMS["scan"][0]()
     wq = parameters["layers"]["attn"]["wq"]
     assert torch.equal(names["layers.2.attn.wq"], torch.tensor(wq[2].tolist()))
     assert sum(x.numel() for x in names.values()) == sum(x.size for x in jax.tree.leaves(parameters))

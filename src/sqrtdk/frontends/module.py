@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sqrtdk.frontends.program import FlatProgram, Region, RunDtypes, plan, run_regions
+from sqrtdk.frontends.program import FlatProgram, Region, RunDtypes, held_tensor, plan, run_regions
 from sqrtdk.frontends.regions import class_of, place_modules, place_tensor, written_in
 
-HALF = (torch.float16, torch.bfloat16)
+_LOOKUPS = ("gather", "Gather", "embedding")  # operations that pick rows of a table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +76,7 @@ class _Programs:
 class ForeignModule(nn.Module):
     """The root module of a foreign program. Its forward takes the program's inputs, as tensors or arrays."""
 
+    vocabularies: frozenset[int]  # numbers of rows of the tables that ids pick rows of
     _programs: tuple[_Programs]
     _names: Mapping[str, str]  # where the module holds the program's parameters
     _dtypes: Mapping[str, tuple[torch.dtype, str]]  # of the parameters in the program, with the source's tensor
@@ -153,12 +154,19 @@ def foreign_module(source: Source, bound: Bound, kind_name: str) -> tuple[Foreig
                 dtypes[names[name]] = tensor.dtype, leaf
     program = _renamed(program, names)
     traced = TracedProgram(program, traced.outputs, traced.origins)
-    root._names, root._dtypes = names, dtypes
+    root._names, root._dtypes, root.vocabularies = names, dtypes, _vocabularies(program, modules)
     root._programs = (_Programs(source, {(bound.key, ()): (traced, plan(program, modules.keys()))}),)
     _share(program, modules)
     _write_lines(program, modules)
     root.eval()
     return root, traced
+
+
+def _vocabularies(program: FlatProgram, modules: Mapping[str, nn.Module]) -> frozenset[int]:
+    firsts = (step.reads[0] for step in program.steps if step.name in _LOOKUPS)
+    names = (program.parameters[ref] for ref in firsts if isinstance(ref, int) and ref in program.parameters)
+    tables = (held_tensor(modules, name) for name in names)
+    return frozenset(table.shape[0] for table in tables if table.dim() == 2)
 
 
 def _renamed(program: FlatProgram, names: Mapping[str, str]) -> FlatProgram:
@@ -177,7 +185,7 @@ def _share(program: FlatProgram, modules: Mapping[str, nn.Module]) -> None:
             if name is None or step.path not in modules or not step.path:
                 continue
             home, _, last = name.rpartition(".")
-            region, held = modules[step.path], getattr(modules[home], last)
+            region, held = modules[step.path], held_tensor(modules, name)
             inside = home == step.path or home.startswith(f"{step.path}.")
             if isinstance(held, nn.Parameter) and not inside and not hasattr(region, last):
                 region.register_parameter(last, held)

@@ -208,7 +208,7 @@ def run_regions(
     program: FlatProgram, block: Region, modules: Mapping[str, nn.Module], inputs: Sequence[Tensor], numbers: RunDtypes
 ) -> list[Any]:
     """Run a planned program inside the modules of a root, whose parameters it reads, and return its outputs."""
-    held = {ref: _held(modules, name) for ref, name in program.parameters.items()}
+    held = {ref: held_tensor(modules, name) for ref, name in program.parameters.items()}
     fixed = held | fixed_tensors(program.constants, numbers)
     known = dict(zip(program.inputs, inputs, strict=True))
     _run_items(block.items, known, fixed, numbers, modules, block.frees)
@@ -220,7 +220,8 @@ def fixed_tensors(constants: Mapping[int, Tensor], numbers: RunDtypes) -> dict[i
     return {ref: numbers.cast(value, value.dtype).to(numbers.device) for ref, value in constants.items()}
 
 
-def _held(modules: Mapping[str, nn.Module], name: str) -> Any:
+def held_tensor(modules: Mapping[str, nn.Module], name: str) -> Any:
+    """Return a parameter or buffer by its name in the root."""
     path, _, last = name.rpartition(".")
     return getattr(modules[path], last)
 

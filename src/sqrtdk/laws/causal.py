@@ -237,5 +237,6 @@ def _language_model(subject: Subject, content: Content, outputs: Outputs) -> boo
         return False
     # Logits over ids have as many channels as an embedding has rows.
     rows = {part.num_embeddings for part in subject.module.modules() if isinstance(part, nn.Embedding)}
+    rows |= field(subject.module, "vocabularies") or set()  # tables of a program of another framework
     heads = [x for x in outputs.values() if x.dim() == 3 and x.shape[:2] == content.tensor.shape]
     return any(head.shape[2] in rows for head in heads) and field(subject.config, "is_causal") is not False
