@@ -77,7 +77,7 @@ PROGRAMS: dict[str, tuple[Program, Expected]] = {
             lambda q, k, v, p: written_out(rms(q, p["gq"]), rms(k, p["gk"]), v, lower()),
             {"gq": lambda: jnp.linspace(1, 2, E), "gk": lambda: jnp.ones(E)},
         ),
-        Expected("softmax(0.3536 * rms(q).rms(k) + causal)"),
+        Expected("softmax(0.3536 * rms(q).rms(k) + causal)", sites=WRITTEN),
     ),
     "l2_norm": (
         simple(
@@ -85,7 +85,7 @@ PROGRAMS: dict[str, tuple[Program, Expected]] = {
                 *(x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k)), v, scale=10.0
             )
         ),
-        Expected("softmax(10 * l2(q).l2(k))", "declared"),
+        Expected("softmax(10 * l2(q).l2(k))", "declared", sites=WRITTEN),
     ),
     "sinks": (
         simple(lambda q, k, v, p: written_out(q, k, v, lower(), sinks=p["sinks"]), {"sinks": lambda: normal(H)}),
