@@ -24,7 +24,7 @@ def _module(name: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     return from_jax(function, parameters, *inputs), tuple(tensors_of_inputs(list(inputs)))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_check_reads_formula_verdict_and_sites(name: str) -> None:
     """`from_jax` itself compares the outputs with JAX's: it refuses more than rounding."""
@@ -45,6 +45,7 @@ def test_a_place_is_a_line_of_the_jax_file() -> None:
         assert "softmax" in (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
 
 
+@pytest.mark.full
 def test_parameters_have_the_paths_of_the_leaves() -> None:
     """A stacked parameter is one of each layer; regions that read it hold it as well, under one name."""
     module, _ = _module("scan")
@@ -56,7 +57,7 @@ def test_parameters_have_the_paths_of_the_leaves() -> None:
     assert sum(x.numel() for x in names.values()) == sum(x.size for x in jax.tree.leaves(parameters))
 
 
-@pytest.mark.parametrize("name", ["scan", "nn_causal"])
+@pytest.mark.parametrize("name", [pytest.param("scan", marks=pytest.mark.full), "nn_causal"])
 def test_other_shapes_are_traced_anew(name: str) -> None:
     function, parameters, inputs = PROGRAMS[name][0]()
     other = [x[:1, :5] for x in inputs]
@@ -93,6 +94,7 @@ def test_a_key_is_an_input() -> None:
     assert not torch.equal(module(x, key), module(x, jax.random.key(4)))
 
 
+@pytest.mark.full
 def test_a_loop_of_very_many_turns_is_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     function, parameters, inputs = PROGRAMS["scan"][0]()
     unrolled = from_jax(function, parameters, *inputs)
