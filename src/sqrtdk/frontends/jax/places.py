@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from sqrtdk.frontends.jax.arrays import jax
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 # A scope that names no module: "btd,dhe->bthe" of einsum, "jax.nn.silu", classes of equinox
 _NO_MODULE = re.compile(r"->|[,() ]|^(?:eqx|jax|jnp)\.|^dot_product_attention$")
 _WRAPPED = re.compile(r"^(?:jit|jvp|vmap|transpose|checkpoint|rematted_computation|remat|closed_call)\((.*)\)$")
@@ -164,9 +167,16 @@ def frames_of(eqn: Any) -> tuple[Frame, ...]:
         file = frame.file_name
         if file.startswith(_OURS):  # what called the front end wrote nothing
             break
-        if not file.startswith(_folder()) and not file.startswith("<frozen"):
+        if not _forwards(file):
             frames.append(Frame(file, frame.function_name, frame.line_num))
     return tuple(reversed(frames))
+
+
+@lru_cache(2**10)
+def _forwards(file: str) -> bool:
+    """Return whether a file only passes calls on: one of JAX or of Python, `contextlib` around a jitted function."""
+    standard = file.startswith(_STANDARD) and not any(part in file for part in ("site-packages", "dist-packages"))
+    return standard or file.startswith((_folder(), "<frozen"))
 
 
 def _folder() -> str:
