@@ -108,14 +108,8 @@ class Places:
         """Return the path of the module that an equation belongs to."""
         if not self.scoped:
             return ".".join(filter(None, [where.prefix, *self._functions(where.frames, where.depth)]))
-        scopes = where.scopes
-        for at, scope in enumerate(scopes):
-            if scope.startswith(MARK):
-                scopes = (scope.removeprefix(MARK),)
-                later = next((s for s in reversed(where.scopes[at:]) if s.startswith(MARK)), scope)
-                scopes = tuple(filter(None, (later.removeprefix(MARK),)))
-                break
-        inner = ".".join(scopes)
+        marks = [scope for scope in where.scopes if scope.startswith(MARK)]
+        inner = marks[-1].removeprefix(MARK) if marks else ".".join(where.scopes)
         for home, number in where.layers:  # the scope of a scan's body has the name of the layers without a number
             if inner == home or inner.startswith(f"{home}."):
                 inner = f"{home}.{number}{inner.removeprefix(home)}"
