@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -111,3 +113,27 @@ def test_inputs_go_by_name() -> None:
     assert list(inspect.signature(module.forward).parameters) == ["x", "key"]
     assert torch.equal(module(x, key=key), module(x, key))
     assert module(x[:, :4].repeat(1, T // 2, 1)[:, :T], key).shape == x.shape
+
+
+@pytest.mark.full
+def test_a_function_in_other_forms() -> None:
+    """Jitted, partial, an object; weights of numpy and torch; settings beside arrays; paths of haiku."""
+    function, parameters, (x,) = PROGRAMS["nn_causal"][0]()
+    right = from_jax(function, parameters, x)(x)
+
+    class Called:
+        def __call__(self, p: Any, x: Any) -> Any:
+            return function(p, x)
+
+    as_numpy = {name: numpy.asarray(value) for name, value in parameters.items()}
+    as_torch = {name: torch.tensor(value) for name, value in as_numpy.items()}
+    for form in (jax.jit(function), functools.partial(function), Called()):
+        assert torch.equal(from_jax(form, parameters, x)(x), right)
+    for weights in (as_numpy, as_torch):
+        assert torch.equal(from_jax(function, weights, numpy.asarray(x))(x), right)
+    settings = from_jax(
+        lambda p, x, sign, mask: function(p["w"], x) * p["by"] * sign, {"w": parameters, "by": 2}, x, 3, None
+    )
+    assert torch.equal(settings(x, 3, None), right * 2 * 3)
+    haiku = from_jax(lambda p, x: x @ p["mlp/~/linear"]["w"], {"mlp/~/linear": {"w": as_numpy["wq"]}}, x)
+    assert [name for name, _ in haiku.named_parameters()] == ["mlp.linear.w"]
