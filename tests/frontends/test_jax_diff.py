@@ -62,7 +62,7 @@ def test_the_right_port_is_the_same() -> None:
     assert report.first_module is None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mistake", CAUSES)
 def test_a_mistake_in_the_attention_is_named_at_its_line(mistake: str) -> None:
     cause, line = CAUSES[mistake]
@@ -73,7 +73,7 @@ def test_a_mistake_in_the_attention_is_named_at_its_line(mistake: str) -> None:
     assert re.search(line, _text(found[cause].at_b))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("mistake", MODULES)
 def test_a_mistake_elsewhere_is_found_in_its_function(mistake: str) -> None:
     module, line = MODULES[mistake]

@@ -56,7 +56,7 @@ def test_a_causal_function_keeps_the_laws() -> None:
     assert {"causal", "samples"} <= {answer.law for answer in answers if answer.state == "kept"}
 
 
-@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("by", [pytest.param(1, marks=pytest.mark.full), -1])
 def test_a_token_shift_the_wrong_way_breaks_causal(by: int) -> None:
     """A language model whose attentions are causal; its last block also takes a share of a neighbour."""
 
@@ -82,7 +82,7 @@ def test_a_reshape_that_mixes_samples_breaks_samples() -> None:
     assert "law_samples" in _broken(module, (_x(),), "samples")
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("reads", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_padding_mask_that_never_arrives_breaks_padding(reads: bool) -> None:
     def fn(p: Any, x: Any, attention_mask: Any) -> Any:
         q, k, v = (heads(x, p[n]) for n in ("wq", "wk", "wv"))
@@ -96,6 +96,7 @@ def test_a_padding_mask_that_never_arrives_breaks_padding(reads: bool) -> None:
     assert bool(broken) is not reads
 
 
+@pytest.mark.full
 def test_the_gradient_reaches_the_parameters() -> None:
     module = _program(lambda n: lower(n, n))
     for parameter in module.parameters():

@@ -23,7 +23,7 @@ def _steady(line: str) -> str:
 def test_the_commands_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.__version__
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+    for code, name in re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(code)
     (console,) = re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     for command in console.split("$ sqrtdk ")[1:]:

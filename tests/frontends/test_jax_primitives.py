@@ -280,13 +280,13 @@ def _traced(name: str, dtype: str) -> tuple[Call, Call]:
     return foreign_module(source, bound, name)[0], lambda *x: compiled(source.bind(x, {}))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_a_primitive_gives_what_jax_gives(name: str) -> None:
     _, dtypes, span = CASES[name]
     programs = {dtype: _traced(name, dtype) for dtype in dtypes}
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(st.integers(0, 2**31), st.sampled_from(dtypes))
     def holds(seed: int, dtype: str) -> None:
         arguments = _arguments(seed, 2 if name in TWO else 1, dtype, span)
@@ -304,6 +304,7 @@ def test_a_primitive_gives_what_jax_gives(name: str) -> None:
     holds()
 
 
+@pytest.mark.full
 def test_every_primitive_that_is_read_is_tried() -> None:
     """No operation is without a case, but for those that only other versions of JAX write."""
     found: set[str] = set()

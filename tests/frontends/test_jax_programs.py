@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def _module(name: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     return from_jax(function, parameters, *inputs), tuple(tensors_of_inputs(list(inputs)))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_check_reads_formula_verdict_and_sites(name: str) -> None:
     """`from_jax` itself compares the outputs with JAX's: it refuses more than rounding."""
@@ -45,6 +47,7 @@ def test_a_place_is_a_line_of_the_jax_file() -> None:
         assert "softmax" in (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
 
 
+@pytest.mark.full
 def test_parameters_have_the_paths_of_the_leaves() -> None:
     """A stacked parameter is one of each layer; regions that read it hold it as well, under one name."""
     module, _ = _module("scan")
@@ -56,7 +59,7 @@ def test_parameters_have_the_paths_of_the_leaves() -> None:
     assert sum(x.numel() for x in names.values()) == sum(x.size for x in jax.tree.leaves(parameters))
 
 
-@pytest.mark.parametrize("name", ["scan", "nn_causal"])
+@pytest.mark.parametrize("name", [pytest.param("scan", marks=pytest.mark.full), "nn_causal"])
 def test_other_shapes_are_traced_anew(name: str) -> None:
     function, parameters, inputs = PROGRAMS[name][0]()
     other = [x[:1, :5] for x in inputs]
@@ -93,6 +96,7 @@ def test_a_key_is_an_input() -> None:
     assert not torch.equal(module(x, key), module(x, jax.random.key(4)))
 
 
+@pytest.mark.full
 def test_a_loop_of_very_many_turns_is_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     function, parameters, inputs = PROGRAMS["scan"][0]()
     unrolled = from_jax(function, parameters, *inputs)
@@ -109,3 +113,27 @@ def test_inputs_go_by_name() -> None:
     assert list(inspect.signature(module.forward).parameters) == ["x", "key"]
     assert torch.equal(module(x, key=key), module(x, key))
     assert module(x[:, :4].repeat(1, T // 2, 1)[:, :T], key).shape == x.shape
+
+
+@pytest.mark.full
+def test_a_function_in_other_forms() -> None:
+    """Jitted, partial, an object; weights of numpy and torch; settings beside arrays; paths of haiku."""
+    function, parameters, (x,) = PROGRAMS["nn_causal"][0]()
+    right = from_jax(function, parameters, x)(x)
+
+    class Called:
+        def __call__(self, p: Any, x: Any) -> Any:
+            return function(p, x)
+
+    as_numpy = {name: numpy.asarray(value) for name, value in parameters.items()}
+    as_torch = {name: torch.tensor(value) for name, value in as_numpy.items()}
+    for form in (jax.jit(function), functools.partial(function), Called()):
+        assert torch.equal(from_jax(form, parameters, x)(x), right)
+    for weights in (as_numpy, as_torch):
+        assert torch.equal(from_jax(function, weights, numpy.asarray(x))(x), right)
+    settings = from_jax(
+        lambda p, x, sign, mask: function(p["w"], x) * p["by"] * sign, {"w": parameters, "by": 2}, x, 3, None
+    )
+    assert torch.equal(settings(x, 3, None), right * 2 * 3)
+    haiku = from_jax(lambda p, x: x @ p["mlp/~/linear"]["w"], {"mlp/~/linear": {"w": as_numpy["wq"]}}, x)
+    assert [name for name, _ in haiku.named_parameters()] == ["mlp.linear.w"]

@@ -37,6 +37,7 @@ def test_every_unread_primitive_is_named_with_its_line() -> None:
     assert text.count("test_jax_refused.py:") == 2
 
 
+@pytest.mark.full
 def test_a_kernel_of_pallas_is_not_read() -> None:
     from jax.experimental import pallas
 
@@ -141,6 +142,7 @@ def test_a_factory_whose_inputs_are_text(factory: Path) -> None:
     assert "the inputs are a str" in done.stderr
 
 
+@pytest.mark.full
 def test_diff_and_record_take_it_as_well(factory: Path) -> None:
     right = FACTORY.replace("SCALE", "/ 4")
     (factory / "jaxright.py").write_text(right)
@@ -151,6 +153,7 @@ def test_diff_and_record_take_it_as_well(factory: Path) -> None:
     assert (factory / "a.safetensors").is_file()
 
 
+@pytest.mark.full
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
     """`import sqrtdk.frontends` works without JAX, and the error names the extra."""
     import subprocess

@@ -27,8 +27,8 @@ def beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None
     Example:
         >>> exact = torch.linspace(0, 1, 8, dtype=torch.float64)
         >>> ours = exact.float()
-        >>> beyond_rounding(ours, ours, exact), beyond_rounding(ours + 0.5, ours, exact)
-        (None, 0.5)
+        >>> beyond_rounding(ours, ours, exact), beyond_rounding(ours.where(ours < 1, 3.0), ours, exact)
+        (None, 2.0)
     """
     if theirs.shape != ours.shape:
         return float("inf")

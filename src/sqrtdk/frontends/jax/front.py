@@ -49,11 +49,7 @@ def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.M
             are not made from a key; or our outputs are not JAX's.
 
     Example:
-        >>> import numpy as np  # doctest: +SKIP
-        >>> def scores(parameters, x):  # doctest: +SKIP
-        ...     return x @ parameters["w"]
-        >>> from_jax(scores, {"w": np.ones((4, 2), np.float32)}, np.ones((3, 4), np.float32))  # doctest: +SKIP
-        scores()
+        The page "Port from JAX" (docs/en/jax.md) has one that runs.
     """
     model = jax_model(function, parameters)
     source = JaxSource(model, len(inputs), tuple(named))

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from sqrtdk.frontends.jax.arrays import jax
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 # A scope that names no module: "btd,dhe->bthe" of einsum, "jax.nn.silu", classes of equinox
 _NO_MODULE = re.compile(r"->|[,() ]|^(?:eqx|jax|jnp)\.|^dot_product_attention$")
 _WRAPPED = re.compile(r"^(?:jit|jvp|vmap|transpose|checkpoint|rematted_computation|remat|closed_call)\((.*)\)$")
@@ -105,14 +108,8 @@ class Places:
         """Return the path of the module that an equation belongs to."""
         if not self.scoped:
             return ".".join(filter(None, [where.prefix, *self._functions(where.frames, where.depth)]))
-        scopes = where.scopes
-        for at, scope in enumerate(scopes):
-            if scope.startswith(MARK):
-                scopes = (scope.removeprefix(MARK),)
-                later = next((s for s in reversed(where.scopes[at:]) if s.startswith(MARK)), scope)
-                scopes = tuple(filter(None, (later.removeprefix(MARK),)))
-                break
-        inner = ".".join(scopes)
+        marks = [scope for scope in where.scopes if scope.startswith(MARK)]
+        inner = marks[-1].removeprefix(MARK) if marks else ".".join(where.scopes)
         for home, number in where.layers:  # the scope of a scan's body has the name of the layers without a number
             if inner == home or inner.startswith(f"{home}."):
                 inner = f"{home}.{number}{inner.removeprefix(home)}"
@@ -164,9 +161,16 @@ def frames_of(eqn: Any) -> tuple[Frame, ...]:
         file = frame.file_name
         if file.startswith(_OURS):  # what called the front end wrote nothing
             break
-        if not file.startswith(_folder()) and not file.startswith("<frozen"):
+        if not _forwards(file):
             frames.append(Frame(file, frame.function_name, frame.line_num))
     return tuple(reversed(frames))
+
+
+@lru_cache(2**10)
+def _forwards(file: str) -> bool:
+    """Return whether a file only passes calls on: one of JAX or of Python, `contextlib` around a jitted function."""
+    standard = file.startswith(_STANDARD) and not any(part in file for part in ("site-packages", "dist-packages"))
+    return standard or file.startswith((_folder(), "<frozen"))
 
 
 def _folder() -> str:
