@@ -32,7 +32,13 @@ _MOST_MAP_BYTES = 2**20  # bytes of a map file
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Pairs of positions in the calls of A and B, in A's order, and the positions without a partner."""
+    """Which calls of A and B belong together, by index into the lists of calls.
+
+    Attributes:
+        pairs: (index in A, index in B), in A's order.
+        alone_a: indices in A without a partner, ascending.
+        alone_b: indices in B without a partner, ascending.
+    """
 
     pairs: tuple[tuple[int, int], ...]
     alone_a: tuple[int, ...]
@@ -40,12 +46,15 @@ class Alignment:
 
 
 def name_of(call: CallTensors | AttentionCall) -> str:
-    """Return the site, with its index unless that is 0: "layers.0.attn#1"."""
+    """Return the module path of a call, followed by "#" and the number of the call unless that is 0: "layers.0.attn#1"."""
     return call.site if not call.index else f"{call.site}#{call.index}"
 
 
 def once_a_site(missed: Sequence[Unpaired]) -> tuple[Unpaired, ...]:
-    """Return each reason of a site once, with the shortest formula: a recurrence gives one for each of its steps."""
+    """Return one entry for each site and reason, the one with the shortest formula, in the order of first appearance.
+
+    A recurrence gives such an entry for each of its steps.
+    """
     found: dict[tuple[str, str], Unpaired] = {}
     for entry in missed:
         known = found.setdefault((entry.site, entry.reason), entry)
@@ -55,12 +64,21 @@ def once_a_site(missed: Sequence[Unpaired]) -> tuple[Unpaired, ...]:
 
 
 def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[str, str]) -> Alignment:
-    """Pairs the calls of both sides.
+    """Pair the calls of both sides: by the map, then by equal names, then in order by likeness.
 
-    The map leads from a site of A to a site of B. "site#index" names a call of the site other than the first.
+    The last step keeps the order of both lists and maximises evidence: equal vectors, numbers in the path, the last part of
+    the path. Calls of unequal sizes (`sizes_of`) are paired only by the map.
+
+    Args:
+        a: calls of A, in the order in which they ran.
+        b: calls of B, in the order in which they ran.
+        mapping: names in A to names in B, as `name_of` writes them: "site", or "site#index" for a call other than the first.
+
+    Returns:
+        The pairs and the calls without a partner.
 
     Raises:
-        InvalidValueError: the map names a site that does not exist.
+        InvalidValueError: the map names a site that does not exist, or a site of B twice.
     """
     pairs = _mapped(a, b, mapping)
     # Calls of one name but unequal sizes are no pair; `_in_order` may still find a partner for each.
@@ -95,7 +113,7 @@ def _mapped(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping
 
 
 def sizes_of(call: CallTensors) -> tuple[int, ...]:
-    """Return the sizes of batch, query heads, queries and keys."""
+    """Return the sizes (batch, query heads, queries, keys) of a call; () if there is no record and q is not 4-D."""
     record = call.call
     if record is not None:
         return record.batch, record.heads, record.query_len, record.key_len
@@ -160,9 +178,16 @@ def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
 
 
 def cut_alike(a: CallTensors, b: CallTensors, cut_a: Cut | None, cut_b: Cut | None) -> tuple[CallTensors, CallTensors]:
-    """Return both calls with the same rows and heads; a cut of None means that the call is complete.
+    """Return both calls with the same rows and heads.
 
-    A trace file may hold only a part of a call. The other side's call is reduced to the same part.
+    A trace file may hold only a part of a call. If exactly one side was cut, the other side's call is reduced to that part;
+    else both are returned unchanged.
+
+    Args:
+        a: call of A.
+        b: call of B.
+        cut_a: rows and heads that A's file holds; None if its call is complete.
+        cut_b: rows and heads that B's file holds; None if its call is complete.
     """
     if cut_a is not None and cut_b is None:
         b = _cut(b, cut_a)
@@ -183,7 +208,8 @@ def in_order(call: CallTensors) -> CallTensors:
     """Return the call with its query heads in the order of the features that they were projected to.
 
     Code that computes a group of query heads at once may order them freely next to their shared keys. Only the order
-    of the projection is common to both sides.
+    of the projection is common to both sides. The call itself is returned if it is in this order, if its projection is
+    unknown, or if no heads share keys.
     """
     projection = call.query.projection
     count = call.query.values.shape[1] if call.query.values.dim() == 4 else 0
@@ -244,10 +270,13 @@ def _shares(call: CallTensors, count: int) -> bool:
 
 
 def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
-    """Return the map of sites from a mapping or a JSON file.
+    """Return the map from names in A to names in B as a new dict; {} for None.
+
+    Args:
+        mapping: a mapping, or the path of a JSON file that holds one, of at most 1 MiB.
 
     Raises:
-        InvalidValueError: it is not a JSON object of names to names.
+        InvalidValueError: the file can't be read or is too large, or it is not an object of texts to texts.
     """
     if mapping is None:
         return {}
@@ -270,7 +299,10 @@ def read_map(mapping: Mapping[str, str] | str | Path | None) -> dict[str, str]:
 
 
 def other_shapes(a: CallTensors, b: CallTensors) -> Message | None:
-    """Return why two calls can't be one attention, by the shapes of q and output alone; None if they can."""
+    """Return why two calls can't be compared as one attention; None if they can.
+
+    The number of heads of q is compared first, then the whole shapes of q and of the output.
+    """
     one, other = a.query.values.shape, b.query.values.shape
     if one[1] != other[1]:
         return Message("compare.pair.heads", heads=one[1], other=other[1])

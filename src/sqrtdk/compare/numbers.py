@@ -17,7 +17,9 @@ CONSTANT_TOLERANCE = 2.0**-20
 
 
 def constant_tolerance(*dtypes: torch.dtype) -> float:
-    """Return the relative error allowed in numbers that sides computing in these dtypes hold.
+    """Return the relative error allowed in constants that are stored in these dtypes.
+
+    It is the largest of `CONSTANT_TOLERANCE` (2^-20) and the eps of each dtype.
 
     Example:
         >>> constant_tolerance(torch.float32) == CONSTANT_TOLERANCE, constant_tolerance(torch.float32, torch.bfloat16)
@@ -28,6 +30,14 @@ def constant_tolerance(*dtypes: torch.dtype) -> float:
 
 def same(a: Value | None, b: Value | None, off: float = CONSTANT_TOLERANCE) -> bool:
     """Return whether two numbers, or two tensors that broadcast, are equal within the error of their storage.
+
+    Tensors are equal if the largest difference is at most `off` times the largest absolute entry of both; a tensor without
+    entries equals everything. None equals only None.
+
+    Args:
+        a: a number, a tensor or None.
+        b: a number, a tensor or None.
+        off: allowed relative error.
 
     Example:
         >>> same(0.1, torch.tensor([[0.1]])), same(0.1, 0.1001), same(None, 0.0)
@@ -46,7 +56,9 @@ def same(a: Value | None, b: Value | None, off: float = CONSTANT_TOLERANCE) -> b
 
 
 def single_ratio(a: Value, b: Value) -> float | None:
-    """Return the single number b / a that turns a into b; None if no single number does.
+    """Return the single number b / a that turns a into b, by least squares; None if no single number does.
+
+    It is also None if a tensor is empty, an entry is not finite, or a or b is 0 throughout. a and b must broadcast.
 
     Example:
         >>> single_ratio(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])), single_ratio(0.0, 1.0)
@@ -64,7 +76,7 @@ def single_ratio(a: Value, b: Value) -> float | None:
 
 
 def single_number(value: Value) -> float | None:
-    """Return the number of a scalar, or of a tensor whose entries are all the same; else None."""
+    """Return the number of a scalar, or of a tensor with entries that are all `same`; None for other or empty tensors."""
     if not isinstance(value, Tensor):
         return float(value)
     if not value.numel():
@@ -74,14 +86,14 @@ def single_number(value: Value) -> float | None:
 
 
 def times(a: Value, b: Value) -> Value:
-    """Return the product, in float64."""
+    """Return a * b: a float64 tensor if either is a tensor, by broadcasting; else a float."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return _tensor(a) * _tensor(b)
     return a * b
 
 
 def quotient(a: Value, b: Value) -> Value:
-    """Return the quotient, in float64; 0 where the divisor is 0."""
+    """Return a / b, and 0 where b is 0: a float64 tensor if either is a tensor, by broadcasting; else a float."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         return a / b if b else 0.0
     divisor = _tensor(b)
@@ -89,12 +101,16 @@ def quotient(a: Value, b: Value) -> Value:
 
 
 def total(formula: Formula) -> Value:
-    """Return the product of all factors of q . k, before and after the softcap."""
+    """Return scale * after: the product of all factors on q . k, before and after the softcap."""
     return times(formula.scale, formula.after)
 
 
 def rescaled(formula: Formula, other: Formula) -> Formula:
-    """Return the formula with the other's total factor; its own split around the softcap stays."""
+    """Return the formula with the other's total factor (`total`).
+
+    If both apply the softcap at the same place, both factors are the other's. Otherwise the factor before this formula's
+    softcap stays, and only the one after it changes (or the reverse if its softcap does not follow the product).
+    """
     if formula.softcap_at == other.softcap_at:
         return replace(formula, scale=other.scale, after=other.after)
     if formula.softcap_at == "product":
@@ -103,7 +119,10 @@ def rescaled(formula: Formula, other: Formula) -> Formula:
 
 
 def softcap_placed(formula: Formula, other: Formula) -> Formula:
-    """Return the formula with the softcap at the other's place; the product of all factors stays."""
+    """Return the formula with the softcap at the other's place; the product of all factors (`total`) stays.
+
+    One of `scale` and `after` is taken from the other formula, and the second one is adjusted to the product.
+    """
     before = other.scale if other.softcap_at == "product" else quotient(total(formula), other.after)
     after = quotient(total(formula), other.scale) if other.softcap_at == "product" else other.after
     return replace(formula, softcap_at=other.softcap_at, scale=before, after=after)
@@ -135,7 +154,7 @@ def four_digits(value: float) -> float:
 
 
 def range_text(values: Tensor) -> str:
-    """Return the range of the values as short text.
+    """Return the least and largest entry as text, with four significant digits; one number if these are equal.
 
     Example:
         >>> range_text(torch.tensor([1.0, 2.0]))
@@ -146,12 +165,17 @@ def range_text(values: Tensor) -> str:
 
 
 def span(least: str | int, most: str | int) -> Message:
-    """Return two ends of a range as text: "1 to 2"."""
+    """Return the two ends of a range as a message of the catalogue: "1 to 2"."""
     return Message("causes.value.range", least=least, most=most)
 
 
 def unequal_texts(a: float, b: float, digits: int = 4) -> tuple[str, str]:
-    """Return two unequal numbers as text, with just enough digits to differ.
+    """Return two unequal numbers as text, with just enough significant digits to differ.
+
+    Args:
+        a: a number.
+        b: a number.
+        digits: least number of significant digits; also used if the numbers are equal to 16 digits.
 
     Example:
         >>> unequal_texts(10000.0, 500000.0), unequal_texts(10000.0, 10000.6), unequal_texts(0.5, 0.5)
@@ -165,7 +189,7 @@ def unequal_texts(a: float, b: float, digits: int = 4) -> tuple[str, str]:
 
 
 def few_digits(a: float, b: float) -> tuple[float, float]:
-    """Return two numbers rounded as `unequal_texts` shows them."""
+    """Return two numbers rounded to as few significant digits (at least four) as still tell them apart."""
     old, new = unequal_texts(a, b)
     return float(old), float(new)
 

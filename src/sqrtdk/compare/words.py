@@ -38,27 +38,36 @@ class Group:
 
     @property
     def worst(self) -> PairDiff:
-        """The pair with the largest residue in units of allowed rounding."""
+        """Return the pair with the largest `excess`: the error that remains, as a multiple of the allowed rounding error."""
         return max(self.pairs, key=excess)
 
     @property
     def resolved(self) -> bool:
-        """Whether the outputs of every pair agree within rounding once all causes are applied."""
+        """Return whether the causes explain everything.
+
+        It is True if there is at least one cause, no unknown one, and every pair's `excess` is at most 1: the outputs agree
+        within rounding once all causes are applied.
+        """
         return bool(self.causes) and not self.unknown and all(excess(pair) <= 1 for pair in self.pairs)
 
     @property
     def only_reached(self) -> bool:
-        """Whether another input is the only difference of these pairs."""
+        """Return whether the group is resolved, and every pair has the single cause "input": its input already differs."""
         return self.resolved and all(is_reached(pair) and len(pair.causes) == 1 for pair in self.pairs)
 
     @property
     def numbers_differ(self) -> bool:
-        """Whether the sentences of the causes contain other numbers at other sites."""
+        """Return whether the texts of the named causes are not the same for all pairs, such as by another number."""
         return len({tuple(cause.text for cause in named_causes(pair)) for pair in self.pairs}) > 1
 
 
 def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
-    """Return pairs with a difference of their own, grouped by their causes, each group with its followers."""
+    """Return groups of pairs that differ for the same reasons, in the order of their first pairs.
+
+    Only pairs with `same` False and without `follows_from` are grouped. Two pairs share a group if their named causes have
+    the same names, stages and texts, apart from the numbers in the texts; pairs with an unknown cause must also have the
+    same first differing stage. Pairs that follow from a member are the group's `followers`.
+    """
     every = list(pairs)
 
     def causes(pair: PairDiff) -> tuple[object, ...] | None:
@@ -77,19 +86,35 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
 
 
 def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
-    """Return pairs that follow from a pair outside all groups, by the site of that pair."""
+    """Return the pairs that follow from another pair and are no follower of any group.
+
+    Args:
+        pairs: all pairs.
+        found: result of `groups` for these pairs.
+
+    Returns:
+        The pairs by the site of A that they follow from, as in `PairDiff.follows_from`.
+    """
     followers = {id(pair) for group in found for pair in group.followers}
     return _by(pairs, lambda pair: None if pair.follows_from is None or id(pair) in followers else _origin(pair))
 
 
 def cancelling(pairs: Iterable[PairDiff]) -> dict[tuple[tuple[str, ...], bool], list[PairDiff]]:
-    """Return pairs with stages that differ without changing the output, by these stages and whether others do."""
+    """Return the pairs with stages that differ without changing the output.
+
+    Returns:
+        The pairs by (these stages, whether the pair also has a difference that does change the output, with causes).
+    """
     own = {id(pair): pair.same is False and bool(pair.causes) for pair in pairs}
     return _by(pairs, lambda pair: (pair.cancelling, own[id(pair)]) if pair.cancelling else None)
 
 
 def left_out(pairs: Iterable[PairDiff]) -> dict[tuple[int, int], list[PairDiff]]:
-    """Return pairs with rows that were left out as they see no key, by (rows left out, all rows)."""
+    """Return the pairs with rows that were not compared because they see no key.
+
+    Returns:
+        The pairs by (number of rows left out, number of all rows).
+    """
     return _by(pairs, lambda pair: (pair.rows_left_out, pair.rows) if pair.rows_left_out else None)
 
 
@@ -103,12 +128,15 @@ def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dic
 
 
 def named_causes(pair: PairDiff) -> tuple[Cause, ...]:
-    """Return the causes of a pair that have a name."""
+    """Return the causes of a pair in their order, without those named "unknown"."""
     return tuple(cause for cause in pair.causes if cause.name != UNKNOWN_CAUSE)
 
 
 def shown_causes(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """Return causes as shown to a reader: other weights of q, k and v become one cause.
+
+    The joined cause stands where the first of them was, names all vectors ("q, k, v") and takes the largest `explained`.
+    All other causes stay as they are.
 
     Example:
         >>> def off(part, size):
@@ -144,48 +172,64 @@ def _other_weights(letters: Sequence[str], distances: Iterable[object]) -> Messa
 
 
 def lost_stage(pair: PairDiff) -> str | None:
-    """Return the stage of a difference without a cause: that of the cause "unknown", else the first that differs."""
+    """Return the stage of a difference without a known cause; None if the pair has no differing stage.
+
+    This is the stage of the first cause "unknown" that has one, else the first stage that differs.
+    """
     stages = [cause.stage for cause in pair.causes if cause.name == UNKNOWN_CAUSE and cause.stage]
     return stages[0] if stages else pair.first_stage
 
 
 def site_text(site: str, index: int) -> str:
-    """Return a site as records name it: "h.0", "h.0#1", "(root)" for the root."""
+    """Return a module path with the number of its call, unless that is 0: "h.0", "h.0#1"; "(root)" for the path ""."""
     return f"{site or ROOT_NAME}{f'#{index}' if index else ''}"
 
 
 def site_of_pair(pair: PairDiff) -> str:
-    """Return the site of A."""
+    """Return the site of A as text: module path and number of the call, as `site_text` writes them."""
     return site_text(pair.site_a, pair.index_a)
 
 
 def is_to_the_end(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> bool:
-    """Return whether these are several pairs, and all from the first of them on."""
+    """Return whether these are at least two pairs, and the last ones of all pairs without a gap.
+
+    Args:
+        members: some of the pairs, in order.
+        pairs: all pairs; members are found by identity, not by equality.
+    """
     last = pairs[-len(members) :]
     return len(members) > 1 and all(one is other for one, other in zip(members, last, strict=True))
 
 
 def sites_of_pairs(members: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Message:
-    """Return where pairs are: "at h.3"; "from h.0 on" if all later pairs are included; else their folded sites."""
+    """Return where some pairs are, as text.
+
+    Args:
+        members: pairs to name, in order.
+        pairs: all pairs.
+
+    Returns:
+        "from h.0 on" if the members are at least two and the last of all pairs; else "at" and the list of their sites.
+    """
     if is_to_the_end(members, pairs):
         return Message("paragraphs.where.since", site=site_of_pair(members[0]))
     return Message("paragraphs.where.sites", sites=site_list([site_of_pair(pair) for pair in members]))
 
 
 def site_list(sites: Iterable[str]) -> str:
-    """Return folded sites as text; only the first ones of many."""
+    """Return sites as one text, numbered ones folded into ranges; after the first 4 entries only how many more."""
     folded = fold_sites(sites)
     names, more = joined(folded[:_MOST_SITES_LISTED], "comma"), len(folded) - _MOST_SITES_LISTED
     return Message("paragraphs.sites.more", sites=names, count=more) if more > 0 else names
 
 
 def one_paragraph(sentences: Sequence[str]) -> str:
-    """Return whole sentences as one paragraph."""
+    """Return at least one sentence as one paragraph, joined as the catalogue of texts prescribes."""
     return reduce(lambda first, second: Message("paragraphs.then", first=first, second=second), sentences)
 
 
 def short(value: float | None) -> str:
-    """Return a difference with two digits.
+    """Return a difference with two significant digits; "-" for None.
 
     Example:
         >>> short(3.14e-6), short(0.25), short(12345.6), short(0.0), short(None), short(math.nan)
@@ -212,7 +256,10 @@ def share_text(value: float | None) -> str:
 
 
 def largest_pair(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | None]) -> PairDiff:
-    """Return the pair with the largest size; NaN ranks above all numbers, unknown sizes below."""
+    """Return the pair for which `size` is largest; a NaN counts as infinite and None as less than all.
+
+    There must be at least one pair.
+    """
 
     def rank(pair: PairDiff) -> float:
         value = size(pair)
@@ -222,12 +269,12 @@ def largest_pair(pairs: Iterable[PairDiff], size: Callable[[PairDiff], float | N
 
 
 def is_reached(pair: PairDiff) -> bool:
-    """Return whether a difference comes in with the input and not from an earlier attention."""
+    """Return whether one of the pair's causes is "input": what enters it differs, due to no earlier attention."""
     return any(cause.name == "input" for cause in pair.causes)
 
 
 def reached_by(pairs: Sequence[PairDiff]) -> list[PairDiff]:
-    """Return pairs whose input differs because of a module that is not an attention."""
+    """Return the pairs with the cause "input" and those that follow from one of them, in order."""
     first = {site_of_pair(pair) for pair in pairs if is_reached(pair)}
     return [pair for pair in pairs if is_reached(pair) or pair.follows_from in first]
 
@@ -237,7 +284,10 @@ def _origin(pair: PairDiff) -> str:
 
 
 def excess(pair: PairDiff) -> float:
-    """Return the residue in units of what is allowed; infinite if either is unknown or NaN."""
+    """Return residue / allowed of a pair: the error left once all causes are applied, over the allowed rounding error.
+
+    It is infinite if either number is None or NaN. If nothing is allowed, it is 0 for a residue of 0 and else infinite.
+    """
     residue, allowed = pair.residue, pair.allowed
     if residue is None or allowed is None or math.isnan(residue) or math.isnan(allowed):
         return math.inf

@@ -38,7 +38,7 @@ class Precision:
 
     @property
     def accumulator(self) -> torch.dtype:
-        """The dtype in which sums are accumulated: 16-bit products are summed in float32."""
+        """Return the dtype in which sums are accumulated: float64 if `dtype` is float64, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
@@ -46,7 +46,7 @@ Precisions = tuple[Precision, Precision]
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
-    """Return u, the largest relative error of one rounding to nearest.
+    """Return the unit roundoff u = eps / 2, the largest relative error of one rounding to nearest.
 
     Example:
         >>> rounding_unit(torch.float16) == 2**-11
@@ -56,13 +56,15 @@ def rounding_unit(dtype: torch.dtype) -> float:
 
 
 def least(dtype: torch.dtype) -> float:
-    """Return the largest absolute error of rounding a subnormal number."""
+    """Return the largest absolute error of rounding a subnormal number to this dtype: tiny * eps / 2."""
     finfo = torch.finfo(dtype)
     return finfo.tiny * finfo.eps / 2
 
 
 def rounded_to(a: Tensor, b: Tensor) -> torch.dtype | None:
-    """Return the dtype in which b is a rounded, every number of it; None if b is a, or is not rounded.
+    """Return the dtype to which a was rounded to give b, in every entry.
+
+    It is torch.bfloat16 or torch.float16; None if b equals a, or if neither dtype gives all of b.
 
     Example:
         >>> third = torch.tensor([[1 / 3]])
@@ -77,8 +79,8 @@ def rounded_to(a: Tensor, b: Tensor) -> torch.dtype | None:
 def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return a dtype coarser than `dtype` that holds every one of the values exactly; None if there is none.
 
-    A cache in float16 is read back as float32: `k.half().float()`. Numbers that only happen to have few digits, such
-    as zeros and ones, are told from these by the values before them, which have more.
+    A cache in float16 is read back as float32: `k.half().float()`. It is also None for fewer than 16 nonzero values, which
+    may fit by chance, and if a value is not finite.
 
     Example:
         >>> x = torch.randn(64)
@@ -92,9 +94,10 @@ def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
 
 
 def dtype_of_values(call: CallTensors) -> str:
-    """Return the dtype in which a call computed: the one that it names, or a coarser one that holds all its numbers.
+    """Return the name of the dtype in which a call computed, such as "float16".
 
-    A file says float32 of an engine that computed in float16: every number of q, k, v and the output is one of float16.
+    It is the dtype that the call names, unless q, k, v and the output all hold only numbers of one coarser dtype: a file may
+    say float32 of an engine that computed in float16. Constant outputs and incomplete calls keep the dtype that they name.
     """
     named = dtype_by_name(call.dtype)
     tensors = (call.output, call.query.values, call.key.values, call.value.values)
@@ -125,7 +128,9 @@ def dtype_allowed(p: Precision, recorded: torch.dtype, formula: str | None) -> t
 
 
 def sigmas(entries: int) -> float:
-    """Return how many standard deviations no entry exceeds, except with probability RISK.
+    """Return how many standard deviations no entry exceeds, except with probability `RISK` (1e-6).
+
+    The bound is sqrt(2 ln(2 n / RISK)) for n = `entries` sub-Gaussian errors.
 
     Example:
         >>> round(sigmas(1), 2), round(sigmas(10**6), 2)
@@ -136,12 +141,30 @@ def sigmas(entries: int) -> float:
 
 
 def sum_variance(total: Tensor, squares: Tensor, count: Tensor | int) -> Tensor:
-    """Return a sum's variance in u^2 / 3 from its total, the sum of its squared terms and their count (`rounding`)."""
+    """Return the variance of the rounding error of a sum, in units of u^2 / 3 (u of `rounding_unit`).
+
+    It is n (total^2 / 3 + squares / 2) + squares.
+
+    Args:
+        total: the sum.
+        squares: sum of the squared terms, in the shape of `total`.
+        count: number n of terms.
+    """
     return count * (total.square() / 3 + squares / 2) + squares
 
 
 def same_rows(a: Tensor, b: Tensor) -> Tensor:
-    """Return which rows of a and b, both (rows, D), are equal up to rounding, (rows,).
+    """Return which rows of two matrices are equal up to rounding.
+
+    Two rows are equal if they differ by at most 2^-21 of their largest entry, or if one is the other rounded to bfloat16 or
+    float16.
+
+    Args:
+        a: (rows, D), float64.
+        b: (rows, D), float64.
+
+    Returns:
+        Booleans (rows,).
 
     Example:
         >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)

@@ -58,23 +58,29 @@ class TensorOfBoth:
     units: tuple[float, float]
 
     def size(self, values: Tensor) -> TensorSize:
-        """Return the size of the entries that count; entries that only hide something (-inf, finfo.min) don't."""
+        """Return (root mean square, largest absolute value) of the entries of `values` that count.
+
+        Entries of absolute value 1e30 or more (-inf, finfo.min) and NaN are taken as 0: they only hide something.
+        """
         if not (values.numel() and float(values.abs().max()) < _HIDING_NUMBER):
             values = torch.where(values.double().abs() < _HIDING_NUMBER, values.double(), 0.0)
         return self._measured(values)
 
     def between(self, a: Tensor, b: Tensor) -> TensorSize:
-        """Return the size of a difference; equal infinities, and NaN on both sides, don't differ."""
+        """Return (root mean square, largest absolute value) of a - b over the entries that count.
+
+        Equal infinities, and NaN on both sides, differ by 0; if only one is infinite or NaN, they differ by infinity.
+        """
         return (0.0, 0.0) if torch.equal(a, b) else self._measured(entry_differences(a.double(), b.double()))
 
     @cached_property
     def gap(self) -> TensorSize:
-        """The size of the difference of both sides."""
+        """Return the size of A's minus B's tensor, as `between` measures it."""
         return self.between(self.a, self.b)
 
     @cached_property
     def sizes(self) -> tuple[TensorSize, TensorSize]:
-        """The sizes of A's and B's tensor."""
+        """Return the sizes of A's and of B's tensor, as `size` measures them."""
         return self.size(self.a), self.size(self.b)
 
     def nan(self) -> bool:
@@ -83,7 +89,10 @@ class TensorOfBoth:
         return bool((both if self.rows is None else both[self.rows]).any())
 
     def is_apart(self, roundings: float = ROUNDING_SLACK) -> bool:
-        """Return whether they differ by more than a few roundings, the least that is ever allowed."""
+        """Return whether both tensors differ by more than `roundings` relative roundings of both sides together.
+
+        False means that they are equal even by the least error that is ever allowed, so that no float64 run is needed.
+        """
         gap, size, by = self.gap, self.sizes[0], math.hypot(*self.units)
         return any(not off <= roundings * by * of for off, of in zip(gap, size, strict=True))
 
@@ -97,9 +106,14 @@ class TensorOfBoth:
 
 @dataclass(frozen=True, slots=True)
 class TensorVerdict:
-    """Whether a tensor is the same; None if unknown, for `reason` or because both sides have NaN.
+    """Whether a tensor is the same on both sides.
 
-    `gap`, `allowed` and `size` (of A's tensor) are root mean squares, or largest entries if only single entries differ.
+    Attributes:
+        same: None if unknown, for `reason` or because both sides have NaN at the same entry.
+        gap: size of the difference: a root mean square, or the largest entry if only single entries differ.
+        allowed: largest size that rounding explains, measured in the same way.
+        size: size of A's tensor (of B's if A's is 0), measured in the same way.
+        reason: why `same` is None; None if it is not, or if NaN is the reason.
     """
 
     same: bool | None
@@ -110,9 +124,15 @@ class TensorVerdict:
 
 
 def errors_of(both: TensorOfBoth, references: Sequence[Tensor | None] | None) -> list[TensorSize | None]:
-    """Return the difference of each side from its own float64 run, at least one rounding.
+    """Return the rounding error of each side: its difference from its own float64 run, at least one rounding.
 
-    `references` are each side's tensor in float64; None if one rounding explains every difference.
+    Args:
+        both: the tensor.
+        references: for A and B, the tensor of the float64 run, or None if it is missing. None in place of both means that
+            no such run is needed: one rounding of the dtype is taken.
+
+    Returns:
+        For A and B, (root mean square, largest absolute value); None if the reference is missing or has another shape.
     """
     found: list[TensorSize | None] = []
     for side, (x, size, by) in enumerate(zip((both.a, both.b), both.sizes, both.units, strict=True)):
@@ -127,7 +147,11 @@ def errors_of(both: TensorOfBoth, references: Sequence[Tensor | None] | None) ->
 
 
 def as_rounding(both: TensorOfBoth, errors: Sequence[TensorSize | None]) -> list[TensorSize | None]:
-    """Return errors that are rounding; a model that draws noise draws other noise in float64."""
+    """Return the errors of A and B, with None in place of each that is too large to be rounding.
+
+    An error is too large if its root mean square exceeds a tenth of the tensor's. A model that draws random numbers draws
+    other ones in float64, for example.
+    """
     sizes = both.sizes
     return [
         None if error is None or not error[0] <= _ANOTHER_COMPUTATION * size[0] else error
@@ -142,14 +166,17 @@ def judge_tensor(
     least: Sequence[float] = (0.0, 0.0),
     single: bool = True,
 ) -> TensorVerdict:
-    """Judges one tensor; it differs for certain only if it does with every float64 error taken for rounding.
+    """Judge whether one tensor is the same on both sides.
+
+    Errors that are too large to be rounding (`as_rounding`) are ignored. If the tensor then differs, but would not with
+    these errors allowed, the verdict is unknown.
 
     Args:
         both: the tensor.
         measured: result of `errors_of`.
-        before: number of attentions before it.
-        least: for each side, the least error allowed to a tensor of few entries, as a share of its size.
-        single: whether single entries that differ count.
+        before: number of attentions before it; the allowance of an unmeasured tensor grows with sqrt(before + 1).
+        least: for A and B, the least error allowed to a tensor of fewer than 64 entries, as a share of its size.
+        single: whether single entries that differ count, or only the root mean square.
     """
     known = as_rounding(both, measured)
     verdict = _compared(both, known, before, least, single)
@@ -195,7 +222,15 @@ def _allowed(
 
 
 def exact_of(side: ModelSide, listen: bool = False) -> FinerRun | None:
-    """Return a side's float64 run, with records of its modules if asked for; None if it can't run so."""
+    """Return a side's run in float64, which is made at most once for each value of `listen` and kept in `side.exact`.
+
+    Args:
+        side: the side; its `exact`, `again` and `forwards` may change.
+        listen: also record every module of the run.
+
+    Returns:
+        The run; None if the side is no module, or if its model can't run so.
+    """
     if side.again is None or (side.exact is not None and (side.exact.listened or not listen)):
         return side.exact
     side.forwards += 1
@@ -210,9 +245,13 @@ def exact_of(side: ModelSide, listen: bool = False) -> FinerRun | None:
 
 
 def padding_of(a: ModelSide, b: ModelSide) -> BlindRows:
-    """Return the rows that are padding: a model may give anything there, such as zeros.
+    """Return the rows that are padding by the attention masks among the inputs.
 
-    If encoder and decoder have rows of one size, only rows that are padding in both count.
+    A model may give anything there, such as zeros. If several masks of one side have one shape, such as those of encoder and
+    decoder, only rows that are padding in all of them count. A row counts if it is padding on either side.
+
+    Returns:
+        Booleans (B, L), True at padding, by (B, L); shapes without padding are left out.
     """
     padding: BlindRows = {}
     for side in (a, b):
@@ -227,7 +266,13 @@ def padding_of(a: ModelSide, b: ModelSide) -> BlindRows:
 
 
 def rows_left_out(a: ModelSide, b: ModelSide, pairs: Sequence[JudgedPair]) -> BlindRows:
-    """Return rows that see no key in some pair, and padding rows: they may hold anything, and pass it on."""
+    """Return the rows that are not compared: padding, and rows of self-attention that see no key in some pair.
+
+    Their values may be anything, and later layers pass them on.
+
+    Returns:
+        Booleans (B, L), True at rows that are left out, by (B, L).
+    """
     blind = padding_of(a, b)
     for own in pairs:
         if own.rows is not None and own.sides is not None and own.sides.self_attention:
@@ -237,10 +282,17 @@ def rows_left_out(a: ModelSide, b: ModelSide, pairs: Sequence[JudgedPair]) -> Bl
 
 
 def seeing_entries(shape: torch.Size, blind: BlindRows, *, cache: bool = False) -> Tensor | None:
-    """Return True at entries of rows that see a key, in the tensor's shape; None if all do.
+    """Return which entries of a tensor belong to rows that are compared.
 
-    Rows are the second axis of (B, L, D), the third of (B, H, L, E), or the first of a tensor without a batch.
-    A `cache` of a sliding window holds only the last rows, (B, H, W, E).
+    Rows are the second axis of (B, L, D), the third of (B, H, L, E), or the first of a tensor without a batch, (B * L, ...).
+
+    Args:
+        shape: shape of the tensor.
+        blind: rows that are left out, as `rows_left_out` returns them.
+        cache: whether the tensor is a cache, (B, H, W, E), of which a sliding window keeps only the last W rows.
+
+    Returns:
+        Booleans of this shape; None if every entry counts.
     """
     for (batch, length), hidden in blind.items():
         if not bool(hidden.any()):
@@ -273,7 +325,11 @@ class Entering:
     by_v: bool = False
 
     def cause(self, where: str = "") -> Cause | None:
-        """Return the cause "input" with the place where models begin to differ; None unless the inputs differ."""
+        """Return the cause "input"; None unless the inputs are known to differ.
+
+        Args:
+            where: text for the place where the models begin to differ; "" if unknown.
+        """
         if self.stage.same is not False:
             return None
         a, b = self.sizes
@@ -288,7 +344,18 @@ class Entering:
 def compare_inputs(
     a: ModelSide, b: ModelSide, calls: Sequence[tuple[CallTensors, CallTensors]], blind: BlindRows, listen: bool = False
 ) -> list[Entering]:
-    """Compares what enters every pair; `listen` makes the float64 runs record their modules."""
+    """Compare what enters the attentions of every pair: their input, or v if not both sides recorded the input.
+
+    Args:
+        a: side A; it may run again in float64.
+        b: side B; it may run again in float64.
+        calls: the pairs.
+        blind: rows that are left out, as `rows_left_out` returns them.
+        listen: whether float64 runs also record every module.
+
+    Returns:
+        One result for each pair, in order.
+    """
     every = [_entering_of_both(one, other, blind) for one, other in calls]
     exact = None
     if any(both is not None and both.is_apart() for both in every):

@@ -49,12 +49,12 @@ Steps = tuple[PathStep, ...]
 
 
 class VectorErrors(NamedTuple):
-    """Errors of q, k or v.
+    """Errors of q, k or v, in float64; the file's docstring defines them.
 
     Attributes:
-        each: (B, H, L, E).
-        row: (B, H, L, 1).
-        bound: (B, H, L, E).
+        each: (B, H, L, E), standard deviation of each entry's independent error.
+        row: (B, H, L, 1), standard deviation of the relative error that the entries of one vector share.
+        bound: (B, H, L, E), largest absolute error of each entry.
     """
 
     each: Tensor
@@ -63,29 +63,40 @@ class VectorErrors(NamedTuple):
 
     @classmethod
     def none(cls, values: Tensor) -> VectorErrors:
-        """Return no error, for values exactly as recorded."""
+        """Return errors of 0 for values (B, H, L, E) that are exactly as recorded."""
         nothing = torch.zeros_like(values, dtype=torch.float64)
         return cls(nothing, nothing[..., :1], nothing)
 
     def plus(self, hard: Tensor | float, chance: Tensor | float = 0.0) -> VectorErrors:
-        """Return the errors with an independent error added to every entry."""
+        """Return the errors with another, independent error added to every entry.
+
+        Args:
+            hard: largest absolute value of an error that has a bound, broadcast to (B, H, L, E).
+            chance: standard deviation of a sum of many errors, broadcast to (B, H, L, E).
+        """
         hard, chance = (torch.as_tensor(error, dtype=torch.float64) for error in (hard, chance))
         deviation = (hard.square() / 3 + chance.square()).sqrt()
         return VectorErrors(self.each + deviation, self.row, self.bound + hard + sigmas(self.each.numel()) * chance)
 
     def spread(self, count: int, heads: Tensor | None) -> VectorErrors:
-        """Return the errors for every query head, like `compute.spread`."""
+        """Return the errors for `count` query heads; head i takes those of `heads[i]` (see `compute.repeat_heads`)."""
         return VectorErrors(*(compute.repeat_heads(error, count, heads) for error in self))
 
     def rows(self, which: Tensor | slice) -> VectorErrors:
-        """Return the errors of some rows."""
+        """Return the errors of some rows (axis L), by indices, booleans or a slice."""
         return VectorErrors(*(error[..., which, :] for error in self))
 
 
 def projection_errors(affine: Affine, entering: Tensor, sides: Precisions) -> tuple[Tensor, VectorErrors]:
-    """Return the heads (B, H, L, E) of an input and their errors: the sum, its rounding, and that of the bias.
+    """Return the projection of an input and its rounding errors, those of both sides added.
 
-    If the sides have two dtypes, the side of the coarser one has rounded its weights to it.
+    Args:
+        affine: weight and bias of the projection.
+        entering: the input, (B, L, D).
+        sides: precision of A and of B. If one dtype is coarser, its side is taken to have rounded the weights to it.
+
+    Returns:
+        The heads (B, H, L, E) in float64, and their errors: of the sum of products, of its rounding, and of the bias.
     """
     result = compute.project_input(affine, entering)
     squared = replace(affine, weight=affine.weight.double().square(), bias=None)
@@ -104,7 +115,17 @@ def projection_errors(affine: Affine, entering: Tensor, sides: Precisions) -> tu
 
 
 def errors_along(path: VectorPath, before: Tensor, off: VectorErrors, sides: Precisions) -> tuple[Tensor, VectorErrors]:
-    """Return the values (B, H, L, E) after all steps of a path and their errors, from the errors before it."""
+    """Return the values after all steps of a path and their errors.
+
+    Args:
+        path: the steps and the factor after them.
+        before: values before the first step, (B, H, L, E).
+        off: errors of these values.
+        sides: precision of A and of B; the errors of both are added.
+
+    Returns:
+        The values (B, H, L, E) in float64 and their errors.
+    """
     values = before.double()
     for step in path.steps:
         after = compute.apply_step(step, values)
@@ -116,13 +137,13 @@ def errors_along(path: VectorPath, before: Tensor, off: VectorErrors, sides: Pre
 
 
 def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Tensor:
-    """Return the allowed error of values (B, H, L, E) that one side computed by these steps.
+    """Return the allowed absolute error (B, H, L, E) of values that one side computed by these steps.
 
     Args:
         steps: steps of a path.
-        entered: values before them.
+        entered: values before them, (B, H, L, E).
         dtype: dtype in which they were computed.
-        bound: error of `entered`; None: it is a projection, of this side or the other.
+        bound: absolute error of `entered`; None takes two relative roundings of it, those of a projection.
     """
     bound = PROJECTION_ROUNDINGS * rounding_unit(dtype) * entered.abs() if bound is None else bound
     return errors_along(
@@ -131,7 +152,15 @@ def allowed(steps: Steps, entered: Tensor, dtype: torch.dtype, bound: Tensor | N
 
 
 def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> bool:
-    """Return whether the steps give the values within what is `allowed`."""
+    """Return whether the steps turn `entered` into `wanted`, every entry within the error that `allowed` gives.
+
+    Args:
+        steps: steps of a path.
+        entered: values before them, (B, H, L, E).
+        wanted: values that they should give, (B, H, L, E).
+        dtype: dtype in which `wanted` was computed.
+        bound: absolute error of `entered`, as for `allowed`.
+    """
     got = compute.follow_path(VectorPath(steps=steps), entered)[-1]
     apart = (got - wanted).abs()
     if float(apart.norm()) > MOST_RELATIVE_ERROR * float(got.norm()):
@@ -140,7 +169,7 @@ def agrees(steps: Steps, entered: Tensor, wanted: Tensor, dtype: torch.dtype, bo
 
 
 def inverse(step: Rotation) -> Rotation:
-    """Return the rotation that undoes this one."""
+    """Return the rotation that undoes this one: its table is the reciprocal, so the amplitude is undone too."""
     size = step.table.abs().square().clamp_min(torch.finfo(torch.float64).tiny)
     return replace(step, table=step.table.conj().resolve_conj() / size)
 
