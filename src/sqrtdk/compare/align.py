@@ -46,7 +46,7 @@ class Alignment:
 
 
 def name_of(call: CallTensors | AttentionCall) -> str:
-    """Return the module path of a call, followed by "#" and the number of the call unless that is 0: "layers.0.attn#1"."""
+    """Return the module path of a call, with the number of the call unless that is 0: "layers.0.attn#1"."""
     return call.site if not call.index else f"{call.site}#{call.index}"
 
 
@@ -66,13 +66,14 @@ def once_a_site(missed: Sequence[Unpaired]) -> tuple[Unpaired, ...]:
 def align(a: Sequence[CallTensors], b: Sequence[CallTensors], mapping: Mapping[str, str]) -> Alignment:
     """Pair the calls of both sides: by the map, then by equal names, then in order by likeness.
 
-    The last step keeps the order of both lists and maximises evidence: equal vectors, numbers in the path, the last part of
-    the path. Calls of unequal sizes (`sizes_of`) are paired only by the map.
+    The last step keeps the order of both lists and maximises evidence: equal vectors, numbers in the path, the last
+    part of the path. Calls of unequal sizes (`sizes_of`) are paired only by the map.
 
     Args:
         a: calls of A, in the order in which they ran.
         b: calls of B, in the order in which they ran.
-        mapping: names in A to names in B, as `name_of` writes them: "site", or "site#index" for a call other than the first.
+        mapping: names in A to names in B, as `name_of` writes them: "site", or "site#index" for a call other than the
+            first.
 
     Returns:
         The pairs and the calls without a partner.
@@ -180,8 +181,8 @@ def _same_vectors(one: CallTensors, other: CallTensors) -> bool:
 def cut_alike(a: CallTensors, b: CallTensors, cut_a: Cut | None, cut_b: Cut | None) -> tuple[CallTensors, CallTensors]:
     """Return both calls with the same rows and heads.
 
-    A trace file may hold only a part of a call. If exactly one side was cut, the other side's call is reduced to that part;
-    else both are returned unchanged.
+    A trace file may hold only a part of a call. If exactly one side was cut, the other side's call is reduced to that
+    part; else both are returned unchanged.
 
     Args:
         a: call of A.

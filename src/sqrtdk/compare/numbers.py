@@ -31,8 +31,8 @@ def constant_tolerance(*dtypes: torch.dtype) -> float:
 def same(a: Value | None, b: Value | None, off: float = CONSTANT_TOLERANCE) -> bool:
     """Return whether two numbers, or two tensors that broadcast, are equal within the error of their storage.
 
-    Tensors are equal if the largest difference is at most `off` times the largest absolute entry of both; a tensor without
-    entries equals everything. None equals only None.
+    Tensors are equal if the largest difference is at most `off` times the largest absolute entry of both; a tensor
+    without entries equals everything. None equals only None.
 
     Args:
         a: a number, a tensor or None.
@@ -76,7 +76,7 @@ def single_ratio(a: Value, b: Value) -> float | None:
 
 
 def single_number(value: Value) -> float | None:
-    """Return the number of a scalar, or of a tensor with entries that are all `same`; None for other or empty tensors."""
+    """Return the number of a scalar or of a tensor whose entries are all the `same`; None for other tensors."""
     if not isinstance(value, Tensor):
         return float(value)
     if not value.numel():
@@ -108,8 +108,9 @@ def total(formula: Formula) -> Value:
 def rescaled(formula: Formula, other: Formula) -> Formula:
     """Return the formula with the other's total factor (`total`).
 
-    If both apply the softcap at the same place, both factors are the other's. Otherwise the factor before this formula's
-    softcap stays, and only the one after it changes (or the reverse if its softcap does not follow the product).
+    If both apply the softcap at the same place, both factors are the other's. Otherwise the factor before this
+    formula's softcap stays, and only the one after it changes (or the reverse if its softcap does not follow the
+    product).
     """
     if formula.softcap_at == other.softcap_at:
         return replace(formula, scale=other.scale, after=other.after)

@@ -38,21 +38,21 @@ class Group:
 
     @property
     def worst(self) -> PairDiff:
-        """Return the pair with the largest `excess`: the error that remains, as a multiple of the allowed rounding error."""
+        """Return the pair with the largest `excess`: the remaining error over the allowed rounding error."""
         return max(self.pairs, key=excess)
 
     @property
     def resolved(self) -> bool:
         """Return whether the causes explain everything.
 
-        It is True if there is at least one cause, no unknown one, and every pair's `excess` is at most 1: the outputs agree
-        within rounding once all causes are applied.
+        It is True if there is at least one cause, no unknown one, and every pair's `excess` is at most 1: the outputs
+        agree within rounding once all causes are applied.
         """
         return bool(self.causes) and not self.unknown and all(excess(pair) <= 1 for pair in self.pairs)
 
     @property
     def only_reached(self) -> bool:
-        """Return whether the group is resolved, and every pair has the single cause "input": its input already differs."""
+        """Return whether the group is `resolved` and every pair has the single cause "input": its input differs."""
         return self.resolved and all(is_reached(pair) and len(pair.causes) == 1 for pair in self.pairs)
 
     @property
@@ -64,9 +64,9 @@ class Group:
 def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
     """Return groups of pairs that differ for the same reasons, in the order of their first pairs.
 
-    Only pairs with `same` False and without `follows_from` are grouped. Two pairs share a group if their named causes have
-    the same names, stages and texts, apart from the numbers in the texts; pairs with an unknown cause must also have the
-    same first differing stage. Pairs that follow from a member are the group's `followers`.
+    Only pairs with `same` False and without `follows_from` are grouped. Two pairs share a group if their named causes
+    have the same names, stages and texts, apart from the numbers in the texts; pairs with an unknown cause must also
+    have the same first differing stage. Pairs that follow from a member are the group's `followers`.
     """
     every = list(pairs)
 
@@ -135,8 +135,8 @@ def named_causes(pair: PairDiff) -> tuple[Cause, ...]:
 def shown_causes(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """Return causes as shown to a reader: other weights of q, k and v become one cause.
 
-    The joined cause stands where the first of them was, names all vectors ("q, k, v") and takes the largest `explained`.
-    All other causes stay as they are.
+    The joined cause stands where the first of them was, names all vectors ("q, k, v") and takes the largest
+    `explained`. All other causes stay as they are.
 
     Example:
         >>> def off(part, size):

@@ -79,8 +79,8 @@ def rounded_to(a: Tensor, b: Tensor) -> torch.dtype | None:
 def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return a dtype coarser than `dtype` that holds every one of the values exactly; None if there is none.
 
-    A cache in float16 is read back as float32: `k.half().float()`. It is also None for fewer than 16 nonzero values, which
-    may fit by chance, and if a value is not finite.
+    A cache in float16 is read back as float32: `k.half().float()`. It is also None for fewer than 16 nonzero values,
+    which may fit by chance, and if a value is not finite.
 
     Example:
         >>> x = torch.randn(64)
@@ -96,8 +96,9 @@ def stored_in(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
 def dtype_of_values(call: CallTensors) -> str:
     """Return the name of the dtype in which a call computed, such as "float16".
 
-    It is the dtype that the call names, unless q, k, v and the output all hold only numbers of one coarser dtype: a file may
-    say float32 of an engine that computed in float16. Constant outputs and incomplete calls keep the dtype that they name.
+    It is the dtype that the call names, unless q, k, v and the output all hold only numbers of one coarser dtype: a
+    file may say float32 of an engine that computed in float16. Constant outputs and incomplete calls keep the dtype
+    that they name.
     """
     named = dtype_by_name(call.dtype)
     tensors = (call.output, call.query.values, call.key.values, call.value.values)
@@ -156,8 +157,8 @@ def sum_variance(total: Tensor, squares: Tensor, count: Tensor | int) -> Tensor:
 def same_rows(a: Tensor, b: Tensor) -> Tensor:
     """Return which rows of two matrices are equal up to rounding.
 
-    Two rows are equal if they differ by at most 2^-21 of their largest entry, or if one is the other rounded to bfloat16 or
-    float16.
+    Two rows are equal if they differ by at most 2^-21 of their largest entry, or if one is the other rounded to
+    bfloat16 or float16.
 
     Args:
         a: (rows, D), float64.

@@ -128,8 +128,8 @@ def errors_of(both: TensorOfBoth, references: Sequence[Tensor | None] | None) ->
 
     Args:
         both: the tensor.
-        references: for A and B, the tensor of the float64 run, or None if it is missing. None in place of both means that
-            no such run is needed: one rounding of the dtype is taken.
+        references: for A and B, the tensor of the float64 run, or None if it is missing. None in place of both means
+            that no such run is needed: one rounding of the dtype is taken.
 
     Returns:
         For A and B, (root mean square, largest absolute value); None if the reference is missing or has another shape.
@@ -149,8 +149,8 @@ def errors_of(both: TensorOfBoth, references: Sequence[Tensor | None] | None) ->
 def as_rounding(both: TensorOfBoth, errors: Sequence[TensorSize | None]) -> list[TensorSize | None]:
     """Return the errors of A and B, with None in place of each that is too large to be rounding.
 
-    An error is too large if its root mean square exceeds a tenth of the tensor's. A model that draws random numbers draws
-    other ones in float64, for example.
+    An error is too large if its root mean square exceeds a tenth of the tensor's. A model that draws random numbers
+    draws other ones in float64, for example.
     """
     sizes = both.sizes
     return [
@@ -247,8 +247,8 @@ def exact_of(side: ModelSide, listen: bool = False) -> FinerRun | None:
 def padding_of(a: ModelSide, b: ModelSide) -> BlindRows:
     """Return the rows that are padding by the attention masks among the inputs.
 
-    A model may give anything there, such as zeros. If several masks of one side have one shape, such as those of encoder and
-    decoder, only rows that are padding in all of them count. A row counts if it is padding on either side.
+    A model may give anything there, such as zeros. If several masks of one side have one shape, such as those of
+    encoder and decoder, only rows that are padding in all of them count. A row counts if it is padding on either side.
 
     Returns:
         Booleans (B, L), True at padding, by (B, L); shapes without padding are left out.
@@ -284,7 +284,8 @@ def rows_left_out(a: ModelSide, b: ModelSide, pairs: Sequence[JudgedPair]) -> Bl
 def seeing_entries(shape: torch.Size, blind: BlindRows, *, cache: bool = False) -> Tensor | None:
     """Return which entries of a tensor belong to rows that are compared.
 
-    Rows are the second axis of (B, L, D), the third of (B, H, L, E), or the first of a tensor without a batch, (B * L, ...).
+    Rows are the second axis of (B, L, D), the third of (B, H, L, E), or the first of a tensor without a batch, (B * L,
+    ...).
 
     Args:
         shape: shape of the tensor.
