@@ -29,12 +29,18 @@ BIAS_KINDS = {"alibi": ALIBI, "relative": RELATIVE}
 
 
 def compare_bias_factor(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares the factors on the bias, if the trace saw them or if they are a scale; rounding can't explain either."""
+    """Return the difference of the numbers that multiply the bias; None if there is none.
+
+    It counts if the trace saw both numbers, or if their quotient is a scale of the attention or its inverse.
+    """
     return _scaled("bias_by", both.a.bias_by, _factor_of_bias(both))
 
 
 def compare_fill_factor(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares the factors on the fill of hidden keys; only a finite fill shows one."""
+    """Return the difference of the numbers that multiply the fill of hidden keys; None if there is none.
+
+    Only finite fills other than 0 show it. It counts under the same conditions as for `compare_bias_factor`.
+    """
     return _scaled("fill_by", both.a.fill_by, _factor_of_fill(both))
 
 
@@ -81,10 +87,10 @@ def _is_scale(by: float, both: BothParts[Formula]) -> bool:
 
 
 def compare_fill(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares fills: a number in place of minus infinity, or another number, so that hidden keys take weight.
+    """Return the difference of the number that hidden logits get, or that is added to them; None if it has no effect.
 
     A fill far below all logits leaves no weight in a row that sees any key. A row that sees no key shows the fill: its
-    output is the mean over hidden keys, or 0.
+    output is the mean over hidden keys, or 0. `a` and `b` are the fills, "-inf" for minus infinity.
     """
     a, b = both.a, both.b
     if a.visible is None or b.visible is None or _factor_of_fill(both) is not None:
@@ -114,7 +120,11 @@ def _applied(formula: Formula) -> float:
 
 
 def compare_bias(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares biases: missing, other ALiBi slopes, another table, transposed, the other sign."""
+    """Return the difference of what is added to the logits of visible keys; None if it is the same for the softmax.
+
+    It tells a missing bias, other ALiBi slopes, another sign, transposed, permuted heads, and another table apart. `a`
+    and `b` are the ranges of the biases.
+    """
     a, b = both.a, both.b
     if a.bias is None and b.bias is None:
         return None

@@ -64,7 +64,10 @@ def compare_norm_offset(adds: str) -> Callable[[ModulePair], ModuleDifference | 
 
 
 def compare_class(both: ModulePair) -> ModuleDifference | None:
-    """Compare the classes of two modules that are not both made of inner modules."""
+    """Return the difference of the classes; None if they are the same or both modules have submodules.
+
+    `a` and `b` are the names of the classes. The edit puts a copy of B's module into A.
+    """
     a, b = both.a, both.b
     if type(a) is type(b) or (any(a.children()) and any(b.children())):
         return None

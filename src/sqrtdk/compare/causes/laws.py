@@ -32,14 +32,23 @@ RecordAndWords = tuple[str | float, str]  # frequencies as the record shows them
 
 
 class Scaling(NamedTuple):
-    """A scaling for long contexts: the base that it scales, and words for it."""
+    """A scaling of rotary frequencies for long contexts.
+
+    Attributes:
+        base: the base that it scales, as text.
+        words: name and parameters of the scaling, as a message.
+    """
 
     base: str
     words: Message
 
 
 def wanted_frequencies(a: Turn, b: Turn) -> Tensor | None:
-    """Return B's frequencies for as many pairs as A rotates, in A's direction; None if unknown."""
+    """Return B's frequencies for as many pairs of channels as A rotates, in radians a position.
+
+    They have the sign of A's. If the sides rotate different numbers of pairs, they are computed from B's base; None if
+    a base is unknown, or if one side only rotates fewer pairs by the same frequencies.
+    """
     if len(a.frequencies) == len(b.frequencies):
         one_way = bool((b.frequencies * b.frequencies.sum() >= 0).all())
         return b.frequencies.abs() * a.sign if one_way else b.frequencies
@@ -54,7 +63,15 @@ def frequency_words(
 ) -> tuple[str | float, str | float, Sequence[str]]:
     """Return the frequencies of A and of B as the record shows them, and both as the sentence shows them.
 
-    `wanted` are B's frequencies for A's pairs; `near` is the allowed difference of equal angles, in radians.
+    Args:
+        both: both rotations.
+        a: A's table as positions and frequencies.
+        b: B's table as positions and frequencies.
+        wanted: B's frequencies for A's pairs, as `wanted_frequencies` returns them.
+        near: allowed difference of equal angles, in radians.
+
+    Returns:
+        For A and for B a base, or text on other frequencies; then a sequence of the two texts for the sentence.
     """
     (old, old_shown), (new, new_shown) = _frequencies(a, near), _frequencies(b, near)
     if old == new:

@@ -51,14 +51,18 @@ def _taken_apart(a: Formula, b: Formula) -> tuple[Parts, Parts]:
 
 
 def mask_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
-    """Yield the parts of both masks, if a side has a mask."""
+    """Yield both masks, decomposed into bounds, padding and other structure; nothing if neither side has a mask."""
     for both in formula_pairs(sides):
         if both.a.visible is not both.b.visible:
             yield BothParts(sides, *_taken_apart(both.a, both.b), change_formula)
 
 
 def band_pairs(sides: Sides) -> Iterator[BothParts[Parts]]:
-    """Yield the parts of both masks, if their bands explain the difference."""
+    """Yield both masks as `mask_pairs` does, if a comparison of their bounds is meaningful.
+
+    Nothing is yielded if only one mask has single keys that no structure explains, or if one mask is the other in
+    another layout, such as transposed.
+    """
     for both in mask_pairs(sides):
         if _lopsided(both) or _layout_of_b(both) is not None:
             continue
@@ -163,7 +167,11 @@ def _banded(both: BothParts[Parts], band: Callable[[Parts], Band]) -> Edit[Formu
 
 
 def compare_alignment(both: BothParts[Parts]) -> PartDifference | None:
-    """Compares the corners from which bands count, if L differs from S. A window moves with its causal bound."""
+    """Return the difference if causal masks of L rows and S keys are aligned to other corners; None otherwise.
+
+    The upper left corner means i >= j for row i and key j, the lower right one i - j >= L - S. A window moves along
+    with its causal bound.
+    """
     a, b, shift = both.a, both.b, _shift(both)
     if not shift:
         return None
@@ -179,7 +187,11 @@ def compare_alignment(both: BothParts[Parts]) -> PartDifference | None:
 
 
 def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
-    """Compares the least i - j of a visible key: the next key is visible, the own key hidden, or no bound at all."""
+    """Return the difference of the least i - j of a visible key, apart from the alignment; None if there is none.
+
+    The next key is visible, say, or the own key is hidden, or one side has no such bound. `a` and `b` are the least i -
+    j.
+    """
     a, b, (offset, moved) = both.a.least, both.b.least, _offset(both)
     if _windows(both) or a == b or offset == 0:
         return None
@@ -199,7 +211,11 @@ def compare_causal_bound(both: BothParts[Parts]) -> PartDifference | None:
 
 
 def compare_window(both: BothParts[Parts]) -> PartDifference | None:
-    """Compares the greatest i - j of a visible key, or both bounds: off by one, resized, missing, on wrong layers."""
+    """Return the difference of the greatest i - j of a visible key; None if there is none.
+
+    A window may be off by one, of another size, missing, or on other layers. `a` and `b` are its sizes in keys. Windows
+    that reach equally far ahead and back are compared by both bounds.
+    """
     a, b, shift, both_bounds = both.a, both.b, _shift(both), _windows(both)
     sizes = a.greatest, b.greatest
     if not both_bounds:  # a window is compared only as far as it hides a key in the other's alignment
@@ -219,7 +235,10 @@ def _size(parts: Parts) -> int | str:
 
 
 def compare_padding(both: BothParts[Parts]) -> PartDifference | None:
-    """Compares padding: it is visible, or other keys are padding; or the same keys, but rows of padding see others."""
+    """Return the difference in which keys are padding, or in what rows of padding see; None if there is none.
+
+    It is also None if the masks are related by another layout, or if only one mask has keys that no structure explains.
+    """
     a, b = both.a, both.b
     if _lopsided(both) or _layout_of_b(both) is not None:
         return None
@@ -235,7 +254,10 @@ def compare_padding(both: BothParts[Parts]) -> PartDifference | None:
 
 
 def compare_structure(both: BothParts[Parts]) -> PartDifference | None:
-    """Compares documents, blocks and layouts; else single keys, unless named parts or special rows explain them all."""
+    """Return the difference of documents, blocks, layout or single keys; None if there is none.
+
+    It is also None if bounds, padding and the rows of padding already explain every difference of the masks.
+    """
     a, b = both.a, both.b
     one, other = _whole_masks(both)
     if torch.equal(one, other):

@@ -33,7 +33,10 @@ OFF_BY_ONE = {1.0: "causes.weights.plus_one", -1.0: "causes.weights.minus_one"}
 
 
 def norm_pairs(sides: Sides) -> Iterator[BothParts[NormStep]]:
-    """Yield the norms of q, then of k, in order."""
+    """Yield the first norm of q on both sides, then the second, and so on; then those of k.
+
+    A norm that only one side has is left out.
+    """
     for vector in QK:
         both = zip(norms_of(path_of(sides.a, vector)), norms_of(path_of(sides.b, vector)), strict=False)
         for place, (a, b) in enumerate(both):
@@ -44,7 +47,12 @@ def norm_pairs(sides: Sides) -> Iterator[BothParts[NormStep]]:
 
 
 def compare_norm_kind(both: BothParts[NormStep]) -> PartDifference | None:
-    """Compares kinds. Also finds an "l2" that was recorded as "rms" with 1/sqrt(features) of the other side's gain."""
+    """Return the difference of the kinds, such as "RMS" and "L2"; None if they are the same.
+
+    x / |x| equals an RMS norm with gain 1 / sqrt(n), n the number of features that are normalised together. So "l2" and
+    "rms" norms with gains that make up for this are the same, and two "rms" norms whose gains differ by sqrt(n) are
+    not.
+    """
     a, b = both.a, both.b
     seen = _kind_by_gain(both)
     if seen is not None:
@@ -82,7 +90,10 @@ def _features(both: BothParts[NormStep]) -> int:
 
 
 def compare_gain(both: BothParts[NormStep]) -> PartDifference | None:
-    """Compares gains and shifts."""
+    """Return the difference of gains or shifts; None if both agree, or if the gains only reflect another kind.
+
+    `a` and `b` are the ranges of the gains. A gain that is off by exactly 1 is described as such: x * (1 + weight).
+    """
     a, b, slack = both.a, both.b, both.sides.slack
     gains = not same(a.gain, b.gain, slack)
     if not (gains or _shifts_differ(a, b, slack)) or _equivalent(both) or _kind_by_gain(both) is not None:
@@ -103,7 +114,10 @@ def _shifts_differ(a: NormStep, b: NormStep, tolerance: float) -> bool:
 
 
 def compare_eps(both: BothParts[NormStep]) -> PartDifference | None:
-    """Compares eps beyond the rounding of A's; whether a difference matters depends on the sizes of q and k."""
+    """Return the difference of the eps values; None if they agree to the precision with which they are known.
+
+    It is also None for "l2" against another kind: its eps is added to a length, the others' to a mean square.
+    """
     # The eps of "l2" is added to a length, that of "rms" to a mean square: their numbers can't be compared.
     a, b = both.a, both.b
     other_unit = (a.kind == "l2") != (b.kind == "l2")
@@ -113,7 +127,7 @@ def compare_eps(both: BothParts[NormStep]) -> PartDifference | None:
 
 
 def compare_norm_axis(both: BothParts[NormStep]) -> PartDifference | None:
-    """Compares the features of the mean: those of one head, or those of all heads."""
+    """Return the difference if one norm is over the features of a head, the other over all heads; else None."""
     old, new = (Message(f"causes.qk_norm_axis.{norm.over}") for norm in (both.a, both.b))
     return None if both.a.over == both.b.over else PartDifference(old, new)
 
@@ -122,7 +136,11 @@ def compare_norm_axis(both: BothParts[NormStep]) -> PartDifference | None:
 
 
 def compare_norm_count(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares the number of norms: a norm that only one side has."""
+    """Return the difference if one side has more norms of the vector; None if both have equally many.
+
+    `a` and `b` are the kind of the first extra norm on the side that has it. The edit removes A's extra norms or adds
+    B's.
+    """
     a, b, other = norms_of(both.a), norms_of(both.b), both.b
     if len(a) > len(b):
         return PartDifference(NORM_WORDS[a[len(b)].kind], Message(NO_VALUE), edit=lambda own: _first(own, len(b)))
@@ -149,7 +167,10 @@ def _with_norms_of(old: VectorPath, other: VectorPath, have: int) -> VectorPath:
 
 
 def compare_norm_order(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares where the norm stands: before the rotation on one side and after it on the other, if this matters."""
+    """Return the difference if norms stand before the rotation on one side and after it on the other; else None.
+
+    It is also None if the order doesn't matter: without a mean or shift, if a pair of channels shares its gain.
+    """
     early, wanted, own = norms_before_rotation(both.a), norms_before_rotation(both.b), norms_of(both.a)
     if early is None or wanted is None or early == wanted or len(own) != len(norms_of(both.b)):
         return None
@@ -163,7 +184,7 @@ def compare_norm_order(both: BothParts[VectorPath]) -> PartDifference | None:
 
 
 def norms_before_rotation(path: VectorPath) -> int | None:
-    """Return how many norms come before the rotation; None without a rotation."""
+    """Return the number of norms before the rotation on a path; None if the path has no rotation."""
     if rotation_of(path) is None:
         return None
     at = next(i for i, step in enumerate(path.steps) if isinstance(step, Rotation))

@@ -28,9 +28,13 @@ _SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a
 
 
 def differing_tensors(modules: ModulePair, but: Collection[str] = ()) -> Iterator[TensorPair]:
-    """Yield the modules' own parameters and buffers that differ by more than their storage, except those in `but`.
+    """Yield the modules' own parameters and buffers that differ by more than the rounding of their dtypes.
 
-    A tensor of one side alone counts only between modules of one class: other classes hold other tensors.
+    A tensor that only one side has is yielded only between modules of one class: other classes hold other tensors.
+
+    Args:
+        modules: both modules; tensors of their submodules are not compared.
+        but: names that are left out.
     """
     a, b = modules.a, modules.b
     own = [{**dict(m.named_parameters(recurse=False)), **dict(m.named_buffers(recurse=False))} for m in (a, b)]
@@ -48,7 +52,12 @@ def differing_tensors(modules: ModulePair, but: Collection[str] = ()) -> Iterato
 
 
 def entries_off(a: Tensor, b: Tensor) -> Tensor | None:
-    """Return which entries of two tensors differ by more than the rounding of both dtypes; None for other shapes.
+    """Return which entries of two tensors differ by more than the rounding of both dtypes.
+
+    Floating-point entries may differ by 2 (u_a + u_b) times the larger one, u the unit roundoff; others must be equal.
+
+    Returns:
+        Booleans in the common shape; None if the shapes differ.
 
     Example:
         >>> third = torch.tensor([1 / 3, 1.0])
@@ -67,17 +76,24 @@ def entries_off(a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def compare_tied_head(part: TensorPair) -> ModuleDifference | None:
-    """Find a head of B whose weight is that of the embedding: `lm_head.weight = embed_tokens.weight`."""
+    """Return the difference if B's tensor is that of an embedding of A: `lm_head.weight = embed_tokens.weight`.
+
+    `a` and `b` are the paths of the two modules of A. None if the first other module that holds B's tensor is no
+    embedding.
+    """
     return _of_another(part, embeddings=True)
 
 
 def compare_place(part: TensorPair) -> ModuleDifference | None:
-    """Find the module of A, of any other path, that holds B's tensor under the same name."""
+    """Return the difference if another module of A holds exactly B's tensor under the same name; else None.
+
+    `a` and `b` are the paths of A's partner and of the module that holds it.
+    """
     return _of_another(part, embeddings=False)
 
 
 def compare_shape(part: TensorPair) -> ModuleDifference | None:
-    """Compare the shapes."""
+    """Return the difference if both tensors exist and their shapes differ, as text "(4, 8)"; else None."""
     if part.a is None or part.b is None or part.off is not None:
         return None
     one, other = (f"{tuple(x.shape)}" for x in (part.a, part.b))
@@ -85,13 +101,16 @@ def compare_shape(part: TensorPair) -> ModuleDifference | None:
 
 
 def compare_factor(part: TensorPair) -> ModuleDifference | None:
-    """Find the one number by which B's tensor is A's."""
+    """Return the difference if B's tensor is A's times one number, which is `b` (`a` is 1.0); else None."""
     factor = None if part.numbers is None else single_ratio(*part.numbers)
     return None if factor is None else _difference(part, 1.0, factor, factor=f"{factor:.4g}")
 
 
 def compare_offset(part: TensorPair) -> ModuleDifference | None:
-    """Find the weight of a norm that is A's plus 1, or minus 1: stored for `x * (1 + weight)`, and for `x * weight`."""
+    """Return the difference if B's `weight` is A's plus or minus 1; else None.
+
+    Norms store it so for x * (1 + weight), and for x * weight.
+    """
     if part.numbers is None or part.name != "weight":
         return None
     x, y = part.numbers
@@ -102,7 +121,7 @@ def compare_offset(part: TensorPair) -> ModuleDifference | None:
 
 
 def compare_transposed(part: TensorPair) -> ModuleDifference | None:
-    """Find a square matrix of B that is A's, transposed."""
+    """Return the difference if B's tensor is A's square matrix, transposed; else None."""
     if part.numbers is None:
         return None
     x, y = part.numbers
@@ -111,27 +130,43 @@ def compare_transposed(part: TensorPair) -> ModuleDifference | None:
 
 
 def compare_rounded(part: TensorPair) -> ModuleDifference | None:
-    """Find numbers of B that are A's in a coarser dtype."""
+    """Return the difference if B's tensor is A's, rounded to bfloat16 or float16; else None.
+
+    `a` and `b` are names of dtypes: A's, and the coarser one.
+    """
     return None if part.b is None else _rounded(part, part.a, part.b, by_b=True)
 
 
 def compare_not_rounded(part: TensorPair) -> ModuleDifference | None:
-    """Find numbers of A that are B's in a coarser dtype."""
+    """Return the difference if A's tensor is B's, rounded to bfloat16 or float16; else None.
+
+    `a` and `b` are names of dtypes: the coarser one, and B's.
+    """
     return None if part.b is None else _rounded(part, part.b, part.a, by_b=False)
 
 
 def compare_few(part: TensorPair) -> ModuleDifference | None:
-    """Count the numbers of a vector that differ, if they are few."""
+    """Return the difference if fewer than half of a vector's entries differ; else None.
+
+    `a` and `b` are the root mean squares of these entries.
+    """
     return _few(part) if part.off is not None and part.off.dim() <= 1 else None
 
 
 def compare_few_rows(part: TensorPair) -> ModuleDifference | None:
-    """Count the rows of a matrix that differ, if they are few."""
+    """Return the difference if fewer than half of the rows of a matrix (first axis) differ; else None.
+
+    `a` and `b` are the root mean squares of these rows.
+    """
     return _few(part) if part.off is not None and part.off.dim() > 1 else None
 
 
 def compare_held(part: TensorPair) -> ModuleDifference | None:
-    """Find the weight of A that holds a matrix of B in another form: transposed, its rows mixed, a part of one."""
+    """Return the difference if a weight of A holds B's matrix in another form; else None.
+
+    It may be another weight, the transpose, the rows in another order, or a part of the rows (`holder_of`). `a` and `b`
+    are the names of A's own weight and of the one that holds B's numbers.
+    """
     if part.off is None or part.b is None:
         return None
     others = part.modules.others.items()
@@ -144,7 +179,10 @@ def compare_held(part: TensorPair) -> ModuleDifference | None:
 
 
 def compare_numbers(part: TensorPair) -> ModuleDifference | None:
-    """Describe other numbers of one shape."""
+    """Return the difference of two tensors of one shape; None if a tensor is missing or the shapes differ.
+
+    `a` and `b` are their root mean squares.
+    """
     if part.numbers is None:
         return None
     x, y = part.numbers
@@ -153,12 +191,12 @@ def compare_numbers(part: TensorPair) -> ModuleDifference | None:
 
 
 def compare_layer_bias(part: TensorPair) -> ModuleDifference | None:
-    """Find a bias that one side alone has, among the parameters of modules of one class."""
+    """Return the difference if only one side has the tensor and it is named "bias"; else None."""
     return _alone(part) if part.name == "bias" else None
 
 
 def compare_presence(part: TensorPair) -> ModuleDifference | None:
-    """Find any other tensor that one side alone has."""
+    """Return the difference if only one side has the tensor; else None. The other side's value is None."""
     return _alone(part)
 
 
@@ -253,7 +291,7 @@ class Holder:
 
     @property
     def text(self) -> Message:
-        """The weight in words: "A's `k_proj`, transposed"."""
+        """Return the weight in words, with its rows or how it is changed: "A's `k_proj`, transposed"."""
         name = f"`{self.name.removesuffix('.weight')}`"
         if self.rows is not None:
             return Message("outputs.holds.part", name=name, first=self.rows[0], last=self.rows[1] - 1)
@@ -262,9 +300,15 @@ class Holder:
 
 
 def holder_of(wanted: Tensor, parameters: Mapping[str, Tensor], own: str = "") -> Holder | None:
-    """Return the parameter that holds the rows of a weight (rows, D); None if none does.
+    """Return the parameter that holds the rows of a weight, up to rounding; None if none does.
 
-    `own` is the parameter that should hold them. If it is stored as (D, rows), the others are read so too.
+    A whole parameter is preferred to a part of one, then to a transposed one, then to one with its rows in another
+    order.
+
+    Args:
+        wanted: the weight, (rows, D), with at least two rows; None is returned if all its entries are the same.
+        parameters: candidates by name; only floating-point matrices are tried.
+        own: name of the parameter that should hold it. If that is stored as (D, rows), so are the others.
 
     Example:
         >>> q, k = torch.randn(2, 4, 4)

@@ -27,9 +27,16 @@ OVER, MODULO = "causes.positions.token_over", "causes.positions.token_modulo"
 
 
 def times_words(both: BothParts[Any], a: Turn | None, b: Turn | None, near: float) -> DifferenceWords | None:
-    """Return words if one side rotates a vector twice: all its angles are twice the other's.
+    """Return what to say if one side rotates a vector twice: all its angles are twice the other's; else None.
 
-    If the positions of both q and k are halved, the cause is a linear scaling of the frequencies instead.
+    If the positions of both q and k are halved, the cause is a linear scaling of the frequencies instead, and None is
+    returned.
+
+    Args:
+        both: both rotations of one vector.
+        a: A's table as positions and frequencies; None if unknown.
+        b: B's table as positions and frequencies; None if unknown.
+        near: allowed difference of equal angles, in radians.
     """
     if a is None or b is None:
         return None
@@ -53,7 +60,13 @@ def times_words(both: BothParts[Any], a: Turn | None, b: Turn | None, near: floa
 
 
 def places_words(both: BothParts[Any], a: Tensor, b: Tensor) -> DifferenceWords:
-    """Return words for the difference of positions (B or 1, L)."""
+    """Return what to say about different positions: shifted, not counting a cache or padding, or single ones.
+
+    Args:
+        both: both rotations of one vector.
+        a: A's positions, (B, L) or (1, L).
+        b: B's positions, in a shape that broadcasts with A's.
+    """
     a, b = a + 0 * b, b + 0 * a  # broadcasts both
     shift, was, now = b - a, _in_words(a[0]), _in_words(b[0])
     found = _behind_cache(both, a[0], b[0]) if bool((shift == shift[0]).all()) else None
@@ -157,7 +170,7 @@ class ImageAxis:
 
     @property
     def counts(self) -> Message | None:
-        """The places as code: `token // 6` or `token % 6`; None if neither."""
+        """Return the positions as code, `token // 6` or `token % 6`; None if neither gives them."""
         token, count = torch.arange(len(self.places)), int(self.places.max()) + 1
         for width in range(1, len(token)):
             if torch.equal(self.places, token // width):
@@ -166,7 +179,16 @@ class ImageAxis:
 
 
 def axes_words(a: Tensor, b: Tensor, near: float) -> DifferenceWords | None:
-    """Return words if pairs rotate by positions on several axes, and the axes, their pairs or positions differ."""
+    """Return what to say if the positions of an image's axes differ; None if they don't explain the difference.
+
+    Some pairs of channels rotate by token // width, others by token % width, for example. None is also returned unless
+    A's frequencies at B's positions give B's table, and at least one side has two axes.
+
+    Args:
+        a: complex rotary table of A, (1, L, pairs).
+        b: complex rotary table of B, (1, L, pairs).
+        near: allowed difference of equal angles, in radians.
+    """
     # half of the pairs by token // width, half by token % width: an image with rotary axes
     one, other = _axes(a, near), _axes(b, near)
     if one is None or other is None or max(len(one), len(other)) < 2 or not _reproduces(one, other, b, near):

@@ -107,13 +107,13 @@ def _nearest(wanted: Tensor, rows: Tensor) -> Tensor:
 
 
 def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
-    """Return whether q and k have rows in the order of the other rotary layout and that layout: no difference.
+    """Return whether q and k have rows in the order of the other rotary layout and use that layout: no difference.
 
     Checkpoints are converted this way: the two channels of a pair stay a pair.
 
     Args:
         sides: both programs.
-        orders: orders of the rows that moved, if known.
+        orders: for each vector with moved rows, A's row at each place; None computes them.
     """
     orders = _moved(sides) if orders is None else orders
     for vector in QK:
@@ -134,7 +134,10 @@ def relabelled(sides: Sides, orders: dict[str, Tensor] | None = None) -> bool:
 
 
 def row_orders(sides: Sides) -> Iterator[BothParts[dict[str, Tensor]]]:
-    """Yield all vectors whose rows moved as one part: rows may move from one vector to another."""
+    """Yield one pair for all vectors whose rows are A's in another order; nothing if no rows moved.
+
+    Rows may move from one vector to another. Both parts are the orders: A's row at each place, by name of the vector.
+    """
     orders = _moved(sides)
     if orders and relabelled(sides, orders):
         orders = {vector: order for vector, order in orders.items() if vector not in QK}
@@ -150,7 +153,7 @@ def row_orders(sides: Sides) -> Iterator[BothParts[dict[str, Tensor]]]:
 
 
 def compare_head_order(both: BothParts[dict[str, Tensor]]) -> PartDifference:
-    """Describes rows that are the same in another order: heads, channels, parts of a fused QKV."""
+    """Return the difference of rows in another order: heads, channels, parts of a fused QKV, whole weights."""
     parts = joined([QKV_LETTERS[vector] for vector in both.a], "and")
     if (holds := _exchanged(both)) is not None:
         words = {"parts": parts, "b": holds}
@@ -243,7 +246,7 @@ def _list(numbers: Tensor) -> str:
 
 
 def projection_pairs(sides: Sides) -> Iterator[BothParts[Affine]]:
-    """Yield the projections if both are known and have equal heads and features; the width of the input may differ."""
+    """Yield the projections of q, k and v that both sides know and that have equal numbers of heads and features."""
     for vector in QKV:
         a, b = path_of(sides.a, vector).affine, path_of(sides.b, vector).affine
         if a is not None and b is not None and a.weight.shape[:2] == b.weight.shape[:2]:
@@ -255,7 +258,11 @@ def _on_affine(vector: str, edit: Edit[Affine]) -> ProgramChange:
 
 
 def compare_weight(both: BothParts[Affine]) -> PartDifference | None:
-    """Compares rows. Vectors that share a parameter, such as a fused QKV, are one difference."""
+    """Return the difference of two weights; None for other shapes, equal weights or rows that only moved.
+
+    Vectors that share a parameter, such as a fused QKV, make one difference. `a` and `b` are the names of the
+    parameters.
+    """
     a, b = both.a, both.b
     if a.weight.shape != b.weight.shape:
         return None
@@ -294,7 +301,7 @@ def _distance(mine: Tensor, wanted: Tensor) -> Message:
 
 
 def compare_projection_bias(both: BothParts[Affine]) -> PartDifference | None:
-    """Compares biases. A bias of zeros counts as none, and one that moved with its rows is A's."""
+    """Return the difference if the biases are not equal; a missing bias counts as 0, a moved one as A's."""
     mine, wanted, sides = _bias(both.a), _bias(both.b), both.sides
     if _one_row(mine, wanted):
         return None
@@ -316,7 +323,10 @@ def _one_row(a: Tensor, b: Tensor) -> bool:
 
 
 def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares the heads that query heads read: 0 0 1 1 is `repeat_interleave` of two heads, 0 1 0 1 is `tile`."""
+    """Return the difference in which key head each query head reads; None if it is the same or unknown.
+
+    `a` and `b` list the head of each query head: 0 0 1 1 is `repeat_interleave` of two heads, 0 1 0 1 is `tile`.
+    """
     a, b = both.a.heads, both.b.heads
     if both.a.affine is not None and both.b.affine is not None:
         a, b = _heads(both.a.affine, both.b.affine, a, b)
@@ -374,7 +384,10 @@ def _size(factor: Tensor) -> float | str:
 
 
 def like_amplitude(sides: Sides) -> bool:
-    """Return whether q and k are both off by one factor and both rotate: then it is the amplitude of cos and sin."""
+    """Return whether q and k both rotate and have the same factor other than 1 between the sides.
+
+    Then the factor counts as the amplitude of cos and sin.
+    """
     turning = all(rotation_of(path_of(side, vector)) is not None for vector in QK for side in (sides.a, sides.b))
     ratios = [torch.as_tensor(path_of(sides.b, x).scaled) / torch.as_tensor(path_of(sides.a, x).scaled) for x in QK]
     by = torch.cat([ratio.double().flatten() for ratio in ratios])

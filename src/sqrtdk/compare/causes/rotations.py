@@ -28,7 +28,10 @@ MOST_SORTED = 2**23  # numbers from which a median is taken: quantile refuses mo
 
 
 def rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
-    """Yield the rotations of q and k, if both sides rotate."""
+    """Yield the rotations of q, then of k, for each vector that both sides rotate.
+
+    If A rotates a single row of q, and B rotates only k, B's q counts as rotated at position 0, which changes nothing.
+    """
     sides = _with_position_0(sides)
     for vector in QK:
         a, b = rotation_of(path_of(sides.a, vector)), rotation_of(path_of(sides.b, vector))
@@ -49,7 +52,7 @@ def _with_position_0(sides: Sides) -> Sides:
 
 
 def like_rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
-    """Yield the rotations, those of neighbouring channels in the width that makes the two most alike."""
+    """Yield the same as `rotation_pairs`, after `like_widths` made the numbers of rotating neighbours alike."""
     return rotation_pairs(like_widths(sides))
 
 
@@ -57,7 +60,11 @@ def like_rotation_pairs(sides: Sides) -> Iterator[BothParts[Rotation]]:
 
 
 def compare_rotation_presence(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares presence: a rotation that only one side has. A table that rotates nothing counts as none."""
+    """Return the difference if only one side rotates the vector; None otherwise.
+
+    `a` and `b` say "rotated" or "not rotated". The edit removes A's rotation, or inserts B's at the same place among
+    the norms.
+    """
     a, b = rotation_of(both.a), rotation_of(both.b)
     if a is not None and b is None:
         of_position_0 = both.vector == "query" and _with_position_0(both.sides) is not both.sides
@@ -85,7 +92,12 @@ def _without_rotation(old: VectorPath) -> VectorPath:
 
 
 def compare_layout(both: BothParts[Rotation]) -> PartDifference | None:
-    """Compares the pairing of channels: (c, c + R / 2) against (2 c, 2 c + 1)."""
+    """Return the difference in how channels are paired; None if there is none.
+
+    The layouts are "half", which pairs channel c with c + R / 2, and "interleaved", which pairs 2 c with 2 c + 1, for R
+    rotating channels. It is no difference if only two channels rotate, or if the rows of the projection are permuted to
+    match.
+    """
     a, b = both.a, both.b
     if (a.layout, a.spread) == (b.layout, b.spread) or max(a.width, b.width) == 2 or relabelled(both.sides):
         return None
@@ -115,7 +127,10 @@ def _name(layout: str) -> Message:
 
 
 def compare_direction(both: BothParts[Rotation]) -> PartDifference | None:
-    """Compares directions: the reverse rotation has the conjugate table."""
+    """Return the difference if the sides rotate in opposite directions; None otherwise or if unknown.
+
+    A reverse rotation has the complex conjugate of the table, which is what the edit makes of A's.
+    """
     a, b = turns_of(both)
     if a is None or b is None or a.sign == b.sign:
         return None
@@ -124,10 +139,10 @@ def compare_direction(both: BothParts[Rotation]) -> PartDifference | None:
 
 
 def compare_channels(both: BothParts[Rotation]) -> PartDifference | None:
-    """Compares which channels rotate.
+    """Return the difference in which channels rotate; None if the same ones do.
 
-    Frequencies may depend on the number of rotating channels, base^(-2c / R), or follow the whole head. The variant
-    that gives B's frequencies is taken; any remaining difference is `rope_base`.
+    Frequencies may depend on the number R of rotating channels, base^(-2c / R), or on that of all channels of the head.
+    The edit takes the variant closest to B's frequencies; any remaining difference is left to the cause `rope_base`.
     """
     a, b, turns = both.a, both.b, turns_of(both)
     near = nearness(both, *turns)
@@ -200,7 +215,11 @@ def _resized(own: Rotation, target: Rotation, other: Turn | None, tolerance: flo
 
 
 def compare_amplitude(both: BothParts[Rotation]) -> PartDifference | None:
-    """Compares the factor of the table, such as YaRN's; the angles stay A's."""
+    """Return the difference of the factor on cos and sin, such as YaRN's; None if there is none.
+
+    `a` and `b` are the medians of the absolute values of the tables. The edit changes only these, so the angles stay
+    A's. It is also None if rounded angles explain the difference.
+    """
     mine, wanted = both.a.table.abs(), both.b.table.abs()
     if both.a.width != both.b.width:  # only channels that both rotate
         mine, wanted = (x.median(-1, keepdim=True).values for x in (mine, wanted))
@@ -221,7 +240,10 @@ def compare_amplitude(both: BothParts[Rotation]) -> PartDifference | None:
 
 
 def compare_amplitude_as_factor(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares a common factor on q and k, both rotating: it can't be told from an amplitude of their tables."""
+    """Return the difference of an equal factor on q and k that both rotate; None without one.
+
+    Such a factor can't be told from an amplitude of the rotary tables. `a` and `b` are the factors of both sides.
+    """
     if not like_amplitude(both.sides):
         return None
     old, new = (float(torch.as_tensor(path.scaled).flatten()[0]) for path in (both.a, both.b))

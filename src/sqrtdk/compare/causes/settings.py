@@ -25,7 +25,11 @@ _MULTIPLIER = re.compile(r"multiplier|scal(e|ing)|factor|alpha")  # config.logit
 
 
 def differing_values(modules: ModulePair) -> Iterator[ValuePair]:
-    """Yield the numbers, texts and functions that differ, of the modules and then of their configs."""
+    """Yield the attributes that both modules have and whose values differ; then those of their `config`.
+
+    Compared are public attributes that are None, a boolean, number, text or function. An eps may have another of its
+    usual names on B's side.
+    """
     a, b = modules.a, modules.b
     for holder, one, other in (("", a, b), ("config", getattr(a, "config", None), getattr(b, "config", None))):
         values, others = _held_values(one), _held_values(other)
@@ -40,12 +44,15 @@ def differing_values(modules: ModulePair) -> Iterator[ValuePair]:
 
 
 def compare_norm_eps(part: ValuePair) -> ModuleDifference | None:
-    """Compare the eps of a norm."""
+    """Return the difference if the attribute is the eps of a norm, by its name; else None."""
     return compare_setting(part) if part.name in EPS_NAMES else None
 
 
 def compare_activation_setting(part: ValuePair) -> ModuleDifference | None:
-    """Compare what names or is an activation: `hidden_act="silu"`, `act_fn`, `approximate="tanh"` of a GELU."""
+    """Return the difference if the attribute names or is an activation; else None.
+
+    Examples are `hidden_act="silu"`, a function `act_fn`, and `approximate="tanh"` of a GELU.
+    """
     of_module = part.modules.kind == "activation" and isinstance(part.a, str)
     named = isinstance(part.a, str) and is_activation_name(part.name)
     called = callable(part.a) and any(is_activation_name(_text(x)) for x in (part.a, part.b))
@@ -53,17 +60,20 @@ def compare_activation_setting(part: ValuePair) -> ModuleDifference | None:
 
 
 def compare_cap(part: ValuePair) -> ModuleDifference | None:
-    """Compare the cap of the final logits: `config.final_logit_softcapping`."""
+    """Return the difference if the attribute is a number named as a cap, `final_logit_softcapping`; else None."""
     return compare_setting(part) if _CAP.search(part.name) and _is_number(part) else None
 
 
 def compare_multiplier(part: ValuePair) -> ModuleDifference | None:
-    """Compare a number that multiplies: `config.embedding_multiplier`, `logits_scaling`."""
+    """Return the difference if the attribute is a number named as a factor, `logits_scaling`; else None."""
     return compare_setting(part) if _MULTIPLIER.search(part.name) and _is_number(part) else None
 
 
 def compare_setting(part: ValuePair) -> ModuleDifference:
-    """Describe any other value; a text is cut to where it differs."""
+    """Return the difference of an attribute's values, whatever it is.
+
+    `a` and `b` are numbers or None as they are, other values as text, cut to 60 characters about where they differ.
+    """
     prefix = f"{part.holder}." if part.holder else ""
     own, its = f"`{prefix}{part.name}`", f"`{prefix}{part.name_b}`"
     one, other = _shown(part.a, part.b)

@@ -229,7 +229,11 @@ def _prefix(found: list[list[tuple[int, int]]], parts: Parts) -> str | None:
 
 
 def stretches_words(a: Parts, b: Parts) -> DifferenceWords | None:
-    """Return words for documents and blocks that only one side has or that begin elsewhere; a common size if any."""
+    """Return what to say about documents and blocks that differ; None if they are the same.
+
+    Documents of one size are called chunks, and a single block at the start a prefix; others are listed by where they
+    begin.
+    """
     words: list[DifferenceWords] = []
     for read, regular, size_of, irregular, written in STRETCH_READINGS:
         every = read(a), read(b)
@@ -260,7 +264,11 @@ def _stretch_words(name: str, old: str, new: str) -> DifferenceWords:
 
 
 def single_keys_words(masks: tuple[Tensor, Tensor]) -> DifferenceWords:
-    """Return the rows and keys that only one side shows, of two masks (B, H, L, S)."""
+    """Return what to say about the rows and keys that are visible on one side only.
+
+    Args:
+        masks: both masks as booleans (B, H, L, S), True where a key is visible.
+    """
     a, b = masks
     hidden, shown = a & ~b, b & ~a
     texts = []

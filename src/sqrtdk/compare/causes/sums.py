@@ -15,7 +15,7 @@ _NUMBER_TOLERANCE = 1e-6  # relative, for numbers computed in float64
 
 
 def compare_output_shape(both: ShapePair) -> ModuleDifference | None:
-    """Compare the shapes of what both give."""
+    """Return the difference of the shapes of both outputs, as text "(1, 4)"; None if they are equal."""
     one, other = f"{tuple(both.a)}", f"{tuple(both.b)}"
     return None if both.a == both.b else ModuleDifference(one, other, {"one": one, "other": other})
 
@@ -24,7 +24,10 @@ def compare_output_shape(both: ShapePair) -> ModuleDifference | None:
 
 
 def compare_gate_presence(both: GatePair) -> ModuleDifference | None:
-    """Find a gate that only one side applies: `o_proj(heads * sigmoid(g_proj(x)))` for `o_proj(heads)`."""
+    """Return the difference if only one side applies a gate; None otherwise.
+
+    A gate is `sigmoid(g_proj(x))` in `o_proj(heads * sigmoid(g_proj(x)))`. `a` and `b` are the gate's module, or None.
+    """
     if bool(both.a.name) == bool(both.b.name):
         return None
     gate = {"gate": f"`{both.a.name or both.b.name}`"}
@@ -35,14 +38,14 @@ def compare_gate_presence(both: GatePair) -> ModuleDifference | None:
 
 
 def compare_gate_place(both: GatePair) -> ModuleDifference | None:
-    """Find a gate that is the output of another module."""
+    """Return the difference if the gates are outputs of other modules, with equal activations; None otherwise."""
     if both.a.name == both.b.name or both.a.activation != both.b.activation:
         return None
     return ModuleDifference(both.a.name, both.b.name, {"gate": f"`{both.b.name}`", "other": f"`{both.a.name}`"})
 
 
 def compare_gate_activation(both: GatePair) -> ModuleDifference | None:
-    """Find a gate with another activation."""
+    """Return the difference if the gates have other activations, named in `a` and `b`; None otherwise."""
     if both.a.activation == both.b.activation:
         return None
     old, new = (activation_text(gate.activation) for gate in (both.a, both.b))
@@ -53,13 +56,16 @@ def compare_gate_activation(both: GatePair) -> ModuleDifference | None:
 
 
 def compare_output_factor(both: NumberPair) -> ModuleDifference | None:
-    """Find the one number by which B's numbers are A's."""
+    """Return the difference if B's numbers are A's times one number, which is `b` (`a` is 1.0); else None."""
     factor = single_ratio(both.a, both.b) if _comparable(both) else None
     return None if factor is None else ModuleDifference(1.0, factor, {"factor": f"{factor:.4g}"})
 
 
 def compare_residual(both: NumberPair) -> ModuleDifference | None:
-    """Find a tensor that one side adds and the other does not: `x + mlp(norm(x))` for `mlp(norm(x))`."""
+    """Return the difference if one side adds an earlier tensor and the other does not; else None.
+
+    An example is `x + mlp(norm(x))` for `mlp(norm(x))`. The side that adds it has 1.0, the other None.
+    """
     what, factor = _added(both)
     if what is None or abs(abs(factor) - 1) > _NUMBER_TOLERANCE:
         return None
@@ -69,7 +75,11 @@ def compare_residual(both: NumberPair) -> ModuleDifference | None:
 
 
 def compare_residual_scale(both: NumberPair) -> ModuleDifference | None:
-    """Find a tensor that one side adds more of: `0.5 * x + mlp(norm(x))` for `x + mlp(norm(x))`."""
+    """Return the difference if one side adds a multiple of an earlier tensor to the other's sum; else None.
+
+    An example is `0.5 * x + mlp(norm(x))` for `x + mlp(norm(x))`. The side that adds more has the factor, the other
+    None.
+    """
     what, factor = _added(both)
     if what is None:
         return None
@@ -79,7 +89,10 @@ def compare_residual_scale(both: NumberPair) -> ModuleDifference | None:
 
 
 def compare_number_order(both: NumberPair) -> ModuleDifference | None:
-    """Find that B has A's numbers in another order: `y.transpose(0, 1).reshape_as(y)`."""
+    """Return a difference if B has A's numbers in another order, else None; `a` and `b` are None.
+
+    An example is `y.transpose(0, 1).reshape_as(y)` for y.
+    """
     if not _comparable(both):
         return None
     one, other = (x.flatten().sort().values for x in (both.a, both.b))

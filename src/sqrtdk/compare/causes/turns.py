@@ -29,15 +29,21 @@ HALF_PRECISION_RADIANS = 0.1  # radians that position * frequency may be off in 
 
 
 def nearness(both: BothParts[Any], *turns: Turn | None) -> float:
-    """Return the allowed difference of equal angles of both tables, in radians."""
+    """Return the allowed difference of equal angles of both tables, in radians.
+
+    Args:
+        both: both rotations; their sides tell the precision.
+        turns: tables as positions and frequencies. The longer their span of positions, the more is allowed.
+    """
     span, slack = max([1.0, *(turn.span for turn in turns if turn is not None)]), both.sides.slack
     return 2 * (slack if slack < FLOAT32_RADIANS / 8 else slack + FLOAT32_RADIANS * span)
 
 
 def turns_of(both: BothParts[Rotation]) -> tuple[Turn | None, Turn | None]:
-    """Return both tables taken apart in a common unit of position: the unscaled side's if one is a multiple.
+    """Return A's and B's rotary table as positions and frequencies, in a common unit of position; None if unknown.
 
-    If cached keys rotate twice, most rows are two positions apart, and a step of two would count as one.
+    If the frequencies of one table are a multiple of the other's and that is in plain units, these units are used for
+    both. If cached keys rotate twice, most rows are two positions apart, and a step of two would count as one.
     """
     a, b = (_turn_of(side, both.vector) for side in (both.sides.a, both.sides.b))
     return _in_units_of(b, both.a.table, a), _in_units_of(a, both.b.table, b)
@@ -92,7 +98,15 @@ def _by_base(table: Tensor, base: float) -> Turn | None:
 
 
 def snapped(table: Tensor, target: Tensor, tolerance: float) -> Tensor:
-    """Return the table with the angles of `target` if all agree within `tolerance`, so that no rounding remains."""
+    """Return `table` with the angles of `target`, if all agree within `tolerance`; else `table` itself.
+
+    The amplitudes stay. This removes the rounding of a table that was rebuilt.
+
+    Args:
+        table: complex rotary table, (B, L, pairs).
+        target: the other side's table.
+        tolerance: allowed difference of angles, in radians.
+    """
     if table.shape[1:] != target.shape[1:] or angle_gap(table, target) > tolerance:
         return table
     return table.abs() * unit_amplitude(target)
