@@ -43,10 +43,23 @@ def open_sides(
     options_b: LoadOptions,
     mapping: Mapping[str, str],
 ) -> tuple[ModelSide, ModelSide]:
-    """Loads and runs both sides, and refuses two whose shapes have nothing in common.
+    """Load and run both sides, and return them.
 
     Without given inputs and other requests, those of a trace file or of an exported program as B are used. Otherwise
     inputs are generated from the text, file and sizes in A's options. B runs on A's inputs unless it has its own.
+
+    Args:
+        a: module, name or path of A.
+        b: module, name or path of B.
+        inputs: inputs of both sides; None to find or generate them.
+        inputs_b: inputs of B alone; None for A's.
+        options_a: loading options of A.
+        options_b: loading options of B.
+        mapping: names of A's attentions to those of B, as for `align`.
+
+    Raises:
+        ModelError: a side can't be built or run, or given ids are beyond a vocabulary.
+        InvalidValueError: no inputs can be made, or the shapes of the sides have nothing in common.
     """
     files = {}
     for label, one in (("A", a), ("B", b)):
@@ -238,10 +251,10 @@ def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
 
 
 def refuse_nan(a: ModelSide, b: ModelSide) -> None:
-    """Refuses NaN on one side alone: no rounding explains it, and it hides every other difference.
+    """Raise an error if one side alone has NaN: no rounding explains it, and it hides every other difference.
 
     Raises:
-        InvalidValueError: one side has NaN and the other has none.
+        InvalidValueError: one side has NaN in q, k, v or an output, and the other has none.
     """
     first = [first_nan(side.calls) for side in (a, b)]
     if (first[0] is None) == (first[1] is None):
@@ -255,7 +268,11 @@ def refuse_nan(a: ModelSide, b: ModelSide) -> None:
 
 
 def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | None:
-    """Return the first call with NaN in a compared tensor, the name of the tensor, and its number of NaNs."""
+    """Return the first call with NaN in a compared tensor; None if no call has any.
+
+    Returns:
+        The call; "query", "key", "value" or "output"; the number of NaNs in that tensor.
+    """
     for call in calls:
         for name, tensor in (
             ("query", call.query.values),
@@ -271,10 +288,17 @@ def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | No
 
 
 def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: Mapping[str, str]) -> None:
-    """Refuses two models whose calls can't be paired at all, or not completely.
+    """Raise an error if the calls of two models can't be paired at all, or not completely.
+
+    Args:
+        a: side A.
+        b: side B.
+        alignment: pairs of their calls.
+        mapping: the user's map; with one, the numbers of layers may differ.
 
     Raises:
-        InvalidValueError: no call of A has a partner in B, or the models have different numbers of layers.
+        InvalidValueError: no call of A has a partner in B, the heads have other widths, or the models have different
+            numbers of attentions.
     """
     counts = [len(side.calls) for side in (a, b)]
     if not alignment.pairs:
@@ -301,7 +325,10 @@ def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: 
 
 
 def cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
-    """Return sites of both sides where one recorded only part of the call, so that shapes can't pair them."""
+    """Return names of calls that both sides have and of which a trace file holds only a part, each mapped to itself.
+
+    Their shapes can't pair them, so these entries are added to the map for `align`.
+    """
     cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
     return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
 
@@ -323,10 +350,10 @@ def _refuse_shapes(a: ModelSide, b: ModelSide, mapping: Mapping[str, str]) -> No
 
 
 def refuse_unlike(judged: Sequence[JudgedPair]) -> None:
-    """Refuses sides without a single pair whose shapes fit one attention, for example with other numbers of key heads.
+    """Raise an error if there are pairs, and none has shapes that fit one attention.
 
     Raises:
-        InvalidValueError: no pair fits.
+        InvalidValueError: no pair fits, for example because of other numbers of key heads.
     """
     if judged and all(pair.strangers for pair in judged):
         raise InvalidValueError(
@@ -336,7 +363,10 @@ def refuse_unlike(judged: Sequence[JudgedPair]) -> None:
 
 
 def as_computed(side: ModelSide) -> ModelSide:
-    """Return a file's side with the dtype that its numbers show, where that is coarser than the one that it names."""
+    """Return a file's side with the dtype that its numbers show, if that is coarser than the one that it names.
+
+    A note is added then. The side itself is returned if it is a module, or if its calls don't all show one dtype.
+    """
     if side.module is not None or side.again is not None:
         return side
     calls = tuple(replace(call, dtype=dtype_of_values(call)) for call in side.calls)
@@ -349,7 +379,7 @@ def as_computed(side: ModelSide) -> ModelSide:
 
 
 def notes_of_sides(a: ModelSide, b: ModelSide) -> list[str]:
-    """Return what was decided for the user, each sentence once; those of one side with its letter."""
+    """Return the notes of both sides, each once; notes that only one side has begin with "A" or "B"."""
     of_both = set(a.notes) & set(b.notes)
     notes = [
         note if note in of_both else Message("compare.pair.of_side", side=label, reason=note)

@@ -368,7 +368,7 @@ def _versions() -> dict[str, str]:
 
 
 def side_of_file(path: Path, *, shapes: bool = False) -> ModelSide:
-    """Return the side of a trace file; with `shapes`, its calls have shapes alone."""
+    """Return the side of a trace file; with `shapes`, its tensors have shapes but no values."""
     from sqrtdk.recording.read import read_trace_file
 
     file = read_trace_file(path, shapes=shapes)

@@ -27,7 +27,11 @@ FINER = 16  # a side must compute this many times finer than a dtype to show wha
 
 
 def compare_angles(kind: str) -> Callable[[BothParts[Rotation]], PartDifference | None]:
-    """Return a comparison of angles for one cause: "rounding", "rope_base" or "positions"."""
+    """Return a function that returns the difference of two rotations' angles for one cause, or None.
+
+    Args:
+        kind: name of the cause: "rounding", "rope_base" (frequencies) or "positions".
+    """
     return lambda both: angle_differences(both).get(kind)
 
 

@@ -54,13 +54,22 @@ class SearchWork:
         self._missing: list[str] = []
 
     def part(self, earlier: SearchWork | None = None) -> SearchWork:
-        """Return the work of one search; what an earlier search left out is missing here too."""
+        """Return the budget of one search: half of what is left.
+
+        Args:
+            earlier: a search whose omissions also count as this one's.
+        """
         part = SearchWork(self.left / 2, self)
         part._missing += [] if earlier is None else earlier._missing
         return part
 
     def takes(self, numbers: float, what: str) -> bool:
-        """Return whether so many numbers may be computed; if not, `what` is left out."""
+        """Return whether so many numbers may be computed, and deduct them if so.
+
+        Args:
+            numbers: how many numbers; at least `STEP_NUMBERS` are deducted.
+            what: name of the part of the search that counts as left out if they may not.
+        """
         numbers = max(int(numbers), STEP_NUMBERS)
         if numbers > self.left:
             return not self.leaves_out(what)
@@ -70,20 +79,20 @@ class SearchWork:
         return True
 
     def leaves_out(self, what: str) -> bool:
-        """Remembers that something is not searched. Returns True."""
+        """Record that a part of the search is left out, and return True."""
         if what not in self._missing:
             self._missing.append(what)
         return True
 
     def found(self) -> None:
-        """Return what the search has taken so far, as it was not in vain."""
+        """Give back to the whole budget what this search has taken so far, as it found something."""
         if self._whole is not None:
             self._whole.left += self.taken - self._returned
             self._returned = self.taken
 
     @property
     def ended(self) -> Message | None:
-        """What was not searched, as half a sentence; None if everything was."""
+        """Return what was not searched, as half a sentence; None if everything was."""
         if not self._missing:
             return None
         parts = joined([Message(f"compare.search.{name}") for name in self._missing], "comma")
@@ -92,7 +101,15 @@ class SearchWork:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """Sizes of one attention: B, Hq, L, S, E."""
+    """Sizes of one attention.
+
+    Attributes:
+        batch: B.
+        heads: number of query heads, Hq.
+        rows: number of queries, L.
+        keys: number of keys, S.
+        features: width of a head of q and k, E.
+    """
 
     batch: int
     heads: int
@@ -103,7 +120,15 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """q (B, Hq, L, E), k (B, H, S, E), v (B, H, S, Ev), output (B, Hq, L, Ev), and lse (B, Hq, L) if known."""
+    """The recorded tensors of one attention; H divides Hq.
+
+    Attributes:
+        query: (B, Hq, L, E).
+        key: (B, H, S, E).
+        value: (B, H, S, Ev).
+        output: (B, Hq, L, Ev).
+        lse: log of the sum of exp(logits), (B, Hq, L); None if unknown.
+    """
 
     query: Tensor
     key: Tensor
@@ -113,13 +138,13 @@ class Recorded:
 
     @property
     def sizes(self) -> AttentionSizes:
-        """B, Hq, L, S, E."""
+        """Return the sizes B, Hq, L, S and E."""
         batch, heads, rows, features = self.query.shape
         return AttentionSizes(batch, heads, rows, self.key.shape[-2], features)
 
     @property
     def cost(self) -> int:
-        """The number of logits in one trial."""
+        """Return the number of logits that one trial of a formula computes, over the trial rows and heads."""
         return self.query.shape[0] * len(self._heads()) * len(self._index()) * self.key.shape[-2]
 
     def _index(self) -> Tensor:
@@ -133,9 +158,10 @@ class Recorded:
         return evenly(0, count, max(FEWEST_HEADS, room))
 
     def first_apart(self, formula: Formula) -> list[int]:
-        """Return the first row that a formula does not give, for several limits of what may be rounding.
+        """Return the first rows, ascending, whose output a formula does not give.
 
-        With a window, that is the first row that no longer sees key 0.
+        There is one for each limit of what may be rounding, without repeats and without row 0. With a window, it is the
+        first row that no longer sees key 0.
         """
         output, _ = compute_output(self.query, self.key, self.value, formula)
         gap = (self.output.double() - output).abs().amax((0, 1, 3))
@@ -146,11 +172,22 @@ class Recorded:
         return sorted(rows - {0})
 
     def tried(self, formula: Formula, *, every_head: bool = False) -> tuple[Recorded, Formula]:
-        """Return the rows and heads on which formulas are tried, and the formula for them."""
+        """Return the trial rows and heads of the recorded tensors, and the formula for these.
+
+        Args:
+            formula: formula for all rows and heads.
+            every_head: take all heads, and not only as many as `TRIAL_LOGITS` allows.
+        """
         return self.part(formula, None if every_head else self._heads(), self._index())
 
     def part(self, formula: Formula, heads: Tensor | None, rows: Tensor) -> tuple[Recorded, Formula]:
-        """Return some rows of some query heads, by index, with the keys and values that they read, and the formula."""
+        """Return some rows of some query heads with the keys and values that they read, and the formula for these.
+
+        Args:
+            formula: formula for all rows and heads.
+            heads: indices of query heads; None for all.
+            rows: indices of rows.
+        """
         count, length = self.query.shape[1:3]
         formula = some_rows(formula, rows, length)
         query, key, value, output, lse = self.query, self.key, self.value, self.output, self.lse
@@ -163,7 +200,7 @@ class Recorded:
         ), formula
 
     def left(self, formula: Formula) -> float:
-        """Return the error of a formula on the trial rows, in units of the allowed rounding.
+        """Return the error of a formula on the trial rows over the allowed rounding error; at most 1 if it fits.
 
         A few rows to which masks leave many keys come first; if they are far off, no other rows are computed.
         """
@@ -174,13 +211,17 @@ class Recorded:
         return far if far > 1.0 else some.over(here)
 
     def gives(self, formula: Formula) -> bool:
-        """Return whether a formula gives everything that was recorded."""
+        """Return whether a formula gives the whole recorded output, and the lse if known, within rounding."""
         return self.over(formula) <= 1.0
 
     def over(self, formula: Formula, *, roughly: bool = False) -> float:
-        """Return the largest ratio of error to allowance: root mean square and maximum, of output and lse.
+        """Return the largest ratio of error to allowed error: root mean square and maximum, of output and lse.
 
-        With `roughly`, returns 0 unless the output is so far off that rounding can't explain it.
+        It is infinite if a row that sees a key has an output that is not finite.
+
+        Args:
+            formula: formula to try.
+            roughly: return 0 unless the output is so far off that rounding can't explain it, which is cheaper to tell.
         """
         output, lse = compute_output(self.query, self.key, self.value, formula)
         unseen = torch.isneginf(lse)[..., None]  # such rows are 0 here, and may be NaN elsewhere
@@ -244,7 +285,7 @@ def _sums(lse: Tensor, formula: Formula) -> list[Tensor]:
 
 
 def evenly(first: int, end: int, count: int) -> Tensor:
-    """Return at most `count` evenly spaced numbers from `first` to `end` - 1.
+    """Return at most `count` evenly spaced whole numbers from `first` to `end` - 1, as an integer tensor.
 
     Example:
         >>> evenly(0, 9, 3).tolist(), evenly(2, 4, 5).tolist()

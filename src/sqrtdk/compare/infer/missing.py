@@ -38,7 +38,14 @@ ObservedVectors = dict[str, ObservedVector]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownSide:
-    """A side: its call, its q, k and v, its program, and what the search for its formula left out."""
+    """What is known about one side of a pair.
+
+    Attributes:
+        call: tensors of the call.
+        seen: q, k and v by name.
+        program: the program, completed as far as possible.
+        ended: what the search for the formula left out, as half a sentence; None if nothing.
+    """
 
     call: CallTensors
     seen: ObservedVectors
@@ -47,7 +54,7 @@ class KnownSide:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which the side computed."""
+        """Return the dtype in which the side computed."""
         return dtype_by_name(self.call.dtype)
 
 
@@ -102,12 +109,20 @@ def _equal_without_formula(sides: list[KnownSide]) -> bool:
 
 
 def coarser(sides: list[KnownSide]) -> torch.dtype:
-    """Return the coarser dtype of the two sides."""
+    """Return the dtype with the larger eps of the sides' dtypes."""
     return max((side.dtype for side in sides), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def near(one: Tensor | None, other: Tensor | None, dtype: torch.dtype, roundings: float = EQUAL_ROUNDINGS) -> bool:
-    """Return whether two tensors are equal within some roundings of a dtype; False if one is unknown.
+    """Return whether ||one - other|| <= roundings * u * ||other||, u the unit roundoff.
+
+    It is False if a tensor is None or empty or if the shapes differ.
+
+    Args:
+        one: a tensor, or None if unknown.
+        other: a tensor, or None if unknown.
+        dtype: dtype of u, which is at least that of float32.
+        roundings: allowed number of roundings.
 
     Example:
         >>> x = torch.ones(1, 1, 2, 2)

@@ -45,7 +45,14 @@ class Option:
 
 
 def formula_options(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
-    """Yield everything that `base` might be instead, part by part."""
+    """Yield changes of `base` that stand for common mistakes: of scale, softcap, bias, fill, sinks, mask, roundings.
+
+    The last is the removal of dropout, if the formula has any.
+
+    Args:
+        base: the formula that is changed.
+        sizes: sizes of the attention.
+    """
     for part, make in (
         (SCALE, other_scales),
         (SOFTCAP, other_softcaps),
@@ -64,7 +71,7 @@ def formula_options(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
 
 
 def other_scales(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yield the dictionary of mistakes, applied to the base's own scale and to the textbook scale."""
+    """Yield changes of the scale: common mistakes, applied to the formula's own scale and to 1 / sqrt(E)."""
     own, root = single_number(total(base)), inverse_root(sizes.features)
     every, heads = inverse_root(sizes.heads * sizes.features), inverse_root(sizes.heads)
     numbers = [1.0, root, root * root, 1.0 / root, every, heads]
@@ -82,7 +89,7 @@ def other_scales(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]
 
 
 def other_softcaps(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yield no softcap, the usual caps, and other places of an existing softcap."""
+    """Yield changes of the softcap: none, the usual caps, and other places of an existing one."""
     if base.softcap is None:
         for cap in USUAL_SOFTCAPS:
             yield _set(softcap=cap)
@@ -97,7 +104,10 @@ def other_softcaps(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formul
 
 
 def other_biases(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yield no bias, or the bias scaled, negated, resized, transposed, with heads reversed; ALiBi if there is none."""
+    """Yield changes of the bias: none, scaled, negated, doubled, halved, transposed, with heads reversed.
+
+    ALiBi is the only one if the formula has no bias.
+    """
     if base.bias is None:
         apart = distances(sizes.rows, sizes.keys).double()
         yield _set(bias=-torch.tensor(alibi_slopes(sizes.heads))[:, None, None] * apart, bias_name="alibi", bias_by=1.0)
@@ -116,7 +126,7 @@ def other_biases(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]
 
 
 def other_fills(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yield other fills than minus infinity; a row that sees no key shows them as an average."""
+    """Yield changes of the number that hidden logits get, or that is added to them, by the usual fills."""
     lowest = float(torch.finfo(torch.float32).min)
     # finfo.min and -1e4 are the fills that codes write; added to logits or in place of them
     scale = single_number(total(base))
@@ -128,14 +138,18 @@ def other_fills(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]
 
 
 def other_sinks(base: Formula, sizes: AttentionSizes) -> Iterator[Edit[Formula]]:
-    """Yield no sinks, and sinks of 0."""
+    """Yield changes of the sinks: none, if the formula has some, and sinks of 0."""
     if base.sinks is not None:
         yield _set(sinks=None)
     yield _set(sinks=torch.zeros(sizes.heads, dtype=torch.float64))
 
 
 def other_masks(base: Formula, sizes: AttentionSizes) -> Iterator[Option]:
-    """Yield other bands, padding lost or on the other side, and both at once."""
+    """Yield changes of the mask, those that stand for one mistake first.
+
+    They are other bounds, padding that is lost or on the other end, both at once, and lost, inverted or transposed
+    parts.
+    """
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     moved = [
         Option(MASK, min(2, moved + padded), _mask(parts, band, padding))
@@ -213,7 +227,10 @@ def _opened(formula: Formula) -> Formula:
 
 
 def other_blind_rows(formula: Formula) -> Iterator[Formula]:
-    """Yield what rows that see no key may get: an average of all keys, every key, or only their own key."""
+    """Yield formulas in which rows that see no key get something: a mean over keys, every key, or their own key.
+
+    Nothing is yielded if every row sees a key.
+    """
     visible = formula.visible
     if visible is None or bool(visible.any(-1).all()):
         return
@@ -227,7 +244,7 @@ def other_blind_rows(formula: Formula) -> Iterator[Formula]:
 
 
 def window_before_key_0(base: Formula, sizes: AttentionSizes, row: int) -> Option:
-    """Return the smallest window that hides key 0 from `row`."""
+    """Return the change to the largest window that hides key 0 from `row`: the greatest i - j is row - 1."""
     parts = decompose(base.visible, sizes.batch, sizes.rows, sizes.keys)
     return Option(MASK, 1, _mask(parts, Band(parts.least, row - 1), parts.padding))
 
@@ -237,7 +254,7 @@ def _set(**values: object) -> Edit[Formula]:
 
 
 def scaled(number: float) -> Edit[Formula]:
-    """Return the change that makes a number the whole scale."""
+    """Return the change of a formula that makes `number` the product of all its factors on q . k."""
     return partial(rescaled, other=Formula(number))
 
 

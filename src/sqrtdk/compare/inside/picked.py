@@ -34,7 +34,19 @@ def with_picked_masks(
     entering: Sequence[Entering],
     kv_scale: float | None,
 ) -> list[JudgedPair]:
-    """Return the judgements, with a mask that follows from the input no longer a difference of its own."""
+    """Return the judgements, with those corrected whose masks differ only because the inputs do.
+
+    A pair is tried if its inputs differ and all its causes are masks: A runs again with B's inputs of that module. If
+    the attentions then agree, the pair counts as the same, and its mask names the input as the reason.
+
+    Args:
+        a: side A; it may run again in float64.
+        b: side B; it may run again in float64.
+        calls: the pairs of calls.
+        judged: judgement of each pair.
+        entering: comparison of the inputs of each pair.
+        kv_scale: fixed scale of a quantised cache; None if the user gave none.
+    """
     both = enumerate(zip(judged, entering, strict=True))
     doubtful = [place for place, (own, comes) in both if comes.stage.same is False and _by_mask_alone(own)]
     if not doubtful or a.again is None or b.again is None:

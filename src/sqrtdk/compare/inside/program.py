@@ -39,7 +39,11 @@ class NormStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpaqueStep:
-    """An unknown step: nothing can be computed through it."""
+    """A step of which only the name is known: nothing can be computed through it.
+
+    Attributes:
+        name: name of the step as recorded.
+    """
 
     name: str
 
@@ -185,7 +189,11 @@ class Program:
 
 
 def layout_order(channels: Tensor, turned: Rotation) -> Tensor:
-    """Return channels (..., E), laid out for a rotation like `turned`, in the order of the other layout.
+    """Return channels in the order in which the other rotary layout expects them.
+
+    Args:
+        channels: (..., E), laid out for a rotation like `turned`.
+        turned: rotation whose layout is "half" or "interleaved"; channels that it does not rotate stay.
 
     Example:
         >>> layout_order(torch.arange(4), Rotation(torch.ones(1, 1, 2), "half")).tolist()

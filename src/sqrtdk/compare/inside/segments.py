@@ -82,7 +82,10 @@ class Segment:
 
 
 def segment_gap(segment: Segment, program: Program) -> SegmentGap:
-    """Return the distance of a program from B over a segment; NaN counts as far."""
+    """Return the distance of a program's values from B's at the end of a segment; NaN on one side counts as infinite.
+
+    The results for the last four programs are cached in `segment.known`.
+    """
     known = next((own for other, own in segment.known if other is program), None)
     if known is None:
         known = _gap(segment, program)
@@ -91,7 +94,7 @@ def segment_gap(segment: Segment, program: Program) -> SegmentGap:
 
 
 def entry_distances(values: Tensor, target: Tensor) -> Tensor:
-    """Return absolute differences; a NaN on one side is infinitely far."""
+    """Return |values - target| in float64, infinite where an entry of either is NaN or the difference is not finite."""
     difference = (values.double() - target.double()).abs()
     if math.isfinite(float(difference.sum())):
         return difference
@@ -140,7 +143,11 @@ def _beyond(largest: float, size: float, difference: Tensor, limits: Tensor) -> 
 
 
 def run_segment(segment: Segment, program: Program) -> tuple[Tensor, Allowed]:
-    """Return a program's values at the end of a segment, and the function that gives their allowed error by rows."""
+    """Return a program's values at the end of a segment, and a function for their allowed error.
+
+    The values are (B, H, L, E). The function takes indices of rows, or None for all rows, and returns the allowed
+    absolute error of these rows, (B, H, n, E).
+    """
     vectors = [_vector(segment, program, name) for name in segment.begins]
     if len(vectors) == 1:
         values, of_one = vectors[0]
@@ -196,7 +203,7 @@ def _borrowed(seen: ObservedVector, values: Tensor, precisions: Precisions) -> V
 
 
 def is_known(path: VectorPath) -> bool:
-    """Return whether all steps of a path are known."""
+    """Return whether a path has no step of which only the name is known (`OpaqueStep`)."""
     return not any(isinstance(step, OpaqueStep) for step in path.steps)
 
 
@@ -259,7 +266,11 @@ def _begin(name: str, parts: Mapping[str, Segment], a: Program, changed: Program
 
 
 def of_measured(precisions: Precisions) -> Precisions:
-    """Return the precisions for allowances: a coarser dtype of A's logits or weights counts only if B has it too."""
+    """Return the precisions from which the allowed errors are computed.
+
+    A dtype of A's logits or weights that is coarser than A's own counts only as far as B's is as coarse: rounding more
+    than B is a difference, and no error.
+    """
     a, b = precisions
 
     def no_less(own: torch.dtype | None, other: torch.dtype | None) -> torch.dtype | None:

@@ -77,7 +77,7 @@ class Suspicion:
 
     @property
     def text(self) -> str:
-        """Half a sentence for a reader, with B as its subject: "leaves out the softcap (50)"."""
+        """Return half a sentence for a reader, with B as its subject: "leaves out the softcap (50)"."""
         return self.sentence()
 
 
@@ -107,12 +107,12 @@ class Sides:
 
     @property
     def off(self) -> float:
-        """The relative error within which numbers in either side's code are equal."""
+        """Return the relative error within which constants in the code of either side count as equal."""
         return constant_tolerance(self.a.dtype, self.b.dtype)
 
     @property
     def slack(self) -> float:
-        """The relative error within which numbers fitted on both sides are equal."""
+        """Return the relative error within which numbers fitted on both sides count as equal: 8 eps of the dtype."""
         return max(FINEST_FIT, FIT_ROUNDINGS * max(torch.finfo(x.dtype).eps for x in (self.a, self.b)))
 
 
@@ -159,7 +159,7 @@ class PartDifference:
 
     @property
     def lacks(self) -> LackingSide:
-        """The side that has nothing of the kind."""
+        """Return "b" if B has nothing of the kind, else "a" if A has nothing of it, else ""."""
         return "b" if _is_absent(self.b) else "a" if _is_absent(self.a) else ""
 
 
@@ -188,7 +188,11 @@ class CauseRow:
 
 
 def suspicions(row: CauseRow, sides: Sides) -> Iterator[Suspicion]:
-    """Yield what a row suspects: one suspicion for all vectors that differ alike, one for every other vector."""
+    """Yield what a row of the table suspects, from the parts that differ by its `compare`.
+
+    q, k and v make one suspicion if they differ alike, and one each otherwise. Of several norms of a vector, only the
+    first that differs counts.
+    """
     groups: list[list[tuple[BothParts[Any], PartDifference]]] = []
     compared: set[str] = set()
     for both in row.among(sides):
@@ -267,14 +271,14 @@ def _is_absent(word: Word) -> bool:
 
 
 def formula_pairs(sides: Sides) -> Iterator[BothParts[Formula]]:
-    """Yield the formulas, if both are known."""
+    """Yield the two formulas once if both are known; else nothing."""
     a, b = sides.a.formula, sides.b.formula
     if a is not None and b is not None:
         yield BothParts(sides, a, b, change_formula)
 
 
 def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath]]]:
-    """Return a function that yields the paths of some vectors."""
+    """Return a function that yields both paths of each of these vectors: "query", "key", "value"."""
 
     def among(sides: Sides) -> Iterator[BothParts[VectorPath]]:
         for vector in vectors:
@@ -284,12 +288,12 @@ def path_pairs(*vectors: str) -> Callable[[Sides], Iterator[BothParts[VectorPath
 
 
 def path_of(program: Program, vector: str) -> VectorPath:
-    """Return the path of q, k or v by name."""
+    """Return the path of "query", "key" or "value"."""
     return {"query": program.query, "key": program.key, "value": program.value}[vector]
 
 
 def with_path(program: Program, vector: str, path: VectorPath) -> Program:
-    """Return the program with another path of q, k or v."""
+    """Return a copy of the program with another path for "query", "key" or "value"."""
     paths: dict[str, Any] = {vector: path}
     return replace(program, **paths)
 
@@ -300,12 +304,20 @@ def change_formula(edit: Edit[Formula]) -> ProgramChange:
 
 
 def change_path(vector: str) -> Callable[[Edit[VectorPath]], ProgramChange]:
-    """Return a function that turns edits of one path into changes of a program."""
+    """Return a function that turns an edit of the path of one vector ("query") into a change of a program."""
     return lambda edit: lambda program: with_path(program, vector, edit(path_of(program, vector)))
 
 
 def change_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]], ProgramChange]:
-    """Return a function that turns edits of one step into changes; a path without that step stays the same."""
+    """Return a function that turns an edit of one step of a path into a change of a program.
+
+    The change does nothing if the path has no such step.
+
+    Args:
+        vector: "query", "key" or "value".
+        kind: class of the step.
+        place: number of the step among those of its class.
+    """
 
     def edited(path: VectorPath, edit: Edit[Any]) -> VectorPath:
         at = [number for number, step in enumerate(path.steps) if isinstance(step, kind)][place : place + 1]

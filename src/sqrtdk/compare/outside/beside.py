@@ -53,7 +53,12 @@ def modules_behind(
 
 
 def last_inner(steps: Sequence[ModuleStep], place: CallPlace) -> ModuleStep | None:
-    """Return the first inner call whose output is the output of the call at `place`; None if there is none."""
+    """Return the first call inside the call at `place` whose output is that call's output; None if there is none.
+
+    Args:
+        steps: all module calls of a run, in the order in which they end.
+        place: module path and number of the outer call.
+    """
     end = next((i for i, step in enumerate(steps) if step.place == place), None)
     if end is None or not steps[end].gives:
         return None
@@ -67,7 +72,16 @@ def last_inner(steps: Sequence[ModuleStep], place: CallPlace) -> ModuleStep | No
 def numbers_before(
     runs: Sequence[Sequence[ModuleStep]], places: Sequence[CallPlace], sides: Sequence[ModelSide]
 ) -> tuple[GatedModule, GatedModule] | None:
-    """Return what the module behind an attention gets in A and in B; None if that is not known in full."""
+    """Return what enters the last inner module of an attention, such as `o_proj`, on both sides.
+
+    Args:
+        runs: module calls of A and of B.
+        places: the attention's module and number of the call, in A and in B.
+        sides: A and B.
+
+    Returns:
+        For A and for B; None if there is no such module or not all numbers were kept.
+    """
     ends = [last_inner(run, place) for run, place in zip(runs, places, strict=True)]
     calls = [next((step for step in run if step.place == at), None) for run, at in zip(runs, places, strict=True)]
     if ends[0] is None or ends[1] is None or calls[0] is None or calls[1] is None:
@@ -79,7 +93,12 @@ def numbers_before(
 
 
 def parts_beside(side: ModelSide, site: str) -> Iterator[str]:
-    """Yield the paths of modules inside an attention that hold parameters, except its projections of q, k and v."""
+    """Yield paths of modules inside an attention that hold parameters and are no projection of q, k or v.
+
+    Args:
+        side: the side; nothing is yielded if it is a file.
+        site: path of the attention's module.
+    """
     known = {name.rpartition(".")[0] for name in _read_by(side, site)}
     for path, module in _inner(side, site):
         if path not in known and any(True for _ in module.parameters(recurse=False)):
@@ -87,9 +106,16 @@ def parts_beside(side: ModelSide, site: str) -> Iterator[str]:
 
 
 def is_one_code(a: ModelSide, b: ModelSide, sites: tuple[str, str], named: Collection[str]) -> bool:
-    """Return whether the modules of an attention do the same beside it: they are of one class and hold the same.
+    """Return whether the modules of an attention do the same on both sides, apart from q, k and v.
 
-    Left out are the parameters of q, k and v, whose differences are causes of the attention, and modules in `named`.
+    They do if the same paths hold modules of one class with equal contents.
+
+    Args:
+        a: side A.
+        b: side B.
+        sites: path of the attention's module in A and in B.
+        named: paths of A whose differences are already known; their contents are not compared. The parameters of q, k
+            and v are not compared either: their differences are causes of the attention.
     """
     parts = [
         {path.removeprefix(site): module for path, module in _inner(side, site)}

@@ -43,24 +43,27 @@ class ModuleChange:
 
     @property
     def of_checkpoint(self) -> OfCheckpoint | None:
-        """What two whole checkpoints differ by, in modules of all types; None if it is nothing of that kind."""
+        """Return what two whole checkpoints differ by: "other numbers", "rounded" or "not rounded"; None if neither."""
         kinds = [part.row.of_checkpoint for part in self.parts]
         return next((kind for kind in get_args(OfCheckpoint) if kind in kinds), None)
 
     @property
     def likeness(self) -> str:
-        """Equal for modules of other layers that change alike. All other weights are alike."""
+        """Return a key that is equal for modules of other layers that change alike.
+
+        It is `of_checkpoint`, or else the text with "#" for the numbers of layers.
+        """
         return self.of_checkpoint or LAYER_NUMBER.sub("#", self.text)
 
     def edit(self, model: nn.Module, path: str) -> None:
-        """Put B's parts into the module at a path of a copy of A."""
+        """Put B's parts into the module at a path of a copy of A, in place."""
         for part in self.parts:
             if part.found.edit is not None:
                 part.found.edit(model, path)
 
 
 def changes_of(both: ModulePair) -> Iterator[ModuleChange]:
-    """Yield what two modules differ by, most specific first: what they hold, then what they are.
+    """Yield what two modules differ by, most specific first: tensors and values that they hold, then their classes.
 
     Example:
         >>> a, b = nn.LayerNorm(4), nn.LayerNorm(4, eps=0.01)
@@ -80,7 +83,12 @@ def changes_of(both: ModulePair) -> Iterator[ModuleChange]:
 def difference_of_numbers(
     numbers: tuple[KeptTensor, KeptTensor], known: Sequence[tuple[str, KeptTensor]]
 ) -> NamedDifference | None:
-    """Return how B's numbers relate to A's; None if by nothing simple, or if not all of them were kept."""
+    """Return how B's numbers relate to A's, such as by a factor or an added tensor; None if by nothing simple.
+
+    Args:
+        numbers: the tensor of A and of B. If only some of their entries were kept, only the shapes are compared.
+        known: tensors that both sides have, by what they are; they may be what one side adds.
+    """
     shapes = ShapePair(*(kept.shape for kept in numbers))
     if (found := next(named_differences("shape", shapes), None)) is not None:
         return found
@@ -92,9 +100,12 @@ def difference_of_numbers(
 
 
 def is_alike(a: nn.Module, b: nn.Module, but: Collection[str] = ()) -> bool:
-    """Return whether two modules hold the same parameters, buffers, numbers and functions, up to storage.
+    """Return whether two modules hold the same parameters, buffers, numbers, texts and functions, up to rounding.
 
-    Parameters and buffers in `but` are not compared.
+    Args:
+        a: a module; its submodules are not compared.
+        b: a module.
+        but: names of parameters and buffers that are not compared.
     """
     both = ModulePair(a, b)
     return next(differing_values(both), None) is None and next(differing_tensors(both, but), None) is None

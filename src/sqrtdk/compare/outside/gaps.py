@@ -32,16 +32,25 @@ _ENTRY_SHARE = 8.0  # a difference counts as entering if it is at least 1/8 of t
 
 
 def level_of(exact: Sequence[FinerRun | None], share: float) -> tuple[float, float]:
-    """Return the relative rounding of one step, and the largest difference that counts as rounding.
+    """Return the relative rounding error of one module call, and the largest relative difference that is ignored.
 
-    The unit is at least that of float32: models cast on their way even when run in float64 (`x.float()` in a norm).
+    The first is 16 times the unit roundoff of the runs, at least that of float32: models cast on their way even when
+    run in float64 (`x.float()` in a norm).
+
+    Args:
+        exact: float64 runs of the sides; at least one is not None.
+        share: difference of the final outputs, relative to their size. The second number is an eighth of it, or
+            infinite if it is 0.
     """
     units = [max(rounding_unit(one.dtype), rounding_unit(torch.float32)) for one in exact if one is not None]
     return UNMEASURED_ROUNDINGS * max(units), share / _ENTRY_SHARE if share else math.inf
 
 
 def matched(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> list[tuple[KeptTensor, KeptTensor]]:
-    """Return pairs of tensors of equal kind and shape, in order; tensors of one side only are left out."""
+    """Return pairs of tensors with equal shapes that are both floating or both not, in the order of `one`.
+
+    Each tensor is used once; those without a partner are left out.
+    """
     left = list(other)
     pairs = []
     for x in one:
@@ -54,7 +63,16 @@ def matched(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> list[tupl
 
 
 def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
-    """Return the root mean square of the difference, as a share of the size of A's tensor."""
+    """Return the root mean square of x - y, relative to that of x.
+
+    It is 0 for equal tensors, and infinite for unequal integers or if x is 0. Numbers below -1e4 count as -1e4, as in
+    masks.
+
+    Args:
+        x: tensor of A; possibly only every n-th entry was kept.
+        y: tensor of B, of the same shape.
+        blind: rows that are left out, as `rows_left_out` returns them.
+    """
     # Long tensors keep every stride-th number; both are thinned to the numbers that they share.
     stride = math.lcm(x.stride, y.stride)
     one, other = x.values[:: stride // x.stride], y.values[:: stride // y.stride]
@@ -77,13 +95,18 @@ def gap_of(x: KeptTensor, y: KeptTensor, blind: BlindRows) -> float:
 def leaves_alike(
     a: ModelSide, b: ModelSide, pairs: Sequence[tuple[CallPlace, CallPlace]], blind: BlindRows
 ) -> list[bool]:
-    """Return whether modules get equal inputs and give equal outputs, whatever their attentions do in between.
+    """Return for each pair of modules whether equal inputs give equal outputs, whatever their attentions do inside.
 
     `(weights @ v) * sigmoid(lse - sink)` is attention with a sink: other weights, the same output. Three kinds of
-    modules prove nothing: one that gives only zeros, one that gives fewer rows than it gets (it returns the last
-    token), and one whose output does not depend on its attention (`x + proj(heads)` where `proj` starts as zero).
+    modules prove nothing and give False: one that gives only zeros, one that gives fewer rows than it gets (it returns
+    the last token), and one whose output does not depend on its attention (`x + proj(heads)` where `proj` starts as
+    zero).
 
-    `pairs` are places of modules of A and of B.
+    Args:
+        a: side A; it runs again in float64.
+        b: side B; it runs again in float64. If either side can't, all results are False.
+        pairs: module path and number of the call, in A and in B.
+        blind: rows that are left out, as `rows_left_out` returns them.
     """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None:
@@ -132,7 +155,18 @@ def judged_as_they_leave(
     entering: Sequence[Entering],
     blind: BlindRows,
 ) -> list[JudgedPair]:
-    """Return the judgements, with a pair's difference cancelled if its modules give the same in spite of it."""
+    """Return the judgements, with a difference marked as cancelled if the module around the attention gives the same.
+
+    Only pairs that differ though their inputs don't are tried, by `leaves_alike`.
+
+    Args:
+        a: side A.
+        b: side B.
+        calls: the pairs of calls.
+        judged: judgement of each pair.
+        entering: comparison of the inputs of each pair.
+        blind: rows that are left out, as `rows_left_out` returns them.
+    """
     both = enumerate(zip(judged, entering, strict=True))
     doubtful = [place for place, (own, comes) in both if own.same is False and comes.stage.same is not False]
     if not doubtful or a.again is None or b.again is None:

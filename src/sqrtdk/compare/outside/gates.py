@@ -57,7 +57,10 @@ def numbers_at(
     calls: Sequence[CallTensors],
     calls_a: Sequence[CallTensors] | None = None,
 ) -> tuple[GatedModule, GatedModule] | None:
-    """Return what both sides have there, by the arguments of `gate_at`; None if not all numbers were kept."""
+    """Return what both sides compute at a place inside a module, and which modules ran inside it.
+
+    The arguments are those of `gate_at`. None is returned if `numbers` is empty or not all of its entries were kept.
+    """
     if not numbers or any(kept.stride != 1 for kept in numbers[0]):
         return None
     every = [(b[0], calls) if calls_a is None else (a[0], calls_a), (b[0], calls)]
@@ -72,7 +75,13 @@ def numbers_at(
 
 
 def gates_apart(first: Gate | None, second: Gate | None, b: GatedModule) -> NamedDifference | None:
-    """Return how the gates of both sides differ; None if no gate is found, or the same."""
+    """Return how the gates of both sides differ; None if they don't or if either is None (no gate could be read).
+
+    Args:
+        first: A's gate.
+        second: B's gate.
+        b: what B computed there.
+    """
     if first is None or second is None:
         return None
     return next(named_differences("gate", GatePair(first, second, b.ran)), None)

@@ -106,7 +106,10 @@ class ModuleListener:
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Listens to every module during the block; edits of the model stay afterwards."""
+        """Record every module call of the model during the block, after applying the patch's edits to the model.
+
+        The hooks are removed at the end; the edits stay.
+        """
         for edit in self._patch.edits:
             edit(model)
         self._outside = places.current_place()
@@ -164,7 +167,7 @@ class ModuleListener:
 
 
 def keep_entries(tensor: Tensor, most: int) -> KeptTensor:
-    """Return about `most` entries of a tensor, as it is now.
+    """Return a copy of about `most` evenly spaced entries of a tensor, on the CPU.
 
     Example:
         >>> kept = keep_entries(torch.arange(10.0), 3)
@@ -206,7 +209,10 @@ def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | 
 
 
 def line_of(module: nn.Module, call: ModuleStep) -> str | None:
-    """Return where a module's forward is written; for modules of torch like `nn.GELU`, the line that calls it."""
+    """Return file and line of a module's forward, "model.py:40"; None if unknown.
+
+    For modules of torch such as `nn.GELU`, it is the line that calls them.
+    """
     code = _forward_of(module)
     return places.place_text(call.called) if code is None else places.first_line(code)
 
@@ -228,6 +234,11 @@ def align_steps(
 
     Calls are paired by path, apart from a wrapper around one model (PeftModel.base_model.model); by the paired sites of
     attentions; then by order, sizes and shapes, first those with equal numbers in their paths.
+
+    Args:
+        a: module calls of A.
+        b: module calls of B.
+        sites: paths of attentions in A to those in B.
     """
     inner_a, inner_b = _inner(a, b)
     by_place = {(_below(step.place[0], inner_b), step.place[1]): step for step in b}

@@ -49,7 +49,10 @@ class ModulePair:
 
     @property
     def kind(self) -> ModuleKind:
-        """The kind of both modules; "other" if they are of different kinds, or of none that has causes of its own."""
+        """Return "norm", "linear", "activation" or "embedding", the kind of both modules; else "other".
+
+        A norm or an activation on one side is enough. Modules with submodules are "norm" or "other".
+        """
         if any(map(is_norm, (self.a, self.b))):
             return "norm"
         if any(any(module.children()) for module in (self.a, self.b)):
@@ -62,7 +65,7 @@ class ModulePair:
 
     @property
     def path(self) -> str:
-        """The path of A's module; "" if it is unknown."""
+        """Return the path of A's module in A; "" if it is unknown, or the model itself."""
         return next((path for path, module in self.others.items() if module is self.a), "")
 
 
@@ -86,12 +89,12 @@ class TensorPair:
 
     @property
     def shown(self) -> str:
-        """The name as sentences have it."""
+        """Return the name of the tensor in backquotes, as sentences have it."""
         return f"`{self.name}`"
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor] | None:
-        """Both tensors in float64; None unless both are there in one shape."""
+        """Return both tensors in float64; None if one is missing or the shapes differ."""
         return None if self.a is None or self.b is None or self.off is None else (self.a.double(), self.b.double())
 
 
@@ -205,29 +208,36 @@ class NamedDifference:
 
     @property
     def text(self) -> Message:
-        """Half a sentence: "`eps` is 1e-05 in A, 0.01 in B"."""
+        """Return half a sentence on what A and B have: "`eps` is 1e-05 in A, 0.01 in B"."""
         return _filled(self.found.text or _of_absence(self.row.text, self.found), self.found.words)
 
     def fix(self, path: str) -> Message | None:
-        """Return what to change in the module of B at a path; None if nothing is advised."""
+        """Return what to change in B's module; None if the row gives no advice.
+
+        Args:
+            path: path of the module in B; "" for the model itself.
+        """
         module = f"`{path}`" if path else Message("outputs.place.model")
         id = _of_absence(self.row.fix, self.found)
         return _filled(id, {**self.found.words, "module": module}) if id else None
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a normalisation, by its class's name or because it holds an eps and no modules."""
+    """Return whether a module is a normalisation.
+
+    It is if the name of its class ends with "norm", or if it has an attribute named as an eps and no submodules.
+    """
     has_eps = any(hasattr(module, name) for name in EPS_NAMES) and not any(module.children())
     return has_eps or type(module).__name__.lower().endswith("norm")
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Return whether a module is an activation, by its class's name: a module without parameters."""
+    """Return whether a module is an activation: it has no parameters, and its class is named like one."""
     return not any(True for _ in module.parameters()) and bool(_ACTIVATION.search(type(module).__name__))
 
 
 def is_activation_name(name: str) -> bool:
-    """Return whether an attribute or a function is called as activations are: "hidden_act", "gelu"."""
+    """Return whether a name contains the name of an activation or "act", as "hidden_act" and "gelu" do."""
     return bool(_ACTIVATION.search(name))
 
 
