@@ -168,7 +168,7 @@ def diff_with(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """`diff` with each side's loading options in one object."""
+    """Return the report of `diff`, with the loading options of each side in one object; other arguments as there."""
     if fail_on not in DIFF_FAIL_ON:
         raise InvalidValueError(f"fail_on is {fail_on!r}", hint=f"Use one of: {', '.join(DIFF_FAIL_ON)}.")
     if kv_scale is not None and not 0 < kv_scale < math.inf:

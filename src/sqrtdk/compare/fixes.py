@@ -36,9 +36,10 @@ _NORMS = {"RMS": "nn.RMSNorm", "LayerNorm": "nn.LayerNorm", "L2": "F.normalize"}
 
 
 def fix_of(cause: Cause) -> Message | None:
-    """Return what to change in B; None for a changed input, an unknown cause, or a record with other words.
+    """Return what to change in B to remove a cause.
 
-    None as well if the change was tried on B's program and did not help.
+    None is returned for a changed input, for an unknown cause, if the change was tried on B's program and did not help,
+    and if the catalogue has no advice for it.
 
     Example:
         >>> fix_of(Cause("softcap", None, 50.0, 1.0, "has a softcap (50), which A has not", "softcap"))
@@ -55,7 +56,10 @@ def fix_of(cause: Cause) -> Message | None:
 
 
 def fixes_of(causes: Iterable[Cause]) -> dict[Message, Cause]:
-    """Return each fix once, with the first cause that it is for, in the order of the causes."""
+    """Return the different fixes of some causes, each with the first cause that it is for, in the order of the causes.
+
+    Causes without a fix are left out.
+    """
     found: dict[Message, Cause] = {}
     for cause in causes:
         if (fix := fix_of(cause)) is not None:

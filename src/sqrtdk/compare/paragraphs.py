@@ -99,7 +99,7 @@ def paragraphs(
 
 
 def dtypes_of(a: SideInfo, b: SideInfo) -> str:
-    """Return the dtypes whose rounding allows a difference: "float32"; "" if unknown."""
+    """Return the dtypes of both sides as text, whose rounding allows a difference: "float32"; "" if unknown."""
     names = list(dict.fromkeys(side.dtype for side in (a, b) if side.dtype))
     return Message("paragraphs.dtypes", first=names[0], second=names[1]) if len(names) > 1 else "".join(names)
 

@@ -15,17 +15,17 @@ UNKNOWN_CAUSE = "unknown"  # stands in for a cause that was not found
 
 
 def stage_word(stage: str) -> str:
-    """Return a stage's name as a sentence of the catalogue; a name that is no stage of ours stays as it is."""
+    """Return the name of a stage as a message of the catalogue; a name that is not in `STAGES` stays as it is."""
     return _word(f"stages.{stage.replace(' ', '_')}", stage)
 
 
 def kind_word(kind: str) -> str:
-    """Return the kind of a side as a sentence of the catalogue; an unknown one stays as it is."""
+    """Return the kind of a side ("model", "trace file") as a message of the catalogue; an unknown one stays."""
     return _word(f"compare.side.{kind.replace(' ', '_')}", kind)
 
 
 def cause_word(cause: str) -> str:
-    """Return a cause's name as a sentence of the catalogue; one without words stays as it is."""
+    """Return the name of a cause as a message of the catalogue; one without an entry stays as it is."""
     return _word(f"causes.{cause}.title", cause)
 
 
@@ -167,7 +167,7 @@ class PairDiff:
 
     @property
     def cancelling(self) -> tuple[str, ...]:
-        """The stages that differ without changing the output."""
+        """Return the names of the stages that differ without changing the output."""
         return tuple(stage.stage for stage in self.stages if stage.cancels)
 
 
@@ -337,7 +337,11 @@ class DiffReport(Saved, Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 if the sides differ; with fail_on "unmeasured" also if something could not be judged; with "never" 0."""
+        """Return the exit status of the command: 1 or 0.
+
+        It is 1 if the sides differ, and with fail_on "unmeasured" also if something could not be judged. With "never"
+        it is 0.
+        """
         if self.fail_on == "never":
             return 0
         return int(self.same is False or (self.fail_on == "unmeasured" and self.same is None))

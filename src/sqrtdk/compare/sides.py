@@ -151,7 +151,7 @@ def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: Lo
 
 
 def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
-    """Runs a side from `load_side`. A graph runs on the given inputs; a loaded module brings its own."""
+    """Run what `load_side` returned, and return the side. A graph runs on `inputs`; a loaded module on its own."""
     if isinstance(loaded, Path):
         side = side_of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
         side.notes += _unused(side.info.kind, options)

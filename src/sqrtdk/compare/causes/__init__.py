@@ -283,9 +283,13 @@ MODULE_CAUSE_ROWS = [
 
 
 def named_differences(kind: PartKind, part: Any, module: str = "") -> Iterator[NamedDifference]:
-    """Yield what rows find in a part, in the order of the rows; of a tensor or a value only the first is a cause.
+    """Yield what the rows for one kind of part find in it, most specific row first.
 
-    `module` is the kind of the modules that hold the part; "" for what is read off the numbers.
+    Args:
+        kind: kind of the part: "tensor", "value", "module", "shape", "gate" or "numbers". Of a tensor or a value, only
+            the first difference is meant as a cause.
+        part: the part of both sides, of the class that belongs to the kind: `TensorPair` for "tensor", for example.
+        module: kind of the modules that hold the part, as `ModulePair.kind`; "" for parts that are read off numbers.
     """
     for row in MODULE_CAUSE_ROWS:
         if row.part == kind and (not row.modules or module in row.modules):
@@ -295,7 +299,7 @@ def named_differences(kind: PartKind, part: Any, module: str = "") -> Iterator[N
 
 
 def suspect(*rows: CauseRow) -> Callable[[Sides], Iterator[Suspicion]]:
-    """Return a function that yields the suspicions of some rows, in their order."""
+    """Return a function that takes the programs of both sides and yields the suspicions of these rows, in order."""
 
     def suspected(sides: Sides) -> Iterator[Suspicion]:
         for row in rows:

@@ -36,7 +36,10 @@ def compare_angles(kind: str) -> Callable[[BothParts[Rotation]], PartDifference 
 
 
 def angle_differences(both: BothParts[Rotation]) -> dict[str, PartDifference]:
-    """Return the differences of the angles by the name of the cause."""
+    """Return the differences of two rotations' angles by name of the cause; {} if the angles agree.
+
+    The names are "rounding", which excludes the others, "rope_base" (other frequencies) and "positions".
+    """
 
     def with_angles(own: Rotation) -> Rotation:
         return own if own.width != both.b.width else replace(own, table=own.table.abs() * unit_amplitude(both.b.table))

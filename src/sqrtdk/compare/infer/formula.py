@@ -70,7 +70,7 @@ class KnownFormula:
     parts: Set[int]
 
     def put_into(self, other: Formula) -> Formula:
-        """Return the other side's formula with the known parts put in."""
+        """Return a copy of another formula in which the known parts are replaced by this one's."""
         if SCALE in self.parts:
             other = rescaled(other, Formula(total(self.formula)))
         names = [name for part in self.parts for name in TERM_FIELDS.get(part, ())]

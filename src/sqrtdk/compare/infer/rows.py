@@ -265,7 +265,15 @@ def _mean_misfit(squares: Tensor, sees: Tensor) -> Tensor:
 
 
 def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
-    """Yield the formula with the sinks that the lengths of the outputs reveal; sinks of 0 first if they are close."""
+    """Yield the formula with the sinks that the lengths of the recorded outputs show.
+
+    If all of them are within 0.1 of 0, the formula with sinks of exactly 0 comes first. Nothing is yielded if some head
+    shows no sink.
+
+    Args:
+        call: the recorded tensors.
+        formula: formula that is right but for its sinks.
+    """
     some, here = call.tried(replace(formula, sinks=None), every_head=True)
     output, lse = compute_output(some.query, some.key, some.value, here)
     there = some.output.double()
@@ -284,7 +292,14 @@ def sinks_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
 
 
 def fills_of(call: Recorded, formula: Formula) -> Iterator[Formula]:
-    """Yield the formula with the fill, in place of hidden logits or added to them, that the outputs reveal."""
+    """Yield the formula with the number for hidden keys that the recorded outputs show.
+
+    The number first replaces hidden logits, then is added to them. Nothing is yielded if the formula hides no key.
+
+    Args:
+        call: the recorded tensors.
+        formula: formula that is right but for its fill.
+    """
     if formula.visible is None or bool(formula.visible.all()):
         return
     some, here = call.tried(formula)

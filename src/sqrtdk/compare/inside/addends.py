@@ -47,9 +47,9 @@ def split_alike(a: Formula, b: Formula, off: float = CONSTANT_TOLERANCE) -> tupl
 
 
 def common_keys(a: Formula, b: Formula) -> Tensor | None:
-    """Return True where both sides give a key weight; None if both do everywhere.
+    """Return booleans, True where both sides may give a key weight; None if they may everywhere.
 
-    The mask broadcasts to (B, Hq, L, S).
+    The shape broadcasts to (B, Hq, L, S).
     """
     one, other = (None if _lets_through(x) else x.visible for x in (a, b))
     if one is None or other is None:
@@ -155,7 +155,7 @@ def _with_alibi_named(formula: Formula, off: float) -> Formula:
 
 
 def four_axes(tensor: Tensor) -> Tensor:
-    """Return the tensor with all four axes, numbers in float64."""
+    """Return the tensor with leading axes of size 1 up to four axes; numbers are converted to float64."""
     tensor = tensor if tensor.dtype == torch.bool else tensor.double()
     return tensor[(None,) * (4 - tensor.ndim)]
 

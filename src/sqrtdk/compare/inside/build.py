@@ -209,7 +209,15 @@ def _plain(value: float, low: float, high: float) -> float:
 
 
 def formula_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Formula | None:
-    """Return the formula of a call from its terms and the factors of q and k; None if one of them is unknown."""
+    """Return the formula of a call from its recorded terms and the factors of q and k.
+
+    Args:
+        call: tensors of the call.
+        seen: result of `observe(call)`.
+
+    Returns:
+        The formula; None if no terms were recorded, or one is unknown or does not fit a formula.
+    """
     if call.terms is None:
         return None
     query, key = (_as_4d(seen[name].factor) for name in ("query", "key"))

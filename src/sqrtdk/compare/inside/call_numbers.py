@@ -65,7 +65,12 @@ class ObservedVector:
 
 
 def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, ObservedVector]:
-    """Return q, k and v of a call, by name; `kv_scale` is the fixed scale of its cache, if the user gave one."""
+    """Return what was recorded of q, k and v, under the names "query", "key" and "value".
+
+    Args:
+        call: tensors of the call.
+        kv_scale: fixed scale of the call's quantised cache; None if the user gave none.
+    """
     count = call.query.values.shape[1]
     scales = {"query": True, "key": _is_scale(call.key, call.query), "value": False}
     seen = {

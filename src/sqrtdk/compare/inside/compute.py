@@ -55,7 +55,13 @@ MOST_STORED = {  # largest number that a low-precision cache stores; larger ones
 
 
 def round_to(values: Tensor, dtype: str | None) -> Tensor:
-    """Return values rounded to a dtype, as float64; dtypes of a cache also cut off. None rounds nothing.
+    """Return values rounded to a dtype, as float64.
+
+    float8 and int8 also cut off numbers beyond their range; int8 rounds to whole numbers.
+
+    Args:
+        values: a tensor.
+        dtype: name of the dtype, "float16" or "int8"; None rounds nothing.
 
     Example:
         >>> round_to(torch.tensor([1.0 + 2**-12]), "float16").tolist()
@@ -83,13 +89,28 @@ def dtype_by_name(name: str) -> torch.dtype:
 
 
 def project_input(affine: Affine, entering: Tensor) -> Tensor:
-    """Return the heads (B, H, L, E) of an input (B, L, D): input @ weight.T + bias."""
+    """Return the projection of an input, input @ weight.T + bias, in float64.
+
+    Args:
+        affine: weight (H, E, D) and bias (H, E) or None.
+        entering: the input, (B, L, D).
+
+    Returns:
+        The heads, (B, H, L, E).
+    """
     heads = torch.einsum("bld,hed->bhle", entering.double(), affine.weight.double())
     return heads if affine.bias is None else heads + affine.bias.double()[:, None]
 
 
 def follow_path(path: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
-    """Return the values (B, H, L, E) after each step of a path, the last times `path.scaled`; at least the projected.
+    """Return the values after each step of a path, in float64; the last ones are multiplied by `path.scaled`.
+
+    Args:
+        path: the steps; the projection is not run.
+        projected: values before the first step, (B, H, L, E).
+
+    Returns:
+        One tensor (B, H, L, E) for each step; for a path without steps, the projected values times `path.scaled`.
 
     Raises:
         InvalidValueError: a step is unknown.
@@ -102,7 +123,11 @@ def follow_path(path: VectorPath, projected: Tensor) -> tuple[Tensor, ...]:
 
 
 def apply_step(step: PathStep, values: Tensor) -> Tensor:
-    """Return the values (B, H, L, E) after one step."""
+    """Return the values (B, H, L, E) after one step: a norm, a rotation or a rounding.
+
+    Raises:
+        InvalidValueError: the step is an `OpaqueStep`, of which only the name is known.
+    """
     if isinstance(step, OpaqueStep):
         raise InvalidValueError(
             f"nothing can be computed through {step.name!r}, a step that is not known",
@@ -115,7 +140,9 @@ def apply_step(step: PathStep, values: Tensor) -> Tensor:
 
 
 def apply_norm(norm: NormStep, values: Tensor) -> Tensor:
-    """Return the values (B, H, L, E) after a normalisation of each head, or of all heads of a token together.
+    """Return values (B, H, L, E) after a norm: x / length * gain + shift, in float64.
+
+    The length is that of one head, or of all heads of a token together, as `norm.over` says. See `centred`.
 
     Example:
         >>> unit = NormStep("l2", gain=torch.ones(1, 2))
@@ -128,7 +155,11 @@ def apply_norm(norm: NormStep, values: Tensor) -> Tensor:
 
 
 def centred(norm: NormStep, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values (B, H, L, E), minus their mean for "layer", and their divisor."""
+    """Return x and the length that divides it in a norm, for values (B, H, L, E).
+
+    x are the values in float64, minus their mean for "layer". The length is max(|x|, eps) for "l2", else
+    sqrt(mean(x^2) + eps); it broadcasts to x.
+    """
     x, over = values.double(), (1, 3) if norm.over == "heads" else (3,)
     if norm.kind == "layer":
         x = x - x.mean(over, keepdim=True)
@@ -139,7 +170,15 @@ def centred(norm: NormStep, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def repeat_heads(tensor: Tensor, count: int, heads: Tensor | None = None) -> Tensor:
-    """Return (B, count, ...) from (B, H, ...): query head i reads head `heads[i]`, or i // (count / H).
+    """Return the heads that the query heads read, (B, count, ...), from a tensor (B, H, ...).
+
+    Args:
+        tensor: heads of k or v, or anything with heads on the second axis.
+        count: number of query heads.
+        heads: index of the head that each query head reads; None for i // (count / H).
+
+    Raises:
+        InvalidValueError: `heads` is None, and count is no multiple of H.
 
     Example:
         >>> repeat_heads(torch.tensor([[1, 2]]), 4).tolist()
@@ -161,10 +200,15 @@ def repeat_heads(tensor: Tensor, count: int, heads: Tensor | None = None) -> Ten
 
 
 def compute_logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor | None = None) -> Tensor:
-    """Return the logits (B, Hq, L, S) in float64, as they enter the softmax.
+    """Return the logits (B, Hq, L, S) as they enter the softmax.
 
-    The order is scale, softcap (at `softcap_at`), bias, mask; then rounding to `logits_dtype`. `product` is q . k, if
-    it is already computed.
+    The order is scale, softcap (at `softcap_at`), bias, mask; then rounding to `logits_dtype`.
+
+    Args:
+        query: (B, Hq, L, E).
+        key: (B, H, S, E), where H divides Hq.
+        formula: what turns q . k into logits.
+        product: q . k, (B, Hq, L, S), if it is already computed.
     """
     scale = formula.scale
     if product is None and formula.own is not None:
@@ -180,9 +224,16 @@ def compute_logits(query: Tensor, key: Tensor, formula: Formula, product: Tensor
 
 
 def logits_and_slope(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Return logits before bias and mask, (B, Hq, L, S), from q . k, and their slope, softcap included.
+    """Return the logits before bias and mask, and their derivative by q . k.
 
-    The slope broadcasts to the logits.
+    If the softcap comes after bias and mask, it is left out: the derivative is then the largest possible one.
+
+    Args:
+        product: q . k, (B, Hq, L, S), in float64.
+        formula: scale and softcap.
+
+    Returns:
+        The logits (B, Hq, L, S) and the derivative, which broadcasts to them.
     """
     slope = torch.as_tensor(formula.scale, dtype=torch.float64, device=product.device)
     z = product * slope
@@ -197,7 +248,19 @@ def logits_and_slope(product: Tensor, formula: Formula) -> tuple[Tensor, Tensor]
 
 
 def compute_output(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> tuple[Tensor, Tensor]:
-    """Return the output (B, Hq, L, Ev) and the lse (B, Hq, L) with sinks included, in float64."""
+    """Return the output and the log of the sum of exp(logits), sinks included.
+
+    Rows are computed in chunks. A row that sees no key has output 0, and lse -inf without sinks.
+
+    Args:
+        query: (B, Hq, L, E).
+        key: (B, H, S, E), where H divides Hq.
+        value: (B, H, S, Ev).
+        formula: what turns q . k into weights.
+
+    Returns:
+        The output (B, Hq, L, Ev) and the lse (B, Hq, L), in float64.
+    """
     heads = query.shape[1]
     key, value = repeat_heads(key, heads).double(), repeat_heads(value, heads).double()
     outputs, sums = [], []
@@ -211,9 +274,16 @@ def compute_output(query: Tensor, key: Tensor, value: Tensor, formula: Formula) 
 
 
 def compute_weights(query: Tensor, key: Tensor, formula: Formula, z: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the weights (B, Hq, L, S) that multiply v, dropout included, and the lse (B, Hq, L), in float64.
+    """Return the weights that multiply v, dropout included, and the log of the sum of exp(logits).
 
-    `z` are the logits, if already computed.
+    Args:
+        query: (B, Hq, L, E).
+        key: (B, H, S, E), where H divides Hq.
+        formula: what turns q . k into weights.
+        z: the logits (B, Hq, L, S), if already computed.
+
+    Returns:
+        The weights (B, Hq, L, S) and the lse (B, Hq, L), in float64.
     """
     by_own_code = formula.own is not None and z is None
     z = compute_logits(query, key, formula) if z is None else z
@@ -234,12 +304,12 @@ def compute_weights(query: Tensor, key: Tensor, formula: Formula, z: Tensor | No
 
 
 def some_rows(formula: Formula, rows: Tensor | slice, length: int) -> Formula:
-    """Return the formula of some of `length` rows, by index or slice."""
+    """Return the formula for some of the `length` rows, by indices or a slice; tensors with one row for all stay."""
     return parts_of(formula, lambda x: x[..., rows, :] if x.ndim > 1 and x.shape[-2] == length != 1 else x)
 
 
 def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
-    """Return the formula of some of `count` heads, by index."""
+    """Return the formula for some of the `count` query heads, by index; tensors with one head for all stay."""
     sinks = None if formula.sinks is None else formula.sinks[index]
     return parts_of(
         replace(formula, sinks=sinks), lambda x: x[..., index, :, :] if x.ndim > 2 and x.shape[-3] == count != 1 else x
@@ -247,7 +317,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
 
 
 def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
-    """Return the formula with `of` applied to every tensor that broadcasts to (B, Hq, L, S)."""
+    """Return the formula with `of` applied to scale, factors, bias, mask and dropout mask, as far as they are tensors."""
 
     def parts(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
         values = {name: getattr(record, name) for name in names}
@@ -258,7 +328,13 @@ def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
 
 
 def chunks(query: Tensor, key: Tensor, budget: int = LOGITS_AT_ONCE) -> Iterator[slice]:
-    """Yield slices of the rows of a query (B, Hq, L, E): at most `budget` logits each, at least one row."""
+    """Yield consecutive slices of rows, of at most `budget` logits over all batches and heads, and at least one row.
+
+    Args:
+        query: (B, Hq, L, E); only its shape matters.
+        key: (..., S, E); only its shape matters.
+        budget: largest number of logits of a slice.
+    """
     length, row = query.shape[-2], query.shape[0] * query.shape[1] * key.shape[-2]
     step = max(1, budget // max(1, row))
     for first in range(0, length, step):

@@ -52,17 +52,20 @@ class Explained:
 
     @property
     def stages(self) -> frozenset[str]:
-        """Every stage that the causes act on, those of other segments included."""
+        """Return every stage that the applied changes act on, those of other segments included."""
         return frozenset[str]().union(*(one.stages for one in self.applied))
 
 
 def explain_segment(segment: Segment, sides: Sides, causes: Causes) -> Explained:
-    """Finds the causes of the difference over a segment.
+    """Find the causes of the difference over a segment, by changing A's program until it gives B's values.
 
     Args:
-        segment: segment over which A's program does not give B's values.
+        segment: segment over which A's program may not give B's values.
         sides: both programs.
-        causes: functions that suspect, in order.
+        causes: by name, functions that yield suspicions about two programs; tried in order.
+
+    Returns:
+        The causes, none if A gives B's values within rounding. The last one is "unknown" if a difference remains.
     """
     before = segment_gap(segment, sides.a)
     if before.within:
@@ -94,10 +97,15 @@ def _cause_of(one: Suspicion, explained: float) -> Cause:
 
 
 def helpful(chosen: Chosen, left: Callable[[Chosen], SegmentGap], least: float = 0.0) -> Chosen:
-    """Return the suspicions that make a difference smaller, which stays too large with all of them.
+    """Return those of the chosen suspicions that reduce a difference which stays too large even with all of them.
 
-    Each one that is kept removes at least a share of `least`, and not nothing, from what is left without it. All
-    together leave less than none of them.
+    Each one that is kept removes at least a share of `least`, and more than nothing, from what is left without it. All
+    together leave less than none of them; otherwise () is returned.
+
+    Args:
+        chosen: the suspicions.
+        left: returns the difference that is left with some of them applied.
+        least: least share, 0 to 1.
     """
     while chosen:
         after = left(chosen)
@@ -110,10 +118,15 @@ def helpful(chosen: Chosen, left: Callable[[Chosen], SegmentGap], least: float =
 
 
 def helpful_parts(whole: Segment, program: Program, parts: list[tuple[Segment, Explained]]) -> list[Explained]:
-    """Return the parts of a way that ends too far from B, with the causes that bring its end nearer.
+    """Return the explanations of the parts, with only those causes that bring the end of the whole nearer to B.
 
     A cause that is right by itself may lead away from B while another difference beside it is unknown: channels of q
     put in order against a k that stays as it was. It is no proof then, so its stage counts as unknown.
+
+    Args:
+        whole: the segment from the first difference to the output.
+        program: A's program.
+        parts: segments of the whole and their explanations.
     """
     every = tuple(one for _, explained in parts for one in explained.applied)
     programs: Programs = {(): program}
@@ -133,10 +146,16 @@ def helpful_parts(whole: Segment, program: Program, parts: list[tuple[Segment, E
 
 
 def mends(whole: Segment, sides: Sides, causes: Causes, found: Iterable[Cause]) -> bool:
-    """Return whether A's parts, put into B's program for the causes found, make the difference go away.
+    """Return whether B's program gives A's values, or comes nearer, once A's parts are put into it for these causes.
 
-    A fix changes B, while a cause is proven by a change of A: so the causes are suspected again with the sides changed
-    over. What can't be tried, as B's program is unknown in a part, counts as helping.
+    A fix changes B, while a cause is proven by a change of A: so the causes are suspected again with the sides
+    exchanged. True is also returned if this can't be tried, as B's program is unknown in a part.
+
+    Args:
+        whole: the segment from the first difference to the output.
+        sides: both programs.
+        causes: by name, functions that yield suspicions about two programs.
+        found: causes of the difference. If one is "unknown", coming nearer is enough.
     """
     wanted, program = {(cause.name, cause.stage) for cause in found if cause.name != UNKNOWN_CAUSE}, sides.b
     if not wanted or not _can_run(whole, program):
@@ -159,7 +178,7 @@ def mends(whole: Segment, sides: Sides, causes: Causes, found: Iterable[Cause]) 
 
 
 def without_fixes(explained: Explained) -> Explained:
-    """Return the part with causes of which no fix is said."""
+    """Return the explanation with `mends` False in every cause, so that no fix is offered."""
     return replace(explained, causes=tuple(replace(cause, mends=False) for cause in explained.causes))
 
 
@@ -252,14 +271,23 @@ def _unknown(segment: Segment, sides: Sides, before: SegmentGap, after: SegmentG
 
 
 def unknown_cause(stage: str, left: SegmentGap, explained: float = 0.0) -> Cause:
-    """Return the cause `unknown` for a difference without explanation."""
+    """Return the cause "unknown" for a difference that no suspicion explains.
+
+    Args:
+        stage: stage to which it is attributed.
+        left: difference that is left.
+        explained: share of the whole difference for which it stands, 0 to 1.
+    """
     sizes = {"left": f"{left.largest:.2g}", "allowed": f"{left.allowed:.2g}"}
     text = Message("causes.unknown.at_stage", stage=stage_word(stage), **sizes)
     return Cause(UNKNOWN_CAUSE, None, None, explained, text, stage)
 
 
 def stage_of_unexplained(segment: Segment, sides: Sides) -> str:
-    """Return the stage to which an unexplained difference of q, k or v is attributed."""
+    """Return the name of the stage to which a segment's unexplained difference is attributed.
+
+    It is the first stage of the segment, or for q, k and v the one that `stage_of_vector` returns.
+    """
     name = segment.name.removesuffix(" used")
     if len(segment.stages) == 1 or name not in QKV:
         return segment.stages[0]
@@ -267,9 +295,13 @@ def stage_of_unexplained(segment: Segment, sides: Sides) -> str:
 
 
 def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
-    """Return the first stage after the projection that a side has.
+    """Return the first stage after the projection that any of the programs has: "key norm", "key rotation".
 
-    An unknown step counts as a rotation, which most models have. Without any step, the stage is the vector: "key".
+    An unknown step counts as a rotation, which most models have. Without any step, the stage is the vector itself.
+
+    Args:
+        name: "query", "key" or "value".
+        programs: programs of A and B.
     """
     steps = [step for program in programs for step in path_of(program, name).steps]
     kinds: dict[str, type | tuple[type, ...]] = {"norm": NormStep, "rotation": (Rotation, OpaqueStep)}
@@ -277,7 +309,7 @@ def stage_of_vector(name: str, programs: Iterable[Program]) -> str:
 
 
 def first_stage(names: list[str]) -> str | None:
-    """Return the first of some stages in the order of an attention."""
+    """Return the earliest of some stages, in the order of `STAGES`; None if no name is a stage."""
     return next((name for name in STAGES if name in names), None)
 
 
@@ -296,17 +328,20 @@ def first_stage(names: list[str]) -> str | None:
 
 
 def shows(before: SegmentGap, after: SegmentGap) -> bool:
-    """Return whether a change of the program removes more than half of the squared error of its values."""
+    """Return whether a change leaves at most half of the squared error of a program's values: after^2 <= before^2 / 2."""
     return before.size > 0.0 and after.size**2 <= MOST_SQUARES_LEFT * before.size**2
 
 
 def causes_below_rounding(segment: Segment, sides: Sides, causes: Causes) -> Explained:
-    """Finds causes over a segment whose numbers are each within rounding, as long as more are visible.
+    """Find causes over a segment whose entries each agree within rounding, while all together show a difference.
+
+    A cause counts if it removes more than half of the squared error. Segments of fewer than 39 vectors are not
+    searched.
 
     Args:
         segment: segment over which A's program gives B's values within rounding.
         sides: both programs.
-        causes: functions that suspect, in order.
+        causes: by name, functions that yield suspicions about two programs; tried in order.
 
     Returns:
         The causes and A's program with them; no cause and A's own program if none is visible.

@@ -339,7 +339,7 @@ def _unlike(
 
 
 def precision_of(call: CallTensors) -> Precision:
-    """Return the dtypes in which a call computes, and the number of roundings of its logits."""
+    """Return the dtypes in which a call computes, and how often its logits are rounded (at least twice)."""
     # the product itself is rounded once
     steps = 1 + sum(TERM_ROUNDINGS.get(term.name, 0) for term in call.terms or ())
     return Precision(
@@ -394,6 +394,6 @@ def cancelled_within(judged: JudgedPair) -> JudgedPair:
 
 
 def first_difference(judged: JudgedPair) -> str | None:
-    """Return the first stage that differs; None if all differences cancel."""
+    """Return the first stage that differs and changes the output, or that has a cause; None if there is none."""
     known = first_stage([stage.stage for stage in judged.stages if stage.same is False and not stage.cancels])
     return known or first_stage([cause.stage for _, explained in judged.parts for cause in explained.causes])

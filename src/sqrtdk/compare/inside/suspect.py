@@ -112,7 +112,7 @@ class Sides:
 
     @property
     def slack(self) -> float:
-        """Return the relative error within which numbers fitted on both sides count as equal: 8 eps of the dtype."""
+        """Return the relative error within which fitted numbers are equal: 8 eps of the coarser dtype, at least 2^-40."""
         return max(FINEST_FIT, FIT_ROUNDINGS * max(torch.finfo(x.dtype).eps for x in (self.a, self.b)))
 
 

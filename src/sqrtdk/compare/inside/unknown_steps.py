@@ -145,7 +145,12 @@ def equal_in_roundings(
 
 
 def same_input(sides: list[KnownSide], rows: Tensor | None) -> bool:
-    """Return whether the inputs are known to be equal, directly or by one of the vectors made from them."""
+    """Return whether the inputs are known to be equal, directly or since a vector made from them is equal.
+
+    Args:
+        sides: both sides.
+        rows: (B, L), True where they are compared; None for all.
+    """
     one, other = (side.seen for side in sides)
     return any(
         near(one[name].input, other[name].input, coarser(sides), KERNEL_ROUNDINGS)

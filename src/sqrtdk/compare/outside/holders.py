@@ -38,7 +38,13 @@ class _Held:
 
 
 def held_weights(a: ModelSide, pairs: Sequence[PairDiff], programs: Sequence[Sides | None]) -> list[Message]:
-    """Return sentences on projections of B that hold other weights of A, each verified by all its numbers."""
+    """Return sentences on projections of B that hold other weights of A, each verified by all its numbers.
+
+    Args:
+        a: side A; without a module, there are no sentences.
+        pairs: compared pairs; only those with the cause "weights" are examined.
+        programs: programs of each pair, None where unknown.
+    """
     if a.module is None:
         return []
     differ = [

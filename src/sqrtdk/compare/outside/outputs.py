@@ -58,12 +58,12 @@ class OutputComparison:
 
     @property
     def follow(self) -> bool:
-        """Whether the differences of the attentions explain all of theirs."""
+        """Return whether the differences of the attentions explain all differences of the outputs."""
         return _follow(self.chain)
 
     @property
     def causes(self) -> tuple[ModuleCause, ...]:
-        """The causes at the places of the chain, those of layers that differ alike once."""
+        """Return the causes outside attention, in the order of the chain; layers that differ alike have them once."""
         return tuple(cause for entry in _folded(self.chain) for cause in _causes_of(entry))
 
 
@@ -77,6 +77,15 @@ def pair_outputs(a: ModelSide, b: ModelSide, blind: BlindRows) -> tuple[tuple[Te
     They are paired by name. If A's first output has no partner, it gets an output of B with its shape: a model of
     transformers returns `logits`, its port a tensor. If B has several, such as the states after every layer, the
     closest one is taken. Places in a tuple are names only if both sides have the same places.
+
+    Args:
+        a: side A.
+        b: side B.
+        blind: rows that are left out, as `rows_left_out` returns them.
+
+    Returns:
+        The pairs of tensors, and a comparison with the outputs of unlike shapes, notes, and why nothing can be
+        compared.
     """
     for letter, side in (("A", a), ("B", b)):
         if side.outputs is None:
@@ -131,9 +140,15 @@ def _shapes(a: Tensor, b: Tensor) -> Message:
 def compare_outputs(
     paired: Sequence[TensorOfBoth], exact: Sequence[FinerRun | None] | None, attentions: int
 ) -> tuple[OutputDiff, ...]:
-    """Compares every output pair of `pair_outputs`, after the given number of attentions.
+    """Return whether each pair of outputs agrees within rounding, in the order given.
 
-    `exact` are the float64 runs of both sides, if any; None if one rounding explains every difference.
+    Differences and allowances are relative to the size of A's output.
+
+    Args:
+        paired: pairs from `pair_outputs`.
+        exact: float64 runs of A and B, None for a side without one; None or () if one rounding explains every
+            difference.
+        attentions: number of attentions before the outputs, which the allowance of an unmeasured output depends on.
     """
     errors = []
     for both in paired:
@@ -169,7 +184,7 @@ def _largest_share(paired: Sequence[TensorOfBoth], errors: Sequence[Sequence[Ten
 
 
 def since_of(chain: DifferenceChain) -> str:
-    """Return the chain in half sentences.
+    """Return where the difference enters and what follows from it, as half sentences; "" if nothing is known.
 
     Example:
         >>> from sqrtdk.compare.records import FirstModule
@@ -227,17 +242,17 @@ def _steps(chain: DifferenceChain) -> list[tuple[str, dict[str, str]]]:
 
 
 def differing_outputs(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """Return the outputs whose numbers differ."""
+    """Return the outputs whose shapes agree and whose numbers differ by more than rounding."""
     return [one for one in outputs if one.same is False and one.reason is None]
 
 
 def unlike(outputs: Sequence[OutputDiff]) -> list[OutputDiff]:
-    """Return the outputs with another shape on each side."""
+    """Return the outputs that could not be compared number by number, since their shapes differ."""
     return [one for one in outputs if one.same is False and one.reason is not None]
 
 
 def percent_of_size(share: float) -> str:
-    """Return a share of a size in percent.
+    """Return a share in percent as text, with three significant digits, or two if it is very small or large.
 
     Example:
         >>> percent_of_size(1.0), percent_of_size(0.01234), percent_of_size(3.14e-7)
@@ -269,7 +284,11 @@ def _names_text(outputs: Sequence[str]) -> str:
 
 
 def of_outputs(pairs: Sequence[PairDiff], ends: OutputComparison) -> OfOutputs:
-    """Return the sentences about the outputs.
+    """Return the sentences about the outputs: those before and after the ones on attentions.
+
+    Args:
+        pairs: compared attentions.
+        ends: comparison of the outputs.
 
     Example:
         >>> off = (OutputDiff("logits", False, 1.0, 2e-6),)
@@ -332,7 +351,16 @@ def _attentions(reached: Sequence[PairDiff], pairs: Sequence[PairDiff]) -> Messa
 
 
 def unwritten(pairs: Sequence[PairDiff], a: ModelSide, b: ModelSide) -> list[Message]:
-    """Return what a trace file could tell besides, so that an unknown difference of q, k or v can be named."""
+    """Return a sentence on tensors to add to a trace file, so that an unknown difference of q, k or v can be named.
+
+    Args:
+        pairs: compared attentions.
+        a: side A.
+        b: side B.
+
+    Returns:
+        One sentence, or [] if no trace file lacks projected values of a vector with an unknown difference.
+    """
     unknown = {cause.stage.partition(" ")[0] for pair in pairs for cause in pair.causes if cause.name == UNKNOWN_CAUSE}
     parts = [letter for name, letter in QKV_LETTERS.items() if name in unknown]
     bare = [

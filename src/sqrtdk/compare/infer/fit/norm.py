@@ -47,7 +47,7 @@ class NormFit:
     eps_high: float
 
     def allows(self, eps: float) -> bool:
-        """Return whether this eps could have made the values."""
+        """Return whether a norm with this eps could have made the values: eps_low <= eps <= eps_high."""
         return self.eps_low <= eps <= self.eps_high
 
 

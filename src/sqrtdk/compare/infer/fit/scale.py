@@ -106,13 +106,25 @@ def fit_scale(
 
 
 def fit_cost(query: Tensor, key: Tensor) -> int:
-    """Return about how many logits a fit computes for one candidate of the softcap."""
+    """Return about how many logits `fit_scale` computes for one candidate of the softcap.
+
+    Args:
+        query: (B, Hq, L, E); only its shape matters.
+        key: (B, H, S, E); only its shape matters.
+    """
     batch, heads, rows = query.shape[:3]
     return USUAL_TRIALS * batch * heads * min(rows, MOST_ROWS_FITTED) * key.shape[-2]
 
 
 def scale_grid(features: int, ratio: float = GRID_RATIO) -> Tensor:
-    """Return a grid in which no scale is further than `ratio` from the next, with 1, 1/sqrt(E) and 1/E, ascending."""
+    """Return scales from 1 / (8 E) to 8, ascending, in float64.
+
+    Neighbours differ by at most the factor `ratio`; 1, 1 / sqrt(E) and 1 / E are among them.
+
+    Args:
+        features: width E of a head.
+        ratio: largest quotient of neighbours.
+    """
     low, high = math.log(1 / (8 * features)), math.log(8.0)
     grid = torch.linspace(low, high, 1 + math.ceil((high - low) / math.log(ratio)), dtype=torch.float64).exp()
     return torch.cat([grid, torch.tensor([1.0, features**-0.5, 1 / features], dtype=torch.float64)]).sort().values
