@@ -96,7 +96,15 @@ class StageDiff:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Logits of a sample of entries (row i, key j) of one head, A's against B's."""
+    """Logits of some entries of one head on both sides; all tuples are parallel.
+
+    Attributes:
+        head: number of the query head.
+        rows: row of each entry.
+        keys: key of each entry.
+        a: logits of A.
+        b: logits of B.
+    """
 
     head: int
     rows: tuple[int, ...]
@@ -107,8 +115,13 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class MaskPicture:
-    """Visible keys of both sides in the first rows that differ: a text for each row, where "." is hidden in both, "+"
-    visible in both, "a" visible only in A, "b" only in B.
+    """A part of two masks that differ.
+
+    Attributes:
+        first_row: number of the first row shown.
+        first_key: number of the first key shown.
+        rows: a text for each row, with a character for each key: "+" is visible in both, "." in neither, "a" only in A,
+            "b" only in B.
     """
 
     first_row: int
@@ -173,7 +186,14 @@ class PairDiff:
 
 @dataclass(frozen=True, slots=True)
 class Unpaired:
-    """A call without a partner, or an attention of one side that could not be read."""
+    """A call without a partner, or an attention of one side that could not be read.
+
+    Attributes:
+        site: path of its module.
+        index: number of the call at this site.
+        formula: what is known of its computation, as text; None if nothing.
+        reason: why it has no partner or could not be read.
+    """
 
     site: str
     index: int

@@ -198,7 +198,7 @@ def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
 
 
 def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kind: str = "model") -> ModelSide:
-    """Runs a module once under a trace that keeps its tensors.
+    """Run a module once under a trace that keeps its tensors, and return the side.
 
     Raises:
         ModelError: forward raises, no attention runs, or the module is on the meta device.

@@ -52,7 +52,7 @@ AXIS_WORDS = ("causes.axis.head", "causes.axis.row", "causes.axis.key")
 
 
 def compare_scale(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares all that multiplies q . k; also its part before the softcap if both have that at the same place."""
+    """Return the difference of all that multiplies q . k, or of its part before a common softcap; None if equal."""
     a, b, off = both.a, both.b, both.sides.off
     old, new = total(a), total(b)
     capped_alike = a.softcap is not None and b.softcap is not None and a.softcap_at == b.softcap_at
@@ -197,7 +197,7 @@ def _value_text(value: Value | None) -> str | float | None:
 
 
 def compare_row_factors(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares factors that stand for the length: they differ by row, or follow the number of visible keys."""
+    """Return the difference of factors that depend on the length (`by_length`), such as log n; None if none does."""
     if not by_length(both):
         return None
     one = single_number(total(both.a)) is not None, single_number(total(both.b)) is not None
@@ -256,7 +256,7 @@ def _is_length(factor: float | None, head_dim: int, off: float) -> bool:
 
 
 def compare_softcap(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares the cap, and its place if one side has no softcap: no factor of the logits can undo its curve."""
+    """Return the difference of the softcaps: one is missing, has another cap or multiplies otherwise; else None."""
     a, b = both.a.softcap, both.b.softcap
     if same(a, b) and (a is None or both.a.softcap_by_logits == both.b.softcap_by_logits):
         return None
@@ -277,7 +277,7 @@ def compare_softcap(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def compare_softcap_order(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares places: before the scale it caps the bare product; after the mask it lifts hidden keys, so they leak."""
+    """Return the difference if the softcap comes before the scale, after it, or after the mask; None if alike."""
     a, b = both.a, both.b
     if a.softcap is None or b.softcap is None or a.softcap_at == b.softcap_at:
         return None
@@ -286,7 +286,7 @@ def compare_softcap_order(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def compare_sinks(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares sinks: a logit for each head that takes weight and has no value; 0 is the softmax "off by one"."""
+    """Return the difference of the sinks, a logit for each head without a value; None if equal. -inf counts as none."""
     # a sink of -inf takes no weight: exp(-inf) adds 0 to the sum
     found = (formula.sinks for formula in (both.a, both.b))
     a, b = (None if x is None or bool((x == -math.inf).all()) else x.reshape(1, -1, 1, 1) for x in found)
@@ -298,7 +298,7 @@ def compare_sinks(both: BothParts[Formula]) -> PartDifference | None:
 
 
 def compare_dropout(both: BothParts[Formula]) -> PartDifference | None:
-    """Compares dropped weights; two runs with equal rates and other random numbers differ as well."""
+    """Return the difference of dropped weights, even of equal rates with other random numbers; None if equal."""
     a, b = both.a, both.b
     if same(a.kept, b.kept) and (a.kept is None or a.dropout == b.dropout):
         return None
@@ -331,7 +331,7 @@ def lesser(dtype: str | None, own: torch.dtype) -> str | None:
 
 
 def compare_roundings(what: str) -> Callable[[BothParts[Formula]], PartDifference | None]:
-    """Return a comparison of the roundings of `what`: of `LOGITS`, of `WEIGHTS`, or of `BOTH` by the same cast."""
+    """Return a function that returns the difference in how `what` (LOGITS, WEIGHTS, BOTH) is rounded, or None."""
 
     def compare(both: BothParts[Formula]) -> PartDifference | None:
         a, b = (
@@ -346,7 +346,7 @@ def compare_roundings(what: str) -> Callable[[BothParts[Formula]], PartDifferenc
 
 
 def compare_vector_rounding(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares the roundings of q, k or v on its way."""
+    """Return the difference of the roundings of q, k or v to coarser dtypes on its path; None if equal."""
     a, b = _roundings(both.a, both.sides.a.dtype), _roundings(both.b, both.sides.b.dtype)
     if a == b:
         return None

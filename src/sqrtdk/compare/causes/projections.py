@@ -361,7 +361,7 @@ def _heads(a: Affine, b: Affine, heads_a: Tensor | None, heads_b: Tensor | None)
 
 
 def compare_kv_factor(both: BothParts[VectorPath]) -> PartDifference | None:
-    """Compares a factor of each head of k or v, such as `v * 0.5`.
+    """Return the difference of a factor of each head of k or v, such as `v * 0.5`; None if there is none.
 
     If a side stores k or v in 8 bits or fewer, it is the scale of this cache, applied twice or not at all. A factor on
     q, or one that the code applies to the logits, is `scale`. A factor in the rows of the projection is `weights`. An

@@ -56,7 +56,14 @@ def program_of(call: CallTensors, seen: Mapping[str, ObservedVector]) -> Program
 
 
 def fit_path(seen: ObservedVector, dtype: torch.dtype) -> VectorPath:
-    """Return the path of q, k or v, with each step fitted to the values before and after it."""
+    """Return the path of q, k or v, with each step fitted to the values before and after it.
+
+    A path without recorded projected values has a single `OpaqueStep` named "not recorded".
+
+    Args:
+        seen: what was recorded of the vector.
+        dtype: dtype in which the side computed.
+    """
     affine = None
     if seen.weight is not None and seen.features is not None:
         affine = Affine(seen.name, seen.weight, seen.bias, seen.features)

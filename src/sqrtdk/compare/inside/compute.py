@@ -317,7 +317,7 @@ def some_heads(formula: Formula, index: Tensor, count: int) -> Formula:
 
 
 def parts_of(formula: Formula, of: Callable[[Tensor], Tensor]) -> Formula:
-    """Return the formula with `of` applied to scale, factors, bias, mask and dropout mask, as far as they are tensors."""
+    """Return the formula with `of` applied to its scale, factors, bias, mask and dropout mask, if these are tensors."""
 
     def parts(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
         values = {name: getattr(record, name) for name in names}

@@ -328,7 +328,12 @@ def first_stage(names: list[str]) -> str | None:
 
 
 def shows(before: SegmentGap, after: SegmentGap) -> bool:
-    """Return whether a change leaves at most half of the squared error of a program's values: after^2 <= before^2 / 2."""
+    """Return whether a change removes at least half of the squared error of a program's values: the error before is not 0.
+
+    Args:
+        before: distance from B's values without the change.
+        after: distance with it.
+    """
     return before.size > 0.0 and after.size**2 <= MOST_SQUARES_LEFT * before.size**2
 
 

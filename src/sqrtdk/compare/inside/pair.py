@@ -88,10 +88,11 @@ def judge_pair(
     kv_scale: float | None = None,
     work: SearchWork | None = None,
 ) -> JudgedPair:
-    """Compares what two calls do to the same input, by running A's program from B's values at every stage.
+    """Compare what two calls do to the same input, by running A's program from B's values at every stage.
 
-    `earlier` are the programs of the previous pair, `declared` names what declares the scale of A and of B, and
-    `kv_scale` is the fixed scale of a quantised cache. `work` is what the searches of all pairs may compute.
+    `earlier` are the programs of the previous pair, `declared` names what declares the scale of A and of B ("" if
+    nothing), and `kv_scale` is the fixed scale of a quantised cache. `work` is what the searches of all pairs may
+    compute. A pair that can't be compared is returned with `same` None and a reason.
     """
     reason = _unread(a, b)
     if reason is not None:
@@ -379,7 +380,7 @@ def _stages(
 
 
 def cancelled_within(judged: JudgedPair) -> JudgedPair:
-    """Return a pair that differs on the way and gives the same, with stages marked as making no difference."""
+    """Return the judgement as the same, with its differing stages marked as not changing the output."""
     caused = {cause.stage for _, explained in judged.parts for cause in explained.causes}
     stages = tuple(
         replace(stage, same=False, reason=Message(CANCELS), cancels=True)

@@ -55,7 +55,12 @@ PICTURE_SIDE = 48  # rows and keys of a mask picture
 
 
 def stage_text(stage: str, sides: Sides) -> StageDiff:
-    """Return a stage of both formulas in short words."""
+    """Return a stage with what both formulas have for it, as short text; `same` is None.
+
+    Args:
+        stage: a stage of the formula: "scale", "softcap", "bias", "mask", "sinks", "weights".
+        sides: both programs; if a formula is unknown, the stage has a reason and no text.
+    """
     a, b = sides.a.formula, sides.b.formula
     if a is None or b is None:
         return StageDiff(stage, None, reason=Message("compare.formula.unknown"))
@@ -139,7 +144,15 @@ _STAGE_TEXTS: dict[str, Callable[[Formula], str]] = {
 
 
 def hidden_rows(formula: Formula | None, batch: int, rows: int) -> Tensor:
-    """Return True where the row of some head sees no key, (B, L): implementations may output anything there."""
+    """Return booleans (B, L), True where the row of some head sees no key.
+
+    Implementations may output anything there.
+
+    Args:
+        formula: formula whose mask counts; None for no mask.
+        batch: B.
+        rows: L.
+    """
     visible = _visible(Formula() if formula is None else formula)
     return (~visible.any(-1)).any(1).expand(batch, rows)
 
@@ -150,7 +163,14 @@ def _off(stage: StageDiff) -> tuple[bool, float]:
 
 
 def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, left_out: int) -> tuple[StageDiff, ...]:
-    """Return every stage in order. A stage with a cause differs; the output names the rows that it leaves out."""
+    """Return one entry for each of `STAGES`, in this order; stages that are not known have `same` None and a reason.
+
+    Args:
+        stages: known stages. Of two with one name, the one that differs counts, or the larger difference.
+        caused: names of stages with a cause; these differ.
+        rows: number of all rows.
+        left_out: number of rows that were not compared; the output's reason names it.
+    """
     known: dict[str, StageDiff] = {}
     for stage in stages:  # v has two stages of one name, as projected and as used: the larger difference counts
         if stage.stage not in known or _off(stage) >= _off(known[stage.stage]):
@@ -164,7 +184,16 @@ def ordered(stages: Sequence[StageDiff], caused: Collection[str], rows: int, lef
 
 
 def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedVector] | None) -> Cause:
-    """Return the cause `rounding` of k or v with the share of numbers beyond the range of the dtype that rounds."""
+    """Return the cause with the share of numbers beyond the range of the dtype, if it is a rounding of k or v.
+
+    The share is added to the text, and "cut_off" to the codes. Other causes are returned unchanged, and so is one
+    without such numbers.
+
+    Args:
+        cause: any cause.
+        sides: both programs; None if unknown.
+        seen: q, k and v of B; None if unknown.
+    """
     if cause.name != "rounding" or cause.stage not in QKV_LETTERS or sides is None or seen is None:
         return cause
     paths = [path_of(program, cause.stage) for program in (sides.b, sides.a)]
@@ -192,7 +221,15 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedV
 
 
 def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -> Cause:
-    """Return the cause with both sides' lines of code that compute its stage, or behind which it is missing."""
+    """Return the cause with the lines of code of both sides that compute its stage: `at_a` and `at_b`.
+
+    If a side lacks the step, its line is that of a step before it; None if unknown. Causes in the data have no lines.
+
+    Args:
+        cause: any cause.
+        a: record of A's call; None if there is none.
+        b: record of B's call; None if there is none.
+    """
     if cause.name in DATA_CAUSES:
         return cause
     return replace(cause, at_a=_line(cause, a), at_b=_line(cause, b))
@@ -212,7 +249,15 @@ def _line(cause: Cause, call: AttentionCall | None) -> str | None:
 
 
 def scatter_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> tuple[Scatter, ...]:
-    """Return logits of the first heads at visible keys, both formulas applied to B's q and k."""
+    """Return logits of both sides at visible keys, both formulas applied to B's q and k.
+
+    They are at most 200 entries for each of the first 4 heads, within the first sequence and its first 48 rows and
+    keys.
+
+    Args:
+        sides: both programs; () is returned if a formula is unknown.
+        seen: q, k and v of B.
+    """
     if sides.a.formula is None or sides.b.formula is None:
         return ()
     query = seen["query"].used[:1, :, :PICTURE_SIDE]
@@ -239,7 +284,15 @@ def _first(value: Tensor) -> Tensor:
 
 
 def picture_of(sides: Sides, seen: Mapping[str, ObservedVector]) -> MaskPicture | None:
-    """Return a picture of the first sequence and head whose masks differ; None if all masks are equal."""
+    """Return a picture of at most 48 rows and keys of the first sequence and head whose masks differ.
+
+    Args:
+        sides: both programs.
+        seen: q, k and v of B.
+
+    Returns:
+        The picture; None if all masks are equal, or if a formula is unknown.
+    """
     if sides.a.formula is None or sides.b.formula is None:
         return None
     shape = (*seen["query"].used.shape[:3], seen["key"].used.shape[2])

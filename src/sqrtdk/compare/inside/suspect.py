@@ -41,7 +41,14 @@ ProgramChange = Callable[[Program], Program]
 
 
 class DifferenceWords(NamedTuple):
-    """What A has, what B has, and the sentence on it with the values that it needs beside these."""
+    """What to say about a difference.
+
+    Attributes:
+        a: what A has, as text or a message.
+        b: what B has.
+        text: the sentence: its id in the catalogue, or the whole as a message.
+        values: values that the sentence needs beside `a` and `b`.
+    """
 
     a: str
     b: str
@@ -112,7 +119,7 @@ class Sides:
 
     @property
     def slack(self) -> float:
-        """Return the relative error within which fitted numbers are equal: 8 eps of the coarser dtype, at least 2^-40."""
+        """Return the relative error within which fitted numbers are equal: 8 eps of the coarser dtype."""
         return max(FINEST_FIT, FIT_ROUNDINGS * max(torch.finfo(x.dtype).eps for x in (self.a, self.b)))
 
 
@@ -329,12 +336,12 @@ def change_step(vector: str, kind: type, place: int = 0) -> Callable[[Edit[Any]]
 
 
 def norms_of(path: VectorPath) -> list[NormStep]:
-    """Return the norms of a path, in order."""
+    """Return the norms of a path, in order; [] if it has none."""
     return [step for step in path.steps if isinstance(step, NormStep)]
 
 
 def rotation_of(path: VectorPath) -> Rotation | None:
-    """Return the rotation of a path; None without one, or if it rotates none of several rows."""
+    """Return the first rotation of a path; None if there is none, or if its table is 1 in all of several rows."""
     found = next((step for step in path.steps if isinstance(step, Rotation)), None)
     if found is None or (found.table.shape[1] > 1 and bool((found.table == 1).all())):
         return None

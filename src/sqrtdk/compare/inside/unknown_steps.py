@@ -27,14 +27,26 @@ ExplainedSegments = list[tuple[Segment, Explained]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathSpan:
-    """Both programs, and B's q, k and v, over a part of the paths."""
+    """A part of the ways of q, k and v, as programs.
+
+    Attributes:
+        a: A's program over this part.
+        b: B's program over this part.
+        seen: B's q, k and v at its ends, by name.
+    """
 
     a: Program
     b: Program
     seen: dict[str, ObservedVector]
 
     def of(self, name: str, paths: list[VectorPath], vector: ObservedVector) -> PathSpan:
-        """Return the part with another path of one vector."""
+        """Return a copy with other paths for one vector.
+
+        Args:
+            name: "query", "key" or "value".
+            paths: path of A, path of B.
+            vector: values of B at the ends of this part.
+        """
         return PathSpan(
             with_path(self.a, name, paths[0]), with_path(self.b, name, paths[1]), self.seen | {name: vector}
         )
@@ -140,7 +152,14 @@ def compare_directly(
 def equal_in_roundings(
     sides: list[KnownSide], name: str, rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS
 ) -> bool:
-    """Return whether a vector at the product, or the output, is equal within roundings of the coarser dtype."""
+    """Return whether a vector, or the output, is equal on both sides by `near`, in the coarser dtype.
+
+    Args:
+        sides: both sides.
+        name: "query", "key" or "value", as it enters q . k or meets the weights; or "output".
+        rows: (B, L), True where it is compared; None for all.
+        roundings: allowed number of roundings.
+    """
     return near(*_vector_of_both(sides, name, rows), coarser(sides), roundings)
 
 
@@ -160,7 +179,13 @@ def same_input(sides: list[KnownSide], rows: Tensor | None) -> bool:
 
 
 def outputs_alike(sides: list[KnownSide], rows: Tensor | None, roundings: float = EQUAL_ROUNDINGS) -> bool | None:
-    """Return whether the outputs agree within some roundings; None unless q, k and v agree."""
+    """Return whether the outputs agree within some roundings; None if q, k and v do not agree themselves.
+
+    Args:
+        sides: both sides.
+        rows: (B, L), True where they are compared; None for all.
+        roundings: allowed number of roundings.
+    """
     vectors = all(equal_in_roundings(sides, name, rows, roundings) for name in QKV)
     return equal_in_roundings(sides, "output", rows, roundings) if vectors else None
 
@@ -168,7 +193,15 @@ def outputs_alike(sides: list[KnownSide], rows: Tensor | None, roundings: float 
 def differs(
     sides: list[KnownSide], name: str, stages: tuple[str, ...], rows: Tensor | None, program: Program
 ) -> tuple[Segment, Explained]:
-    """Return the segment of a vector or output that differs, with an unknown cause."""
+    """Return a segment for a vector or output that differs, and its explanation: the cause "unknown".
+
+    Args:
+        sides: both sides.
+        name: "query", "key", "value" or "output".
+        stages: stages of the segment; the cause has the first.
+        rows: (B, L), True where it is compared; None for all.
+        program: A's program.
+    """
     one, other = _vector_of_both(sides, name, rows)
     unit = max(torch.finfo(coarser(sides)).eps, torch.finfo(torch.float32).eps) / 2
     difference = entry_distances(one, other)

@@ -87,7 +87,10 @@ class _Call:
 
 
 def first_module_apart(a: ModelSide, b: ModelSide) -> str | None:
-    """Return the first module whose output differs, for two sides that are no pair; None if there is none."""
+    """Return the first module whose output differs, as text, for two sides whose attentions don't fit.
+
+    None is returned if no module is found, or if a side can't run again in float64.
+    """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
         return None

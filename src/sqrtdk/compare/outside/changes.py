@@ -37,7 +37,7 @@ class ModuleChange:
 
     @property
     def text(self) -> str:
-        """What A and B have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B"."""
+        """Return what A and B have, as half a sentence: "`eps` is 1e-05 in A, 0.01 in B"."""
         texts = [part.text for part in self.parts]
         return reduce(lambda first, second: Message("outputs.module.also", first=first, second=second), texts)
 

@@ -121,7 +121,12 @@ class ValuePair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapePair:
-    """The shapes of what both modules give."""
+    """The shapes of both modules' outputs.
+
+    Attributes:
+        a: shape of A's output.
+        b: shape of B's output.
+    """
 
     a: torch.Size
     b: torch.Size
@@ -201,7 +206,12 @@ class ModuleCauseRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedDifference:
-    """A difference and the row of the table that found it."""
+    """A difference and the row of the table that found it.
+
+    Attributes:
+        row: the row, which names the cause.
+        found: the difference.
+    """
 
     row: ModuleCauseRow
     found: ModuleDifference

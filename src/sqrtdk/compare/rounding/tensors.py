@@ -84,7 +84,7 @@ class TensorOfBoth:
         return self.size(self.a), self.size(self.b)
 
     def nan(self) -> bool:
-        """Return whether both sides have NaN at the same entry that counts."""
+        """Return whether both sides have NaN at the same entry, among the entries that count."""
         both = self.a.isnan() & self.b.isnan()
         return bool((both if self.rows is None else both[self.rows]).any())
 
