@@ -204,7 +204,7 @@ def sides_diff(
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
-    """`diff` of two sides that have already run (`sides.run_side`). A side can be compared any number of times.
+    """Return the report of `diff` for two sides that have already run (`sides.run_side`), any number of times.
 
     `named` is the map of sites; the other options are those of `diff`.
     """

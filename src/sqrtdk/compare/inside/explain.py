@@ -328,7 +328,7 @@ def first_stage(names: list[str]) -> str | None:
 
 
 def shows(before: SegmentGap, after: SegmentGap) -> bool:
-    """Return whether a change removes at least half of the squared error of a program's values: the error before is not 0.
+    """Return whether a change removes at least half of the squared error of a program's values, which is not 0.
 
     Args:
         before: distance from B's values without the change.

@@ -106,9 +106,9 @@ def first_module_apart(a: ModelSide, b: ModelSide) -> str | None:
 def follow_differences(
     a: ModelSide, b: ModelSide, pairs: Sequence[PairDiff], blind: BlindRows, share: float
 ) -> DifferenceChain:
-    """Follows the differences from where they enter to the output.
+    """Return where the differences enter outside attention, from the first place on to the output.
 
-    `share` is the final difference of the outputs, as a share of their size.
+    `share` is the final difference of the outputs, as a share of their size; `blind` are rows that are left out.
     """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
