@@ -123,7 +123,7 @@ def _near(one: Tensor | None, other: Tensor | None) -> bool:
 def compare_directly(
     sides: list[KnownSide], program: Program, covered: set[str], rows: Tensor | None
 ) -> tuple[ExplainedSegments, list[Message]]:
-    """Compares directly what no segment covers.
+    """Compare directly what no segment covers.
 
     Args:
         sides: both sides.
