@@ -89,7 +89,7 @@ def band_mask(
 
 
 def keys_in_band(i: Int[Tensor, "R 1"], keys: int, band: Band) -> Int[Tensor, "R 1"]:
-    """Return how many of the keys 0 to `keys` - 1 each row sees, int64, (R, 1), computed from the bounds without a mask.
+    """Return how many of the keys 0 to `keys` - 1 each row sees, int64, (R, 1), computed without a mask.
 
     Args:
         i: the positions of the rows, (R, 1).

@@ -59,8 +59,8 @@ def recompose(parts: Parts) -> Tensor | None:
     """Return the mask that the parts make; the inverse of `decompose`.
 
     Returns:
-        Bool, (b, H, L, S), or (b, 1, L, S) for parts that are equal for all heads, True where the row sees the key. None
-        if every key is visible.
+        Bool, (b, H, L, S), or (b, 1, L, S) for parts that are equal for all heads, True where the row sees the key.
+        None if every key is visible.
     """
     inside = keys_within(parts)[:, None]
     if parts.rest is not None:
@@ -117,8 +117,8 @@ def blind(parts: Parts) -> Tensor:
 def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
     """Return the parts with another band, blocks or documents, taken from another mask.
 
-    Whether a key that appears or vanishes by the change is hidden by the rest is decided by the other mask; so is what a
-    row sees that becomes blind. A row that is no longer blind sees what the parts allow.
+    Whether a key that appears or vanishes by the change is hidden by the rest is decided by the other mask; so is what
+    a row sees that becomes blind. A row that is no longer blind sees what the parts allow.
 
     Args:
         parts: the parts to change.

@@ -33,8 +33,8 @@ def hooked(modules: Mapping[str, nn.Module], begins: Begins | None = None, ends:
 
     Args:
         modules: the modules by path. TorchScript modules take no hooks and are left out.
-        begins: called as `begins(place, args, kwargs)` before the forward pass; what it returns is passed on to PyTorch's
-            forward pre-hook.
+        begins: called as `begins(place, args, kwargs)` before the forward pass; what it returns is passed on to
+            PyTorch's forward pre-hook.
         ends: called as `ends(place, args, kwargs, output)` after it, unless the call raises. It returns None, or an
             output to put in place of the module's.
 
@@ -103,7 +103,7 @@ class OpenCalls(Generic[Noted]):
         self._begun += 1
 
     def ends(self, module: str | int) -> EndedCall[Noted] | None:
-        """Record that the innermost open call of a module ends, and return its order; None if the module has no open call.
+        """Record that the innermost open call of a module ends, and return its order; None if none is open.
 
         Calls inside it that are still open have raised, as in `try: self.fast(x)`, and are dropped.
         """

@@ -146,8 +146,8 @@ def restored(output: Any, before: Any) -> Any:
         before: the output of the other run, as `copy_structure` kept it.
 
     Returns:
-        A tensor, list, tuple or dict of the same form as `output`. Parts that are none of these types, or that differ in
-        type, length or keys between the runs, are those of `output`.
+        A tensor, list, tuple or dict of the same form as `output`. Parts that are none of these types, or that differ
+        in type, length or keys between the runs, are those of `output`.
     """
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()

@@ -83,7 +83,7 @@ class CallSource:
 
 
 def source_of_call(call: Call) -> CallSource:
-    """Return the logits of a call as a source of statistics; leading axes before the heads are flattened into the batch."""
+    """Return the logits of a call as a source of statistics; all axes before the heads are flattened into B."""
     lead = call.lead
     return CallSource(call, (math.prod(lead[:-1]), lead[-1] if lead else 1, call.length, call.keys))
 

@@ -220,7 +220,8 @@ def projections_of(tensors: CallTensors) -> tuple[Projection | None, Projection 
     """Return the projections of q and k with their names and feature indices, without tensors.
 
     Returns:
-        (projection of q, projection of k); None for one that is unknown. Their input is empty, weight and bias are None.
+        (projection of q, projection of k); None for one that is unknown. Their input is empty, weight and bias are
+        None.
     """
     query, key = (
         None if one is None else replace(one, input=torch.zeros(0), weight=None, bias=None)

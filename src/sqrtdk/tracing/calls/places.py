@@ -37,7 +37,7 @@ class ValueOperands:
 
 
 def of_kernel(call: KernelCall) -> ValueOperands | None:
-    """Return the operands of a fused kernel; None if its arguments are not named query, key and value as those of SDPA."""
+    """Return the operands of a fused kernel; None if its arguments are not named query, key and value."""
     if not {"query", "key", "value"} <= call.nodes.keys():
         return None
     return ValueOperands(call.arguments["value"], call.nodes["value"], kernel=call)

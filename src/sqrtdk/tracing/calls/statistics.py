@@ -62,7 +62,8 @@ def measure_rows(reading: Reading, visible_keys: VisibleKeys, most: int | None) 
     Args:
         reading: what was read of the attention; `why_unmeasured` must return None for it.
         visible_keys: its combined masks.
-        most: the largest number of rows of a sequence; they are evenly spaced, with the first and the last. None is all.
+        most: the largest number of rows of a sequence; they are evenly spaced, with the first and the last. None is
+            all.
     """
     operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None

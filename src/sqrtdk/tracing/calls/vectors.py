@@ -61,8 +61,8 @@ class _Span:
 def vector(place: VectorUse) -> Vector:
     """Return q, k or v with its projection and the steps from the projection to its use, as far as they are known.
 
-    If the way from the projection is unknown, the result has the values at the use alone. If one step is unknown, it has
-    the projected values and the steps before that one.
+    If the way from the projection is unknown, the result has the values at the use alone. If one step is unknown, it
+    has the projected values and the steps before that one.
     """
     way = _VectorPath(place)
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
