@@ -189,7 +189,7 @@ class AttentionCall(Shown):
 
     @property
     def unlike_blocks(self) -> bool:
-        """Whether blocks of keys have different scales, so that the call has no single scale."""
+        """Whether blocks of keys have different scales, in which case the call has no single scale."""
         return any(factor.source == BY_BLOCK for factor in self.scale.factors)
 
 

@@ -177,7 +177,15 @@ class PackedPair:
 
 
 def read_nested(softmax_run: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
-    """Return the reading of a softmax over nested logits, or why it is not an attention."""
+    """Return the reading of a softmax over nested logits, whose weights multiply values.
+
+    Args:
+        softmax_run: the softmax.
+        value: the nested tensor of the values.
+
+    Returns:
+        The reading, with one padded row per sequence; or the code of the reason why it is not an attention.
+    """
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _back_through_nested(softmax_run.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:

@@ -26,7 +26,14 @@ _SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it
 class Layout:
     """Sizes of one attention.
 
-    `inner` is the number of batch entries (windows, say) that stand between heads and rows in the model's layout.
+    Attributes:
+        batch: B.
+        heads: H, the number of query heads.
+        rows: L, the number of queries.
+        columns: S, the number of keys.
+        width: E, the number of channels of q and k in a head.
+        value_width: Ev, the number of channels of v in a head.
+        inner: number of batch entries (windows, say) that stand between heads and rows in the model's layout.
     """
 
     batch: int
@@ -150,7 +157,13 @@ class Edges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """A block of logits that comes from one product, read as an attention; `row` and `key` are its first ones."""
+    """A block of logits that comes from one product, read as an attention.
+
+    Attributes:
+        row: index of its first row in the whole.
+        key: index of its first key in the whole.
+        reading: its reading.
+    """
 
     row: int
     key: int
@@ -224,7 +237,7 @@ class Reading:
 
     @property
     def without_data(self) -> bool:
-        """Whether it ran on the meta device."""
+        """Whether the attention ran on the meta device, where tensors have shapes and no numbers."""
         return self.device.type == "meta"
 
 

@@ -56,7 +56,12 @@ class ProductSide:
     folded_heads: int | None = None
 
     def then(self, *stages: Stage, **changes: Any) -> ProductSide:
-        """Return the side with further stages and changed attributes."""
+        """Return a copy after further steps.
+
+        Args:
+            stages: the steps, in order.
+            changes: attributes to set.
+        """
         return replace(self, stages=(*self.stages, *stages), **changes)
 
     def written_at(self, node: Node) -> ProductSide:
@@ -70,7 +75,14 @@ class ProductSide:
         return replace(self, stages=stages, factors=factors)
 
     def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> ProductSide:
-        """Return the side after an operation that could not be followed."""
+        """Return a copy after an operation that could not be followed.
+
+        Args:
+            where: "q" or "k".
+            operation: name of the operation, for the stages.
+            name: its name in `unknown`; None takes `operation`.
+            changes: attributes to set.
+        """
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
 
     @property
@@ -80,11 +92,16 @@ class ProductSide:
 
     @property
     def turned(self) -> bool:
-        """Whether it was rotated, before or after a normalisation."""
+        """Whether one of the steps is a rotation, before or after a normalisation."""
         return any(stage.name in ROTATION_NAMES for stage in self.stages)
 
     def times(self, factor: Factor, *stages: Stage) -> ProductSide:
-        """Return the side after a multiplication."""
+        """Return a copy after a multiplication.
+
+        Args:
+            factor: the factor, added behind the others.
+            stages: steps to add.
+        """
         return self.then(*stages, factors=(*self.factors, factor))
 
     @property

@@ -53,12 +53,12 @@ class WeightSteps:
     gained_by: tuple[str, ...] = ()  # the operations of `gain`
 
     def then(self, name: str, detail: str) -> WeightSteps:
-        """Return the weights after a known step; the same step is listed only once."""
+        """Return the steps after one more known step, `name`; the same step is listed only once."""
         stage = Stage("weights", name, detail)
         return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
 
     def changed(self, operation: str, code: WeightCode | None = None) -> WeightSteps:
-        """Return the weights after an operation that could not be followed."""
+        """Return the steps after an operation that could not be followed; `code` says why, if it is known."""
         return replace(self, changes=(*self.changes, WeightChange(operation, code)))
 
     def has(self, *codes: WeightCode) -> bool:
@@ -66,19 +66,19 @@ class WeightSteps:
         return any(change.code in codes for change in self.changes)
 
     def without(self, *codes: WeightCode) -> WeightSteps:
-        """Return the weights without the changes that have these codes."""
+        """Return the steps without the changes that have one of these codes."""
         return replace(self, changes=tuple(change for change in self.changes if change.code not in codes))
 
     def times(self, factor: float, operation: str) -> WeightSteps:
-        """Return the weights after all of them were multiplied by `factor`."""
+        """Return the steps after `operation` multiplied all weights by `factor`, which counts towards `gain`."""
         return replace(self, gain=self.gain * factor, gained_by=(*self.gained_by, operation))
 
     def over_sum(self) -> WeightSteps:
-        """Return the weights after the division by their sum."""
+        """Return the steps after the weights were divided by their sum, which cancels any gain."""
         return replace(self, renormalised=self.remasked or self.combined, gain=1.0, gained_by=())
 
     def beside(self, other: WeightSteps, detail: str) -> WeightSteps:
-        """Return the weights combined with those of another softmax, whose steps are `other`."""
+        """Return the steps of weights combined with those of another softmax, whose steps are `other`."""
         return replace(
             self,
             remasked=self.remasked or other.remasked,
@@ -89,11 +89,11 @@ class WeightSteps:
         )
 
     def joined(self, detail: str) -> WeightSteps:
-        """Return the weights joined by a tensor that is not a softmax; their rows need no longer sum to 1."""
+        """Return the steps after a tensor that is no softmax joined; the rows need no longer sum to 1."""
         return replace(self.then("joined", detail), combined=True)
 
     def settled(self) -> WeightSteps:
-        """Return the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
+        """Return the steps at the value product, where a gain other than 1 becomes a change, unless `combined`."""
         known = self.combined or abs(self.gain - 1) <= _UNIT_TOLERANCE
         gains = () if known else map(WeightChange, self.gained_by)
         return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *gains))
@@ -117,7 +117,7 @@ class SoftmaxEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeGroups:
-    """A softmax over the edges of each node."""
+    """The groups of a softmax over the edges of a graph, one group for each node."""
 
     axis: int  # the axis of the edges
     nodes: int  # number of nodes

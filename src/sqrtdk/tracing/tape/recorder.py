@@ -109,7 +109,13 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutput:
-    """One output of an operation: its node, still being filled in, its values, and the operands by position."""
+    """One output of an operation.
+
+    Attributes:
+        node: its node, which is still being filled in.
+        tensor: its values.
+        tensors: the tensors among the operands, by position.
+    """
 
     node: Node
     tensor: Tensor
@@ -133,7 +139,7 @@ _reading = _Reading()
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Within this block a trace computes for itself; other traces of this thread do not record it."""
+    """Return a context manager within which a trace computes for itself: no trace of this thread records it."""
     before, _reading.now = _reading.now, True
     try:
         yield
@@ -355,7 +361,10 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def base_name(func: Any) -> str:
-    """Return the operator's name without namespace, overload, and the trailing "_" of an in-place operator."""
+    """Return the name of an operator without namespace and overload, "mul" for `aten::mul_.Tensor`.
+
+    The "_" at the end of an in-place operator is left out as well.
+    """
     name = str(func._schema.name).split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 
