@@ -119,7 +119,7 @@ def multiple_of(whole: Tensor, part: Tensor) -> float | None:
 
 
 def merged_heads(heads: Tensor) -> Tensor:
-    """Return an attention's output by token: (B, H, L, E) as (B, L, H E)."""
+    """Return an attention's output (B, H, L, E) as (B, L, H * E), with the channels of all heads side by side."""
     return heads.transpose(1, 2).flatten(2)
 
 

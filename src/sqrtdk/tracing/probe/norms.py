@@ -70,9 +70,10 @@ def norm_at(node: Node) -> RowNorm | None:
 
 
 def may_normalise(node: Node) -> bool:
-    """Return whether a node may end a norm: a norm operator, or vectors times or over a smaller activation.
+    """Return whether a node may be the last operation of a norm, a cheap test before the numbers are looked at.
 
-    The smaller activation of a norm holds the lengths: `x / x.norm(dim=-1, keepdim=True)`.
+    It may if it is a norm operator, or a product or quotient of two activations of which one is smaller: that of a norm
+    holds the lengths, `x / x.norm(dim=-1, keepdim=True)`.
     """
     if node.op not in ("mul", "div"):
         return node.op in ops.NORM_OPERATIONS

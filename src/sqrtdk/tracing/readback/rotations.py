@@ -274,10 +274,13 @@ def _size(matrices: Tensor) -> float | None:
 
 
 def with_cancelled_decays(query: ProductSide, key: ProductSide) -> tuple[ProductSide, ProductSide]:
-    """Return q and k after a check that their factors by position cancel where i = j; if they don't, q becomes unknown.
+    """Return q and k after a check that their factors by position cancel where i = j.
 
-    xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554). A common
-    factor that remains is added to q.
+    xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554).
+
+    Returns:
+        (q, k). A constant that remains is added to q's factors. If the factors do not cancel, q becomes unknown. If
+        only one of q and k has them, one number per row for all channels, they become a factor by row.
     """
     if query.decay is None and key.decay is None:
         return query, key

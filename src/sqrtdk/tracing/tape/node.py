@@ -101,7 +101,7 @@ class WeightSteps:
 
 @dataclass(slots=True)
 class SoftmaxEntry:
-    """A softmax that has run, for the report of softmaxes that are not an attention."""
+    """What is known of a softmax that has run, for the report of softmaxes that are not an attention."""
 
     site: str
     shape: tuple[int, ...]
@@ -198,7 +198,7 @@ class Multiplied:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where a lineage starts."""
+    """Facts about a root, a node at which the way back from a softmax ends: a projection or an input."""
 
     source: int | None = None  # serial number of the projection's input; two projections of one tensor share it
     # Serial numbers of that input and of its own sources, up to the nearest sum of branches.
@@ -220,7 +220,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A score of queries and keys: a product or a distance."""
+    """The mark of a node that is a score of queries and keys: a product or a distance."""
 
     dtype: torch.dtype  # dtype in which it is stored
     largest: Tensor | None  # the largest |q . k|, if it was measured
@@ -242,7 +242,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Weights of a softmax, and the steps on them since."""
+    """The mark of a node that carries the weights of a softmax, with the steps on them since."""
 
     softmax_run: SoftmaxRun
     weight_steps: WeightSteps = field(default_factory=WeightSteps)
@@ -306,7 +306,7 @@ class Node:
 
     @property
     def roots(self) -> frozenset[Node]:
-        """The roots that it descends from, or itself if it is a root."""
+        """The roots that the node descends from, or the node itself if it is a root."""
         return frozenset({self}) if self.is_root else self._roots
 
     @roots.setter
@@ -315,7 +315,7 @@ class Node:
 
     @property
     def products(self) -> frozenset[Node]:
-        """The q . k products that it descends from, before their softmax, or itself if it is a product."""
+        """The q . k products that the node descends from, before their softmax, or itself if it is a product."""
         return frozenset({self}) if self.product is not None else self._products
 
     @products.setter
@@ -324,28 +324,28 @@ class Node:
 
     @property
     def lost_logits(self) -> Node | None:
-        """The logits behind one of its roots, or None if no root came from logits."""
+        """The node of the logits behind one of the node's roots, or None if no root came from logits."""
         return next((r.root.logits for r in self.roots if r.root is not None and r.root.logits is not None), None)
 
     @property
     def is_root(self) -> bool:
-        """Whether a lineage starts here."""
+        """Whether the node is a root: readers do not look behind it, and it has no parents."""
         return self.root is not None
 
     @property
     def softmax_run(self) -> SoftmaxRun | None:
-        """The softmax whose weights it carries, or None."""
+        """The softmax whose weights the node carries, or None if it carries none."""
         return None if self.weights is None else self.weights.softmax_run
 
     def make_root(self, root: Root, value: Tensor | None) -> None:
-        """Makes this node the start of a lineage: cuts the links to its parents and keeps its values."""
+        """Make this node a root that keeps its values, without links to its parents."""
         self.args, self.kwargs, self.operands = (), {}, {}
         self.product = self.weights = None
         self._roots = self._products = frozenset()
         self.root, self.value = root, value
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
-        """Turns this node into another operation with the same result."""
+        """Turn this node into another operation, `func(*args)` named `op`, with the same result."""
         self.op, self.func, self.args, self.kwargs, self.operands = op, func, args, {}, {}
         self.root = self.value = None
 
@@ -357,7 +357,7 @@ class Node:
                     yield item
 
     def main(self) -> Node | None:
-        """Return the parent that carries the lineage: a product before an activation before a constant."""
+        """Return the parent to follow: a product before an activation before a constant; None without parents."""
         parents = list(self.parents())
         if len(parents) < 2:
             return parents[0] if parents else None

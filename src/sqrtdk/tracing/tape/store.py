@@ -287,7 +287,7 @@ class NodeStore:
                     softmax_run.weights = softmax_run.weights.clone()
 
     def note_write(self, written: Iterable[Tensor]) -> None:
-        """Update the nodes of other tensors that share storage with written ones, as they now descend from the write."""
+        """Update the nodes of tensors that share storage with written ones, as they now descend from the write."""
         for tensor in written:
             new = self.node(tensor)
             refs = self._sharing.get(_storage(tensor), [])

@@ -49,7 +49,10 @@ class Journey:
 
     @staticmethod
     def of_all(blocks: Iterable[Journey]) -> Journey:
-        """Return the journey of several blocks of keys that one q meets."""
+        """Return the journey of one attention over several blocks of keys, from those of the blocks.
+
+        The roots are those of the first block; the sources are those of all.
+        """
         every = list(blocks)
         sources = frozenset().union(*(block.sources for block in every))
         return Journey(every[0].roots, sources, any(block.came for block in every))
