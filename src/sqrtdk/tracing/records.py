@@ -121,7 +121,7 @@ class Mask:
     ahead_by_one: int | None = None  # (batch, head) masks in which every row sees exactly one key past its own
 
     def is_band(self, least: int, greatest: int) -> bool:
-        """Whether row i sees the keys j with least <= i - j <= greatest and no others, apart from padding."""
+        """Return whether row i sees the keys j with least <= i - j <= greatest and no others, apart from padding."""
         return (self.least, self.greatest, self.band) == (least, greatest, True)
 
 

@@ -167,7 +167,7 @@ def _leaves_pairs(convolution: Node) -> bool:
 
 
 def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEntry]) -> bool:
-    """Whether `node` combines weights of several softmaxes, or two parts of one; it is then filled in.
+    """Return whether `node` combines weights of several softmaxes, or two parts of one; it is then filled in.
 
     Args:
         node: node of the result.

@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
-    """Whether an operation may be an attention, by its name, or because it takes q, k and v, packed or separate.
+    """Return whether an operation may be an attention, by its name, or because it takes q, k and v, packed or separate.
 
     Args:
         name: name of the operation without its namespace.

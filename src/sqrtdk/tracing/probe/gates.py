@@ -104,7 +104,9 @@ def activation_text(activation: str) -> str:
 
 
 def multiple_of(whole: Tensor, part: Tensor) -> float | None:
-    """Return the number that multiplies `part` to give `whole`; None if no number does.
+    """Return the number that multiplies `part` to give `whole` within rounding, by least squares.
+
+    None if no number does: their shapes differ, `whole` is not finite, or the fit is not close.
 
     Example:
         >>> multiple_of(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])), multiple_of(torch.ones(2), torch.zeros(2))

@@ -109,7 +109,11 @@ def is_computed_gain(other: Node, node: Node) -> bool:
     """Return whether an operand holds a number per channel that is computed from a parameter.
 
     TimesFM's softplus(p) * 1.44 / sqrt(E) contains the scale, so it is not a plain gain. The weight w of a norm, or
-    Gemma's 1 + w, starts at 1 and is one.
+    Gemma's 1 + w, starts at 1 and is a plain one.
+
+    Args:
+        other: node of the operand.
+        node: node of the product or quotient.
     """
     if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):
         return False

@@ -257,7 +257,7 @@ class Rearrangement:
 
     @property
     def in_place(self) -> bool:
-        """Whether every element stays in place."""
+        """Whether every element keeps its place, so that the operations only multiply by `by`."""
         same = self.part.source.shape == self.part.end.shape
         return same and torch.equal(self.order, torch.arange(len(self.order), device=self.order.device))
 

@@ -201,7 +201,7 @@ def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence
 
 
 def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
-    """Whether the product's rows are features of a projection and its sum runs over positions (channel attention).
+    """Return whether the product's rows are features of a projection and its sum runs over positions (channel attention).
 
     Args:
         operand: the product's q.
@@ -255,7 +255,7 @@ def _root(node: Node) -> Node | None:
 
 
 def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> bool:
-    """Whether q and k have their channels in the same order; True if that can't be told.
+    """Return whether q and k have their channels in the same order; True if that can't be told.
 
     If q interleaves its halves, `q.unflatten(-1, (2, -1)).mT.flatten(-2)`, then k must interleave them too.
 

@@ -178,7 +178,7 @@ class PackedPair:
         return visible & every if bool((~visible & every).any()) else None
 
     def too_large(self) -> str | None:
-        """Return why a mask of these sizes is not made, or None if it fits."""
+        """Return the reason why a mask of these sizes is not computed, a text; None if it is small enough."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
         if (count if self.unlike else 1) * rows * columns <= addends.MOST_MASK_ELEMENTS:
             return None

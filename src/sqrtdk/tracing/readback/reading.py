@@ -244,10 +244,17 @@ class Reading:
 def of_softmax(
     softmax_run: SoftmaxRun, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
 ) -> Reading:
-    """Return the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
+    """Return the reading of a softmax whose weights multiply values.
 
     SDPA's unfused path multiplies both q and k by the root of its scale, and turns masks into floats. The reading
     gives the one scale of the call, and the masks as they were passed.
+
+    Args:
+        softmax_run: the softmax.
+        query: q, from its projection to the product.
+        key: k, likewise.
+        steps: the steps from the product to the softmax, in order.
+        others: further attributes of the `Reading`; those that the softmax tells need not be passed.
     """
     by_sdpa = softmax_run.op == _SAFE_SOFTMAX and not softmax_run.flex
     if by_sdpa:

@@ -19,18 +19,18 @@ PERMUTED = Stage("q", "permuted", "its channels are in another order, or have an
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductSide:
-    """One side of the product, read back to its projection.
+    """The reading of q or of k, one side of the product, from its projection to the product.
 
     Attributes:
         basis: values of the projection (or of the last norm) in the operand's layout; None if they are unknown.
-        root: the node where the lineage starts; None if several roots were joined.
+        root: node of the projection or other root; None if several roots were joined.
         stages: every step, in order.
-        factors: factors on the side, nearest to the projection first.
+        factors: factors that multiply q or k, nearest to the projection first.
         norm: kind of the normalisation after the projection ("l2", "rms", ...); None if there is none.
         norm_gain: the norm has a gain for each channel.
         normed: number of features that the norm runs over.
         rope: a rotation was applied, after the norm if there is one.
-        decay: factors that differ by position (xPos); the other side's decay cancels them where i = j.
+        decay: factors that differ by position (xPos); the other operand's cancel them where i = j.
         growth: number of times that each head was repeated (GQA).
         pads: (axis, count) of zeros added along an axis; the axis is negative.
         unknown: operations that could not be followed.

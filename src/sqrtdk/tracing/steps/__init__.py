@@ -105,7 +105,7 @@ class Expression:
             self._coefficient = cap
 
     def lose(self, operation: str) -> None:
-        """Notes an operation that could not be followed. Several in a row are written as one."""
+        """Note an operation that could not be followed; several in a row are written as one."""
         self._unknown.append(operation)
 
     def text(self, last: Iterable[str] = ()) -> str:

@@ -14,7 +14,11 @@ from sqrtdk.tracing.tape.node import Node, back
 
 
 def replay(node: Node, value: Tensor) -> Tensor:
-    """Return `value`, which has the shape of the node's parent, after the view of `node`.
+    """Return a tensor after the view, or other operation, that made a node.
+
+    Args:
+        node: the node; operands other than its main parent have their recorded values.
+        value: a tensor of the shape of the node's main parent.
 
     Raises:
         RuntimeError: an index has no data, or the operation does not take the value.
@@ -253,7 +257,11 @@ def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def extended_block(node: Node, value: Tensor) -> Tensor:
-    """Return `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
+    """Return a block of logits extended to the shape of the tensor that it was written to, by its entries at the edge.
+
+    Args:
+        node: node of that tensor after the writes.
+        value: a tensor of the shape of the first block that was written.
 
     Raises:
         RuntimeError: the block is not a slice, or has gaps.

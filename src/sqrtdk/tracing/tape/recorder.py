@@ -214,10 +214,10 @@ class Recorder(EagerMode):
 
         Args:
             call: the call of `sqrtdk.attention`.
-            run: runs it.
+            run: runs it, and returns its result. It gets a larger query if the listener asks for that.
 
         Returns:
-            What `run(call)` returned.
+            The result of `run`.
         """
         inputs = {"query": call.query, "key": call.key, "value": call.value}
         if self._ignores() or transformed() or any(type(x) not in _PLAIN_TENSORS for x in inputs.values()):
