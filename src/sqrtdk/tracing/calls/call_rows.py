@@ -31,7 +31,7 @@ class CallSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which the logits of the call are computed, and their statistics kept."""
+        """The dtype of the statistics, which is that of the call."""
         return self.call.dtype
 
     @property

@@ -201,7 +201,7 @@ def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence
 
 
 def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
-    """Return whether the product's rows are features of a projection and its sum runs over positions (channel attention).
+    """Return whether the product's rows are features, and its sum runs over positions (channel attention).
 
     Args:
         operand: the product's q.

@@ -309,7 +309,8 @@ def convolved(node: Node, where: str, follow: Follow) -> ProductSide | None:
         follow: reads q or k up to a node.
 
     Returns:
-        The reading; None if the convolution is the projection itself, or follows a rotation or a norm.
+        The reading; None if no projection comes before, so that the convolution is the projection itself, or if a
+        rotation, a norm or an unknown operation stands between them.
     """
     before = follow(node.branches[0][0], where)
     projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
