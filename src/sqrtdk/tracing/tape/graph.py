@@ -137,9 +137,10 @@ _MOST_CONSTANT_OPERATIONS = 200  # operations behind a constant; the recursion m
 
 
 def evaluate(node: Node) -> Tensor | None:
-    """Return the values of a tensor that depends on no input or parameter, such as a causal mask, on the CPU.
+    """Return the values of a tensor that depends on no input or parameter, such as a causal mask.
 
-    None for any other tensor, and if an operation does not run on the CPU.
+    They are computed again on the CPU. None for any other tensor, for random or very large ones, and if an operation
+    does not run on the CPU.
     """
     try:
         with torch.no_grad():
