@@ -38,9 +38,17 @@ class Band(NamedTuple):
 
 
 def in_band(i: Int[Tensor, "*#B R 1"], j: Int[Tensor, " S"], band: Band) -> Bool[Tensor, "*#B R S"]:
-    """Return True where the row at position i sees the key at position j, for a band with a bound.
+    """Return True where the row at position i sees the key at position j.
 
     The positions are compared as they are. Their differences would take 8 bytes a pair.
+
+    Args:
+        i: the positions of the rows, (..., R, 1).
+        j: the positions of the keys, (S,).
+        band: the bounds of i - j; at least one of them is not None.
+
+    Returns:
+        Bool, (..., R, S).
     """
     in_time = None if band.least is None else j <= i - band.least
     near = None if band.greatest is None else j >= i - band.greatest
@@ -54,7 +62,16 @@ def in_band(i: Int[Tensor, "*#B R 1"], j: Int[Tensor, " S"], band: Band) -> Bool
 def band_mask(
     rows: int, keys: int, least: int | None, greatest: int | None, device: torch.device | None = None
 ) -> Tensor:
-    """Return True where least <= i - j <= greatest, (L, S), for rows and keys at the positions from 0 on.
+    """Return the bool mask (L, S) that is True where least <= i - j <= greatest.
+
+    Row i and key j are at the positions i and j, counted from 0.
+
+    Args:
+        rows: L.
+        keys: S.
+        least: the least visible i - j; None is no bound.
+        greatest: the greatest visible i - j; None is no bound.
+        device: device of the mask; None is the default device.
 
     Example:
         >>> band_mask(2, 3, 0, None).int().tolist()
@@ -72,7 +89,12 @@ def band_mask(
 
 
 def keys_in_band(i: Int[Tensor, "R 1"], keys: int, band: Band) -> Int[Tensor, "R 1"]:
-    """Return how many of the keys 0 to `keys` - 1 each row sees, from the bounds alone.
+    """Return how many of the keys 0 to `keys` - 1 each row sees, int64, (R, 1), computed without a mask.
+
+    Args:
+        i: the positions of the rows, (R, 1).
+        keys: S.
+        band: the bounds of i - j.
 
     Example:
         >>> keys_in_band(torch.arange(4)[:, None], 4, Band(0, 1)).flatten().tolist()
@@ -84,12 +106,18 @@ def keys_in_band(i: Int[Tensor, "R 1"], keys: int, band: Band) -> Int[Tensor, "R
 
 
 def distances(rows: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Return i - j of row i and key j, (L, S)."""
+    """Return i - j of every row i and key j, int64, (L, S), both counted from 0."""
     return torch.arange(rows, device=device)[:, None] - torch.arange(keys, device=device)
 
 
 def first_and_last(visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and last key that each row sees, (..., L); S and -1 for a row that sees none."""
+    """Return the indices of the first and the last key that each row sees, two int64 tensors (..., L).
+
+    A row that sees no key gets S as its first key and -1 as its last.
+
+    Args:
+        visible: bool, (..., L, S), True where the row sees the key.
+    """
     keys, some, flags = visible.shape[-1], visible.any(-1), visible.byte()
     first, last = flags.argmax(-1), keys - 1 - flags.flip(-1).argmax(-1)  # argmax gives the first of equal values
     return torch.where(some, first, keys), torch.where(some, last, -1)
@@ -114,7 +142,14 @@ def band_around(visible: Tensor) -> tuple[int, int] | None:
 
 
 class MaskReach(TypedDict, total=False):
-    """How far the rows of a mask see, by the fields of the trace's `Mask`."""
+    """How far the rows of a mask see. All keys are absent for a mask that hides every key.
+
+    Attributes:
+        least: least i - j of a visible key; negative if a row sees keys after its own position.
+        greatest: greatest i - j of a visible key.
+        band: whether every row that sees any key sees all keys within these bounds, except keys that no row sees.
+        ahead_by_one: the number of (L, S) matrices that are causal but one key too far, `tril(1)` in place of `tril()`.
+    """
 
     least: int
     greatest: int

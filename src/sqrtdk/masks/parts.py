@@ -51,12 +51,17 @@ class Parts:
 
     @property
     def symmetric(self) -> bool:
-        """Whether the band is a window that reaches equally far ahead and back."""
+        """Whether the band is a window that reaches equally far ahead and back, least = -greatest with greatest > 0."""
         return self.least is not None and self.least < 0 and self.greatest == -self.least
 
 
 def recompose(parts: Parts) -> Tensor | None:
-    """Return the mask that the parts make, (b, H or 1, L, S); None if every key is visible."""
+    """Return the mask that the parts make; the inverse of `decompose`.
+
+    Returns:
+        Bool, (b, H, L, S), or (b, 1, L, S) for parts that are equal for all heads, True where the row sees the key.
+        None if every key is visible.
+    """
     inside = keys_within(parts)[:, None]
     if parts.rest is not None:
         inside = inside & parts.rest
@@ -68,7 +73,11 @@ def recompose(parts: Parts) -> Tensor | None:
 
 
 def pattern_mask(parts: Parts) -> Tensor:
-    """Return the keys that band, blocks and documents allow each row, (b, L, S)."""
+    """Return the mask of band, blocks and documents alone: (band or block) and document.
+
+    Returns:
+        Bool, (b, L, S), or (1, L, S) without blocks and documents, True where these parts let the row see the key.
+    """
     inside = band_mask(parts.rows, parts.keys, parts.least, parts.greatest, parts.padding.device)[None]
     if parts.blocks is not None:
         inside = inside | same_stretch(parts.blocks, parts.rows)
@@ -76,18 +85,26 @@ def pattern_mask(parts: Parts) -> Tensor:
 
 
 def keys_within(parts: Parts) -> Tensor:
-    """Return the keys that pattern and padding allow each row, (b, L, S)."""
+    """Return the mask of band, blocks, documents and padding, bool (b, L, S), without special rows and the rest."""
     return pattern_mask(parts) & parts.padding[:, None]
 
 
 def same_stretch(numbers: Tensor, rows: int) -> Tensor:
-    """Return True where row and key share a stretch, (b, L, S), from the stretch number of each position, (b, S)."""
+    """Return True where the row and the key are in the same document, or in the same block.
+
+    Args:
+        numbers: int, (b, S), the number of each position's document or block; 0 is outside of all.
+        rows: L; the rows are the last L of the S positions.
+
+    Returns:
+        Bool, (b, L, S); False wherever the row is outside of all.
+    """
     own = numbers[:, numbers.shape[1] - rows :, None]
     return (own == numbers[:, None]) & (own > 0)
 
 
 def blind(parts: Parts) -> Tensor:
-    """Return True at rows to which band and padding leave no key, (b, L)."""
+    """Return True at the rows to which band, blocks, documents and padding leave no key, bool (b, L)."""
     return ~keys_within(parts).any(-1)
 
 
@@ -98,21 +115,40 @@ def blind(parts: Parts) -> Tensor:
 
 
 def with_pattern(parts: Parts, other: Parts, **changes: Any) -> Parts:
-    """Return the parts with another band, blocks or documents; keys that appear or vanish follow the other mask."""
+    """Return the parts with another band, blocks or documents, taken from another mask.
+
+    Whether a key that appears or vanishes by the change is hidden by the rest is decided by the other mask; so is what
+    a row sees that becomes blind. A row that is no longer blind sees what the parts allow.
+
+    Args:
+        parts: the parts to change.
+        other: the parts of the other mask.
+        changes: the new values of the fields `least`, `greatest`, `blocks` or `documents` of `Parts`.
+    """
     moved = replace(parts, **changes)
     changed = (pattern_mask(parts) ^ pattern_mask(moved))[:, None]
     return _settled(parts, moved, other, torch.where(blind(parts), NOT_APART, parts.apart), changed)
 
 
 def with_padding(parts: Parts, other: Parts) -> Parts:
-    """Return the parts with the padding and the special rows of another mask."""
+    """Return the parts with the padding and the special rows of another mask.
+
+    Whether a key that appears or vanishes by the change is hidden by the rest is decided by the other mask.
+
+    Args:
+        parts: the parts to change.
+        other: the parts of the other mask.
+    """
     moved = replace(parts, padding=other.padding)
     changed = (parts.padding ^ other.padding)[:, None, None]
     return _settled(parts, moved, other, torch.where(blind(other), NOT_APART, other.apart), changed)
 
 
 def rows_differ(a: Parts, b: Parts) -> Tensor:
-    """Return special rows that differ, (b, L), unless a different band or padding explains the difference."""
+    """Return True at the special rows that differ between two masks, bool (b, L).
+
+    A row that is blind in only one of the masks counts as equal: the different band or padding explains the difference.
+    """
     return (a.apart != b.apart) & (blind(a) == blind(b))
 
 

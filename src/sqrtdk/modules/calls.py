@@ -29,9 +29,16 @@ Call = TypeVar("Call")
 
 @contextmanager
 def hooked(modules: Mapping[str, nn.Module], begins: Begins | None = None, ends: Ends | None = None) -> Iterator[None]:
-    """Calls `begins` and `ends` around every call of the modules, by path, during the block.
+    """Call `begins` and `ends` around every call of the modules during the `with` block.
 
-    TorchScript modules take no hooks and are left out. A call that raises does not end.
+    Args:
+        modules: the modules by path. TorchScript modules take no hooks and are left out.
+        begins: called as `begins(place, args, kwargs)` before the forward pass; what it returns is passed on to
+            PyTorch's forward pre-hook.
+        ends: called as `ends(place, args, kwargs, output)` after it, unless the call raises. It returns None, or an
+            output to put in place of the module's.
+
+    A place is (path, number of calls of this module that have ended).
     """
     ended: Counter[str] = Counter()
 
@@ -76,19 +83,27 @@ class EndedCall(NamedTuple, Generic[Noted]):
 
 
 class OpenCalls(Generic[Noted]):
-    """The calls that have begun and not ended, in one run; a module is known by its path or by its id."""
+    """The calls that have begun and not ended, in one run; a module is known by its path or by its id.
+
+    `begins` takes a value to note, such as the inputs, which `ends` gives back.
+    """
 
     def __init__(self) -> None:
         self._open: list[tuple[str | int, int, int, Noted]] = []
         self._begun = self._ended = 0
 
     def begins(self, module: str | int, noted: Noted) -> None:
-        """Begins a call, inside those that are open."""
+        """Record that a call of a module begins, inside the calls that are open.
+
+        Args:
+            module: path or id of the module.
+            noted: any value, returned by `ends` as `EndedCall.noted`.
+        """
         self._open.append((module, self._begun, self._ended, noted))
         self._begun += 1
 
     def ends(self, module: str | int) -> EndedCall[Noted] | None:
-        """Ends the innermost open call of a module; None if it has none.
+        """Record that the innermost open call of a module ends, and return its order; None if none is open.
 
         Calls inside it that are still open have raised, as in `try: self.fast(x)`, and are dropped.
         """

@@ -61,7 +61,7 @@ def floating(value: Any) -> Iterator[Tensor]:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """Return the first floating-point tensor of a structure, or None."""
+    """Return the first floating-point tensor of a structure, in the order of `floating`; None if it has none."""
     return next(floating(value), None)
 
 
@@ -124,7 +124,11 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def copy_structure(output: Any) -> Any:
-    """Return the structure with copies of its tensors; an object that is not a structure becomes None."""
+    """Return the structure with detached copies of its tensors.
+
+    A list or tuple keeps its type, and a mapping becomes a dict. None, and an iterable of another type, such as a
+    namedtuple, is returned itself, without a copy. Any other object becomes None.
+    """
     if isinstance(output, Tensor):
         return output.detach().clone()
     if type(output) in (tuple, list):
@@ -135,7 +139,16 @@ def copy_structure(output: Any) -> Any:
 
 
 def restored(output: Any, before: Any) -> Any:
-    """Return an output with the tensors of another run of its module; unchanged if it is not a plain structure."""
+    """Return an output in which the tensors are copies of those of another run of the same module.
+
+    Args:
+        output: the output of this run.
+        before: the output of the other run, as `copy_structure` kept it.
+
+    Returns:
+        A tensor, list, tuple or dict of the same form as `output`. Parts that are none of these types, or that differ
+        in type, length or keys between the runs, are those of `output`.
+    """
     if isinstance(output, Tensor) and isinstance(before, Tensor):
         return before.clone()
     # Exact types: a namedtuple can't be made from an iterator.

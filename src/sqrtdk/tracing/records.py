@@ -48,7 +48,10 @@ class Factor:
     at: str | None = None
 
     def text(self) -> str:
-        """Return the number, followed by its source unless it is a literal in the code."""
+        """Return the number with four significant digits, "?" if unknown, and its source: "0.125 (sdpa scale)".
+
+        The source is left out for a literal in the code.
+        """
         number = "?" if self.value is None else f"{self.value:.4g}"
         return number if self.source == "number" else f"{number} ({self.source})"
 
@@ -89,7 +92,7 @@ class EffectiveScale:
 
 @dataclass(frozen=True, slots=True)
 class KeyBlock:
-    """A block of keys whose logits come from a separate product, and the scale of that product."""
+    """A block of consecutive keys whose logits come from a separate product, and the scale of that product."""
 
     first: int  # 0-based index of the first key
     last: int  # index of the last key
@@ -118,7 +121,7 @@ class Mask:
     ahead_by_one: int | None = None  # (batch, head) masks in which every row sees exactly one key past its own
 
     def is_band(self, least: int, greatest: int) -> bool:
-        """Whether row i sees the keys j with least <= i - j <= greatest and no others, apart from padding."""
+        """Return whether row i sees the keys j with least <= i - j <= greatest and no others, apart from padding."""
         return (self.least, self.greatest, self.band) == (least, greatest, True)
 
 
@@ -182,14 +185,14 @@ class AttentionCall(Shown):
 
     @property
     def in_short(self) -> str:
-        """Site, formula and scale ratio, with unprintable characters escaped."""
+        """The site, the formula and the scale ratio in one line; unprintable characters are escaped."""
         site = repr(self.site) + (f" #{self.index}" if self.index else "")
         ratio = "unknown" if self.scale.ratio is None else f"{self.scale.ratio:.4g}"
         return f"{site}, {self.formula!r}, scale ratio {ratio}"
 
     @property
     def unlike_blocks(self) -> bool:
-        """Whether blocks of keys have different scales, so that the call has no single scale."""
+        """Whether blocks of keys have different scales, in which case the call has no single scale."""
         return any(factor.source == BY_BLOCK for factor in self.scale.factors)
 
 
@@ -248,7 +251,7 @@ class NotAttention:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it may still be an attention: its logits are scores of q and k."""
+        """Whether it may still be an attention: its logits are scores of q and k, and its weights were lost."""
         return self.code in _MAYBE_ATTENTION
 
     @property
@@ -297,7 +300,15 @@ class Missed:
         formula: Callable[[], str | None],
         code: NotMeasuredCode | None = None,
     ) -> None:
-        """Lists an attention. The formula, which is costly, is read only if the attention is the first of its line."""
+        """List an attention that could not be measured.
+
+        Args:
+            site: module path.
+            reason: why it could not be measured.
+            at: file and line, such as "myport.py:14"; None if they are unknown, and then the formula stands for them.
+            formula: returns the formula. As it is costly, it is called only for the first attention of a line.
+            code: the code of the reason, if there is one.
+        """
         if at is None:  # no line is known: the formula stands for it
             written = formula()
             self._first.setdefault((site, reason, written), NotMeasured(site, reason, written, code=code))
@@ -305,9 +316,13 @@ class Missed:
             self._first[site, reason, at] = NotMeasured(site, reason, formula() if self.formulas else None, at, code)
 
     def entries(self, sites: Iterable[str]) -> tuple[NotMeasured, ...]:
-        """Return all, in order; scores that pick keys only if an attention, at one of `sites` or lost, is around them.
+        """Return the listed attentions, in the order in which they were added.
 
-        A graph of neighbours, `relu(a @ b.mT).topk(3)`, is none.
+        Scores that pick keys are left out unless an attention is around them. A graph of neighbours, `relu(a @
+        b.mT).topk(3)`, is none.
+
+        Args:
+            sites: module paths of the attentions that were measured; listed ones count as well.
         """
         every = tuple(self._first.values())
         around = {*sites, *(entry.site for entry in every if entry.code != "picks_keys")}
@@ -319,7 +334,12 @@ class Missed:
 
 
 def numbers_by_site(sites: Iterable[str]) -> Iterator[int]:
-    """Yield for each site how often it occurred before."""
+    """Yield, for each of the sites in order, how often the same site occurred before it.
+
+    Example:
+        >>> list(numbers_by_site(["a", "b", "a"]))
+        [0, 0, 1]
+    """
     count: Counter[str] = Counter()
     for site in sites:
         yield count[site]

@@ -51,7 +51,10 @@ def tell_blocks(reading: Reading, width: int, *, measure_slope: bool) -> tuple[K
 
 
 def scale_of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
-    """Return the scale of a call from the scales of its blocks, without a value if they differ."""
+    """Return the effective scale of a call from the scales of its blocks of keys.
+
+    It has no value, and a reason instead, if the scales of the blocks differ.
+    """
     scales = [block.scale for block in blocks]
     if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
         return _together(scales)
@@ -111,7 +114,17 @@ def _alike(scales: Sequence[EffectiveScale]) -> bool:
 
 
 def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
-    """Return one record for attentions to consecutive blocks of keys, or None if they do not belong together."""
+    """Return one record for several attentions to consecutive blocks of keys.
+
+    Statistics, the weight on future keys and the RMS of the output are not known for all keys together, and are None.
+
+    Args:
+        calls: the records, in the order of their keys.
+
+    Returns:
+        The record, with one `KeyBlock` for each call in `blocks`; None if the sizes of the calls differ, or if a call
+        consists of blocks already.
+    """
     first = calls[0]
     if any(_sizes(call) != _sizes(first) or call.blocks for call in calls):
         return None
@@ -139,7 +152,11 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 
 
 def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
-    """Return row statistics merged over blocks of keys, or None if those of a block are missing."""
+    """Return the statistics of rows over all keys, merged from their statistics over consecutive blocks of keys.
+
+    Returns:
+        The merged statistics; None if those of a block are missing, or if the blocks were measured on different rows.
+    """
     known = [block for block in blocks if block is not None]
     if len(known) < len(blocks) or len({(block.total_rows, block.rows.keys.shape) for block in known}) > 1:
         return None

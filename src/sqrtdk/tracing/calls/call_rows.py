@@ -17,14 +17,21 @@ from sqrtdk.stats._partial import ROW_STATS_FIELDS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallSource:
-    """The logits of a call, computed by blocks of rows; the same attributes as the other sources of statistics."""
+    """The logits of a call of `sqrtdk.attention`, computed block by block, so that they never lie in memory at once.
+
+    It has the attributes and methods of the other sources of statistics, such as `LogitSource`.
+
+    Attributes:
+        call: the call.
+        shape: (B, Hq, L, S) of the logits; leading axes before the heads are flattened into B.
+    """
 
     call: Call
     shape: tuple[int, int, int, int]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the statistics."""
+        """The dtype of the statistics, which is that of the call."""
         return self.call.dtype
 
     @property
@@ -33,13 +40,20 @@ class CallSource:
         return self.call.query.device
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yield the first and last row of each block."""
+        """Yield (start, stop) of each block of rows, where `stop` is the row after the last."""
         height = block_rows(self.call)
         for start in range(0, self.call.length, height):
             yield start, min(self.call.length, start + height)
 
     def rows(self, *, future: bool = False) -> AttentionRows:
-        """Return the statistics of every row, (B, Hq, L), and with `future` the weight on keys j > i."""
+        """Return the statistics of every row.
+
+        Args:
+            future: whether to measure the weight on keys j > i as well.
+
+        Returns:
+            Tensors of shape (B, Hq, L); their `future` is None unless it was asked for.
+        """
         parts = [block_stats(self.call, *span) for span in self.spans()]
         joined = RowStats(*(torch.cat([getattr(part, name) for part in parts], -1) for name in ROW_STATS_FIELDS))
         sizes = self.shape[:3]
@@ -52,7 +66,12 @@ class CallSource:
         return self._four(logits, stop - start).softmax(-1).nan_to_num().triu(start + 1).sum(-1)
 
     def sample(self, batch: slice, rows: Tensor) -> LogitSource:
-        """Return the logits of some rows of some batch elements."""
+        """Return the logits of some rows of some batch elements, as a source of statistics.
+
+        Args:
+            batch: the elements, as a slice of B.
+            rows: int64, (R,), the indices of the rows.
+        """
         logits, visible = logits_and_mask(self.call.sample(rows), 0, len(rows), guarded=False)
         visible = None if visible is None else self._four(visible, len(rows))[batch]
         return logit_source(self._four(logits, len(rows))[batch], visible)
@@ -64,17 +83,27 @@ class CallSource:
 
 
 def source_of_call(call: Call) -> CallSource:
-    """Return the source of a call's statistics."""
+    """Return the logits of a call as a source of statistics; all axes before the heads are flattened into B."""
     lead = call.lead
     return CallSource(call, (math.prod(lead[:-1]), lead[-1] if lead else 1, call.length, call.keys))
 
 
 def stats_of_call(call: Call, *, future: bool) -> CallStats:
-    """Return the statistics of a call; there is no product whose largest entry could be named."""
+    """Return the statistics of all rows of a call, without the largest product, as a call may compute any score.
+
+    Args:
+        call: the call.
+        future: whether to measure the weight on keys j > i; it is measured only if there are as many rows as keys.
+    """
     source = source_of_call(call)
     return call_stats_of_rows(source, source.rows(future=future and call.length == call.keys))
 
 
 def sampled_rows(call: Call, rows: Tensor | None) -> AttentionRows:
-    """Return the statistics of some rows, (B, Hq, R), or of all."""
+    """Return the statistics of some rows of a call, in tensors of shape (B, Hq, R).
+
+    Args:
+        call: the call.
+        rows: int64, (R,), the indices of the rows; None takes all.
+    """
     return source_of_call(call if rows is None else call.sample(rows)).rows()

@@ -26,7 +26,11 @@ _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 
 
 class RowLimit(NamedTuple):
-    """The largest number of rows of a sequence to measure, evenly spaced. None means all."""
+    """The largest number of rows of a sequence to measure.
+
+    Attributes:
+        max_rows: the number of rows, which are evenly spaced; None measures all.
+    """
 
     max_rows: int | None
 

@@ -94,14 +94,17 @@ def _side(side: ProductSide, letter: str) -> str:
 
 
 def unknown_of(reading: Reading) -> tuple[str, ...]:
-    """Return the operations that could not be followed, each once."""
+    """Return the names of the operations that could not be followed, each once.
+
+    They are those on q, on k and on the logits, and those that change the weights after the softmax.
+    """
     on_logits = [step.name for step in reading.steps if isinstance(step, Unknown)]
     on_weights = [Message("trace.step.on_weights", name=change.name) for change in reading.weight_steps.changes]
     return tuple(dict.fromkeys([*reading.query.unknown, *reading.key.unknown, *on_logits, *on_weights]))
 
 
 def faults_of(reading: Reading) -> tuple[CallFault, ...]:
-    """Return what is wrong with the operations of `unknown_of`, each once."""
+    """Return the codes of what is wrong with the operations of `unknown_of`, each once; () if nothing is."""
     faults: list[CallFault] = ["skewed"] if reading.query.skewed or reading.key.skewed else []
     codes = (step.code for step in reading.steps if isinstance(step, Unknown))
     faults += [code for code in codes if code is not None and code != "zero_one_factor"]
@@ -173,7 +176,12 @@ _WEIGHT_FUNCTION_NAMES = {
 
 
 def without_softmax(weights: Unweighted) -> tuple[NotMeasuredCode | None, Message, str | None]:
-    """Return the code and kind of an attention without softmax, and the formula of its weights if it has one."""
+    """Return what is known of an attention without a softmax: (code, kind, formula).
+
+    Returns:
+        The code of the reason why it was not measured, "picks_keys", "without_softmax" or another, or None; a text that
+        names the kind of attention; and the formula of its weights, None if it could not be read.
+    """
     picks, named = Message("trace.without_softmax.picks"), "trace.without_softmax.named"
     code: NotMeasuredCode | None = "picks_keys" if weights.picks else None
     unnamed = picks if weights.picks else Message("trace.without_softmax.unnamed")

@@ -31,7 +31,12 @@ BLOCKS_OF_KEYS = "trace.kept.blocks"
 
 
 def missing_tensors(call: AttentionCall, reason: str) -> CallTensors:
-    """Return an empty result for a call, with the reason in `missing`."""
+    """Return a result without tensors for a call.
+
+    Args:
+        call: the record of the call.
+        reason: why the tensors are missing; it becomes the field `missing`.
+    """
     nothing = Vector(torch.zeros(0))
     return CallTensors(
         call.site, call.index, nothing, nothing, nothing, nothing.values, None, missing=reason, call=call
@@ -39,7 +44,19 @@ def missing_tensors(call: AttentionCall, reason: str) -> CallTensors:
 
 
 def keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionCall) -> CallTensors:
-    """Return the tensors of a reading, with a reason in `missing` if it can't be computed again from them."""
+    """Return the tensors of an attention, in one layout, with all that is needed to compute it again.
+
+    A few rows are computed again to prove that the layout was read correctly. No error is raised.
+
+    Args:
+        reading: what was read of the attention.
+        used: the operands of the product of weights and values; None if they are unknown.
+        call: the record of the attention.
+
+    Returns:
+        The tensors. If the attention can't be computed again from them, `missing` has the reason, and the tensors are
+        empty if they are not trustworthy.
+    """
     try:
         tensors = _keep_tensors(reading, used, call)
         if (
@@ -200,7 +217,12 @@ def _held_in(numbers: Tensor, dtype: str) -> str:
 
 
 def projections_of(tensors: CallTensors) -> tuple[Projection | None, Projection | None]:
-    """Return the projections of q and k with names and feature indices, but without inputs, weights and biases."""
+    """Return the projections of q and k with their names and feature indices, without tensors.
+
+    Returns:
+        (projection of q, projection of k); None for one that is unknown. Their input is empty, weight and bias are
+        None.
+    """
     query, key = (
         None if one is None else replace(one, input=torch.zeros(0), weight=None, bias=None)
         for one in (tensors.query.projection, tensors.key.projection)

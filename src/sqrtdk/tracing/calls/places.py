@@ -37,14 +37,22 @@ class ValueOperands:
 
 
 def of_kernel(call: KernelCall) -> ValueOperands | None:
-    """Return the operands of a kernel whose arguments have SDPA's names, or None for any other kernel."""
+    """Return the operands of a fused kernel; None if its arguments are not named query, key and value."""
     if not {"query", "key", "value"} <= call.nodes.keys():
         return None
     return ValueOperands(call.arguments["value"], call.nodes["value"], kernel=call)
 
 
 def places_of(reading: Reading, used: ValueOperands) -> tuple[VectorUse, VectorUse, VectorUse] | str:
-    """Return the places of q, k and v, or the reason why they are unknown."""
+    """Return where q, k and v of an attention are, with functions that arrange them as (B, H, L, E).
+
+    Args:
+        reading: what was read of the attention.
+        used: the operands of the product of weights and values.
+
+    Returns:
+        The places of q, k and v; or the reason, a text, why they can't be arranged.
+    """
     if not isinstance(reading.operands, Vectors):
         assert isinstance(reading.operands, Logits)
         return _of_logits(reading, reading.operands, used)
@@ -123,7 +131,13 @@ def _values(reading: Reading, logits: Logits, used: ValueOperands) -> VectorUse 
 
 
 def output_rows(reading: Reading, used: ValueOperands, output: Tensor) -> Tensor:
-    """Return the output as (B, Hq, L, Ev)."""
+    """Return the output of an attention, detached, as (B, Hq, L, Ev).
+
+    Args:
+        reading: what was read of the attention.
+        used: the operands of the product of weights and values.
+        output: the output in the layout of the model.
+    """
     layout = reading.layout
     groups = math.prod(output.shape[:-2]) // layout.batch
     if isinstance(reading.operands, Logits) and math.prod(output.shape[:-2]) == layout.batch * layout.heads:

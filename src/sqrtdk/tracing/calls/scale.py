@@ -35,7 +35,13 @@ _OTHER_POSITIONS = "trace.scale.positions"
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Result of the regression. `per_head` has one slope per head."""
+    """The result of the regression of the logits on the product of the projections.
+
+    Attributes:
+        value: the slope over all heads.
+        per_head: the slope of each head.
+        r_squared: the share of the logits' variance that the regression explains, at most 1.
+    """
 
     value: float
     per_head: tuple[float, ...]
@@ -110,7 +116,10 @@ def _agree(slope: Slope, symbolic: float, per_head: tuple[float, ...] | None) ->
 
 
 def each_head(factors: Sequence[Factor], heads: int) -> tuple[float, ...] | None:
-    """Return the product of the factors for each head, or None if a factor is unknown."""
+    """Return the product of the factors for each head, H numbers.
+
+    A factor with fewer numbers than heads is repeated over the heads. None if the value of a factor is unknown.
+    """
     values = [factor.per_head or (factor.value,) for factor in factors]
     known = [[value for value in each if value is not None] for each in values]
     if any(len(each) < len(whole) for each, whole in zip(known, values, strict=True)):

@@ -28,12 +28,19 @@ from sqrtdk.tracing.tensors import CallRows
 
 
 def why_unmeasured(reading: Reading) -> str | None:
-    """Return the reason why the statistics can't be measured, or None."""
+    """Return the reason why the statistics of an attention can't be measured; None if they can."""
     return reading.fault or (Message(NO_DATA) if reading.without_data else reading.no_stats)
 
 
 def exact_statistics(reading: Reading, visible_keys: VisibleKeys) -> CallStats:
-    """Return the exact statistics of a reading that has data."""
+    """Return the statistics over all rows of an attention.
+
+    Rows of padding that a nested batch does not contain are not counted.
+
+    Args:
+        reading: what was read of the attention; `why_unmeasured` must return None for it.
+        visible_keys: its combined masks.
+    """
     if reading.whole is not None:
         return stats_of_call(reading.whole, future=visible_keys.ahead)
     stats = call_stats(_source(reading, visible_keys), future=visible_keys.ahead)
@@ -50,7 +57,14 @@ def exact_statistics(reading: Reading, visible_keys: VisibleKeys) -> CallStats:
 
 
 def measure_rows(reading: Reading, visible_keys: VisibleKeys, most: int | None) -> CallRows:
-    """Return the statistics of at most `most` evenly spaced rows per sequence. No value is copied off the device."""
+    """Return the statistics of single rows, as tensors on the model's device; no value is copied to the CPU.
+
+    Args:
+        reading: what was read of the attention; `why_unmeasured` must return None for it.
+        visible_keys: its combined masks.
+        most: the largest number of rows of a sequence; they are evenly spaced, with the first and the last. None is
+            all.
+    """
     operands, rows = reading.operands, None
     exists = operands.exists if isinstance(operands, Vectors) else None
     batch, _, length, _ = reading.layout.shape

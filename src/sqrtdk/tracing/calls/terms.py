@@ -49,7 +49,15 @@ _TF32 = 2.0**-11  # unit roundoff of TF32
 
 
 def terms_of(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> tuple[Term, ...]:
-    """Return the terms from the product to the softmax, in order, with the value None if it is unknown."""
+    """Return the terms between the product of q and k and the softmax, in the order in which they are applied.
+
+    The value of a term is None if it is unknown.
+
+    Args:
+        reading: what was read of the attention.
+        visible_keys: its combined masks, with the steps on the logits.
+        used: the operands of the product of weights and values.
+    """
     terms = (_term(step, reading, visible_keys, used) for step in visible_keys.steps)
     return tuple(term for term in terms if term is not None)
 
@@ -133,7 +141,17 @@ def _sinks(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> 
 
 
 def lse_of(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> Tensor | None:
-    """Return log(sum(exp(logits))) over the keys without sinks, minus infinity for a row that sees no key, or None."""
+    """Return log(sum(exp(logits))) of each row over its keys, without learned sinks.
+
+    Args:
+        reading: what was read of the attention.
+        visible_keys: its combined masks.
+        used: the operands of the product of weights and values.
+
+    Returns:
+        (B, Hq, L), minus infinity for a row that sees no key. From logits it is computed in float64 and returned in
+        float32; a kernel's own is returned if it has one without sinks. None if neither is known.
+    """
     layout, logits, kernel = reading.layout, reading.operands, used.kernel
     # The sums of a kernel with sinks include theirs, which can't be subtracted exactly.
     if kernel is not None and kernel.lse is not None and kernel.arguments.get("sinks") is None:
@@ -152,9 +170,9 @@ def lse_of(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> 
 
 
 def is_proven(call: CallTensors) -> bool:
-    """Return whether some rows of the output can be computed again within rounding.
+    """Return whether some rows of the output, computed again from the kept tensors, agree with it within rounding.
 
-    The tolerance is derived from the dtypes. Rows for which it is infinite are not judged.
+    The allowed difference is derived from the dtypes. Rows for which it is infinite are not judged.
     """
     length = call.output.shape[2]
     rows = torch.linspace(0, length - 1, min(_RECOMPUTED_ROWS, length)).long().to(call.output.device)

@@ -33,7 +33,13 @@ _LAST_OF_A_ROTATION = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorUse:
-    """The use of a vector: its node, its values, and a function that arranges them as (B, H, L, E)."""
+    """The use of q, k or v in an attention.
+
+    Attributes:
+        node: node of the tensor that is used.
+        values: that tensor.
+        arrange: a function that arranges a tensor of its shape as (B, H, L, E).
+    """
 
     node: Node
     values: Tensor
@@ -53,7 +59,11 @@ class _Span:
 
 
 def vector(place: VectorUse) -> Vector:
-    """Return a vector with its projection and steps, as far as they are known."""
+    """Return q, k or v with its projection and the steps from the projection to its use, as far as they are known.
+
+    If the way from the projection is unknown, the result has the values at the use alone. If one step is unknown, it
+    has the projected values and the steps before that one.
+    """
     way = _VectorPath(place)
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
@@ -94,7 +104,10 @@ def vector(place: VectorUse) -> Vector:
 
 
 def share_tensors(vectors: list[Vector]) -> list[Vector]:
-    """Return the vectors with one shared tensor for equal inputs of their projections, to save memory."""
+    """Return the vectors with one shared tensor wherever the inputs of their projections are equal, to save memory.
+
+    Inputs are equal if their dtypes and all their values agree. The given vectors are not changed.
+    """
     inputs: list[Tensor] = []
     shared = []
     for one in vectors:
@@ -108,7 +121,15 @@ def share_tensors(vectors: list[Vector]) -> list[Vector]:
 
 
 def owned_copy(arranged: Tensor, tensor: Tensor) -> Tensor:
-    """Return values that later writes of the model can't change: a copy if they are a view of `tensor`."""
+    """Return values that later in-place writes of the model can't change.
+
+    Args:
+        arranged: the values, which may be a view of `tensor`.
+        tensor: a tensor of the model.
+
+    Returns:
+        A contiguous copy if the two share storage, else `arranged` itself.
+    """
     if arranged.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         return arranged.clone(memory_format=torch.contiguous_format)
     return arranged

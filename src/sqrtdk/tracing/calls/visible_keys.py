@@ -138,7 +138,15 @@ def _is_known(hide: Hide, reading: Reading) -> bool:
 
 
 def visible_by(hide: Hide, reading: Reading) -> Tensor | None:
-    """Return True where the row sees the key, in the operands' layout, or None if the mask is unknown."""
+    """Return which keys a single mask lets each row see.
+
+    Args:
+        hide: the step that hides keys.
+        reading: what was read of the attention.
+
+    Returns:
+        Bool, True where the row sees the key; broadcasts to (B, H, L, S). None if the mask is unknown.
+    """
     operands, layout = reading.operands, reading.layout
     if hide.causal:
         return band_mask(layout.rows, layout.columns, 0, None, reading.device)[None, None]
@@ -194,9 +202,17 @@ def _hidden_weight(weights: Tensor, visible: Tensor, seeing: Tensor) -> float | 
 def against_padding(
     reading: Reading, visible_keys: VisibleKeys, tokens: TokensOf | None, self_attention: bool | None
 ) -> tuple[int | None, int | None]:
-    """Return how many padding keys a token's row sees in some head, and how many token keys no token's row sees.
+    """Return how the mask of an attention disagrees with the padding of the model's inputs.
 
-    Returns (None, None) if the padding of the inputs or one of the masks is unknown.
+    Args:
+        reading: what was read of the attention.
+        visible_keys: its combined masks.
+        tokens: a function that returns which rows and keys are tokens, not padding; None if this is unknown.
+        self_attention: whether q and k come from the same tokens; None if this is unknown.
+
+    Returns:
+        (the number of padding keys that the row of a token sees in some head, the number of token keys that no such row
+        sees), counted over the batch. (None, None) if the padding or one of the masks is unknown.
     """
     layout = reading.layout
     known = tokens and tokens(reading.site, layout.batch, layout.rows, layout.columns, self_attention)

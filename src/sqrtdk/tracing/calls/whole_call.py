@@ -44,7 +44,15 @@ class Prepared:
 
 
 def under_the_tape(ran: WholeCall, scene: Scene, heads: int | None) -> Prepared:
-    """Return the operands with their nodes; the tape must be recording, so that it follows them to their origins."""
+    """Return the operands of a call of `sqrtdk.attention` with their nodes.
+
+    The tape must be recording, so that the operands are followed to the projections that they come from.
+
+    Args:
+        ran: the call and its output.
+        scene: state of the trace.
+        heads: the number of heads, if it is known.
+    """
     plain = kernel_arguments(ran.call)
     sample, used = (None, None) if plain is not None else _sampled(ran, scene, heads)
     arguments = arguments_of_product(ran.call) if plain is None else plain
@@ -54,7 +62,15 @@ def under_the_tape(ran: WholeCall, scene: Scene, heads: int | None) -> Prepared:
 
 
 def reading_of_whole(ran: WholeCall, prepared: Prepared) -> tuple[Reading, ValueOperands | None]:
-    """Return the reading of the whole call, and the operands of its weights and values."""
+    """Return the reading of a whole call that ran in blocks of rows.
+
+    Args:
+        ran: the call and its output.
+        prepared: what `under_the_tape` returned for it.
+
+    Returns:
+        (the reading, the operands of the product of weights and values, None if they are unknown).
+    """
     kernel, sample = prepared.kernel, prepared.sample
     if prepared.plain:
         reading = read_kernel(kernel, KERNELS[OPERATION])

@@ -37,7 +37,17 @@ class Classifier:
         self.scene = scene
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, output: Any, turned: Mapping[int | None, int]) -> None:
-        """Makes the nodes of the outputs of `func(*args)`; `turned` maps outputs to the argument that they rotate."""
+        """Make the nodes of the outputs of `func(*args, **kwargs)`, with their roles, and put them into the store.
+
+        Args:
+            func: the operator that has run.
+            name: its name without namespace and overload, "bmm".
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            output: what it returned, a tensor or several.
+            turned: for each output that rotates an argument, its index (None for a single output) and the argument's
+                position; see `rotations`.
+        """
         store, sites = self.scene.store, self.scene.sites
         loose = not sites.stack
         if loose and name in ops.RANDOM:
@@ -63,7 +73,16 @@ class Classifier:
                 store.loosen(tensor)
 
     def rotations(self, args: Any, output: Any) -> dict[int | None, int]:
-        """Return which outputs of an opaque operation rotate which argument, judged by their values."""
+        """Return which outputs of another library's operation rotate which argument, judged by their values.
+
+        Args:
+            args: its positional arguments.
+            output: what it returned, a tensor or several.
+
+        Returns:
+            The position of the rotated argument by the index of the output, None for a single output; {} if none is
+            one.
+        """
         if not any(isinstance(arg, Tensor) and self.scene.store.node(arg).act for arg in args):
             return {}
         found = {i: vectors.rotated_argument(args, tensor) for i, tensor in _outputs(output, "")}
@@ -78,11 +97,18 @@ class Classifier:
         return arg
 
     def is_product(self, left: Tensor, right: Tensor) -> bool:
-        """Whether a contraction of the two is a product of queries and keys."""
+        """Return whether a contraction of the two tensors is a product of queries and keys, not a projection."""
         return is_product(self.scene.store.node(left), self.scene.store.node(right))
 
     def may_attend(self, name: str, args: Any, kwargs: Any, output: Any) -> bool:
-        """Whether an opaque operation may be an attention, judged by its name and shapes."""
+        """Return whether an operation of another library may be an attention, judged by its name and shapes.
+
+        Args:
+            name: its name without namespace and overload.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            output: what it returned; of several outputs the first counts.
+        """
         node = self.scene.store.node
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and node(x).act]
         first = output[0] if isinstance(output, (tuple, list)) and output else output

@@ -24,7 +24,15 @@ _MATRIX_INVERSES = frozenset({"linalg_pinv", "linalg_inv_ex", "_linalg_svd", "_l
 
 
 def combine_roles(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
-    """Sets the role of a node from its operands: it carries logits, weights, or q, k and v."""
+    """Set the role of an elementwise operation's or view's output from its operands.
+
+    It carries logits if an operand does, else weights if an operand does, else q, k and v.
+
+    Args:
+        scene: state of the trace.
+        made: the output, whose node is changed.
+        parents: the nodes of the operands.
+    """
     node = made.node
     if node.op in ops.CACHE_WRITES and _written_to_cache(node):
         return

@@ -33,7 +33,12 @@ _PARTIAL = 5e-2  # the sum over an axis other than the softmax's differs from 1 
 
 
 def contract(scene: Scene, made: RecordedOutput) -> None:
-    """Sets the role of a contraction: one of the three."""
+    """Set the role of a contraction's output: a projection, a product of queries and keys, or of weights and values.
+
+    Args:
+        scene: state of the trace.
+        made: the output, whose node is changed.
+    """
     node = made.node
     left, right = ops.CONTRACTIONS[node.op]
     a, b = node.args[left], node.args[right]
@@ -88,7 +93,10 @@ def _settle_matrices(scene: Scene, a: Node, b: Node) -> None:
 
 
 def is_product(a: Node, b: Node) -> bool:
-    """Whether a contraction is a product of queries and keys, not a projection or a value product."""
+    """Return whether a contraction of `a` and `b` is a product of queries and keys.
+
+    It is one if both descend from activations, and neither carries logits or weights, nor holds only cosines and sines.
+    """
     if a.products or b.products or a.weights is not None or b.weights is not None:
         return False
     if holds_angles(a) or holds_angles(b):
@@ -97,7 +105,10 @@ def is_product(a: Node, b: Node) -> bool:
 
 
 def squares_rows(node: Node) -> bool:
-    """Whether it multiplies each row with itself, (N, 1, E) by (N, E, 1), like einsum("nd,nd->n", x, x)."""
+    """Return whether the node multiplies each row with itself, as einsum("nd,nd->n", x, x) does.
+
+    It is a batched product of (N, 1, E) and (N, E, 1), both from one tensor.
+    """
     if node.op != "bmm":
         return False
     a, b = (arg for arg in node.args if isinstance(arg, Node))
@@ -206,12 +217,23 @@ def _project(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> None:
 
 
 def is_scored(logits: Node) -> bool:
-    """Whether logits are scores of queries and keys; the logits of a router or a pooling are not."""
+    """Return whether logits are scores of queries and keys, by a product or an additive score.
+
+    The logits of a router or a pooling are not.
+    """
     return bool(logits.products) or is_additive(logits)
 
 
 def sum_values(scene: Scene, made: RecordedOutput, weighted: Node) -> None:
-    """Ends weights whose weighted values are summed over the keys, or per node; the first sum goes to the listener."""
+    """End weights that were multiplied with values by broadcasting, at the sum over the keys or over edges.
+
+    The first such sum of a softmax makes it an attention, which goes to the listener.
+
+    Args:
+        scene: state of the trace.
+        made: the sum.
+        weighted: the node of the weighted values that are summed.
+    """
     weights = weighted.weights
     assert weights is not None
     softmax_run, values = weights.softmax_run, weights.values

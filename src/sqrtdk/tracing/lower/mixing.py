@@ -45,7 +45,14 @@ _SIDE_BY_SIDE = frozenset({"cat", "stack"})
 
 
 def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
-    """Whether a contraction or a convolution mixes the heads of logits or weights; its node is then filled in."""
+    """Return whether a contraction or a convolution mixes the heads of logits or weights.
+
+    If it does, its node is filled in: with the products of the logits, and with the steps on the weights.
+
+    Args:
+        node: node of the result.
+        tensors: the operands by position.
+    """
     operands = mixing_operands(node)
     if operands is None:
         return False
@@ -63,7 +70,11 @@ def mix_heads(node: Node, tensors: dict[int, Tensor]) -> bool:
 
 
 def mixing_operands(node: Node) -> tuple[int, int] | None:
-    """Return the positions of the logits (or weights) and of the matrix that mixes their heads, or None."""
+    """Return the positions of the operands of a contraction or convolution that mixes heads.
+
+    Returns:
+        (position of the logits or weights, position of the matrix that mixes them); None if it mixes no heads.
+    """
     if node.op in CONVOLUTIONS:
         return (0, 1) if _carries(node.args[0]) and _leaves_pairs(node) else None
     left, right = ops.CONTRACTIONS[node.op]
@@ -96,12 +107,17 @@ def _lengths(node: Node) -> tuple[int, ...]:
 
 
 def mixed_by_data(matrix: Node) -> bool:
-    """Whether the mixing matrix is computed from the inputs."""
+    """Return whether the matrix that mixes heads is computed from the inputs, not from parameters alone."""
     return matrix.act and not matrix.learned
 
 
 def is_bias_of_mixing(node: Node, position: int) -> bool:
-    """Whether `node` adds one number per head, its argument at `position`, after a mixing: a linear layer's bias."""
+    """Return whether `node` adds the bias of a linear layer that mixes heads, one number per head.
+
+    Args:
+        node: node of the sum.
+        position: position of the addend among the arguments of the sum.
+    """
     addend, main = node.args[position], node.main()
     mixed = None if main is None else origin(main, ops.VIEWS)
     mixes = mixed is not None and mixed.product is None and mixed.op in ops.CONTRACTIONS
@@ -151,7 +167,7 @@ def _leaves_pairs(convolution: Node) -> bool:
 
 
 def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEntry]) -> bool:
-    """Whether `node` combines weights of several softmaxes, or two parts of one; it is then filled in.
+    """Return whether `node` combines weights of several softmaxes, or two parts of one; it is then filled in.
 
     Args:
         node: node of the result.
@@ -184,7 +200,11 @@ def combine_weights(node: Node, active: Sequence[Node], entries: list[SoftmaxEnt
 
 
 def complete_softmaxes(weights: Weights) -> list[SoftmaxRun]:
-    """Return the softmaxes that become attentions at the value product; the entries of the rest get a code."""
+    """Return the softmaxes that become attentions when combined weights multiply values.
+
+    They are those over a product of queries and keys, or all if none is. The entries of the others get the code
+    "positional".
+    """
     both = [weights.softmax_run, *weights.beside]
     attentions = [softmax_run for softmax_run in both if softmax_run.node.products] or both
     for softmax_run in both:
@@ -229,7 +249,7 @@ def _softmax_runs(node: Node) -> tuple[SoftmaxRun, ...]:
 
 
 def holds_weights(node: Node) -> bool:
-    """Whether the node holds weights of a softmax over a product of queries and keys."""
+    """Return whether the node is of weights whose softmax runs over a product of queries and keys."""
     return node.softmax_run is not None and bool(node.softmax_run.node.products)
 
 
@@ -271,7 +291,15 @@ def paired_axes(node: Node) -> frozenset[int] | None:
 
 
 def axes_along(place: Tensor, way: Iterable[Node]) -> frozenset[int] | None:
-    """Return the axes along which a tensor varies after some views, or None if the views can't be replayed."""
+    """Return the axes along which a tensor varies after some views.
+
+    Args:
+        place: the tensor before the views.
+        way: the nodes of the views, in the order in which they ran.
+
+    Returns:
+        The axes of the result; None if the views can't be replayed.
+    """
     try:
         place = distinct(to_softmax(place, way), last=0)  # broadcast axes can't vary: shrinking them saves time
     except (RuntimeError, IndexError):

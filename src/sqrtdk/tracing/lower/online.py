@@ -45,7 +45,16 @@ _CARRIES = ops.PASSING | ops.CLAMPS | _ADDS | {"mul", "div", "neg", "addcdiv", "
 
 
 def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
-    """Whether a contraction multiplies exp of logits with values; the result is then a partial sum."""
+    """Return whether a contraction multiplies the exponential of logits with values.
+
+    If it does, its node becomes a partial sum: exp(z - m) @ v, to be divided by the sum of exponentials later.
+
+    Args:
+        scene: state of the trace.
+        made: the result of the contraction.
+        a: its left operand.
+        b: its right operand.
+    """
     # A step of FlashAttention by hand: p = (q @ k.mT - m).exp(); o = o * (m_before - m).exp() + p @ v.
     for weights, value, contracted in ((a, b, -1), (b, a, -2)):
         way = _path_from_exp(weights)
@@ -140,7 +149,13 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 
 
 def mark_finished(scene: Scene, made: RecordedOutput, softmax_run: SoftmaxRun) -> None:
-    """Marks the output of an attention that is read, so that it may be merged with outputs for other keys."""
+    """Mark the output of an attention that has been read, so that it may be merged with outputs for other keys.
+
+    Args:
+        scene: state of the trace.
+        made: the output.
+        softmax_run: the attention's softmax.
+    """
     product = next(iter(softmax_run.node.products), None)
     if product is None or product.product is None:
         return
@@ -165,7 +180,15 @@ def _identity(node: Node) -> object:
 
 
 def carry_partial_sums(scene: Scene, made: RecordedOutput, parents: list[Node]) -> bool:
-    """Whether a node carries on the partial sums of its operands; complete sums that end here go to the listener."""
+    """Return whether a node carries on the partial sums of its operands.
+
+    Complete sums that an operation ends are passed to the listener.
+
+    Args:
+        scene: state of the trace.
+        made: the output of the operation, whose node is changed.
+        parents: the nodes of the operands.
+    """
     node = made.node
     if (
         node.op in _ACCUMULATING_PRODUCTS
@@ -229,7 +252,10 @@ def _added(partials: list[Partial]) -> Partial:
 
 
 def is_sum(node: Node) -> bool:
-    """Whether the node is a logsumexp, or several: a softmax over them weighs whole blocks, not keys."""
+    """Return whether the node is a logsumexp of logits, or several joined.
+
+    A softmax over such numbers weighs whole blocks of keys, not keys.
+    """
     if (node.op in ("logsumexp", "logaddexp") and node.products) or (node.op == "log" and _sums(node.args[0])):
         return True
     passed = node.op in ops.PASSING | {"cat", "stack", "add"} and node.product is None
@@ -313,7 +339,10 @@ def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:
 
 
 def close_partial_sums(scene: Scene) -> None:
-    """Ends the trace: complete runs go to the listener, and exponentials never divided are reported as missed."""
+    """Pass complete attentions by blocks to the listener at the end of a trace.
+
+    Exponentials that multiplied values and were never divided by their sum are reported as missed.
+    """
     ready, scene.online = scene.online, []
     for site in dict.fromkeys(run.parts[0].entry.site for run in ready):
         _report_run(scene, _as_one([run for run in ready if run.parts[0].entry.site == site]))

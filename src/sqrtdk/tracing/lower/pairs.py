@@ -56,7 +56,10 @@ _MOST_NORM_OPERATIONS = 8  # operations searched backwards; a normalisation writ
 
 
 def note_pairs(node: Node) -> None:
-    """Marks a node that combines rows of one activation with rows of another, element by element."""
+    """Mark the node as pairs, if it combines rows of one activation with rows of another, element by element.
+
+    A mark is set for `q[:, None] * k[None]`, for rows that two lists gathered, and for a concatenation of such rows.
+    """
     args = node.args[1:] if node.op == "addcmul" else node.args
     if node.op == "cat":
         _note_side_by_side(node)
@@ -86,7 +89,7 @@ def _are_gathered(node: Node, left: Node, right: Node) -> bool:
 
 
 def list_serial(node: Node) -> int | None:
-    """Return the serial number of the list that gathered the rows of `node`, or None if none did."""
+    """Return the serial number of the index list that gathered the rows of `node`; None if none or several did."""
     for before in back(node, ops.PASSING | {"mul", "div", "neg"}):
         if before.root is not None:
             return before.root.gathered_by
@@ -155,18 +158,34 @@ def _constant(node: Node, depth: int) -> set[int]:
 
 
 def is_act(arg: Any) -> bool:
-    """Whether an argument is an activation."""
+    """Return whether an argument is the node of an activation, a tensor that descends from the model's activations."""
     return isinstance(arg, Node) and arg.act
 
 
 def broadcast_sizes(left: Node, right: Node, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield the sizes of both nodes along each axis of the shape that they are broadcast to."""
+    """Yield (size of `left`, size of `right`) along each axis of the shape that both are broadcast to.
+
+    Args:
+        left: node of one tensor; axes that it lacks have size 1.
+        right: node of the other, likewise.
+        shape: the shape of the result.
+    """
     sizes = ((1,) * (len(shape) - len(node.shape)) + node.shape for node in (left, right))
     return zip(*sizes, strict=True)
 
 
 def unrun_node(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands: Any = None) -> Node:
-    """Return a node for an operation that never ran, used to rewrite a sum over pairs as a matrix product."""
+    """Return a node for an operation that never ran, used to rewrite a sum over pairs as a matrix product.
+
+    Products, roots and the module path are those of the first activation among the arguments.
+
+    Args:
+        op: name of the operation.
+        func: operator, to replay it.
+        shape: shape of the result.
+        args: arguments, with nodes in place of tensors; at least one is an activation.
+        operands: the other operands by position; None for none.
+    """
     main = next(arg for arg in args if is_act(arg))
     node = Node(op, shape, func=func, args=args, act=True, site=main.site)
     node.learned = main.learned
@@ -179,13 +198,18 @@ def unrun_node(op: str, func: Any, shape: tuple[int, ...], *args: Any, operands:
 
 
 def reads_pairs(node: Node) -> bool | None:
-    """Return whether a projection of `node` reads pairs of q and k, bare or after a curve; see `Root.paired`."""
+    """Return what a projection of `node` reads, as `Root.paired` is defined.
+
+    Returns:
+        True if it reads all pairs of rows of q and k, bare or after a curve such as tanh; False for pairs with a single
+        row; None if it reads no pairs.
+    """
     source = _within(node)
     return None if source is None else _pairs(source)
 
 
 def pairs_queries_and_keys(node: Node) -> bool:
-    """Whether `node` is a curve over pairs of queries and keys, `tanh(q + k)`; the curve of a pooling is not."""
+    """Return whether `node` is a curve over pairs of queries and keys, `tanh(q + k)`; the curve of a pooling is not."""
     curve = first_behind(node, ops.PASSING)
     inside = _within(node) if curve is not None and curve.op in NONLINEARITIES else None
     if curve is None or inside is None or _pairs(inside) is not None:
@@ -204,12 +228,12 @@ def _within(node: Node) -> Node | None:
 
 
 def is_additive(logits: Node) -> bool:
-    """Whether the logits come from an additive score."""
+    """Return whether the logits come from an additive score, v . tanh(q + k), before views, factors and masks."""
     return any(is_score(node) for node in back(logits, _AFTER))
 
 
 def is_score(score: Node) -> bool:
-    """Whether a node is an additive score itself, also by hand: `(v * tanh(q + k)).sum(-1)`, with or without v."""
+    """Return whether the node itself is an additive score, also `(v * tanh(q + k)).sum(-1)`, with or without v."""
     if score.root is not None and (score.root.additive or score.root.paired):
         return True
     main = score.main() if score.op == "sum" else None
@@ -227,7 +251,15 @@ def _pairs(node: Node) -> bool | None:
 
 
 def first_behind(node: Node, passed: frozenset[str]) -> Node | None:
-    """Return the first node, from `node` backwards, that is neither in `passed` nor the addition of a bias."""
+    """Return the first node, from `node` backwards, that is neither passed over nor the addition of a bias.
+
+    Args:
+        node: where the search begins, `node` itself included.
+        passed: names of the operations that are passed over; a root always ends the search.
+
+    Returns:
+        The node; None if the search reaches the end of the tape.
+    """
     for at in back(node, None):
         adds_bias = at.op == "add" and sum(p.act for p in at.parents()) == 1
         if at.is_root or not (at.op in passed or adds_bias):

@@ -100,7 +100,13 @@ def begin_softmax(
 
 
 def softmax_of_rows(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
-    """Begins the softmax of PyTorch Geometric's softmax_csr(src, ptr, dim); group i is ptr[i] to ptr[i + 1]."""
+    """Begin the softmax of PyTorch Geometric's `softmax_csr(src, ptr, dim)`; group i is `src[ptr[i]:ptr[i + 1]]`.
+
+    Args:
+        scene: state of the trace.
+        made: the weights.
+        parents: the nodes of `src` and `ptr`.
+    """
     args = made.node.args
     axis = int(args[2]) if len(args) > 2 else 0
     groups = EdgeGroups(axis, max(math.prod(parents[1].shape) - 1, 0))
@@ -108,7 +114,10 @@ def softmax_of_rows(scene: Scene, made: RecordedOutput, parents: list[Node]) -> 
 
 
 def is_softmax_by_hand(scene: Scene, made: RecordedOutput) -> bool:
-    """Whether a node is a softmax written by hand: exp(z) / exp(z).sum(-1), or exp(z - logsumexp(z))."""
+    """Return whether a node completes a softmax written by hand; if so, the softmax is begun.
+
+    The forms are exp(z) / exp(z).sum(-1) and exp(z - logsumexp(z)), also by groups of edges.
+    """
     node = made.node
     if node.op == "exp":
         return _from_logarithm(scene, made)
@@ -178,7 +187,10 @@ def _summed_before(scene: Scene, made: RecordedOutput, top: Node, total: Node) -
 
 
 def may_be_numerator(inner: Node) -> bool:
-    """Whether exp of logits that are not a product may belong to a softmax: z - max(z), or an additive score."""
+    """Return whether exp(`inner`) may belong to a softmax, although `inner` holds no product of queries and keys.
+
+    It may for z - max(z), and for an additive score.
+    """
     other = inner.args[1] if inner.op == "sub" and len(inner.args) > 1 else None
     return (isinstance(other, Node) and is_maximum(other)) or is_additive(inner)
 
@@ -231,7 +243,7 @@ def _in_turn(node: Node, axes: tuple[int, ...]) -> bool:
 
 
 def is_maximum(node: Node) -> bool:
-    """Whether a node is the maximum of a row, with hidden entries replaced or not: z.masked_fill(m, 0).amax(-1)."""
+    """Return whether the node is the maximum of each row, also after a mask: z.masked_fill(m, 0).amax(-1)."""
     largest = first_behind(node, _TO_MAXIMUM)
     return largest is not None and (largest.op in ROW_SHIFTS or is_of_groups(largest))
 
@@ -267,7 +279,14 @@ def _is_weight(added: Node, position: int) -> bool:
 
 
 class Reduction(NamedTuple):
-    """A reduction by groups: the reduced node, the axis, the kind ("sum", "mean", "amax"), the number of groups."""
+    """A reduction by groups, such as `scatter_add` or `index_add`.
+
+    Attributes:
+        reduced: node of the tensor that is reduced.
+        axis: axis of the edges, at least 0.
+        kind: "sum", "mean" or "amax", or another name of PyTorch's.
+        groups: number of groups.
+    """
 
     reduced: Node
     axis: int
@@ -288,13 +307,16 @@ def reduction(node: Node) -> Reduction | None:
 
 
 def sums_values(node: Node) -> bool:
-    """Whether a node sums or averages the edges of each group."""
+    """Return whether a node sums or averages the edges of each group, as scatter_add does."""
     grouped = reduction(node)
     return grouped is not None and grouped.kind in ("sum", "mean")
 
 
 def log_total(node: Node) -> Node | None:
-    """Return the sums by groups in `(log(sums) + maximum)[index]`, with or without the maximum, or None."""
+    """Return the node of the sums by groups in `(log(sums) + maximum)[index]`, with or without the maximum.
+
+    None if `node` is no such logsumexp.
+    """
     logarithm = origin(node, BACK_TO_EDGES | {"add"})
     inner = logarithm.main() if logarithm.op == "log" else None
     total = None if inner is None else origin(inner, ops.CLAMPS | {"add"})  # log(s + 1e-16), log(s.clamp(1e-16))
@@ -302,13 +324,16 @@ def log_total(node: Node) -> Node | None:
 
 
 def is_of_groups(node: Node) -> bool:
-    """Whether a node is the maximum or the logsumexp of each group of edges."""
+    """Return whether a node is the maximum or the logsumexp of each group of edges, also indexed back to the edges."""
     grouped = reduction(origin(node, BACK_TO_EDGES))
     return log_total(node) is not None or (grouped is not None and grouped.kind == "amax")
 
 
 def groups_of(total: Node) -> EdgeGroups:
-    """Return the groups of a softmax whose denominator is the sums `total`."""
+    """Return the groups of edges of a softmax, from `total`, the node of the sums that divide it.
+
+    `total` must be a reduction by groups. The index is None if its numbers are unknown.
+    """
     grouped = reduction(total)
     assert grouped is not None
     index = total.operands.get(INDEX_ARGUMENT)
@@ -317,7 +342,15 @@ def groups_of(total: Node) -> EdgeGroups:
 
 
 def group_fault(softmax_run: SoftmaxRun, index: Tensor | None) -> CallFault | None:
-    """Return the fault if the values are summed by other groups of edges than the softmax's, else None."""
+    """Return "other_nodes" if the values are summed by other groups of edges than the softmax's.
+
+    Args:
+        softmax_run: the softmax.
+        index: the group of each edge in the sum of the values; None if it is unknown.
+
+    Returns:
+        The code of the fault; None if the groups agree, or one of them is unknown.
+    """
     groups = softmax_run.edges
     if groups is None or groups.index is None or index is None or index.is_meta or index.is_floating_point():
         return None

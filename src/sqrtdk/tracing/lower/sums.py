@@ -26,7 +26,7 @@ _SUM_AND_MEAN = frozenset({"sum", "mean"})
 
 
 def note_sum(scene: Scene, made: RecordedOutput) -> None:
-    """Marks a sum over the features of pairs."""
+    """Mark the node of a sum over the features of pairs, (q * k).sum(-1) or a distance; other sums stay as they are."""
     way = _sum_of_pairs(made.node)
     if way is not None:
         measured = largest_product(scene, made) if way.distance is None else None
@@ -34,7 +34,14 @@ def note_sum(scene: Scene, made: RecordedOutput) -> None:
 
 
 def note_weighted_sum(scene: Scene, made: RecordedOutput, source: Node, weight: Node) -> None:
-    """Marks a product of pairs with a vector over the features: einsum("le,se,e->ls", q, k, w) runs (q * k) @ w."""
+    """Mark a product of pairs with a vector over the features: einsum("le,se,e->ls", q, k, w) runs (q * k) @ w.
+
+    Args:
+        scene: state of the trace.
+        made: the result, whose node is changed if it is such a product.
+        source: node of q * k, or a view of it.
+        weight: node of w.
+    """
     position = next(i for i, arg in enumerate(made.node.args) if arg is weight)
     while source.pairs is None and not source.is_root and source.op in ops.PASSING:
         main = source.main()
@@ -59,7 +66,11 @@ _BIASED_PRODUCTS = frozenset({"addmm", "baddbmm"})  # add their first argument t
 
 
 def largest_product(scene: Scene, made: RecordedOutput) -> torch.Tensor | None:
-    """Return the largest |product| as stored, without entries hidden by a mask that baddbmm or addmm adds."""
+    """Return the largest |q . k| of a product as stored, a tensor of one number on its device.
+
+    Entries that a mask hides, added by baddbmm or addmm, don't count. None if the trace doesn't measure products, or
+    the tensor has no real numbers.
+    """
     if not scene.products or made.tensor.is_meta or made.tensor.is_complex() or not made.tensor.numel():
         return None
     stored, addend = made.tensor.detach(), made.tensors.get(0) if made.node.op in _BIASED_PRODUCTS else None
@@ -177,9 +188,11 @@ def _summed(way: _SumOfPairs, dims: Any) -> _SumOfPairs | None:
 
 
 def sums_to_products(logits: Node, *, edges: bool = False) -> None:
-    """Turns sums over pairs into products of queries and keys, once logits made of them enter a softmax.
+    """Turn the sums over pairs behind logits into products of queries and keys, once the logits enter a softmax.
 
-    Sums over rows that were gathered for the edges of a graph become products only if `edges` is True.
+    Args:
+        logits: node of the softmax's input; nothing changes if a product is behind it already.
+        edges: whether rows that were gathered for the edges of a graph may be a product.
     """
     # Logits with a product have been settled: `q @ k.mT`, or an earlier softmax over the same logits.
     if logits.products or not logits.act:
@@ -196,7 +209,7 @@ def sums_to_products(logits: Node, *, edges: bool = False) -> None:
 
 
 def multiplies(logits: Node) -> bool:
-    """Whether logits hold sums of products of two activations without an axis that tells queries from keys."""
+    """Return whether logits hold sums of products of two activations in which no axis tells queries from keys."""
     summed = (origin(node.args[0]) for node in ancestors(logits) if node.op in _SUM_AND_MEAN and is_act(node.args[0]))
     return any(inner.op == "mul" and inner.is_root for inner in summed)
 
@@ -223,7 +236,12 @@ def _become_product(node: Node, way: _SumOfPairs) -> None:
 
 
 def as_matrix(node: Node, product: Product) -> None:
-    """Rewrites a matrix times a vector, (S, E) by (E,), as a matrix times one column."""
+    """Rewrite the node of a matrix times a vector, (S, E) by (E,), as a view of a matrix times one column.
+
+    Args:
+        node: the node, which is changed.
+        product: the mark that the matrix product gets.
+    """
     matrix, vector = node.args
     node.summed = product
     result = _product("mm", _aten.mm.default, matrix, _spread(vector, -1), node)
@@ -232,7 +250,15 @@ def as_matrix(node: Node, product: Product) -> None:
 
 
 def real_part(node: Node, views: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
-    """Return Re(q . conj(k)) as a product of twice as many real channels, and the views after it; None for others."""
+    """Return Re(q . conj(k)) as a product of twice as many real channels.
+
+    Args:
+        node: node of the complex product.
+        views: the nodes of the views after it, which take the real part: `torch.view_as_real(q @ k.mH)[..., 0]`.
+
+    Returns:
+        (node of the real product, the views that remain after it); None if the views take no real part.
+    """
     # torch.view_as_real(q @ k.mH)[..., 0]
     at = next((i for i, view in enumerate(views[:-1]) if view.op == "view_as_real"), -1)
     part = None if at < 0 or views[at + 1].op != "select" else views[at + 1]

@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 def may_attend(name: str, operands: Sequence[Shape], result: Shape) -> bool:
-    """Whether an operation may be an attention, by its name, or because it takes q, k and v, packed or separate.
+    """Return whether an operation may be an attention, by its name, or because it takes q, k and v, packed or separate.
 
     Args:
         name: name of the operation without its namespace.
@@ -54,7 +54,10 @@ def _without(shape: Shape, packed: int) -> list[Shape]:
 
 
 def projects(node: Node) -> bool:
-    """Whether an operation of another library multiplies with weights of the model, by its name and operands."""
+    """Return whether another library's operation multiplies with weights of the model.
+
+    It is judged by the operation's name and by its operands: one has two or more axes and is no activation.
+    """
     if node.func is None or node.func.namespace in ("aten", "prims", "prim") or not _PRODUCT_NAME.search(node.op):
         return False
     return any(not parent.act and len(parent.shape) >= 2 for parent in node.parents())
@@ -88,13 +91,18 @@ def _keeps_lengths(before: Tensor, after: Tensor) -> bool:
 
 
 def is_dequantised(node: Node) -> bool:
-    """Whether the node dequantises an activation; a quantised weight has no operation behind it."""
+    """Return whether the node dequantises an activation; a quantised weight has no operation behind it."""
     parents = list(node.parents())
     return node.op == "dequantize" and bool(parents) and parents[0].func is not None
 
 
 def multiply_integers(scene: Scene, made: RecordedOutput) -> None:
-    """Makes a root of an integer product with a quantised weight, or of a sum that corrects it; its scales follow."""
+    """Begin a new lineage at an integer product with a quantised weight, or at a sum that corrects such a product.
+
+    Args:
+        scene: state of the trace.
+        made: the output, whose node is changed; other operations leave it as it is.
+    """
     node = made.node
     if node.op not in ops.CONTRACTIONS and node.op not in ("add", "sub"):
         return
@@ -107,7 +115,10 @@ def multiply_integers(scene: Scene, made: RecordedOutput) -> None:
 
 
 def rescales_projection(scene: Scene, made: RecordedOutput) -> bool:
-    """Whether a node rescales a quantised projection: by its weight's scales, or an integer one by its input's."""
+    """Return whether a node multiplies a quantised projection with its weight's scales, or with its input's.
+
+    If it does, the node becomes the projection's result.
+    """
     node = made.node
     if node.op != "mul" or len(node.args) < 2:
         return False
@@ -166,7 +177,7 @@ def _is_of_inputs(node: Node, projected: Container[Node]) -> bool:
 
 
 def holds_angles(node: Node) -> bool:
-    """Whether a tensor holds only cosines and sines, also written as blocks into a matrix: R[0, 0] = cos."""
+    """Return whether a tensor holds only cosines and sines, also written into a matrix: R[0, 0] = cos."""
     parts = [node]
     while parts:
         part = origin(parts.pop(), _TO_TABLE)
@@ -186,7 +197,14 @@ def _is_gate(node: Node, product: Node) -> bool:
 
 
 def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> None:
-    """Keeps the vector before a product with a constant square matrix as a branch: the matrix may be a rotation."""
+    """Keep the vector before a product with a constant square matrix, as the matrix may turn out to be a rotation.
+
+    Args:
+        node: node of the product, whose `branches` are set.
+        vector: node of the vector.
+        matrix: node of the matrix.
+        values: numbers of the matrix.
+    """
     width = matrix.shape[-1]
     if node.shape != vector.shape or matrix.shape[-2:] != (width, width) or width > _WIDEST_ROTATION:
         return
@@ -200,7 +218,12 @@ def keep_rotation(node: Node, vector: Node, matrix: Node, values: Tensor) -> Non
 
 
 def keep_channels(node: Node, source: Node) -> None:
-    """Keeps the source of a depthwise convolution as a branch, unless the source already has one."""
+    """Keep the input of a depthwise convolution as a branch of its node, unless the input has branches already.
+
+    Args:
+        node: node of the convolution's output; other operations leave it as it is.
+        source: node of its input.
+    """
     groups = node.args[8] if node.op == "convolution" and len(node.args) > 8 else 1
     channels = node.shape[1] if len(node.shape) > 1 else 0
     if source.act and groups == channels > 1 and not any(root.branches for root in source.roots):
@@ -208,9 +231,15 @@ def keep_channels(node: Node, source: Node) -> None:
 
 
 def summands(node: Node, projected: Container[Node]) -> tuple[tuple[Node, float], ...]:
-    """Return the branches of a sum with their factors, or () if a projection has read one: a residual stream.
+    """Return the two summands of a sum with their factors, to be followed as branches.
 
-    Returns () for deeply nested sums too: those of a recurrence would never be released.
+    Args:
+        node: node of the sum or difference.
+        projected: the roots that a projection has read.
+
+    Returns:
+        ((node, factor), (node, factor)); () if the node is no sum of two activations, if a projection has read one of
+        them, so that it is a residual stream, or if sums are deeply nested, as a recurrence's would never be released.
     """
     left, right = (*node.args, None, None)[:2]
     if node.op not in ("add", "sub") or not isinstance(left, Node) or not isinstance(right, Node):

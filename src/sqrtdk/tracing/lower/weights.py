@@ -117,7 +117,13 @@ def _over_other_sum(before: WeightSteps) -> WeightSteps:
 
 
 def overwritten(old: Node, new: Node, tensor: Tensor) -> WeightSteps:
-    """Return the steps on weights after a part was written in place; `new` is the part's node, `tensor` its values."""
+    """Return the steps on weights after a part of them was written in place.
+
+    Args:
+        old: node of the weights before the write.
+        new: node of the part that was written.
+        tensor: numbers of that part.
+    """
     before = _of(old)
     if new.weights is not None and new.softmax_run is old.softmax_run:
         return new.weights.weight_steps
@@ -211,7 +217,17 @@ def _is_single(node: Node, weights: Node) -> bool:
 
 
 def join_weights(node: Node, weights: Node, softmax_run: SoftmaxRun, before: WeightSteps) -> WeightSteps | None:
-    """Return the steps on weights after another tensor or a number joined them, or None if none did."""
+    """Return the steps on weights after another tensor or a number was added or multiplied.
+
+    Args:
+        node: node of the result.
+        weights: node of the weights.
+        softmax_run: their softmax.
+        before: the steps until then.
+
+    Returns:
+        The steps; None if nothing joined: the other tensor comes from the weights themselves, or the shape changed.
+    """
     joined = _JOINED.get(node.op)
     others = [parent for parent in node.parents() if parent is not weights]
     if joined is None or node.shape != weights.shape or not softmax_run.node.products:
@@ -242,7 +258,12 @@ _UNIFORM_RANDOM = frozenset({"rand", "rand_like", "uniform"})
 
 
 def dropout_of(node: Node) -> tuple[float, float] | None:
-    """Return (rate, gain) of the dropout that `node` applies, or None if no operand is a random mask."""
+    """Return the dropout that `node` applies to its input.
+
+    Returns:
+        (rate, gain), where gain multiplies the numbers that remain, 1 / (1 - rate) for PyTorch's; None if no operand is
+        a random mask.
+    """
     if node.op == "native_dropout":
         rate = float(node.args[1]) if node.args[2] else 0.0
         return (rate, 1 / (1 - rate)) if 0 < rate < 1 else None
@@ -288,7 +309,15 @@ def _probability(mask: Node) -> float | None:
 
 
 def number_of(node: Node, position: int) -> float | None:
-    """Return the argument at `position` as a number, also if the model's code made a tensor of it."""
+    """Return an argument of a node as a number, also if the model's code made a tensor of one constant of it.
+
+    Args:
+        node: node of the operation.
+        position: position of the argument.
+
+    Returns:
+        The number; None if there is none, or if it depends on inputs or parameters.
+    """
     arg = node.args[position] if position < len(node.args) else None
     if isinstance(arg, Node):
         value = evaluate(arg)

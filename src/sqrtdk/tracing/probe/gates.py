@@ -66,12 +66,20 @@ class Gate:
 
 
 def gate_of(numbers: Numbers) -> Gate | None:
-    """Return the gate that gives what is reached; one without a name if it is ungated; None if neither is seen."""
+    """Return the first gate that explains the numbers which reach the next module.
+
+    Returns:
+        The gate; one with the name "" if a known tensor is passed on without a gate; None if neither explains them.
+    """
     return next(gates_of(numbers), None)
 
 
 def gates_of(numbers: Numbers) -> Iterator[Gate]:
-    """Yield every gate that gives what is reached; several do where a gate is constant: silu and tanh of 0 are 0."""
+    """Yield every gate that explains the numbers which reach the next module.
+
+    There are several where a gate is constant, as silu and tanh of 0 are both 0. A tensor that is passed on without a
+    gate comes first, with the name "". Nothing is yielded for numbers that are not finite.
+    """
     reached = numbers.reached.double()
     if reached.dim() != 3 or not bool(reached.isfinite().all()):
         return
@@ -91,12 +99,14 @@ def gates_of(numbers: Numbers) -> Iterator[Gate]:
 
 
 def activation_text(activation: str) -> str:
-    """Return the name of an activation for a sentence."""
+    """Return the name of an activation for a sentence, with words in place of `NO_ACTIVATION`."""
     return Message(activation) if activation == NO_ACTIVATION else activation
 
 
 def multiple_of(whole: Tensor, part: Tensor) -> float | None:
-    """Return the number that multiplies `part` to give `whole`; None if no number does.
+    """Return the number that multiplies `part` to give `whole` within rounding, by least squares.
+
+    None if no number does: their shapes differ, `whole` is not finite, or the fit is not close.
 
     Example:
         >>> multiple_of(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])), multiple_of(torch.ones(2), torch.zeros(2))
@@ -111,7 +121,7 @@ def multiple_of(whole: Tensor, part: Tensor) -> float | None:
 
 
 def merged_heads(heads: Tensor) -> Tensor:
-    """Return an attention's output by token: (B, H, L, E) as (B, L, H E)."""
+    """Return an attention's output (B, H, L, E) as (B, L, H * E), with the channels of all heads side by side."""
     return heads.transpose(1, 2).flatten(2)
 
 

@@ -52,7 +52,7 @@ class RowNorm:
 
 
 def norm_at(node: Node) -> RowNorm | None:
-    """Return the normalisation whose last operation is `node`, or None."""
+    """Return the normalisation whose last operation is `node`; None if none ends there."""
     if node.is_root or not node.act or not may_normalise(node):
         return None
     if node.op in ops.NORM_OPERATIONS and (main := node.main()) is not None:
@@ -70,9 +70,10 @@ def norm_at(node: Node) -> RowNorm | None:
 
 
 def may_normalise(node: Node) -> bool:
-    """Return whether a node may end a norm: a norm operator, or vectors times or over a smaller activation.
+    """Return whether a node may be the last operation of a norm, a cheap test before the numbers are looked at.
 
-    The smaller activation of a norm holds the lengths: `x / x.norm(dim=-1, keepdim=True)`.
+    It may if it is a norm operator, or a product or quotient of two activations of which one is smaller: that of a norm
+    holds the lengths, `x / x.norm(dim=-1, keepdim=True)`.
     """
     if node.op not in ("mul", "div"):
         return node.op in ops.NORM_OPERATIONS
@@ -81,7 +82,11 @@ def may_normalise(node: Node) -> bool:
 
 
 def norm_within(node: Node) -> tuple[RowNorm, tuple[Node, ...]] | None:
-    """Return the normalisation behind `node`, and the nodes of its gain and shift, from `node` backwards."""
+    """Return the normalisation behind a node, through a gain and a shift after it.
+
+    Returns:
+        (the normalisation, the nodes from `node` backwards to its last operation); None if there is none.
+    """
     # norm(x) * weight + bias: the operations after the norm are passed one by one.
     passed = [node]
     while (norm := norm_at(node)) is None:
@@ -104,7 +109,11 @@ def is_computed_gain(other: Node, node: Node) -> bool:
     """Return whether an operand holds a number per channel that is computed from a parameter.
 
     TimesFM's softplus(p) * 1.44 / sqrt(E) contains the scale, so it is not a plain gain. The weight w of a norm, or
-    Gemma's 1 + w, starts at 1 and is one.
+    Gemma's 1 + w, starts at 1 and is a plain one.
+
+    Args:
+        other: node of the operand.
+        node: node of the product or quotient.
     """
     if capacity(other) != node.shape[-1] or other.shape[-1:] != node.shape[-1:] or not is_learned(other):
         return False
@@ -113,7 +122,10 @@ def is_computed_gain(other: Node, node: Node) -> bool:
 
 
 def norm_of(part: Subgraph) -> RowNorm | None:
-    """Return the normalisation that a part of the graph performs on test vectors, or None."""
+    """Return the normalisation that a part of the graph performs, or None if it performs none.
+
+    The part is run on test vectors, along the last axis and then along the one before.
+    """
     if part.source.shape != part.end.shape:
         return None
     for axis in (-1, -2)[: len(part.source.shape)]:
@@ -201,7 +213,14 @@ def _learned(part: Subgraph) -> Iterator[tuple[Node, Tensor | None]]:
 
 
 def name_of_gain(nodes: tuple[Node, ...]) -> str:
-    """Return the name of the single vector parameter that a norm or a later operation multiplies by, or ""."""
+    """Return the name of the parameter by which a norm, or an operation after it, multiplies the channels.
+
+    Args:
+        nodes: the nodes of `norm_within`.
+
+    Returns:
+        The name; "" if there is none, or if several parameters make the gain.
+    """
     for node in nodes:
         if node.op in ops.NORM_OPERATIONS or node.op == "mul":
             operands = [parent for parent in node.parents() if not parent.act and math.prod(parent.shape) > 1]

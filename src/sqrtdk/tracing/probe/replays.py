@@ -56,17 +56,17 @@ class Subgraph:
 
     @property
     def names(self) -> str:
-        """Names of the operations that are not views, for a reader."""
+        """Names of the operations that are not views or casts, each once, joined by commas, for a reader."""
         return ", ".join(dict.fromkeys(node.op for node in self.order if node.op not in ops.PASSING))
 
     @property
     def effect(self) -> str:
-        """The source that a record gives for a factor found by running the operations."""
+        """The text that a record gives as the source of a factor found by running the operations: "effect of NAMES"."""
         return f"effect of {self.names}"
 
     @property
     def is_large(self) -> bool:
-        """Whether a tensor of the part is too large to run it on a value of the source's full shape."""
+        """Whether a tensor of the part has too many elements to run it on a value of the source's full shape."""
         return any(math.prod(node.shape) > _MOST_REPLAYED_ELEMENTS for node in (self.source, *self.order))
 
     @property
@@ -116,7 +116,10 @@ class Subgraph:
 
 
 def subgraphs_inwards(node: Node) -> Iterator[Subgraph]:
-    """Yield parts that end in `node`, shortest first. Each begins at the next dominator, where all paths meet."""
+    """Yield the subgraphs that end in a node, shortest first.
+
+    Each begins at the next dominator: a node through which all paths from the activations go. There are few at most.
+    """
     source, _ = dominator(node)
     for _ in range(_MOST_DOMINATORS):
         found = None if source is None else subgraph_between(source, node)
@@ -129,7 +132,15 @@ def subgraphs_inwards(node: Node) -> Iterator[Subgraph]:
 
 
 def subgraph_between(source: Node, end: Node) -> Subgraph | None:
-    """Return the operations from `source` to `end`, or None if they can't be run again or are too many."""
+    """Return the operations from one node to another, so that they can be run again.
+
+    Args:
+        source: node whose value is replaced.
+        end: node whose value is the result.
+
+    Returns:
+        The operations; None if they can't be run again, are too many, or reach a root beside `source`.
+    """
     order: list[Node] = []
     device = torch.device("cpu")
     queue, known = [end], {source}
@@ -246,7 +257,7 @@ class Rearrangement:
 
     @property
     def in_place(self) -> bool:
-        """Whether every element stays in place."""
+        """Whether every element keeps its place, so that the operations only multiply by `by`."""
         same = self.part.source.shape == self.part.end.shape
         return same and torch.equal(self.order, torch.arange(len(self.order), device=self.order.device))
 
@@ -256,7 +267,7 @@ class Rearrangement:
 
 
 def rearrangements(node: Node) -> Iterator[Rearrangement]:
-    """Yield the parts that end in `node` and only move and scale elements, shortest first."""
+    """Yield the subgraphs that end in a node and only move elements and scale all by one number, shortest first."""
     for part in subgraphs_inwards(node):
         if part.is_large:
             return

@@ -81,7 +81,12 @@ def halves(channels: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def to_both_channels(pairs: Tensor, layout: str) -> Tensor:
-    """Return one number per pair, (..., R / 2), repeated for both channels, (..., R)."""
+    """Return one number per pair, (..., R / 2), repeated for both channels of the pair, (..., R).
+
+    Args:
+        pairs: the numbers.
+        layout: "half" if channel i is paired with channel i + R / 2, "interleaved" if 2 i is paired with 2 i + 1.
+    """
     return torch.cat([pairs, pairs], -1) if layout == "half" else pairs.repeat_interleave(2, -1)
 
 

@@ -34,19 +34,22 @@ LEAST_TURN = 0.05  # radians over all positions; a frequency that turns less is 
 
 
 def phase(angles: Tensor) -> Tensor:
-    """Return exp(i angle), which turns a pair by an angle in radians."""
+    """Return exp(i angle), a complex number of size 1 that turns a pair of channels; angles are in radians."""
     return torch.polar(torch.ones_like(angles), angles)
 
 
 def unit_amplitude(table: Tensor) -> Tensor:
-    """Return the table without its amplitude in complex128, and 1 where the amplitude is 0."""
+    """Return the table divided by its absolute values, complex128; 1 where a number is 0."""
     table = table.to(torch.complex128)
     size = table.abs()
     return torch.where(size > 0, table / size.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
 
 
 def angle_gap(table: Tensor, other: Tensor) -> float:
-    """Return the largest distance between the unit phases of two tables, about the angle in radians if small."""
+    """Return the largest |a - b| of two complex tables after both are divided by their absolute values.
+
+    For small differences it is the difference of the angles in radians.
+    """
     return float((unit_amplitude(table) - unit_amplitude(other)).abs().max())
 
 
@@ -57,19 +60,29 @@ def nearly_whole(positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """The law frequency(c) = factor * base^(-c / P) for pair c of P. A factor of 1 / 4 is linear scaling by 4."""
+    """The law frequency(c) = factor * base^(-c / P) for pair c of P.
+
+    Attributes:
+        base: base of the power, 10000 in most models.
+        factor: number that multiplies all frequencies; 1 / 4 is linear scaling by 4.
+    """
 
     base: float
     factor: float = 1.0
 
     def frequencies(self, pairs: int, of: int = 0) -> Tensor:
-        """Return (pairs,) frequencies in radians per position, the first ones of `of` pairs if that is given."""
+        """Return the frequencies of the first pairs, float64, (pairs,), in radians per position.
+
+        Args:
+            pairs: number of pairs.
+            of: P, the number of pairs that the law spans; 0 takes `pairs`.
+        """
         return self.factor * self.base ** (-torch.arange(pairs, dtype=torch.float64) / (of or pairs))
 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """The decomposition of a table.
+    """The decomposition of a rotary table: table = amplitude * exp(i position * frequency).
 
     Attributes:
         positions: (B or 1, L).
@@ -93,7 +106,7 @@ class Turn:
 
     @property
     def sign(self) -> float:
-        """-1 if the pairs turn backwards, else 1."""
+        """-1.0 if the frequencies sum to less than 0, so that the pairs turn backwards, else 1.0."""
         return -1.0 if float(self.frequencies.sum()) < 0 else 1.0
 
     def still(self, tolerance: float) -> Tensor:
@@ -101,14 +114,14 @@ class Turn:
         return self.frequencies.abs() * self.span <= tolerance
 
     def with_frequencies(self, frequencies: Tensor) -> Turn:
-        """Return the turn with other frequencies. If their number differs, each row gets its median amplitude."""
+        """Return a copy with other frequencies; if their number differs, each row gets its median amplitude."""
         amplitude = self.amplitude
         if len(frequencies) != len(self.frequencies):
             amplitude = amplitude.median(-1, keepdim=True).values.expand(*amplitude.shape[:-1], len(frequencies))
         return Turn(self.positions, frequencies, amplitude)
 
     def table(self) -> Tensor:
-        """Return the complex table (B or 1, L, P)."""
+        """Return the complex table (B or 1, L, P), amplitude * exp(i position * frequency)."""
         return self.amplitude * phase(self.positions[..., None] * self.frequencies)
 
 

@@ -112,9 +112,15 @@ def _hidden_entries(value: Tensor) -> Tensor | None:
 
 
 def bias_name(value: Tensor, hidden: Tensor | None) -> str | None:
-    """Return the name of an additive tensor's bias, or None if the tensor is only a mask.
+    """Return the name of the bias in a tensor that is added to the logits.
 
-    "alibi" is linear in j on either side of the diagonal, "relative" is a function of i - j, and "bias" is the rest.
+    Args:
+        value: the tensor, (..., L, S).
+        hidden: True at its entries that hide a key, which don't count; None if there are none.
+
+    Returns:
+        "alibi" if it is linear in j on either side of the diagonal, "relative" if it is a function of i - j, else
+        "bias"; None if the tensor is only a mask.
     """
     hidden = torch.zeros_like(value, dtype=torch.bool) if hidden is None else hidden
     rest = value.float().masked_fill(hidden, 0.0)
@@ -203,7 +209,16 @@ def spread_over(steps: Sequence[Step], write: Node, node: Node, views: tuple[Nod
 
 
 def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Return the mask of low numbers written over logits, `z[:, :, :, pad] = -1e9`; other writes are unknown."""
+    """Return the step of numbers written over logits in place, such as `z[:, :, :, pad] = -1e9`.
+
+    Args:
+        node: node of the logits.
+        writes: nodes of the writes.
+        views: the views from there to the softmax, innermost first.
+
+    Returns:
+        A mask if all numbers are low enough to hide a key; () without writes; an unknown step for any other write.
+    """
     numbers, visible = [_fill(write) for write in writes], torch.ones(node.shape, dtype=torch.bool)
     known = [number for number in numbers if number is not None and number < HIDES]
     if len(known) < len(writes):
@@ -214,7 +229,18 @@ def numbers_over(node: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) 
 
 
 def numbers_around(node: Node, base: Node, writes: tuple[Node, ...], views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Return the steps of the numbers around a block of logits: hidden keys, a column of sinks, or nothing."""
+    """Return the step of the numbers that surround logits written into a larger tensor.
+
+    Args:
+        node: node of the larger tensor after the writes.
+        base: its node before them.
+        writes: nodes of the writes, of logits and of numbers.
+        views: the views from there to the softmax, innermost first.
+
+    Returns:
+        A mask if all these numbers hide keys; learned sinks if they are the last column; () if there are none; an
+        unknown step for anything else.
+    """
     around, inside = _numbers(base, node.shape), torch.zeros(node.shape, dtype=torch.bool)
     for write in writes:
         is_block, number = written_logits(write) is not None, _fill(write)

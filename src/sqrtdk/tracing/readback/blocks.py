@@ -29,7 +29,13 @@ _OUTPUT_TOLERANCE = 0.05  # allowed error, relative to the largest output; bfloa
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of keys whose logits come from one product; `size` is None if it covers every key of the softmax."""
+    """A run of keys whose logits come from one product.
+
+    Attributes:
+        chain: the steps and views from that product to the softmax.
+        first: index of its first key.
+        size: number of keys; None if it covers every key of the softmax.
+    """
 
     chain: Chain
     first: int = 0
@@ -40,9 +46,16 @@ class Span:
 
 
 def key_spans(fork: Fork, softmax_run: SoftmaxRun) -> list[Span]:
-    """Return the spans of keys that were concatenated, or [] if the axis is not the keys' or a constant is among them.
+    """Return the spans of keys of a softmax over concatenated logits.
 
     Handles `torch.cat([q @ k1.mT, q @ k2.mT], -1)`, and slices written into a tensor: `z[..., :8] = q @ k1.mT`.
+
+    Args:
+        fork: the node that joins the logits, with the steps and views after it.
+        softmax_run: the softmax.
+
+    Returns:
+        The spans in the order of their keys; [] if the axis is not that of the keys, or if one part has no product.
     """
     node = fork.node
     axis = int(node.args[1]) % len(node.shape) if node.op == "cat" and len(node.args) > 1 else 0
@@ -89,7 +102,15 @@ def _along_keys(fork: Fork, axis: int, softmax_run: SoftmaxRun) -> bool:
 
 
 def join_beside(softmax_run: SoftmaxRun, cells: Sequence[Cell]) -> Reading | None:
-    """Return one reading of all spans, or None if their sizes do not match."""
+    """Return one reading of all keys, from readings of consecutive spans of keys.
+
+    Args:
+        softmax_run: the softmax over all keys.
+        cells: the readings, in the order of their keys.
+
+    Returns:
+        The reading; None if batch, heads or rows of the spans differ.
+    """
     first = cells[0].reading
     sizes = {(cell.reading.layout.batch, cell.reading.layout.heads, cell.reading.layout.rows) for cell in cells}
     if len(sizes) > 1 or not isinstance(first.operands, Logits):
@@ -103,7 +124,7 @@ def join_beside(softmax_run: SoftmaxRun, cells: Sequence[Cell]) -> Reading | Non
 
 
 def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
-    """Return the positions that the rows and the keys of a block were cut from."""
+    """Return the positions that the rows and the keys of a block were cut from, each None if they are unknown."""
     assert isinstance(reading.operands, Logits)
     left, right = product_operands(reading.operands.product)
     first, second = positions(left, -2), positions(right, -1)
@@ -111,7 +132,11 @@ def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
 
 
 def aligned(reading: Reading) -> Reading:
-    """Return the reading with the offset between its keys and its rows, to tell a rotation from a factor."""
+    """Return the reading of a block with the position of its first key minus that of its first row.
+
+    The offset tells a rotation from a factor. Without a rotation the reading is returned unchanged; if the positions
+    are unknown, it says that the scale can't be read from the numbers.
+    """
     if not reading.query.moves:
         return reading
     rows, keys = positions_of(reading)
@@ -228,9 +253,16 @@ def _skeleton(reading: Reading) -> tuple[object, ...]:
 def assembled_pairs(
     cells: Sequence[Cell], layout: Layout, values_of: Callable[[Cell], Tensor | None], otherwise: float | bool
 ) -> Tensor | None:
-    """Return the blocks' values as one (B, H, L, S) tensor (B and H may be 1), or None if a block's are unknown.
+    """Return the values of all blocks as one tensor (B, H, L, S), where B and H may be 1.
 
-    Entries that no block covers get the value `otherwise`.
+    Args:
+        cells: the blocks.
+        layout: sizes of the whole.
+        values_of: returns a block's values, (B, H, rows, keys), or None if they are unknown.
+        otherwise: the value of entries that no block covers.
+
+    Returns:
+        The tensor; None if the values of a block are unknown.
     """
     parts = [values_of(cell) for cell in cells]
     known = [part for part in parts if part is not None]

@@ -29,7 +29,13 @@ from sqrtdk.tracing.tape.node import Node, back, origin
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The node that joins logits of several products, and the steps and views after it, innermost first."""
+    """The node that joins logits of several products, by a concatenation or by writes of slices.
+
+    Attributes:
+        node: the node.
+        steps: the steps after it, innermost first.
+        views: the views after it, innermost first.
+    """
 
     node: Node
     steps: tuple[Step, ...]

@@ -66,7 +66,15 @@ def read_eager(
 
 
 def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span, heads_hint: int | None) -> Reading:
-    """Return the reading of the keys of one product, `span`; the other arguments are those of `read_eager`."""
+    """Return the reading of the keys of one product.
+
+    Args:
+        softmax_run: the softmax.
+        value: the values that the weights multiply.
+        output: the result of that product.
+        span: the keys, with the way from their product to the softmax.
+        heads_hint: the number of heads that the module declares; None if it declares none.
+    """
     chain = span.chain
     assert chain.product is not None
     assert chain.product.product is not None
@@ -171,7 +179,10 @@ def _without_product(
 
 
 def unknown_start(node: Node) -> str | None:
-    """Return "unknown(op)" for logits that start at an operation that is not a known score; None for one projection."""
+    """Return the name "unknown(op)" for logits that start at an operation which is not a known score.
+
+    None if they come from a single projection, an input or a parameter.
+    """
     node = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
     if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
         return None

@@ -27,7 +27,17 @@ _MOST_PADDED_LOGITS = 2**24  # logits held for statistics, after every node is p
 def read_edges(
     softmax_run: SoftmaxRun, groups: EdgeGroups, value: Tensor, output: Tensor
 ) -> Reading | NotAttentionCode:
-    """Return the reading of an edge softmax that weighs values, or why it is not an attention."""
+    """Return the reading of a softmax over the edges of each node of a graph, whose weights multiply values.
+
+    Args:
+        softmax_run: the softmax.
+        groups: its groups of edges, one for each node.
+        value: the values, one row for each edge.
+        output: the weighted sums, one row for each node.
+
+    Returns:
+        The reading; or the code of the reason why it is not an attention.
+    """
     # (q[target] * k[source]).sum(-1): one product for each edge and head, which the softmax joins by target.
     way = read_chain(softmax_run.node, {**READERS, "mul": _multiplied})
     layout = _layout(softmax_run.logits, groups, value)

@@ -25,7 +25,17 @@ _MOST_HEADS = 2**12  # a factor on the meta device is evaluated only if it has n
 
 
 def read_factor(node: Node, position: int, where: str, heads_axis: int) -> Factor | None:
-    """Return the factor that `node` multiplies by, or None if it is neither one number nor one number per head."""
+    """Return the factor by which a multiplication or division changes q, k or the logits.
+
+    Args:
+        node: node of the result.
+        position: position of the factor among the arguments.
+        where: "q", "k" or "logits".
+        heads_axis: the axis, negative, along which there may be one number per head.
+
+    Returns:
+        The factor, inverted for a division; None if it is neither one number nor one number per head.
+    """
     inverse = node.op == "div"
     arg = node.args[position]
     if isinstance(arg, Node):
@@ -79,7 +89,17 @@ def _one_a_head(arg: Node, repeated: Tensor, where: str, inverse: bool) -> Facto
 
 
 def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: bool) -> Factor | None:
-    """Return a factor on (edges, heads) made of parameters alone; its value is None unless it is one per head."""
+    """Return the factor by which logits (edges, heads) of a graph are multiplied.
+
+    Args:
+        arg: node of the factor.
+        value: its numbers; None if they are unknown.
+        heads: the number of heads.
+        inverse: whether it divides.
+
+    Returns:
+        The factor, without a value unless it is one number per head; None if it is not made of parameters alone.
+    """
     if arg.act or not is_learned(arg):
         return None
     each = None
@@ -89,7 +109,15 @@ def factor_of_edges(arg: Node, value: Tensor | None, heads: int, *, inverse: boo
 
 
 def heads_axis(factor: object, logits: Node) -> int:
-    """Return the axis, negative, along which a factor on `logits` may have one number per head."""
+    """Return the axis, negative, along which a factor on logits may have one number per head.
+
+    Args:
+        factor: the factor as an argument of the multiplication, a node or a number.
+        logits: node of the logits.
+
+    Returns:
+        The axis; -3, as in (B, H, L, S), if the factor does not tell.
+    """
     if not isinstance(factor, Node) or factor.act:  # a factor computed from the data has one number per sequence
         return -3
     if (several := capacity(factor)) <= 1 or factor.shape[-3:-2] == (several,):
@@ -103,6 +131,10 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
     """Return the factor on the logits, marked `FROM_DATA` if it is computed from the data and the same for all keys.
 
     A tensor that descends from the logits themselves (their norm, their maximum) is a step of its own, no factor.
+
+    Args:
+        arg: what multiplies the logits, a node or a number.
+        factor: the factor that was read of it; None if none was. It is returned if there is nothing to mark.
     """
     if not isinstance(arg, Node) or not arg.act or arg.products or arg.shape[-1:] not in ((), (1,)):
         return factor
@@ -110,9 +142,15 @@ def of_the_data(arg: object, factor: Factor | None) -> Factor | None:
 
 
 def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
-    """Return a factor of the model with one number per row, or None: `q * torch.arange(1, n + 1).log()[:, None]`.
+    """Return a factor of the model with one number per row: `q * torch.arange(1, n + 1).log()[:, None]`.
 
-    Zeros and ones hide rows and are not a factor.
+    Args:
+        node: node of the result.
+        position: position of the factor among the arguments.
+        where: "q", "k" or "logits".
+
+    Returns:
+        The factor, without a value; None if it is not such a factor. Zeros and ones hide rows and are none.
     """
     arg, value = node.args[position], node.operands.get(position)
     if not isinstance(arg, Node) or arg.act or arg.shape[-1:] != (1,) or node.shape[-1:] == (1,):
@@ -127,9 +165,15 @@ def of_the_rows(node: Node, position: int, where: str) -> Factor | None:
 
 
 def factor_source(node: Node, *, inverse: bool = False) -> str:
-    """Return where a factor comes from: "parameter NAME" if it is computed from one, else its kind.
+    """Return where a factor comes from, as text.
 
-    A parameter in a known function is written with it: "parameter exp(-attn.log_t)". `inverse`: it divides.
+    Args:
+        node: node of the factor.
+        inverse: whether it divides.
+
+    Returns:
+        "parameter NAME" if it is computed from a parameter or buffer, with a known function written out, "parameter
+        exp(-attn.log_t)"; else "tensor", or "0-d tensor".
     """
     name = next((leaf.label for leaf in ancestors(node) if leaf.op in ("parameter", "buffer")), "")
     if name:
@@ -177,7 +221,17 @@ def _bracketed(text: str) -> str:
 
 
 def multiplied(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Return the side after a multiplication or a division."""
+    """Return q or k after a multiplication or a division.
+
+    The other operand may be a factor, a norm's gain, a rotation of complex points, a decay by position, or a gate. For
+    any other the operation becomes unknown.
+
+    Args:
+        node: node of the result.
+        main: node of the operand that q or k goes through.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+    """
     side = follow(main, where)
     position = 1 if node.args[0] is main else 0
     other = node.args[position]

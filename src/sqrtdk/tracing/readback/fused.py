@@ -114,7 +114,12 @@ class _Arguments:
 
 
 def read_kernel(call: KernelCall, kernel: Kernel) -> Reading:
-    """Return the reading of a call whose operands and steps are all arguments of one operator."""
+    """Return the reading of an attention whose operands and steps are all arguments of one operator.
+
+    Args:
+        call: the call of the operator.
+        kernel: how the operator is read.
+    """
     arguments = _Arguments(call, kernel)
     q, k, v = arguments["query"], arguments["key"], arguments["value"]
     kv_heads: int | None

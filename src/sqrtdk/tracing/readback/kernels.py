@@ -25,6 +25,10 @@ def read_native(call: KernelCall, kernel: Kernel) -> Reading:
 
     By contract the operation computes `softmax(q k^T / sqrt(head_dim))` with q and k from the packed projection. The
     reader computes q and k again from the arguments. The operation itself runs untouched: outputs stay bit-equal.
+
+    Args:
+        call: the call, with the arguments by the names of the operator's schema.
+        kernel: how the operator is read.
     """
     arguments = call.arguments
     x: Tensor = arguments["query"] if "query" in arguments else arguments["src"]

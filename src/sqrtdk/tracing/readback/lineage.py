@@ -56,7 +56,12 @@ _by_effects: WeakKeyDictionary[Node, dict[str, ProductSide | None]] = WeakKeyDic
 
 
 def follow_side(node: Node, where: str) -> ProductSide:
-    """Return the side that ends at `node`, followed back to its root."""
+    """Return q or k, followed back from a node to its projection or other root.
+
+    Args:
+        node: node of q or k where it enters the product.
+        where: "q" or "k", for the stages and factors.
+    """
     if _asked.followed is not None:
         return _step(node, where)
     known = {} if _asked.remembered is None else _asked.remembered
@@ -96,7 +101,10 @@ def _step(node: Node, where: str) -> ProductSide:
 
 @contextmanager
 def remembered() -> Iterator[None]:
-    """Within this block, no step is followed twice: a recurrence's q and k are read for its name and its formula."""
+    """Return a context manager within which no step is followed twice.
+
+    It is used where q and k of a recurrence are read for the name and the formula of an attention.
+    """
     before, _asked.remembered = _asked.remembered, {}
     try:
         yield
@@ -106,7 +114,13 @@ def remembered() -> Iterator[None]:
 
 @contextmanager
 def unprobed(now: bool = True) -> Iterator[None]:
-    """Within this block, operations without readers are not probed for their effect but recorded as unknown."""
+    """Return a context manager within which operations without readers are recorded as unknown.
+
+    Otherwise they are run again on other values, to find out their effect.
+
+    Args:
+        now: False allows such runs within the block.
+    """
     before, _asked.now = _asked.now, now
     try:
         yield

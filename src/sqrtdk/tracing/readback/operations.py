@@ -57,17 +57,20 @@ class Link:
 
     @property
     def position(self) -> int | None:
-        """Position of the first tensor operand beside `main`."""
+        """Position of the first tensor operand other than `main`; None if there is no other."""
         return next((i for i, arg in enumerate(self.node.args) if isinstance(arg, Node) and arg is not self.main), None)
 
     def addends(self, position: int, by: float) -> tuple[Step, ...]:
-        """Return the steps of the addend at `position`, outermost first."""
+        """Return the steps of the addend at `position`, multiplied by the number `by`, outermost first."""
         node = self.node
         steps = read_addend(node.args[position], node.operands.get(position), by, self.views, node.shape)
         return steps[::-1]
 
     def overwritten(self, position: int, fill: float | None, *, keep: bool) -> tuple[Step, ...]:
-        """Return the mask that writes `fill` over the logits, except where the condition at `position` is `keep`."""
+        """Return the mask that writes `fill` over the logits, except where the condition at `position` is `keep`.
+
+        A `fill` of None is an unknown number.
+        """
         condition = self.node.operands.get(position)
         if condition is not None and condition.is_meta:
             condition = evaluate(self.node.args[position])
@@ -176,7 +179,10 @@ def _summed(link: Link) -> tuple[Step, ...]:
 
 
 def beside_product(node: Node, views: tuple[Node, ...]) -> tuple[Step, ...]:
-    """Return the steps of baddbmm and addmm beside the product, beta * input + alpha * (q k^T), outermost first."""
+    """Return the steps of baddbmm, addmm and addbmm beside the product, beta * input + alpha * (q k^T).
+
+    They are those of the input and of alpha, outermost first; () for any other operation.
+    """
     if node.op not in ("baddbmm", "addmm", "addbmm"):
         return ()
     alpha, beta = (float(node.kwargs.get(name, 1)) for name in ("alpha", "beta"))
@@ -310,7 +316,7 @@ def _matrix(node: Node, value: Tensor, position: int) -> Tensor | None:
 
 
 def read_residual_mixing(node: Node) -> tuple[Step, Node] | None:
-    """Return the step 1 + M and the logits z of `z + M z`, a residual mixing of heads; None for any other sum."""
+    """Return the step 1 + M and the node of z for `z + M z`, a residual mixing of heads; None for other sums."""
     terms = [arg for arg in node.args if isinstance(arg, Node) and arg.products]
     if len(terms) != 2 or node.kwargs.get("alpha", 1) != 1:
         return None
@@ -343,7 +349,7 @@ OPERATIONS: dict[str, Callable[[Link], tuple[Step, ...]]] = {
 
 
 def is_squared_length(node: Node) -> bool:
-    """Whether a tensor holds squared lengths: `(q ** 2).sum(-1)`, or the pairwise sum of those of q and k."""
+    """Return whether a tensor holds squared lengths, `(q ** 2).sum(-1)`, or the pairwise sum of those of q and k."""
     node = next((at for at in back(node) if at.pairs is not None), origin(node))
     if node.pairs is not None:
         return node.op == "add" and is_squared_length(node.pairs.left) and is_squared_length(node.pairs.right)

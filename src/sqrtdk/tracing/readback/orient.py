@@ -59,7 +59,7 @@ class Orientation:
     heads: tuple[int, ...] = ()
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return (..., L, S) from a tensor in the softmax's layout."""
+        """Return a tensor of the softmax's shape as (..., L, S), with the heads, if they are known, right before L."""
         tensor = tensor.movedim(self.keys, -1)
         heads, rows = len(self.heads), len(self.rows)
         tensor = tensor.movedim((*self.heads, *self.rows), tuple(range(-1 - heads - rows, -1)))
@@ -68,13 +68,26 @@ class Orientation:
 
 
 def product_operands(product: Node) -> tuple[Node, Node]:
-    """Return the left and the right operand of a product."""
+    """Return the nodes of the left and the right operand of a product, without an input that is added to it."""
     nodes = [arg for arg in product.args if isinstance(arg, Node)]
     return nodes[-2], nodes[-1]
 
 
 def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return batch, row and column of the product's entry behind each logit, in the softmax's layout."""
+    """Return where in the product each logit comes from, as three tensors of the softmax's shape.
+
+    Args:
+        product: node of the product, (N, R, C) or (R, C).
+        views: the views from the product to the softmax, innermost first.
+        device: device of the results.
+
+    Returns:
+        (index n in the batch, row r, column c), int64.
+
+    Raises:
+        RuntimeError: the views can't be replayed.
+        IndexError: the same.
+    """
     shape = product.shape if len(product.shape) == 3 else (1, *product.shape)
     axes = [torch.arange(n, device=device).view([-1 if d == a else 1 for d in range(3)]) for a, n in enumerate(shape)]
     n, r, c = (to_softmax(axis.expand(shape).reshape(product.shape), views) for axis in axes)
@@ -82,7 +95,18 @@ def coordinates(product: Node, views: Sequence[Node], device: torch.device) -> t
 
 
 def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Orientation:
-    """Return the axes, found by following the coordinates of the product's entries through the views."""
+    """Return the axes of queries and keys in the logits, found by following entries of the product through the views.
+
+    Args:
+        product: node of the product.
+        views: the views from the product to the softmax, innermost first.
+        dim: the axis that the softmax runs over.
+        dims: the number of axes of the logits.
+
+    Returns:
+        The axes, without those of the heads. If the views can't be replayed, the last axis but one is taken for the
+        queries, and `followed` is False.
+    """
     plain = Orientation(dim, (dims - 2,) if dims > 1 else (), False, False)
     try:
         _, row, column = coordinates(product, views, torch.device("cpu"))
@@ -96,7 +120,12 @@ def orientation(product: Node, views: Sequence[Node], dim: int, dims: int) -> Or
 
 
 def varies(coordinate: Tensor, axis: int) -> bool:
-    """Whether a coordinate changes along an axis. It is linear in every axis, so one line is enough."""
+    """Return whether a coordinate changes along an axis.
+
+    Args:
+        coordinate: a tensor that is linear in every axis, so that one line of it is enough to look at.
+        axis: the axis, which may be negative.
+    """
     if not coordinate.numel():
         return False
     axis %= coordinate.dim()
@@ -172,7 +201,7 @@ def _at_softmax(along: Tensor, axes: Orientation, product: Node, views: Sequence
 
 
 def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
-    """Whether the product's rows are features of a projection and its sum runs over positions (channel attention).
+    """Return whether the product's rows are features, and its sum runs over positions (channel attention).
 
     Args:
         operand: the product's q.
@@ -192,7 +221,7 @@ def is_over_channels(operand: Node, *, swapped: bool = False) -> bool:
 
 
 def pools_positions(softmax_run: SoftmaxRun) -> bool:
-    """Whether a softmax runs over the positions of one projection; a router's runs over the features.
+    """Return whether a softmax runs over the positions of one projection; a router's runs over the features.
 
     MobileViTv2 pools so: softmax(conv(x)) over the tokens multiplies k element by element (arXiv:2206.02680).
     """
@@ -226,7 +255,7 @@ def _root(node: Node) -> Node | None:
 
 
 def paired_channels(query: Node, key: Node, at: tuple[int, int] = (-1, -1)) -> bool:
-    """Whether q and k have their channels in the same order; True if that can't be told.
+    """Return whether q and k have their channels in the same order; True if that can't be told.
 
     If q interleaves its halves, `q.unflatten(-1, (2, -1)).mT.flatten(-2)`, then k must interleave them too.
 
@@ -262,7 +291,15 @@ def _channels(node: Node, axis: int) -> Tensor | None:
 
 
 def projection_coordinate(node: Node, coordinate: Callable[[Node, tuple[int, ...]], Tensor | None]) -> Tensor | None:
-    """Return a coordinate of the projections behind `node`, in the node's layout; None if it can't be followed."""
+    """Return a coordinate of the projections behind a node, such as the feature's number, in the node's layout.
+
+    Args:
+        node: node of q, k or logits.
+        coordinate: returns the coordinate for a projection's node, in the given shape; see `features`.
+
+    Returns:
+        An integer tensor; None if the coordinate can't be followed.
+    """
 
     def start(at: Node) -> Tensor | None:
         main = at.main()
@@ -324,7 +361,15 @@ def _positions(root: Node, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def features(root: Node, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the number of each feature of a projection, in its layout; several matrices get disjoint numbers."""
+    """Return the number of each feature of a projection, expanded to its shape, int16 or int32.
+
+    Args:
+        root: node of the projection; the features of several matrices get disjoint numbers.
+        shape: shape of the result.
+
+    Returns:
+        The numbers; None if `root` is no root, has no axes, or is too large.
+    """
     if root.root is None or not shape or math.prod(shape) > _MOST_PROJECTION_ELEMENTS:
         return None
     axis, matrices = _features_axis(root) % len(shape), root.root.matrices

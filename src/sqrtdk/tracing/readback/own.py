@@ -32,7 +32,12 @@ _SAMPLE_ROWS = 16  # first rows that are computed again; a block of a wide score
 
 
 def kernel_arguments(call: Call) -> dict[str, Any] | None:
-    """Return the call as arguments of one of our kernels, or None if no kernel computes such logits."""
+    """Return the arguments of a call of `sqrtdk.attention` as those of one of our fused kernels.
+
+    Returns:
+        The arguments by name; None if no kernel computes such logits, or if its mask or bias would take too much
+        memory.
+    """
     sinks = call.sinks
     if only_by_blocks(replace(call, mask_mods=())) is not None or (sinks is not None and sinks.ndim > 1):
         return None
@@ -60,20 +65,28 @@ def kernel_arguments(call: Call) -> dict[str, Any] | None:
 
 
 def arguments_of_product(call: Call) -> dict[str, Tensor]:
-    """Return q, k and v of a call in four dimensions."""
+    """Return {"query": q, "key": k, "value": v} of a call, each with four axes, (B, H, L, E)."""
     same = {call.query.dtype, call.key.dtype} == {call.value.dtype}
     three = operands(call, call.value.dtype if same else call.dtype)
     return dict(zip(("query", "key", "value"), three, strict=True))
 
 
 def first_rows(call: Call) -> None:
-    """Computes the first rows of a call again, for a tape that records them; no random numbers are drawn."""
+    """Compute the first rows of a call again, without dropout, for a tape that records them.
+
+    The result is dropped.
+    """
     rows = min(call.length, max(_SAMPLE_ROWS, block_rows(call)))
     attend_rows(replace(call, dropout_p=0.0, kept=None, aux=None), 0, rows)
 
 
 def is_all_of(call: Call, sample: Reading) -> bool:
-    """Return whether the rows that were computed again are all rows of the call, as it ran."""
+    """Return whether the rows of `first_rows` are the whole call as it ran: in one block, without dropout.
+
+    Args:
+        call: the call.
+        sample: the reading of these rows.
+    """
     return call.dropout_p == 0.0 and sample.layout.rows == call.length and call.length <= block_rows(call)
 
 

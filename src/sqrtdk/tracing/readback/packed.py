@@ -70,7 +70,7 @@ class Sequences:
         return cls(count, most, ends[:-1].long(), lengths.long())
 
     def spread(self, tokens: Tensor) -> Tensor:
-        """Return the tokens as (N, H, longest, E), with zeros after the end of a sequence."""
+        """Return the tokens of packed sequences as (N, H, longest, E), with zeros after the end of a sequence."""
         exists = self.exists(tokens.device)
         if self.starts is None or exists is None:
             return tokens.reshape(self.count, self.longest, *tokens.shape[-2:]).transpose(1, 2)
@@ -104,12 +104,12 @@ class PackedPair:
 
     @property
     def unlike(self) -> bool:
-        """Whether the sequences are known to differ in length."""
+        """Whether sequences are known to differ in length, among the queries or among the keys."""
         return self.queries.lengths is not None or self.keys.lengths is not None
 
     @property
     def known(self) -> bool:
-        """Whether the lengths of both sides are known."""
+        """Whether the lengths of the sequences are known for the queries and for the keys."""
         return self.queries.known and self.keys.known
 
     @property
@@ -128,7 +128,15 @@ class PackedPair:
     def vectors(
         self, query: Tensor, key: Tensor, scale: float | Tensor, softcap: float | None = None, *, exact: bool
     ) -> Vectors:
-        """Return the operands with one padded row per sequence, from (..., L, H, E) layouts."""
+        """Return q and k of the kernel with one padded row per sequence.
+
+        Args:
+            query: q, (T, H, E) or (N, L, H, E).
+            key: k, likewise.
+            scale: a number, or a tensor that broadcasts to (B, Hq, L, 1).
+            softcap: the kernel's softcap; None if it has none.
+            exact: whether a key hidden by minus infinity has weight 0 by the kernel's contract.
+        """
         query = query if query.is_meta else self.queries.spread(query)
         key = key if key.is_meta else self.keys.spread(key)
         rows, columns = self.exist()
@@ -152,9 +160,15 @@ class PackedPair:
         return (keys - queries)[:, None, None, None]
 
     def visible(self, left: int | None, right: int | None, *, lower_right: bool) -> Tensor | None:
-        """Return the visible keys, (N or 1, 1, L, S): `left` keys before the row's own and `right` after it.
+        """Return which keys a window lets each row see.
 
-        A bound of None means no bound. Returns None if every key is visible.
+        Args:
+            left: how many keys before the row's own are visible; None is no bound.
+            right: how many keys after it are visible; None is no bound.
+            lower_right: whether the last row is at the last key, and not the first row at the first key.
+
+        Returns:
+            Bool, (N or 1, 1, L, S), True where the row sees the key; None if every key is visible.
         """
         i, j = self._positions(lower_right=lower_right)
         visible = in_band(i, j, Band(None if right is None else -right, left))
@@ -164,7 +178,7 @@ class PackedPair:
         return visible & every if bool((~visible & every).any()) else None
 
     def too_large(self) -> str | None:
-        """Return why a mask of these sizes is not made, or None if it fits."""
+        """Return the reason why a mask of these sizes is not computed, a text; None if it is small enough."""
         count, rows, columns = self.queries.count, self.queries.longest, self.keys.longest
         if (count if self.unlike else 1) * rows * columns <= addends.MOST_MASK_ELEMENTS:
             return None
@@ -177,7 +191,15 @@ class PackedPair:
 
 
 def read_nested(softmax_run: SoftmaxRun, value: Tensor) -> Reading | NotAttentionCode:
-    """Return the reading of a softmax over nested logits, or why it is not an attention."""
+    """Return the reading of a softmax over nested logits, whose weights multiply values.
+
+    Args:
+        softmax_run: the softmax.
+        value: the nested tensor of the values.
+
+    Returns:
+        The reading, with one padded row per sequence; or the code of the reason why it is not an attention.
+    """
     # (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v, where all are torch.nested tensors.
     product, met = _back_through_nested(softmax_run.node, "logits", {"matmul"})
     if product is None or len(product.operands) < 2:

@@ -34,7 +34,14 @@ _GREATEST = frozenset({"amax", "max", "max_pool2d_with_indices", "max_pool3d_wit
 
 
 def zero_padded(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Return the side after zero padding; zeros along the features make the head wider."""
+    """Return q or k after zero padding; zeros along the features make the head wider.
+
+    Args:
+        node: node of the padded tensor.
+        main: node of the tensor before.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+    """
     side = follow(main, where)
     shapes = zip(reversed(main.shape), reversed(node.shape), strict=True)
     grown = [(-1 - i, before, after) for i, (before, after) in enumerate(shapes) if after > before]
@@ -46,7 +53,16 @@ def zero_padded(node: Node, main: Node, where: str, follow: Follow) -> ProductSi
 
 
 def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Return the side of concatenated or stacked pieces; each piece is followed, and their factors must agree."""
+    """Return q or k after `torch.cat` or `torch.stack`.
+
+    Each piece is followed, and factors that disagree make the result unknown. Zeros beside a piece are padding.
+
+    Args:
+        node: node of the joined tensor.
+        main: node of the first piece that is an activation.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+    """
     pieces = [p for p in node.parents() if p.act]
     constants = [p for p in node.parents() if not p.act]
     dim = int(node.args[1]) if len(node.args) > 1 else 0
@@ -70,7 +86,16 @@ def joined_pieces(node: Node, main: Node, where: str, follow: Follow) -> Product
 
 
 def pads_after(pads: tuple[tuple[int, int], ...], before: Node, view: Node) -> tuple[tuple[int, int], ...]:
-    """Return the pads after a view of the padded tensor, without those that the view cut off."""
+    """Return the zero padding that is left after a view of the padded tensor.
+
+    Args:
+        pads: (axis, count) of the zeros before the view; axes are negative.
+        before: node of the padded tensor.
+        view: node of the view.
+
+    Returns:
+        The same for the view's axes, without the padding that it cut off.
+    """
     return tuple((axis, count) for old, count in pads if (axis := _axis_after(old, before, view)) is not None)
 
 
@@ -92,7 +117,12 @@ def _axis_after(axis: int, before: Node, view: Node) -> int | None:
 
 
 def common_side(sides: Sequence[ProductSide], **changes: object) -> ProductSide:
-    """Return the side that pieces of different origin have in common; factors that disagree make it unknown."""
+    """Return what several pieces of q, or of k, have in common; factors that disagree make the result unknown.
+
+    Args:
+        sides: what was read of each piece.
+        changes: attributes of `ProductSide` to set in the result.
+    """
     first = sides[0]
     unknown = list(dict.fromkeys(name for side in sides for name in side.unknown))
     if not all(_alike(side, first) for side in sides):
@@ -121,7 +151,14 @@ def _alike(side: ProductSide, other: ProductSide) -> bool:
 
 
 def written_pieces(node: Node, main: Node, where: str, follow: Follow) -> ProductSide:
-    """Return the side of a tensor that was written slice by slice: `out[..., :n] = a; out[..., n:] = b`."""
+    """Return q or k after it was written slice by slice: `out[..., :n] = a; out[..., n:] = b`.
+
+    Args:
+        node: node of the tensor after the writes.
+        main: node of an operand, not used.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+    """
     places: list[Node] = []
     sources: list[Node] = []
     base = node
@@ -162,7 +199,16 @@ def _written(
 
 
 def unstacked(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Return the side of a tensor that was stacked and taken apart again: q of `torch.stack([q, k, v]).unbind()`."""
+    """Return q or k after it was stacked and taken out again: q of `torch.stack([q, k, v]).unbind()`.
+
+    Args:
+        node: node of the tensor that was taken out.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+
+    Returns:
+        The piece's reading; None if `node` is no such tensor, or holds elements of several pieces.
+    """
     *passed, stack = back(node)
     views = [view for view in reversed(passed) if view.op in ops.VIEWS]
     if stack.op != "stack" or stack.is_root or not views:
@@ -185,9 +231,17 @@ def unstacked(node: Node, where: str, follow: Follow) -> ProductSide | None:
 
 
 def summed(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Return the side of a sum of branches, or None if no branch has a factor or rotation: the sum is then a root.
+    """Return q or k after a sum of branches.
 
     A factor or a rotation counts for the sum if all branches carry it: `f * w1(x) + f * w2(x)`.
+
+    Args:
+        node: node of the sum, with its branches.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+
+    Returns:
+        The reading; None if no branch has a factor or rotation, so that the sum is a root itself.
     """
     sides = [follow(branch, where) for branch, _ in node.branches]
     if not any(_carries(side) for side in sides) or _adapts(*sides) or _adapts(*sides[::-1]):
@@ -220,7 +274,17 @@ def _adapts(whole: ProductSide, other: ProductSide) -> bool:
 
 
 def pooled(node: Node, main: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Return the side of a mean or maximum over rows; None over channels, or if a negative factor flips a maximum."""
+    """Return q or k after a mean or maximum over rows.
+
+    Args:
+        node: node of the result.
+        main: node of the tensor before.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+
+    Returns:
+        The reading; None if it runs over channels, or if a factor that is not positive precedes a maximum.
+    """
     if node.op in _ROW_REDUCTIONS and not _over_rows(node, main):
         return None
     side = follow(main, where)
@@ -237,7 +301,17 @@ def _over_rows(node: Node, main: Node) -> bool:
 
 
 def convolved(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Return the side of a convolution after a projection, or None if the convolution is the projection itself."""
+    """Return q or k after a convolution that follows a projection.
+
+    Args:
+        node: node of the convolution, with its input as a branch.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+
+    Returns:
+        The reading; None if no projection comes before, so that the convolution is the projection itself, or if a
+        rotation, a norm or an unknown operation stands between them.
+    """
     before = follow(node.branches[0][0], where)
     projected = before.root is not None and before.root.op in {*ops.CONTRACTIONS, *ops.PROJECTIONS}
     if not projected or before.unknown or before.moves or before.norm:

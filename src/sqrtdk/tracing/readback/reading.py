@@ -26,7 +26,14 @@ _SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it
 class Layout:
     """Sizes of one attention.
 
-    `inner` is the number of batch entries (windows, say) that stand between heads and rows in the model's layout.
+    Attributes:
+        batch: B.
+        heads: H, the number of query heads.
+        rows: L, the number of queries.
+        columns: S, the number of keys.
+        width: E, the number of channels of q and k in a head.
+        value_width: Ev, the number of channels of v in a head.
+        inner: number of batch entries (windows, say) that stand between heads and rows in the model's layout.
     """
 
     batch: int
@@ -150,7 +157,13 @@ class Edges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """A block of logits that comes from one product, read as an attention; `row` and `key` are its first ones."""
+    """A block of logits that comes from one product, read as an attention.
+
+    Attributes:
+        row: index of its first row in the whole.
+        key: index of its first key in the whole.
+        reading: its reading.
+    """
 
     row: int
     key: int
@@ -224,17 +237,24 @@ class Reading:
 
     @property
     def without_data(self) -> bool:
-        """Whether it ran on the meta device."""
+        """Whether the attention ran on the meta device, where tensors have shapes and no numbers."""
         return self.device.type == "meta"
 
 
 def of_softmax(
     softmax_run: SoftmaxRun, query: ProductSide, key: ProductSide, steps: tuple[Step, ...], **others: Any
 ) -> Reading:
-    """Return the reading of a softmax that weighs values; attributes that are not passed come from the softmax.
+    """Return the reading of a softmax whose weights multiply values.
 
     SDPA's unfused path multiplies both q and k by the root of its scale, and turns masks into floats. The reading
     gives the one scale of the call, and the masks as they were passed.
+
+    Args:
+        softmax_run: the softmax.
+        query: q, from its projection to the product.
+        key: k, likewise.
+        steps: the steps from the product to the softmax, in order.
+        others: further attributes of the `Reading`; those that the softmax tells need not be passed.
     """
     by_sdpa = softmax_run.op == _SAFE_SOFTMAX and not softmax_run.flex
     if by_sdpa:

@@ -69,9 +69,14 @@ def _moved(node: Node, start: _Start, known: dict[Node, Tensor | None]) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """A run of positions from `first` along `axis` (of length `total`) of the tensor `source`.
+    """A run of consecutive positions that an operand of a product was cut from.
 
-    `others` are the positions of the run's first vector on the other axes: which sequence, which head.
+    Attributes:
+        source: node of the tensor that it was cut from.
+        axis: axis of the positions in that tensor.
+        first: the first position.
+        total: length of that axis.
+        others: positions of the run's first vector on the other axes: which sequence, which head.
     """
 
     source: Node
@@ -82,7 +87,15 @@ class Positions:
 
 
 def positions(operand: Node, axis: int) -> Positions | None:
-    """Return where the vectors along an axis of a product's operand come from, or None if they are not consecutive."""
+    """Return which positions the vectors along an axis of a product's operand were cut from.
+
+    Args:
+        operand: node of the operand.
+        axis: its axis, negative.
+
+    Returns:
+        The positions; None if they are not consecutive, or can't be followed.
+    """
     views: list[Node] = []
     source: Node | None = operand
     while source is not None and not source.is_root and source.act:

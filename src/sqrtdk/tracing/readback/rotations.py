@@ -40,7 +40,12 @@ _UNCANCELLED = "trace.step.decay"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Amplitude:
-    """The factor of a rotation: one number, and a decay if the factor differs by position."""
+    """The factor by which a rotation multiplies the length of vectors.
+
+    Attributes:
+        value: one number, 1.0 for a plain rotation.
+        decay: factors that differ by position (xPos); None if there are none.
+    """
 
     value: float
     decay: Tensor | None = None
@@ -52,7 +57,16 @@ _skewed: WeakSet[Node] = WeakSet()
 
 
 def rotated(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Return the side of a rotary embedding, whichever way it takes the halves, or None if it is none."""
+    """Return q or k after a rotary embedding, whichever way it takes the halves of the channels.
+
+    Args:
+        node: node of the result.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+
+    Returns:
+        The reading; None if `node` does not end a rotation.
+    """
     last = node.main() if node.op == "sum" else node  # (R * x[..., None, :]).sum(-1)
     if (
         node.is_root
@@ -105,7 +119,15 @@ def _rejoined(node: Node, source: Node, side: ProductSide) -> ProductSide:
 
 
 def amplitude_of(source: Node, node: Node) -> Amplitude | None:
-    """Return the factor on the length of vectors between `source` and `node`, or None if that is not a rotation."""
+    """Return the factor on the length of vectors between two nodes, measured by running the operations again.
+
+    Args:
+        source: node of the vectors before.
+        node: node of the vectors after.
+
+    Returns:
+        The factor; None if the operations are no rotation, or can't be run again.
+    """
     if node not in _amplitudes:
         part = subgraph_between(source, node)
         try:
@@ -208,7 +230,16 @@ def _length(node: Node) -> float | None:
 
 
 def turned_by_matrix(node: Node, where: str, follow: Follow) -> ProductSide | None:
-    """Return the side of a product with rotation matrices, 2 x 2 for each pair or one for all; None for others."""
+    """Return q or k after a product with rotation matrices, 2 x 2 for each pair of channels or one for all channels.
+
+    Args:
+        node: node of the product, with the vectors as a branch.
+        where: "q" or "k".
+        follow: reads q or k up to a node.
+
+    Returns:
+        The reading; None if the matrices are no rotations.
+    """
     vector, table, values = node.branches[0][0], node.args[0], node.operands[0]
     several = math.prod(table.shape[:-2]) > 1  # R[i] @ q[i]: a matrix for each position or pair, not one projection
     known = evaluate(table) if values.is_meta else values.detach()
@@ -243,9 +274,13 @@ def _size(matrices: Tensor) -> float | None:
 
 
 def with_cancelled_decays(query: ProductSide, key: ProductSide) -> tuple[ProductSide, ProductSide]:
-    """Return both sides after a check that their decays cancel where i = j.
+    """Return q and k after a check that their factors by position cancel where i = j.
 
     xPos multiplies q by a power of the position and k by its inverse (Sun et al. 2022, arXiv:2212.10554).
+
+    Returns:
+        (q, k). A constant that remains is added to q's factors. If the factors do not cancel, q becomes unknown. If
+        only one of q and k has them, one number per row for all channels, they become a factor by row.
     """
     if query.decay is None and key.decay is None:
         return query, key
@@ -282,7 +317,7 @@ def _product(query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def repeat_count(node: Node) -> int:
-    """Return how many times a view repeats each number of its source, or 0 if it is not a repeat."""
+    """Return how many times a view repeats each number of its source; 0 if the operation is not a repeat."""
     main = node.main()
     before, after = 0 if main is None else math.prod(main.shape), math.prod(node.shape)
     repeated = node.op in REPEATS and before and after > before and after % before == 0
@@ -290,7 +325,13 @@ def repeat_count(node: Node) -> int:
 
 
 def after_rotation(side: ProductSide, amplitude: Amplitude, where: str) -> ProductSide:
-    """Return the side after a rotation; a table whose amplitude is not 1 adds a factor."""
+    """Return q or k after a rotation by position.
+
+    Args:
+        side: q or k before it.
+        amplitude: the factor of the rotation; one that is not 1 is added to the factors.
+        where: "q" or "k".
+    """
     side = side.then(Stage(where, "rope"), rope=True)
     if amplitude.decay is not None:
         side = after_decay(side, amplitude.decay, where)
@@ -300,7 +341,13 @@ def after_rotation(side: ProductSide, amplitude: Amplitude, where: str) -> Produ
 
 
 def after_decay(side: ProductSide, by: Tensor, where: str) -> ProductSide:
-    """Return the side after a product with one or more numbers per position; right after a rotation it is xPos."""
+    """Return q or k after a product with factors that differ by position; right after a rotation it is named xPos.
+
+    Args:
+        side: q or k before it.
+        by: the factors, multiplied with those from before.
+        where: "q" or "k".
+    """
     decay = by if side.decay is None else side.decay * by
     if side.stages[-1].name == "rope":
         return replace(side, stages=(*side.stages[:-1], Stage(where, "xpos")), decay=decay)
@@ -308,7 +355,17 @@ def after_decay(side: ProductSide, by: Tensor, where: str) -> ProductSide:
 
 
 def in_shape(basis: Tensor | None, node: Node) -> Tensor | None:
-    """Return values in the shape of the rotated vector; the channels' order is free, as q and k share it."""
+    """Return values in the shape of the rotated vector, where real and complex forms are converted.
+
+    The order of the channels is free, as q and k share it.
+
+    Args:
+        basis: the values; None if they are unknown.
+        node: node of the rotated vector.
+
+    Returns:
+        The values; None if they are unknown, or if their number does not fit.
+    """
     if basis is None or tuple(basis.shape) == node.shape:
         return basis
     if basis.is_complex() and node.op != "complex":

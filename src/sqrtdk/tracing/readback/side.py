@@ -19,18 +19,18 @@ PERMUTED = Stage("q", "permuted", "its channels are in another order, or have an
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductSide:
-    """One side of the product, read back to its projection.
+    """The reading of q or of k, one side of the product, from its projection to the product.
 
     Attributes:
         basis: values of the projection (or of the last norm) in the operand's layout; None if they are unknown.
-        root: the node where the lineage starts; None if several roots were joined.
+        root: node of the projection or other root; None if several roots were joined.
         stages: every step, in order.
-        factors: factors on the side, nearest to the projection first.
+        factors: factors that multiply q or k, nearest to the projection first.
         norm: kind of the normalisation after the projection ("l2", "rms", ...); None if there is none.
         norm_gain: the norm has a gain for each channel.
         normed: number of features that the norm runs over.
         rope: a rotation was applied, after the norm if there is one.
-        decay: factors that differ by position (xPos); the other side's decay cancels them where i = j.
+        decay: factors that differ by position (xPos); the other operand's cancel them where i = j.
         growth: number of times that each head was repeated (GQA).
         pads: (axis, count) of zeros added along an axis; the axis is negative.
         unknown: operations that could not be followed.
@@ -56,7 +56,12 @@ class ProductSide:
     folded_heads: int | None = None
 
     def then(self, *stages: Stage, **changes: Any) -> ProductSide:
-        """Return the side with further stages and changed attributes."""
+        """Return a copy after further steps.
+
+        Args:
+            stages: the steps, in order.
+            changes: attributes to set.
+        """
         return replace(self, stages=(*self.stages, *stages), **changes)
 
     def written_at(self, node: Node) -> ProductSide:
@@ -70,7 +75,14 @@ class ProductSide:
         return replace(self, stages=stages, factors=factors)
 
     def lost(self, where: str, operation: str, name: str | None = None, **changes: Any) -> ProductSide:
-        """Return the side after an operation that could not be followed."""
+        """Return a copy after an operation that could not be followed.
+
+        Args:
+            where: "q" or "k".
+            operation: name of the operation, for the stages.
+            name: its name in `unknown`; None takes `operation`.
+            changes: attributes to set.
+        """
         return self.then(Stage(where, "unknown", operation), unknown=(*self.unknown, name or operation), **changes)
 
     @property
@@ -80,11 +92,16 @@ class ProductSide:
 
     @property
     def turned(self) -> bool:
-        """Whether it was rotated, before or after a normalisation."""
+        """Whether one of the steps is a rotation, before or after a normalisation."""
         return any(stage.name in ROTATION_NAMES for stage in self.stages)
 
     def times(self, factor: Factor, *stages: Stage) -> ProductSide:
-        """Return the side after a multiplication."""
+        """Return a copy after a multiplication.
+
+        Args:
+            factor: the factor, added behind the others.
+            stages: steps to add.
+        """
         return self.then(*stages, factors=(*self.factors, factor))
 
     @property

@@ -53,7 +53,7 @@ class Expression:
         self._unknown: list[str] = []
 
     def scale(self, factor: Factor) -> None:
-        """Multiplies the whole expression, masks included."""
+        """Multiply the whole expression, masks included, by a factor: its number, or else a symbol for it."""
         self.settle(masks=True)
         if factor.source in (FROM_DATA, BY_ROW):
             self._symbols.append(factor.source)
@@ -70,30 +70,30 @@ class Expression:
             self._coefficient *= factor.value
 
     def add(self, term: str) -> None:
-        """Adds a term."""
+        """Add a term, `expression + term`."""
         self.settle()
         self._inner = f"{self._written()} + {term}"
         self._coefficient, self._symbols, self._terms = 1.0, [], self._terms + 1
 
     def hide(self, mask: str) -> None:
-        """Adds a mask."""
+        """Add the name of a mask, which is written after all terms."""
         self.settle()
         self._masks.append(mask)
 
     def wrap(self, function: str, *arguments: str) -> None:
-        """Makes the expression the first argument of a function."""
+        """Make the expression the first argument of a function: `function(expression, *arguments)`."""
         self.settle()
         self._become(f"{function}({', '.join([self._written(), *arguments])})")
 
     def power(self, exponent: float) -> None:
-        """Raises the expression to a power."""
+        """Raise the expression, masks included, to a power."""
         self.settle(masks=True)
         written = self._written()
         alone = written == self._inner and self._terms == 1 and not written.endswith("^2")
         self._become(f"{written}^{exponent:g}" if alone else f"({written})^{exponent:g}")
 
     def cap(self, cap: float | None, *, by_logits: bool = False) -> None:
-        """Wraps the expression, masks included, in cap * tanh(. / cap), or in . * tanh(. / cap) if `by_logits`."""
+        """Wrap the expression z, masks included, in cap * tanh(z / cap), or in z * tanh(z / cap) if `by_logits`."""
         self.settle(masks=True)
         inner = self._written() if self._terms == 1 else f"({self._written()})"
         self._become(f"tanh({inner} / {short_number(cap)})" if cap not in (None, 1.0) else f"tanh({self._written()})")
@@ -105,7 +105,7 @@ class Expression:
             self._coefficient = cap
 
     def lose(self, operation: str) -> None:
-        """Notes an operation that could not be followed. Several in a row are written as one."""
+        """Note an operation that could not be followed; several in a row are written as one."""
         self._unknown.append(operation)
 
     def text(self, last: Iterable[str] = ()) -> str:
@@ -139,14 +139,17 @@ class Step:
     at: str | None = field(default=None, kw_only=True)  # file and line, if not those of the softmax or kernel
 
     def write(self, expression: Expression) -> None:
-        """Adds the step to the formula. Steps are written from the product outwards."""
+        """Add the step to the formula. Steps are written in order from the product to the softmax."""
 
     def stage(self) -> Stage | None:
-        """Return the stage for the record, or None if the step has none."""
+        """Return the stage that describes the step in the record, or None if it is not listed."""
         return None
 
     def undo(self, sample: Sample) -> Sample:
-        """Return the sampled logits without the step. Called from the softmax inwards; factors are kept."""
+        """Return the sampled logits before the step.
+
+        It is called in order from the softmax back to the product. A factor is not divided out, only remembered.
+        """
         return sample
 
 
@@ -294,7 +297,7 @@ class Offset(Step):
 
 @dataclass(frozen=True, slots=True)
 class Power(Step):
-    """A power of a distance: |q - k| squared, or the square root of |q - k|^2."""
+    """A power of a distance: |q - k| squared, or |q - k|^2 under a square root."""
 
     exponent: float
 
@@ -313,7 +316,7 @@ class Beside(Step):
 
     @property
     def text(self) -> str:
-        """The description for a reader."""
+        """The text for a reader that says how many products lie side by side."""
         return Message("trace.step.side_by_side", count=self.products)
 
     def stage(self) -> Stage:
@@ -322,7 +325,7 @@ class Beside(Step):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Step):
-    """Blocks of keys with separate products, under one softmax."""
+    """Logits of several blocks of keys, each with a product of its own, under one softmax."""
 
     count: int
 
@@ -381,7 +384,10 @@ class Unknown(Step):
 
 
 def scaled_by(steps: Sequence[Step], position: int) -> float | None:
-    """Return the product of the factors after `position`, which also multiply what that step added; None if 1."""
+    """Return the product of the numbers that scale the logits after a step, and so what it added too.
+
+    None if it is 1. Factors without a number count as 1. `position` is the index of the step in `steps`.
+    """
     factors = (step.factor.value for step in steps[position + 1 :] if isinstance(step, Scale))
     product = math.prod(value for value in factors if value is not None)
     return None if product == 1 else float(product)

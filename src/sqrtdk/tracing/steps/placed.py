@@ -16,19 +16,34 @@ from sqrtdk.tracing.tape.node import Node
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTensor:
-    """Values that broadcast to the logits' `shape` at a step, and the later `views` of the logits, innermost first."""
+    """A tensor that is combined with the logits at one step.
+
+    Attributes:
+        value: its values, which broadcast to `shape`.
+        views: the views of the logits after the step, innermost first.
+        shape: shape of the logits at the step.
+    """
 
     value: Tensor
     views: tuple[Node, ...]
     shape: tuple[int, ...]
 
     def at_softmax(self) -> Tensor:
-        """Return the values in the softmax's layout."""
+        """Return the values in the shape and order of axes that the logits have at the softmax."""
         return to_softmax(self.value.expand(self.shape), self.views)
 
 
 def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
-    """Return a tensor moved from an earlier layout of the logits to the softmax's, by the same views."""
+    """Return a tensor moved from an earlier layout of the logits to the softmax's, by the same views.
+
+    Args:
+        value: the tensor, of the shape that the logits had.
+        views: nodes of the views, innermost first. A column of sinks that is added gets arbitrary values.
+
+    Raises:
+        RuntimeError: a view can't be run on the tensor.
+        IndexError: the same.
+    """
     for view in views:
         if view.op == "cat":  # cat([logits, sinks], -1): the sink column is filled with any values
             dim = int(view.args[1]) % value.dim() if len(view.args) > 1 else 0
@@ -55,10 +70,13 @@ class Sample:
     outer: float = 1.0  # product of the factors of the steps visited so far; NaN if one is unknown
 
     def without(self, addend: StepTensor) -> Sample:
-        """Return the sample without an addend, which the later factors multiplied."""
+        """Return the sample minus an addend, which is first multiplied by the factors applied after it."""
         by = self.outer if math.isfinite(self.outer) else 1.0
         return replace(self, logits=self.logits - self.pick(addend) * by)
 
     def under(self, factor: float | None) -> Sample:
-        """Return the sample inside of a factor. The logits keep the factor, because the slope must show it."""
+        """Return the sample with one more factor in `outer`; None is an unknown factor.
+
+        The logits keep the factor, because the slope of the regression must show it.
+        """
         return replace(self, outer=self.outer * (math.nan if factor is None else factor))

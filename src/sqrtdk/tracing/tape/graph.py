@@ -14,7 +14,11 @@ from sqrtdk.tracing.tape.node import Node, back
 
 
 def replay(node: Node, value: Tensor) -> Tensor:
-    """Return `value`, which has the shape of the node's parent, after the view of `node`.
+    """Return a tensor after the view, or other operation, that made a node.
+
+    Args:
+        node: the node; operands other than its main parent have their recorded values.
+        value: a tensor of the shape of the node's main parent.
 
     Raises:
         RuntimeError: an index has no data, or the operation does not take the value.
@@ -40,14 +44,14 @@ def replay(node: Node, value: Tensor) -> Tensor:
 
 
 def replay_all(views: Iterable[Node], value: Tensor) -> Tensor:
-    """Return `value` after all views, in order."""
+    """Return `value` after the operations of all `views`, in order."""
     for view in views:
         value = replay(view, value)
     return value
 
 
 def numbered(shape: tuple[int, ...], axis: int) -> Tensor:
-    """Return 0, 1, 2 ... along an axis, expanded to the shape."""
+    """Return the index along an axis, 0, 1, 2 and so on, expanded to the shape: int64, on the CPU."""
     line = torch.arange(shape[axis], device="cpu")
     return line.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
 
@@ -73,7 +77,12 @@ def dominator(node: Node) -> tuple[Node | None, list[Node]]:
 
 
 def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[Node]:
-    """Yield the node and all its ancestors once, depth first; the walk stops at operations of `closed`."""
+    """Yield the node and all its ancestors, each once, depth first.
+
+    Args:
+        node: where the walk begins.
+        closed: names of the operations beyond which it does not go; their nodes are yielded.
+    """
     queue, known = [node], set[Node]()
     while queue:
         current = queue.pop()
@@ -85,9 +94,13 @@ def ancestors(node: Node, *, closed: frozenset[str] = frozenset()) -> Iterator[N
 
 
 def decided_by(node: Node, lineage: Node) -> bool:
-    """Whether a constant operand depends on q, k or logits after all, through a condition.
+    """Return whether a constant operand depends on q, k or logits after all, through a condition.
 
     In `torch.where(q > -8, q, 2 * q + 8)` the mask `q > -8` carries no activation but decides by q.
+
+    Args:
+        node: node of the operand.
+        lineage: node of q, k or the logits.
     """
     made_of = (before for before in ancestors(node, closed=ops.CREATIONS) if before.act)
     return not node.act and any(_starts(a) & lineage.roots or a.products & lineage.products for a in made_of)
@@ -99,7 +112,7 @@ def _starts(node: Node) -> frozenset[Node]:
 
 
 def is_learned(node: Node) -> bool:
-    """Whether a parameter is among the node's ancestors."""
+    """Return whether a parameter is among the node's ancestors, or the node itself is one."""
     return any(leaf.op == "parameter" or leaf.learned for leaf in ancestors(node))
 
 
@@ -124,7 +137,11 @@ _MOST_CONSTANT_OPERATIONS = 200  # operations behind a constant; the recursion m
 
 
 def evaluate(node: Node) -> Tensor | None:
-    """Return the values of a tensor that depends on no input or parameter (a causal mask), or None for any other."""
+    """Return the values of a tensor that depends on no input or parameter, such as a causal mask.
+
+    They are computed again on the CPU. None for any other tensor, for random or very large ones, and if an operation
+    does not run on the CPU.
+    """
     try:
         with torch.no_grad():
             return _value(node, {}, 0)
@@ -178,7 +195,12 @@ def _argument(arg: Any, node: Node, known: dict[int, Tensor], depth: int) -> Any
 
 
 def distinct(tensor: Tensor, last: int = 2) -> Tensor:
-    """Return the tensor with size 1 on its broadcast axes (stride 0), apart from the `last` ones."""
+    """Return the tensor with its broadcast axes (stride 0) narrowed to size 1.
+
+    Args:
+        tensor: the tensor.
+        last: number of axes at the end that stay as they are.
+    """
     for axis in range(tensor.dim() - last):
         if tensor.stride(axis) == 0 and tensor.shape[axis] > 1:
             tensor = tensor.narrow(axis, 0, 1)
@@ -186,7 +208,7 @@ def distinct(tensor: Tensor, last: int = 2) -> Tensor:
 
 
 def before_writes(node: Node) -> tuple[Node, tuple[Node, ...]]:
-    """Return the node of a tensor before it was written to, and the writes, oldest first."""
+    """Return the node of a tensor before it was written to in place, and the nodes of the writes, oldest first."""
     writes: tuple[Node, ...] = ()
     while node.op == "overwrite":
         node, new = node.args
@@ -195,13 +217,18 @@ def before_writes(node: Node) -> tuple[Node, tuple[Node, ...]]:
 
 
 def written_logits(write: Node) -> Node | None:
-    """Return the logits that a write copied (`z[..., :8] = q @ k.mT`), or None for any other write."""
+    """Return the node of the logits that a write copied, as in `z[..., :8] = q @ k.mT`; None for any other write."""
     source = write.args[1] if write.op == "copy" and len(write.args) > 1 else None
     return source if isinstance(source, Node) and source.products else None
 
 
 def written_view(write: Node, whole: Tensor) -> Tensor:
-    """Return the view of `whole` that was written to."""
+    """Return the view of a tensor that was written to.
+
+    Args:
+        write: node of the write.
+        whole: a tensor of the shape of the whole, for example of numbers that tell the elements apart.
+    """
     path: list[Node] = []
     view = write.args[0]
     while view.shape != whole.shape and view.op in ops.VIEWS:
@@ -211,7 +238,15 @@ def written_view(write: Node, whole: Tensor) -> Tensor:
 
 
 def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return where a written block begins on each axis of the whole, or None if it is not a slice or has gaps."""
+    """Return where a written block begins on each axis of the whole tensor.
+
+    Args:
+        write: node of the write.
+        shape: shape of the whole.
+
+    Returns:
+        One index for each axis; None if the block is not a slice with as many axes, or has gaps.
+    """
     starts = []
     for dim in range(len(shape)):
         places = written_view(write, numbered(shape, dim))
@@ -223,7 +258,11 @@ def written_box(write: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def extended_block(node: Node, value: Tensor) -> Tensor:
-    """Return `value`, the first block of logits written to `node`, extended to the node's shape by its edge entries.
+    """Return a block of logits extended to the shape of the tensor that it was written to, by its entries at the edge.
+
+    Args:
+        node: node of that tensor after the writes.
+        value: a tensor of the shape of the first block that was written.
 
     Raises:
         RuntimeError: the block is not a slice, or has gaps.

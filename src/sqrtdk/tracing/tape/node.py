@@ -53,12 +53,12 @@ class WeightSteps:
     gained_by: tuple[str, ...] = ()  # the operations of `gain`
 
     def then(self, name: str, detail: str) -> WeightSteps:
-        """Return the weights after a known step; the same step is listed only once."""
+        """Return the steps after one more known step, `name`; the same step is listed only once."""
         stage = Stage("weights", name, detail)
         return self if stage in self.stages else replace(self, stages=(*self.stages, stage))
 
     def changed(self, operation: str, code: WeightCode | None = None) -> WeightSteps:
-        """Return the weights after an operation that could not be followed."""
+        """Return the steps after an operation that could not be followed; `code` says why, if it is known."""
         return replace(self, changes=(*self.changes, WeightChange(operation, code)))
 
     def has(self, *codes: WeightCode) -> bool:
@@ -66,19 +66,19 @@ class WeightSteps:
         return any(change.code in codes for change in self.changes)
 
     def without(self, *codes: WeightCode) -> WeightSteps:
-        """Return the weights without the changes that have these codes."""
+        """Return the steps without the changes that have one of these codes."""
         return replace(self, changes=tuple(change for change in self.changes if change.code not in codes))
 
     def times(self, factor: float, operation: str) -> WeightSteps:
-        """Return the weights after all of them were multiplied by `factor`."""
+        """Return the steps after `operation` multiplied all weights by `factor`, which counts towards `gain`."""
         return replace(self, gain=self.gain * factor, gained_by=(*self.gained_by, operation))
 
     def over_sum(self) -> WeightSteps:
-        """Return the weights after the division by their sum."""
+        """Return the steps after the weights were divided by their sum, which cancels any gain."""
         return replace(self, renormalised=self.remasked or self.combined, gain=1.0, gained_by=())
 
     def beside(self, other: WeightSteps, detail: str) -> WeightSteps:
-        """Return the weights combined with those of another softmax, whose steps are `other`."""
+        """Return the steps of weights combined with those of another softmax, whose steps are `other`."""
         return replace(
             self,
             remasked=self.remasked or other.remasked,
@@ -89,11 +89,11 @@ class WeightSteps:
         )
 
     def joined(self, detail: str) -> WeightSteps:
-        """Return the weights joined by a tensor that is not a softmax; their rows need no longer sum to 1."""
+        """Return the steps after a tensor that is no softmax joined; the rows need no longer sum to 1."""
         return replace(self.then("joined", detail), combined=True)
 
     def settled(self) -> WeightSteps:
-        """Return the weights at the value product: a gain other than 1 is a change, unless it is a share of a sum."""
+        """Return the steps at the value product, where a gain other than 1 becomes a change, unless `combined`."""
         known = self.combined or abs(self.gain - 1) <= _UNIT_TOLERANCE
         gains = () if known else map(WeightChange, self.gained_by)
         return replace(self, gain=1.0, gained_by=(), changes=(*self.changes, *gains))
@@ -101,7 +101,7 @@ class WeightSteps:
 
 @dataclass(slots=True)
 class SoftmaxEntry:
-    """A softmax that has run, for the report of softmaxes that are not an attention."""
+    """What is known of a softmax that has run, for the report of softmaxes that are not an attention."""
 
     site: str
     shape: tuple[int, ...]
@@ -117,7 +117,7 @@ class SoftmaxEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeGroups:
-    """A softmax over the edges of each node."""
+    """The groups of a softmax over the edges of a graph, one group for each node."""
 
     axis: int  # the axis of the edges
     nodes: int  # number of nodes
@@ -198,7 +198,7 @@ class Multiplied:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where a lineage starts."""
+    """Facts about a root, a node at which the way back from a softmax ends: a projection or an input."""
 
     source: int | None = None  # serial number of the projection's input; two projections of one tensor share it
     # Serial numbers of that input and of its own sources, up to the nearest sum of branches.
@@ -220,7 +220,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A score of queries and keys: a product or a distance."""
+    """The mark of a node that is a score of queries and keys: a product or a distance."""
 
     dtype: torch.dtype  # dtype in which it is stored
     largest: Tensor | None  # the largest |q . k|, if it was measured
@@ -242,7 +242,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Weights of a softmax, and the steps on them since."""
+    """The mark of a node that carries the weights of a softmax, with the steps on them since."""
 
     softmax_run: SoftmaxRun
     weight_steps: WeightSteps = field(default_factory=WeightSteps)
@@ -306,7 +306,7 @@ class Node:
 
     @property
     def roots(self) -> frozenset[Node]:
-        """The roots that it descends from, or itself if it is a root."""
+        """The roots that the node descends from, or the node itself if it is a root."""
         return frozenset({self}) if self.is_root else self._roots
 
     @roots.setter
@@ -315,7 +315,7 @@ class Node:
 
     @property
     def products(self) -> frozenset[Node]:
-        """The q . k products that it descends from, before their softmax, or itself if it is a product."""
+        """The q . k products that the node descends from, before their softmax, or itself if it is a product."""
         return frozenset({self}) if self.product is not None else self._products
 
     @products.setter
@@ -324,28 +324,28 @@ class Node:
 
     @property
     def lost_logits(self) -> Node | None:
-        """The logits behind one of its roots, or None if no root came from logits."""
+        """The node of the logits behind one of the node's roots, or None if no root came from logits."""
         return next((r.root.logits for r in self.roots if r.root is not None and r.root.logits is not None), None)
 
     @property
     def is_root(self) -> bool:
-        """Whether a lineage starts here."""
+        """Whether the node is a root: readers do not look behind it, and it has no parents."""
         return self.root is not None
 
     @property
     def softmax_run(self) -> SoftmaxRun | None:
-        """The softmax whose weights it carries, or None."""
+        """The softmax whose weights the node carries, or None if it carries none."""
         return None if self.weights is None else self.weights.softmax_run
 
     def make_root(self, root: Root, value: Tensor | None) -> None:
-        """Makes this node the start of a lineage: cuts the links to its parents and keeps its values."""
+        """Make this node a root that keeps its values, without links to its parents."""
         self.args, self.kwargs, self.operands = (), {}, {}
         self.product = self.weights = None
         self._roots = self._products = frozenset()
         self.root, self.value = root, value
 
     def stand_for(self, op: str, func: Any, *args: Any) -> None:
-        """Turns this node into another operation with the same result."""
+        """Turn this node into another operation, `func(*args)` named `op`, with the same result."""
         self.op, self.func, self.args, self.kwargs, self.operands = op, func, args, {}, {}
         self.root = self.value = None
 
@@ -357,7 +357,7 @@ class Node:
                     yield item
 
     def main(self) -> Node | None:
-        """Return the parent that carries the lineage: a product before an activation before a constant."""
+        """Return the parent to follow: a product before an activation before a constant; None without parents."""
         parents = list(self.parents())
         if len(parents) < 2:
             return parents[0] if parents else None

@@ -37,7 +37,12 @@ _CONVERSIONS = ("_to_copy", "copy")
 
 
 class TensorOwner(NamedTuple):
-    """What holds a tensor that exists before the run."""
+    """What holds a tensor that exists before the run.
+
+    Attributes:
+        kind: "parameter", "buffer" or "input".
+        name: its name in the model, or among the inputs.
+    """
 
     kind: Literal["parameter", "buffer", "input"]
     name: str

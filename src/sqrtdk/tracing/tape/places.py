@@ -55,7 +55,11 @@ _files: dict[str, str] = {}  # absolute paths by the paths that `place_text` ret
 
 
 def current_place() -> Place | None:
-    """Return the place of the running operation, or None if no Python code runs it."""
+    """Return the place of the running operation: a code object and the offset of its instruction.
+
+    It is in the innermost frame of the model's own code, or else in the nearest other frame that counts. None if no
+    Python code runs the operation.
+    """
     frame: FrameType | None = sys._getframe(1)
     nearest, rank = None, _NOBODY
     while frame is not None:
@@ -103,17 +107,17 @@ def place_text(place: Place | None) -> str | None:
 
 
 def first_line(code: CodeType) -> str:
-    """Return the first line of a function as `path:line`."""
+    """Return the file and the first line of a function, as `path:line`."""
     return f"{_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def file_of(shown: str) -> str | None:
-    """Return the absolute path of a file that `place_text` or `first_line` has returned, or None for any other."""
+    """Return the absolute path of the file in a text of `place_text` or `first_line`; None for any other text."""
     return _files.get(shown)
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed package, by its path."""
+    """Return whether a file belongs to an installed package, judged by the folders in its path."""
     return any(name in file for name in _INSTALLED)
 
 
@@ -173,19 +177,28 @@ class Sites:
         self.stack.clear()
 
     def learn(self, name: str, module: nn.Module) -> None:
-        """Sets the name of a module in its sites."""
+        """Set the name by which a module appears in the record, its site.
+
+        Args:
+            name: path of the module in the model.
+            module: the module.
+        """
         self.names[id(module)] = name
         self.classes[name] = type(module).__name__
         self.modules[name] = module
 
     def follow_here(self, module: nn.Module) -> None:
-        """Follows the calling thread, in which `module` runs: a backward pass may run in a thread of its own."""
+        """Follow the calling thread, in which `module` runs: a backward pass may run in a thread of its own."""
         if self._thread != threading.get_ident():
             self._thread = threading.get_ident()
             self.stack.append(module)
 
     def follow(self, thread: int) -> None:
-        """Follows a thread again."""
+        """Follow the module calls of another thread from now on.
+
+        Args:
+            thread: its number, from `threading.get_ident()`.
+        """
         self._thread = thread
 
     def _push(self, module: nn.Module, args: Any) -> None:
@@ -224,7 +237,10 @@ class Sites:
 
 
 def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters, buffers and tensor attributes by name, also in containers; see `_held` for deeper ones."""
+    """Yield (name, tensor) of the parameters, the buffers, and the tensors among the attributes of all modules.
+
+    Attributes that are containers or plain objects are searched as well, to a limited depth.
+    """
     yield from model.named_parameters()
     yield from model.named_buffers()
     known: set[int] = set()
@@ -282,7 +298,12 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def inner_tensors(tensor: Tensor, deep: int = _MOST_NESTED_OBJECTS) -> Iterator[Tensor]:
-    """Yield the tensor, and the tensors inside it if it is a subclass (quantised weights)."""
+    """Yield the tensor, and the tensors that it holds as attributes if it is of a subclass, as quantised weights are.
+
+    Args:
+        tensor: the tensor.
+        deep: how many levels of attributes to search.
+    """
     yield tensor
     if deep and type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         for item in vars(tensor).values():
@@ -291,7 +312,15 @@ def inner_tensors(tensor: Tensor, deep: int = _MOST_NESTED_OBJECTS) -> Iterator[
 
 
 def declared_heads(modules: Mapping[str, nn.Module], site: str) -> int | None:
-    """Return the number of heads declared by the module at `site` or its nearest parent with such an attribute."""
+    """Return the number of heads that a module declares in an attribute such as `num_heads`.
+
+    Args:
+        modules: the modules by path.
+        site: path of the module; if it declares none, its parents are asked, the nearest first.
+
+    Returns:
+        The number; None if no module declares one.
+    """
     while True:
         module = modules.get(site)
         for name in _HEAD_COUNTS:

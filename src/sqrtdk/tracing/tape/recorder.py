@@ -30,7 +30,7 @@ from sqrtdk.tracing.tape.travel import NAMESPACES, Travel
 
 @dataclass(slots=True)
 class KernelCall:
-    """A call of an attention that is one operation."""
+    """A call of an attention that is one operation, such as scaled_dot_product_attention."""
 
     op: str  # qualified name, "aten::_scaled_dot_product_flash_attention_for_cpu"
     arguments: dict[str, Any]  # by the names of the operator's schema
@@ -43,7 +43,7 @@ class KernelCall:
 
     @property
     def vectors(self) -> list[Node]:
-        """The nodes of what it multiplies, without what it adds."""
+        """The nodes of the tensor arguments, without masks and biases, which are added."""
         return [node for name, node in self.nodes.items() if not name.endswith(("mask", "bias"))]
 
 
@@ -78,7 +78,7 @@ class Operands:
 
 @dataclass(slots=True)
 class TapeListener:
-    """The callbacks of the recorder and the classifier."""
+    """The functions that the recorder and the classifier call when they find something."""
 
     eager: Callable[[SoftmaxRun, Tensor, Tensor], None]  # (softmax, values, output): weights multiply values
     kernel: Callable[[KernelCall], None]  # an attention that is one operation ran
@@ -92,7 +92,7 @@ class TapeListener:
 
 @dataclass(slots=True)
 class Scene:
-    """A trace while it runs."""
+    """The state of a trace while it runs, shared by the recorder and the classifier."""
 
     store: NodeStore  # the nodes
     sites: Sites  # the running modules
@@ -109,7 +109,13 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutput:
-    """One output of an operation: its node, still being filled in, its values, and the operands by position."""
+    """One output of an operation.
+
+    Attributes:
+        node: its node, which is still being filled in.
+        tensor: its values.
+        tensors: the tensors among the operands, by position.
+    """
 
     node: Node
     tensor: Tensor
@@ -133,7 +139,7 @@ _reading = _Reading()
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Within this block a trace computes for itself; other traces of this thread do not record it."""
+    """Return a context manager within which a trace computes for itself: no trace of this thread records it."""
     before, _reading.now = _reading.now, True
     try:
         yield
@@ -204,7 +210,15 @@ class Recorder(EagerMode):
         return other or _reading.now or self._within or _reading.only not in (None, self)
 
     def whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
-        """Runs an attention in blocks of rows, as its code runs it, and passes it on as one call."""
+        """Run an attention in blocks of rows, as its code runs it, and pass it on to the listener as one call.
+
+        Args:
+            call: the call of `sqrtdk.attention`.
+            run: runs it, and returns its result. It gets a larger query if the listener asks for that.
+
+        Returns:
+            The result of `run`.
+        """
         inputs = {"query": call.query, "key": call.key, "value": call.value}
         if self._ignores() or transformed() or any(type(x) not in _PLAIN_TENSORS for x in inputs.values()):
             return run(call)
@@ -355,7 +369,10 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def base_name(func: Any) -> str:
-    """Return the operator's name without namespace, overload, and the trailing "_" of an in-place operator."""
+    """Return the name of an operator without namespace and overload, "mul" for `aten::mul_.Tensor`.
+
+    The "_" at the end of an in-place operator is left out as well.
+    """
     name = str(func._schema.name).split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 

@@ -20,7 +20,10 @@ _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.b
 
 @contextmanager
 def fast_path_off() -> Iterator[None]:
-    """Turns off the fast path of nn.MultiheadAttention, one operation that hides its q, k and v."""
+    """Turn off the fast path of nn.MultiheadAttention during the `with` block.
+
+    It is one operation that hides its q, k and v. The setting is restored afterwards.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -87,7 +90,12 @@ def _size_of(tensor: Tensor) -> float:
 
 
 def hint_for(model: object, otherwise: str) -> str:
-    """Return a hint on what to pass if `model` is not a module."""
+    """Return a hint for an error message on what to pass in place of `model`.
+
+    Args:
+        model: what was passed although it is no module.
+        otherwise: the hint for anything but an ExportedProgram.
+    """
     if isinstance(model, ExportedProgram):
         return "An ExportedProgram runs by its module: pass program.module()."
     return otherwise

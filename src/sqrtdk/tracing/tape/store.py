@@ -38,12 +38,18 @@ class ProjectionGradients:
         self._waiting: list[tuple[int, TensorWeakRef]] = []
 
     def note(self, label: str, serial: int, tensor: Tensor) -> None:
-        """Notes the output of a projection."""
+        """Note the output of a projection, if its weight is selected and gradients are enabled.
+
+        Args:
+            label: name of the projection's weight, "" if it has none.
+            serial: serial number of the projection's node.
+            tensor: its output, which is held weakly.
+        """
         if (self._labels is None or label in self._labels) and torch.is_grad_enabled():
             self._waiting.append((serial, TensorWeakRef(tensor)))
 
     def attach(self) -> None:
-        """Registers the hooks of noted outputs; called at the next operation and after the last one."""
+        """Register the hooks of the outputs noted so far; called at the next operation and after the last one."""
         waiting, self._waiting = self._waiting, []
         for serial, ref in waiting:
             tensor = ref()
@@ -81,14 +87,14 @@ class NodeStore:
                     self._held.setdefault(id(part), (name, part))  # the first name counts: wrappers list some twice
 
     def close(self) -> None:
-        """Drops every tensor."""
+        """Drop every tensor and node, at the end of a trace."""
         self._nodes = WeakTensorKeyDictionary()
         for held in (self._sharing, self._loose, self._held):
             held.clear()
         self._values = {}
 
     def put(self, tensor: Tensor, node: Node) -> None:
-        """Sets the node of `tensor`."""
+        """Set the node of `tensor`, which replaces an earlier one."""
         self._nodes[tensor] = node
         if tensor.is_nested:
             return
@@ -100,11 +106,14 @@ class NodeStore:
             self._loose = [ref for ref in self._loose if ref() is not None]
 
     def is_node(self, tensor: Tensor, node: Node) -> bool:
-        """Whether `node` is the node of `tensor`."""
+        """Return whether `node` is the current node of `tensor`; it is not if the tensor was written to since."""
         return bool(self._nodes.get(tensor) is node)
 
     def node(self, tensor: Tensor) -> Node:
-        """Return the node of `tensor`; a tensor from outside the trace gets a leaf."""
+        """Return the node of `tensor`.
+
+        A tensor from outside the trace gets a new node: a parameter, a buffer, a constant or an input.
+        """
         node: Node | None = self._nodes.get(tensor)
         return node if node is not None else self._leaf(tensor)
 
@@ -139,7 +148,7 @@ class NodeStore:
         return node
 
     def shard(self, parameter: nn.Parameter) -> None:
-        """Makes a parameter node for the local shard of a DTensor that is read."""
+        """Make a parameter node for the part of a DTensor that this rank holds, when it is read."""
         local = local_of(parameter)
         label = self._label(parameter) or ""
         if self._nodes.get(local) is None or self._nodes[local].label != label:
@@ -167,23 +176,27 @@ class NodeStore:
         return name
 
     def unread(self) -> frozenset[str]:
-        """Return the names of the model's parameters that no operation read."""
+        """Return the names of the model's parameters that no operation has read so far."""
         parameters = ((name, tensor) for name, tensor in self._held.values() if isinstance(tensor, nn.Parameter))
         return frozenset(name for name, p in parameters if _storage(local_of(p)) not in self._read) - self._swapped
 
     def forget(self, tensor: Tensor) -> None:
-        """Removes the node of `tensor`, so that the tensor becomes a leaf when it is next read."""
+        """Remove the node of `tensor`; the tensor gets a new one, without ancestors, when it is next read."""
         self._nodes.pop(tensor, None)
 
     def loosen(self, tensor: Tensor) -> None:
-        """Notes that `tensor` was made outside of any module call: it may turn out to be an input."""
+        """Note that `tensor` was made outside of any module call, so that it may turn out to be an input."""
         self._loose.append(TensorWeakRef(tensor))
 
     def forget_inputs(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Turns tensors made before an outermost module call into inputs of it.
+        """Turn tensors made before an outermost module call into inputs of it.
 
         A submodule as the outermost call may be a step of a method called directly (`model.forward(x)`). The
-        activations that the method has computed keep their lineage then.
+        activations that the method has computed keep their ancestors then.
+
+        Args:
+            module: the module that is called.
+            args: its positional arguments.
         """
         loose = [tensor for ref in self._loose if (tensor := ref()) is not None]
         if self._sites.names.get(id(module)):
@@ -195,13 +208,18 @@ class NodeStore:
             self.forget(tensor)
 
     def constant(self, tensor: Tensor) -> None:
-        """Notes that `tensor` is a literal of the code, not an input."""
+        """Note that `tensor` is a literal of the model's code, not an input; a single number is kept."""
         node = self._nodes[tensor] = Node("constant", tensor_shape(tensor))
         if tensor.numel() == 1:
             node.value = alias(tensor)
 
     def new_root(self, op: str, tensor: Tensor) -> Node:
-        """Makes a root for the output of an opaque operation."""
+        """Return a new root, an activation without ancestors, for a tensor.
+
+        Args:
+            op: name of the operation that made the tensor.
+            tensor: the tensor, whose values are kept.
+        """
         node = Node(op, tensor_shape(tensor), act=True, site=self._sites.here(), place=places.current_place())
         node.make_root(Root(), alias(tensor))
         self._valued.add(node)
@@ -209,9 +227,13 @@ class NodeStore:
         return node
 
     def cut(self, node: Node, tensor: Tensor, source: Node | None = None, **facts: Any) -> None:
-        """Makes `node` a root that keeps its values; `source` is the input of a projection.
+        """Make a node a root, which has no ancestors and keeps its values.
 
-        `facts` are further attributes of the `Root`.
+        Args:
+            node: the node, which is changed.
+            tensor: its values.
+            source: node of a projection's input; None if the operation is no projection.
+            facts: further attributes of the `Root`.
         """
         root = Root(logits=next((p for p in node.parents() if p.products), None), **facts)
         if source is not None:
@@ -226,12 +248,17 @@ class NodeStore:
             self.asked.note(node.label, node.serial, tensor)
 
     def lose(self, args: Iterable[Any]) -> None:
-        """Notes that weights among the arguments enter an operation that is not followed."""
+        """Note that weights of a softmax among the arguments enter an operation that is not followed."""
         nodes = (self._nodes.get(arg) for arg in args if isinstance(arg, Tensor))
         _lose((node for node in nodes if node is not None), places.current_place())
 
     def cut_recurrent(self, module: nn.Module, output: Any) -> None:
-        """Makes the output of a recurrent module a root, whether torch runs it as one operation or step by step."""
+        """Make the output of a recurrent module (RNN, LSTM, GRU and their cells) a root.
+
+        Args:
+            module: the module that has run; any other kind is ignored.
+            output: its output, a tensor or a tuple.
+        """
         if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
             for item in output if isinstance(output, tuple) else (output,):
                 node = self._nodes.get(item) if isinstance(item, Tensor) else None
@@ -241,14 +268,14 @@ class NodeStore:
                     node.op = next(torchs).lower()  # of a user's subclass too: gru, lstmcell
 
     def keep(self, node: Node, tensor: Tensor) -> None:
-        """Keeps the values of `node`."""
+        """Keep `tensor` as the values of `node`; a later write in place does not change them."""
         node.value = alias(tensor)
         self._valued.add(node)
 
     # -- writes in place -------------------------------------------------------------------------------------------
 
     def save_before_write(self, written: Iterable[Tensor]) -> None:
-        """Copies values that a later reading needs before an operation overwrites their storage."""
+        """Copy kept values that share storage with tensors which an operation is about to overwrite."""
         for storage in [_storage(tensor) for tensor in written if not tensor.is_meta]:
             for node in list(self._valued):
                 if node.value is not None and _storage(node.value) == storage:
@@ -260,7 +287,7 @@ class NodeStore:
                     softmax_run.weights = softmax_run.weights.clone()
 
     def note_write(self, written: Iterable[Tensor]) -> None:
-        """Updates the nodes of other tensors on the written storage: they now descend from the write too."""
+        """Update the nodes of tensors that share storage with written ones, as they now descend from the write."""
         for tensor in written:
             new = self.node(tensor)
             refs = self._sharing.get(_storage(tensor), [])
@@ -303,12 +330,12 @@ def _storage(tensor: Tensor) -> int:
 
 
 def tensor_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor, () for a nested one."""
+    """Return the shape of a tensor as a tuple of ints; () for a nested tensor, whose sizes differ."""
     return () if tensor.is_nested else tuple(tensor.shape)
 
 
 def side_by_side_views(one: Tensor, other: Tensor) -> bool:
-    """Whether two views of one storage share no element and lie beside one another, like the pieces of `split`."""
+    """Return whether two views of one storage share no element and lie side by side, like the pieces of `split`."""
     if one.stride() != other.stride() or one.dim() != other.dim():
         return False
     low, high = sorted((one, other), key=lambda tensor: tensor.storage_offset())

@@ -49,7 +49,10 @@ class Journey:
 
     @staticmethod
     def of_all(blocks: Iterable[Journey]) -> Journey:
-        """Return the journey of several blocks of keys that one q meets."""
+        """Return the journey of one attention over several blocks of keys, from those of the blocks.
+
+        The roots are those of the first block; the sources are those of all.
+        """
         every = list(blocks)
         sources = frozenset().union(*(block.sources for block in every))
         return Journey(every[0].roots, sources, any(block.came for block in every))
@@ -70,7 +73,14 @@ class Travel:
     passed: set[int] = field(default_factory=set)
 
     def note(self, store: NodeStore, name: str, named: dict[str, Any], output: Any) -> None:
-        """Notes a collective that has run; `named` are its arguments by the names of its schema."""
+        """Note a collective operation that has run, and where the tensors go that it takes and brings.
+
+        Args:
+            store: the nodes.
+            name: name of the operation without namespace.
+            named: its arguments by the names of its schema.
+            output: what it returned.
+        """
         if name == _WAIT:
             if any(node in self.arrived for tensor in tensors_in(named.values()) for node in store.holding(tensor)):
                 self._arrive(store, [output])
@@ -92,7 +102,7 @@ class Travel:
             self.arrived.update(store.holding(tensor))
 
     def came(self, nodes: Iterable[Node]) -> bool:
-        """Whether a node comes out of a collective, without a projection or another root in between."""
+        """Return whether one of the nodes comes out of a collective, without a projection or other root in between."""
         queue, known = list(nodes) if len(self.arrived) else [], set[Node]()
         while queue:
             node = queue.pop()
@@ -119,7 +129,13 @@ class Travel:
         return Journey(serials, frozenset(sources), self.came(nodes))
 
     def without_parts(self, records: Sequence[tuple[AttentionCall, Journey]]) -> list[AttentionCall]:
-        """Return the calls; those that are part of a row of several ranks have no statistics, and say why."""
+        """Return the calls of a trace, without the statistics of those that see only a part of a row.
+
+        Such a row is spread over several ranks; the record says so in place of its statistics.
+
+        Args:
+            records: each call with its journey.
+        """
         away = [journey.came or bool(journey.sources & self.passed) for _, journey in records]
         queries = [(call.site, journey.roots[0]) for call, journey in records]
         calls, apart = Counter(queries), {query for query, goes in zip(queries, away, strict=True) if goes}
@@ -136,7 +152,7 @@ def _part_of_row(call: AttentionCall, how: PartOfRow) -> AttentionCall:
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors of arguments, those in lists of lists included."""
+    """Yield the tensors among arguments, also those in nested lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -145,6 +161,6 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def world_size() -> int:
-    """Return the number of ranks of the default process group, 1 without one."""
+    """Return the number of ranks of the default process group; 1 if torch.distributed is not initialised."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
