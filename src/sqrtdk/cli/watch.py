@@ -102,7 +102,19 @@ def compare_two_runs(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compare two runs, statistic by statistic, and print or write the differences."""
+    """Compare two runs, statistic by statistic, and print or write the differences.
+
+    Args:
+        a: Folder of the first run.
+        b: Folder of the second run.
+        html: File of the page; None for no page.
+        json_: Whether to print JSON.
+        output: File to write JSON to.
+        force: Whether to replace existing files.
+        fail_on: What gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
 

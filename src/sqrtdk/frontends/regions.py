@@ -21,15 +21,25 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
 class NamedModule(nn.Module):
-    """A module at a path of a foreign program."""
+    """A module without parameters of its own that stands for a module of a foreign program, at its path."""
 
     def forward(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Calls `run` inside this module, so that a trace names the module as its site."""
+        """Return `run(*args)`, called inside this module, so that a trace names the module as the site of what happens.
+
+        Args:
+            run: A function that computes the module's steps.
+            args: Its arguments.
+        """
         return run(*args)
 
 
 def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
-    """Return an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
+    """Return an empty subclass of `base` that has the last part of a dotted class name as its name.
+
+    Args:
+        name: As "flax.nnx.Linear"; if its last part is no valid class name, `base` itself is returned.
+        base: The class to derive from.
+    """
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS_NAME.fullmatch(last) else base
 

@@ -33,8 +33,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Least and greatest value in each block, (M, N), either of which may be 1: of integers, or of bools, where False
-    is less than True."""
+    """Least and greatest value in each block of a function of row and key, whose values are integers or bools.
+
+    False is less than True.
+
+    Attributes:
+        low: Least values, (M, N) or with sizes of 1.
+        high: Greatest values, likewise.
+    """
 
     low: Tensor
     high: Tensor

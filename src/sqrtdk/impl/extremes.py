@@ -53,7 +53,10 @@ def gives_infinity(query: Query, key: Key, value: Value, scale: float | Factor |
 
 
 def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
-    """Return whether all numbers are above -inf; False if there are none, or if they may not be read."""
+    """Return whether all numbers of a tensor are above -inf.
+
+    It is False if one is NaN, if there are none, or if they may not be read (see `looked_at`).
+    """
     if not looked_at(tensor) or not tensor.numel():
         return False
     with _disable_current_modes():  # no tape shall record the question
@@ -61,7 +64,10 @@ def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
 
 
 def looked_at(*tensors: Float[Tensor, "..."]) -> bool:
-    """Return whether the numbers of tensors may be read without waiting for a device: they are on the CPU."""
+    """Return whether the numbers of tensors may be read without waiting for a device.
+
+    That is so if the first is on the CPU and all have values: not while compiling, under a transform or on "meta".
+    """
     return tensors[0].device.type == "cpu" and has_values(*tensors)
 
 

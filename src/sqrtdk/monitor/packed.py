@@ -69,7 +69,17 @@ class PackedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaidCall:
-    """The part of a `WatchedCall` that is the same in most steps: names and shapes, not numbers."""
+    """The part of a `WatchedCall` that is the same in most steps: names and shapes, not numbers.
+
+    Attributes:
+        site: Path of the module.
+        index: Which of the module's attentions it is, from 0.
+        heads: Number of heads.
+        formula: The formula of its logits.
+        reason: Why it was not measured; None if it was.
+        traits: What else is the same at every step.
+        tensors: Where each of its tensors lies among the packed numbers.
+    """
 
     site: str
     index: int

@@ -146,7 +146,12 @@ class Logarithmic:
             )
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether a step is one of `a_decade` steps per factor of 10, at equal distances on a log scale."""
+        """Return whether a step is sampled: one of `a_decade` steps per factor of 10, evenly spaced on a log scale.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad; not used.
+        """
         place = round(self.a_decade * math.log10(step))
         # The neighbours too, because rounding log10 may land one place off.
         return any(round(10 ** (near / self.a_decade)) == step for near in (place - 1, place, place + 1))
@@ -167,7 +172,12 @@ class When:
     says: Callable[[int], bool]
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether a step is sampled: step 1, and each step for which the function returns True."""
+        """Return whether a step is sampled: step 1, and each step for which the function returns True.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad; not used.
+        """
         return step == 1 or bool(self.says(step))
 
 

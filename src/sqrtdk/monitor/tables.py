@@ -50,9 +50,14 @@ def arrow(name: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Records of a run: pyarrow tables of heads, steps and alarms, each in the order of its steps.
+    """Records of a run, as pyarrow tables; `len` is the number of rows of all tables.
 
-    Their columns are `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `sqrtdk.monitor.columns`.
+    Each table is in the order of its steps.
+
+    Attributes:
+        heads: One row for each head of each sampled step, with the columns `HEAD_COLUMNS` of `sqrtdk.monitor.columns`.
+        steps: One row for each step, with the columns `STEP_COLUMNS`.
+        alarms: One row for each alarm, with the columns `ALARM_COLUMNS`.
     """
 
     heads: Table

@@ -11,7 +11,7 @@ NAN = tl.constexpr(float("nan"))
 
 @triton.jit
 def tanh(x):
-    """Return tanh(x), float32, elementwise.
+    """Return the hyperbolic tangent of `x`, elementwise.
 
     For |x| < 0.625 it is an odd polynomial from Cephes, because 1 - 2 / (e^2x + 1) would cancel there.
     """

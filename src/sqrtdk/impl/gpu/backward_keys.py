@@ -27,7 +27,7 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
 
     Kernel arguments:
         start, stop: First row and the row after the last; `start` is a multiple of BLOCK_M.
-        dk: Sum of dZ^T Q so far, float32 (N, BLOCK_E); if SCALES, each row is multiplied by its scale, else by none.
+        dk: Sum of dZ^T Q so far, float32 (N, BLOCK_E); if SCALES with the scale of each row, otherwise without a scale.
         dv: Sum of P^T dO so far, float32 (N, BLOCK_EV).
         k, v: Tiles of the keys, (N, BLOCK_E), and values, (N, BLOCK_EV).
         q, g: Pointers to the query and the output's gradient of one head; `q_tiles` and `g_tiles` are their

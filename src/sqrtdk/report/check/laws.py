@@ -21,7 +21,12 @@ _SQUARE_MARKS = {True: "#", False: "."}
 
 @dataclass(frozen=True, slots=True)
 class ShownLaw:
-    """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason."""
+    """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason.
+
+    Attributes:
+        laws: Identifiers of the laws.
+        answer: The answer that the line shows, which is true of all of them.
+    """
 
     laws: tuple[str, ...]
     answer: LawAnswer
