@@ -168,7 +168,7 @@ def _note(note: str) -> str:
 
 
 def text(words: str) -> str:
-    """Return the text of an id of the catalogue, which begins with "cli.", in the reader's language; others unchanged."""
+    """Return the text of an id of the catalogue ("cli.*") in the reader's language; return other words unchanged."""
     return Message(words).said(spoken()) if words.startswith("cli.") else words
 
 

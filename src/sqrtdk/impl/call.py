@@ -136,7 +136,7 @@ class Call:
         return torch.float64 if torch.float64 in (self.query.dtype, self.key.dtype) else torch.float32
 
     def positions(self, start: int, stop: int) -> Int[Tensor, " {stop}-{start}"]:
-        """Return the positions of rows start..stop, int64 (stop - start,)."""
+        """Return the positions of the rows start..stop - 1, int64 (stop - start,); of a sample, those in `places`."""
         if self.places is not None:
             return self.places[start:stop]
         return torch.arange(start, stop, device=self.query.device)
@@ -159,9 +159,11 @@ class Call:
         )
 
     def visible_mask(self, start: int, stop: int) -> Visible | None:
-        """Return the keys that rows start..stop see, as a bool mask that broadcasts to (..., stop - start, S).
+        """Return the keys that the rows start..stop - 1 see.
 
-        Returns None if every row sees every key.
+        Returns:
+            A bool mask that is True at visible keys and broadcasts to (..., stop - start, S); None if every row sees
+            every key.
         """
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
         shown = [self._shown(mod, start, stop) for mod in self.mask_mods]

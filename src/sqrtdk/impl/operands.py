@@ -168,6 +168,10 @@ def in_order_of(query: Query, output: Output) -> Output:
 
     A query of (B, L, H, E), transposed, gives an output whose transposition is contiguous. Nothing is copied if the
     order is the same; a query that is expanded, or has a dimension that the output lacks, has no order.
+
+    Args:
+        query: (..., Hq, L, E).
+        output: (..., Hq, L, Ev).
     """
     if query.ndim != output.ndim or output.stride() == query.stride():
         return output

@@ -119,6 +119,10 @@ class Every:
         """Return whether a step is sampled.
 
         These are step 1 and the multiples of `steps`, or of `urgent` while a trend is bad.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad.
         """
         often = self.urgent if worsening and self.urgent is not None else self.steps
         # Step 1 always: faults of initialisation show there, and the scale ratio of later steps is compared with it.

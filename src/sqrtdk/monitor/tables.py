@@ -83,7 +83,12 @@ class Tables:
         return max(int(_steps(table)[-1]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
 
     def between(self, first: int, last: int | None) -> Tables:
-        """Return the rows of the steps from `first` to `last`, both included; None as `last` means to the end."""
+        """Return the rows of some steps, as views of the tables.
+
+        Args:
+            first: First step.
+            last: Last step, included; None for all steps from `first` on.
+        """
 
         def rows(table: Table) -> Table:
             start, stop = np.searchsorted(_steps(table), [first, first if last is None else last + 1])

@@ -177,8 +177,8 @@ class JaxSource:
     def flat(self, spec: _Spec) -> Any:
         """Return the model as a function `flat(held, inputs)` of two lists of arrays, which JAX can trace.
 
-        `held` are the parameters in the order of `names`, and `inputs` the arrays of a call. Its other inputs are fixed to
-        those in `spec`, which is `Bound.spec` of a call.
+        `held` are the parameters in the order of `names`, and `inputs` the arrays of a call. Its other inputs are
+        fixed to those in `spec`, which is `Bound.spec` of a call.
         """
 
         def flat(held: list[Any], inputs: list[Any]) -> Any:

@@ -102,8 +102,8 @@ class Places:
 
         Args:
             jaxpr: The whole program.
-            homes: First names of the parameters' paths, as "model" of "model.embed.weight". If all scopes begin with one
-                name, and it is none of these, it is taken as the name of the whole model.
+            homes: First names of the parameters' paths, as "model" of "model.embed.weight". If all scopes begin with
+                one name, and it is none of these, it is taken as the name of the whole model.
         """
         stacks = [scopes for eqn in equations(jaxpr) if (scopes := scopes_of(eqn))]
         self.scoped = any(scopes != (self.root,) for scopes in stacks)

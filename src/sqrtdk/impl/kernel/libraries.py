@@ -146,6 +146,10 @@ def cache_folder() -> Path:
 def cached_libraries(folder: Path, target: str) -> list[Path]:
     """Return all files named like a library for one of `TARGETS`, intact or not, newest first.
 
+    Args:
+        folder: The folder of libraries; it need not exist.
+        target: Name of a row of `TARGETS`.
+
     Raises:
         OSError: The folder exists and can't be listed.
         UnsupportedError: See `stem`.

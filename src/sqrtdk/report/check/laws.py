@@ -126,7 +126,12 @@ def what_of(row: ShownLaw, *, message: bool = False) -> str:
 
 
 def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
-    """Print the table of laws and a picture for each broken law; print nothing if there are no answers."""
+    """Print the table of laws, and a picture of the moved positions for each broken law.
+
+    Args:
+        printer: Where to print, and in which language.
+        answers: Answers of the laws; if there are none, nothing is printed.
+    """
     if not answers:
         return
     title = printer.line(Message("laws.page.title"), "bold")

@@ -85,7 +85,12 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
 
 
 def diff_summary_line(report: DiffReport, language: Language = "en") -> str:
-    """Return the last line of the report: the number of pairs by outcome, and the exit code."""
+    """Return the last line of the report: the number of pairs by outcome, and the exit code.
+
+    Args:
+        report: What `sqrtdk.diff` returned.
+        language: "en" or "zh".
+    """
     return _summary(Speaker(language), report).plain
 
 

@@ -26,7 +26,12 @@ MOST_CALLS_SHOWN = 40
 
 
 def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
-    """Print the forecast of a cache, worst calls first; print nothing if the check made no forecast."""
+    """Print the forecast of a cache, worst calls first.
+
+    Args:
+        printer: Where to print, and in which language.
+        forecast: The forecast; None, if the check made none, prints nothing.
+    """
     if forecast is None:
         return
     title = printer.line(_title(forecast), "bold")
@@ -58,7 +63,12 @@ def _line(printer: Printer, cells: Sequence[str], severity: str) -> list[Text]:
 
 
 def draw_formats(printer: Printer, forecasts: Sequence[CacheForecast]) -> None:
-    """Print a table with a line for each cache format that was compared; print nothing if there is none."""
+    """Print a table with a line for each cache format that was compared.
+
+    Args:
+        printer: Where to print, and in which language.
+        forecasts: One forecast for each format; if there are none, nothing is printed.
+    """
     if not forecasts:
         return
     printer.paragraph(Message("cache.formats.title"), style="bold")
