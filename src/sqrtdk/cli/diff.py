@@ -54,8 +54,8 @@ def diff_verb(
     """Run two models on the same inputs, print or write where they differ, and end with the exit code.
 
     Args:
-        a: Name or path of the first model.
-        b: Name or path of the second model.
+        a: Name or path of the first model, or a file: a trace (.safetensors), .onnx or .pt2.
+        b: Name or path of the second one, likewise.
         loading: How to load both, and the inputs that they run on.
         of_a: Options of the first model alone, as "option=value".
         of_b: Options of the second model alone, likewise.
@@ -70,7 +70,7 @@ def diff_verb(
         show_traceback: Whether an error shows its traceback.
 
     Raises:
-        typer.Exit: With the exit code, if it is not 0.
+        typer.Exit: Always at the end, with the exit code.
     """
     with reported(show_traceback):
         from sqrtdk import _files

@@ -154,6 +154,12 @@ def guarded_logits(call: Call, start: int, stop: int, visible: Visible | None) -
     """Return what `row_logits` returns, so that no gradient passes through keys with NaN or infinity, or hidden keys.
 
     Without that, 0 times NaN would make the gradient of every row NaN.
+
+    Args:
+        call: The call.
+        start: First row.
+        stop: Row after the last one.
+        visible: Keys that the rows see before a `score_mod`, which may hide more; None means all.
     """
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
@@ -256,9 +262,14 @@ def _exact(
 
 
 def traceable_row_stats(z: Logits, visible: Visible | None, count: Factor) -> RowStats:
-    """Return RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
+    """Return the statistics of a block of logits in plain tensor operations, which every transform of torch can follow.
 
     The key that holds the maximum is left out of the sums, see `RowStats`.
+
+    Args:
+        z: Logits, -inf at hidden keys, (..., R, S).
+        visible: Keys that the rows see, bool; None means all.
+        count: Number of keys that each row sees.
     """
     shape = z.shape[:-1]
     if z.shape[-1] == 0:

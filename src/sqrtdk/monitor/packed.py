@@ -92,7 +92,15 @@ class LaidCall:
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The part of a rank's `WatchedStep` that is the same in most steps: names and shapes, not numbers."""
+    """The part of a rank's `WatchedStep` that is the same in most steps: names and shapes, not numbers.
+
+    Attributes:
+        calls: One entry for each attention.
+        how: How the step ran.
+        missed: What was not measured, and why.
+        alarms: Alarms of the rank.
+        first: The first output that was not finite; None if all were.
+    """
 
     calls: tuple[LaidCall, ...]
     how: str

@@ -30,6 +30,13 @@ class LossScaler(Protocol):
 def check_options(model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None) -> None:
     """Check options of `watch`, before a folder or a logger is opened.
 
+    Args:
+        model: The model to watch.
+        on_alarm: What an alarm does.
+        rows: Largest number of rows of a sequence that are measured.
+        first_step: Number of the first step.
+        scaler: The scaler of the loss; None for none.
+
     Raises:
         InvalidTypeError: The model is not a module, or the scaler no scaler.
         InvalidValueError: An option has an unknown value.

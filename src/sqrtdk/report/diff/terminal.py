@@ -43,8 +43,8 @@ _MOST_FIXES = 8
 def to_text(report: DiffReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """Draw the report as text of at most `width` columns.
 
-    Equal pairs are folded into one line. Its figures come from the pair with the largest residue relative to the
-    allowed difference.
+    Equal pairs are folded into one line. Its figures come from the pair with the largest remaining
+    difference relative to the allowed difference.
 
     Args:
         report: what `sqrtdk.diff` returned.
