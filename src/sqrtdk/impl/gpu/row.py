@@ -136,7 +136,7 @@ def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: 
     """Add one more block of keys to the state of rows.
 
     Kernel arguments:
-        x: Logits in units of `unit`, float32 (M, N), -inf where a key is not seen.
+        x: Logits divided by their factor (see `unit`), float32 (M, N), -inf where a key is not seen.
         seen: Which keys the rows see, bool (M, N); used if MASKED.
         count: Number of keys of the block that each row sees, float32 (M,).
         top, rest, c2, c3, a, low, n, mean, m2: The state, as of `empty`.
