@@ -76,9 +76,9 @@ class LaidCall:
         index: Which of the module's attentions it is, from 0.
         heads: Number of heads.
         formula: The formula of its logits.
-        reason: Why it was not measured; None if it was.
+        reason: Why there are no sums of it; None if there are.
         traits: What else is the same at every step.
-        tensors: Where each of its tensors lies among the packed numbers.
+        tensors: Name, number of lines and dtype of each of its tensors among the packed numbers.
     """
 
     site: str
